@@ -1,0 +1,55 @@
+# The commands of this repository. `make help` lists them.
+# A Python outside anyone's home directory is preferred: Slurm jobs of the tests run as an ordinary user.
+PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3.12 /usr/bin/python3.13) python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+# Children compile their byte code once, whatever the caller's shell says.
+unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONPATH
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test soak lint format bench slurm-up slurm-down clean
+
+help: ## list the commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## make .venv and install everything
+
+demo: $(STAMP) ## train a tiny ZAYA1 on real text on this machine, interrupt it, continue it
+	$(BIN)/zslurm demo
+
+test: lint ## run every test (Slurm tests need root and the packages that .ci/run installs)
+	$(BIN)/python -m pytest -m 'not soak' $(PYTEST_ARGS)
+
+soak: $(STAMP) ## run the long tests as well
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure; results go to benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+slurm-up: $(STAMP) ## start a real Slurm of 8 nodes on this machine (root)
+	@$(BIN)/python -m tests.cluster up
+
+slurm-down: $(STAMP) ## stop it and clean up
+	@$(BIN)/python -m tests.cluster down
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

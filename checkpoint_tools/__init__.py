@@ -1,0 +1,101 @@
+"""The checkpoint format: partition, write, commit, read, keep. Usable alone; needs numpy and nothing else.
+
+    checkpoints/step-00000400/
+      manifest.json                       what it holds, where, and the checksums of everything
+      shard-00003-of-00008.safetensors    what rank 3 owned; any safetensors reader opens it
+
+Saving, on every rank (`begin` on rank 0 only, which tells the others the path). `tensors` is the table, the
+same on all ranks: `Tensor(name, shape, {"master": "F32"})` of each.
+
+    directory = begin(root, step=400, nonce="attempt2-a81f")
+    entries = [
+        Entry(extent.tensor, "master", extent.start, extent.stop, master_chunk[extent.in_chunk])
+        for extent in partition(tensors, world_size).extents(rank)
+    ]
+    report = write_shard(directory, rank, world_size, entries)      # send report.to_json() to rank 0
+
+and on rank 0, with the reports of all ranks, `ShardReport.from_json` of each:
+
+    manifest = assemble(
+        reports, step=400, tokens=10**9, model={"layers": 40}, cursor={"counter": 51200}, state={"phase": 0},
+        tensors=tensors,
+    )
+    commit(root, directory, manifest)                               # now, and not before, it is saved
+    prune(root, keep_last=3)
+
+Loading, on any number of ranks:
+
+    newest = next(found for found in list_checkpoints(root) if found.complete)
+    with Checkpoint.open(newest.path) as checkpoint:
+        for extent in partition(tensors, world_size).extents(rank):
+            checkpoint.read(extent.tensor, "master", extent.start, extent.stop, master_chunk[extent.in_chunk])
+
+Every error is a `CheckpointError` of a kind that a caller can act on (errors.py).
+"""
+
+from __future__ import annotations
+
+from checkpoint_tools.commit import begin, commit, discard
+from checkpoint_tools.errors import (
+    CheckpointError,
+    Damaged,
+    Incomplete,
+    Mismatch,
+    NoSpace,
+    NotACheckpoint,
+    ReadFailed,
+    VersionTooNew,
+    WriteFailed,
+)
+from checkpoint_tools.listing import Listing, list_checkpoints
+from checkpoint_tools.manifest import (
+    BLOCK_SIZE,
+    Buffer,
+    Manifest,
+    ShardFile,
+    StoredExtent,
+    Tensor,
+)
+from checkpoint_tools.manifest_json import fingerprint
+from checkpoint_tools.partition import ALIGN, Extent, Partition, Placement, TensorRow, partition
+from checkpoint_tools.read import Checkpoint
+from checkpoint_tools.report import ShardReport, assemble
+from checkpoint_tools.retention import prune
+from checkpoint_tools.write import BufferEntry, Entry, write_shard
+
+__all__ = [
+    "ALIGN",
+    "BLOCK_SIZE",
+    "Buffer",
+    "BufferEntry",
+    "Checkpoint",
+    "CheckpointError",
+    "Damaged",
+    "Entry",
+    "Extent",
+    "Incomplete",
+    "Listing",
+    "Manifest",
+    "Mismatch",
+    "NoSpace",
+    "NotACheckpoint",
+    "Partition",
+    "Placement",
+    "ReadFailed",
+    "ShardFile",
+    "ShardReport",
+    "StoredExtent",
+    "Tensor",
+    "TensorRow",
+    "VersionTooNew",
+    "WriteFailed",
+    "assemble",
+    "begin",
+    "commit",
+    "discard",
+    "fingerprint",
+    "list_checkpoints",
+    "partition",
+    "prune",
+    "write_shard",
+]

@@ -1,0 +1,64 @@
+"""The few file operations that a save is made of, and the seam through which tests stop it.
+
+A name is durable when its file was synced before the rename and the directory after it; nothing here relies
+on close. Every OSError leaves as `WriteFailed` or `NoSpace` with the path in it. Interrupted calls (EINTR)
+are retried by Python itself, short writes by `write_all`. A failed fsync is never retried: after one, the
+kernel may have dropped the pages and report success (the save is given up instead).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from checkpoint_tools.errors import write_failed
+
+At = Callable[[str], None]
+"""Called with the name of each point that a save passes; a test's version kills the process there."""
+
+
+def nowhere(point: str) -> None:
+    """The seam of production: stops at no point."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn any OSError inside into the `WriteFailed` that names `path`."""
+    try:
+        yield
+    except OSError as cause:
+        raise write_failed(path, cause) from cause
+
+
+def write_all(descriptor: int, pieces: list[memoryview]) -> None:
+    """Write `pieces` (of bytes, none empty) in order, however little each call takes; empties the list."""
+    while pieces:
+        written = os.writev(descriptor, pieces)
+        while pieces and written >= len(pieces[0]):
+            written -= len(pieces.pop(0))
+        if written:
+            pieces[0] = pieces[0][written:]
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in `path` durable, where the file system can sync a directory (EINVAL: it cannot)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as cause:
+        if cause.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or tree as far as possible; what resists (busy on NFS) is left for a later sweep."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""Errors of the checkpoint format, each one something a caller can act on.
+
+Every message is one line: what happened, where, and what to do. All derive from `CheckpointError`, which is
+an ordinary `Exception`, and all survive pickling, so that a background writer's error reaches its trainer
+whole.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+_OUT_OF_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class CheckpointError(Exception):
+    """Root of every error this package raises."""
+
+
+class NotACheckpoint(CheckpointError):
+    """The path holds no committed checkpoint. Act: look for another one, or correct the path."""
+
+
+class VersionTooNew(CheckpointError):
+    """The checkpoint was written by a newer zslurm than this one. Act: upgrade; the checkpoint is fine."""
+
+
+class Damaged(CheckpointError):
+    """Bytes are missing or not what was written. Act: use an older checkpoint.
+
+    `file` is the path of the damaged file, `tensor` the tensor that was being read and `block` the
+    number of the block whose checksum failed; the last two are None where the damage is not that local.
+    """
+
+    def __init__(self, file: Path, reason: str, tensor: str | None = None, block: int | None = None) -> None:
+        super().__init__(file, reason, tensor, block)
+        self.file, self.reason, self.tensor, self.block = file, reason, tensor, block
+
+    def __str__(self) -> str:
+        reader = f" (reading tensor {self.tensor!r})" if self.tensor is not None else ""
+        return f"{self.file} is damaged: {self.reason}{reader}; use an older checkpoint"
+
+
+class Incomplete(CheckpointError):
+    """Some elements of a tensor are in no shard, or in two. Act: a bug in whoever wrote it; do not commit."""
+
+
+class Mismatch(CheckpointError):
+    """What was handed in does not fit: an array, a range, a name, a setting. Act: correct the call."""
+
+
+class ReadFailed(CheckpointError):
+    """The operating system refused a read (permission, file limit, I/O error). Act: mend and try again."""
+
+
+class WriteFailed(CheckpointError):
+    """A save did not reach the disk; earlier checkpoints are untouched. Act: mend the cause, save again."""
+
+
+class NoSpace(WriteFailed):
+    """The file system, quota or file-size limit is full. Act: free space, or keep fewer checkpoints."""
+
+
+def write_failed(path: Path, cause: OSError) -> WriteFailed:
+    """The `WriteFailed` (or `NoSpace`) that says what `cause` means for a save at `path`."""
+    what = f"cannot write {path}: {cause.strerror or cause}"
+    if cause.errno in _OUT_OF_ROOM:
+        return NoSpace(f"{what}; earlier checkpoints are untouched: free space or keep fewer of them")
+    return WriteFailed(f"{what}; earlier checkpoints are untouched: mend the cause and save again")
+
+
+def read_failed(path: Path, cause: OSError) -> ReadFailed:
+    """The `ReadFailed` that says what `cause` means for a read of `path`."""
+    return ReadFailed(f"cannot read {path}: {cause.strerror or cause}; mend the cause and try again")

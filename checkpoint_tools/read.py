@@ -1,0 +1,247 @@
+"""Reading a checkpoint, any part of it, at any world size.
+
+A read names elements of a tensor's state in parameter space; whichever stored extents overlap it are found
+by binary search and read with `pread`, checked block by block (blocks.py). So a rank of M reads what it
+owns of a checkpoint of N with no gather, no whole tensor in memory, and no more bytes than its own plus two
+blocks per extent it touches.
+
+Cost: opening parses the manifest and stats each file (`check_files=False` leaves that to the first read of
+each, so that a thousand ranks do not stat a thousand files each). A shard's header is read when the shard is
+first touched. Memory: the manifest, headers seen, and one block for each of at most OPEN_FILES open shards.
+
+The directory is held open, so a checkpoint that is renamed while it is read stays the same one. It reads
+what is asked, no more: damage elsewhere in the files is not looked for.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from checkpoint_tools import layout, manifest_json, shard_header
+from checkpoint_tools.blocks import BlockFile, check_size
+from checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, read_failed
+from checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
+from checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
+
+OPEN_FILES = 8
+"""Shards that a checkpoint holds open at once; the one that was used longest ago is closed for the next."""
+
+
+class Checkpoint:
+    """An open checkpoint. Use it as a context manager; not for use from two threads at once.
+
+    Attributes:
+        path: where it was opened.
+        manifest: what it holds; step, tokens, model, cursor and state are there.
+    """
+
+    def __init__(self, path: Path, directory: int, manifest: Manifest) -> None:
+        """Use `Checkpoint.open`."""
+        self.path = path
+        self.manifest = manifest
+        self._directory = directory
+        self._tensors = {tensor.name: tensor for tensor in manifest.tensors}
+        self._buffers = {buffer.name: buffer for buffer in manifest.buffers}
+        self._files = {file.name: file for file in manifest.files}
+        self._open: OrderedDict[str, BlockFile] = OrderedDict()
+        self._headers: dict[str, dict[str, Span]] = {}
+
+    @classmethod
+    def open(cls, path: Path, *, check_files: bool = True) -> Checkpoint:
+        """Open the checkpoint at `path`, with its manifest checked and, with `check_files`, each file's size.
+
+        Raises:
+            NotACheckpoint: there is no directory or no manifest, so nothing was ever committed here.
+            Damaged, Incomplete, VersionTooNew: see `manifest_json.decode`; Damaged also for a wrong file.
+            ReadFailed: the operating system refused.
+        """
+        try:
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotACheckpoint(f"{path} is not a directory, so not a checkpoint; check the path") from None
+        except OSError as cause:
+            raise read_failed(path, cause) from cause
+        try:
+            checkpoint = cls(path, directory, _read_manifest(path, directory))
+            if check_files:
+                for file in checkpoint.manifest.files:
+                    checkpoint._check_file(file)
+        except BaseException:
+            os.close(directory)
+            raise
+        return checkpoint
+
+    def close(self) -> None:
+        """Close every descriptor; the checkpoint cannot be read after that. A second call does nothing."""
+        while self._open:
+            self._open.popitem()[1].close()
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def tensors(self) -> Collection[str]:
+        """Names of the tensors, in table order."""
+        return self._tensors.keys()
+
+    @property
+    def buffers(self) -> Collection[str]:
+        """Names of the buffers."""
+        return self._buffers.keys()
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """Shape of a tensor. Raises Mismatch if the checkpoint has none of that name."""
+        return self._tensor(tensor).shape
+
+    def dtype(self, tensor: str, state: str) -> str:
+        """Dtype of a tensor's state ("F32", ...). Raises Mismatch if the checkpoint does not have it."""
+        states = self._tensor(tensor).states
+        if state not in states:
+            kept = ", ".join(states) or "nothing"
+            raise Mismatch(f"{self.path} has no state {state!r} of tensor {tensor!r}, only {kept}")
+        return states[state]
+
+    def read(self, tensor: str, state: str, start: int, stop: int, out: npt.NDArray[Any]) -> None:
+        """Fill `out` with elements [start, stop), row-major, of a tensor's state.
+
+        `out` is C-contiguous, has stop - start elements and the numpy dtype that carries the stored one
+        (uint16 for BF16): nothing is converted.
+
+        Raises:
+            Mismatch: the checkpoint has no such elements, or `out` does not fit them.
+            Damaged: a byte is not what was written; what `out` holds is then undefined.
+            ReadFailed: the operating system refused.
+        """
+        dtype = self.dtype(tensor, state)
+        numel = self._tensor(tensor).numel
+        if not 0 <= start <= stop <= numel:
+            raise Mismatch(f"tensor {tensor!r} has elements [0, {numel}), not [{start}, {stop})")
+        if out.dtype != DTYPES[dtype] or out.size != stop - start or not out.flags.c_contiguous:
+            raise Mismatch(
+                f"tensor {tensor!r}, state {state!r}: reading [{start}, {stop}) needs a contiguous array of "
+                f"{stop - start} {DTYPES[dtype]}, got {out.size} {out.dtype}"
+            )
+        view = out.reshape(-1)
+        extents = self._extents[tensor, state]
+        first = max(0, bisect_right(extents, start, key=lambda extent: extent.start) - 1)
+        for index in range(first, len(extents)):
+            extent = extents[index]
+            if extent.start >= stop:
+                break
+            low, high = max(start, extent.start), min(stop, extent.stop)
+            self._read_extent(extent, dtype, low, view[low - start : high - start])
+
+    def read_buffer(self, name: str) -> npt.NDArray[Any]:
+        """A new array with the buffer of that name, in its shape.
+
+        Raises:
+            Mismatch: the checkpoint has no such buffer.
+            Damaged, ReadFailed: as for `read`.
+        """
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            raise Mismatch(f"{self.path} has no buffer {name!r}")
+        out = np.empty(buffer.shape, DTYPES[buffer.dtype])
+        span = self._span(buffer.file, name, buffer.dtype, out.size, name)
+        self._file(buffer.file).read_into(span.begin, _bytes_of(out), name)
+        return out
+
+    @cached_property
+    def _extents(self) -> dict[tuple[str, str], list[StoredExtent]]:
+        """Extents of each state of each tensor, by start; the manifest was checked, so they tile it."""
+        by_state: dict[tuple[str, str], list[StoredExtent]] = defaultdict(list)
+        for extent in sorted(self.manifest.extents, key=lambda extent: extent.start):
+            by_state[extent.tensor, extent.state].append(extent)
+        return by_state
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise Mismatch(f"{self.path} has no tensor {name!r}; is it a checkpoint of this model?")
+        return self._tensors[name]
+
+    def _read_extent(self, extent: StoredExtent, dtype: str, start: int, out: npt.NDArray[Any]) -> None:
+        """Fill `out` with elements of `extent`, from element `start` of its tensor on."""
+        span = self._span(extent.file, extent.key, dtype, extent.stop - extent.start, extent.tensor)
+        offset = span.begin + (start - extent.start) * out.itemsize
+        self._file(extent.file).read_into(offset, _bytes_of(out), extent.tensor)
+
+    def _span(self, file: str, key: str, dtype: str, numel: int, tensor: str) -> Span:
+        """Where `key` lies in `file`, once the file's own header agrees with the manifest about it."""
+        if file not in self._headers:
+            self._headers[file] = _read_header(self._file(file), tensor)
+        span = self._headers[file].get(key)
+        if span is None or span.dtype != dtype or span.end - span.begin != numel * DTYPES[dtype].itemsize:
+            raise Damaged(self.path / file, f"its header does not hold {numel} {dtype} under {key!r}", tensor)
+        return span
+
+    def _file(self, name: str) -> BlockFile:
+        """The open file of that name, among the OPEN_FILES used last."""
+        if name in self._open:
+            self._open.move_to_end(name)
+        else:
+            if len(self._open) == OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+            self._open[name] = BlockFile(
+                self.path / name, self._directory, self._files[name], self.manifest.block_size
+            )
+        return self._open[name]
+
+    def _check_file(self, file: ShardFile) -> None:
+        path = self.path / file.name
+        try:
+            check_size(path, file, os.stat(file.name, dir_fd=self._directory))
+        except FileNotFoundError:
+            raise Damaged(path, "the file is missing") from None
+        except OSError as cause:
+            raise read_failed(path, cause) from cause
+
+
+def _read_manifest(path: Path, directory: int) -> Manifest:
+    try:
+        with open(
+            layout.MANIFEST, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=directory)
+        ) as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise NotACheckpoint(f"{path} has no {layout.MANIFEST}: it was never committed; use another one") from None
+    except OSError as cause:
+        raise read_failed(path / layout.MANIFEST, cause) from cause
+    return manifest_json.decode(data, path / layout.MANIFEST)
+
+
+def _read_header(file: BlockFile, tensor: str) -> dict[str, Span]:
+    opening = bytearray(min(LENGTH_BYTES, file.size))
+    file.read_into(0, memoryview(opening), tensor)
+    if (
+        len(opening) < LENGTH_BYTES
+        or (length := shard_header.decode_length(bytes(opening))) > file.size - LENGTH_BYTES
+    ):
+        raise Damaged(file.path, "it is too short for a safetensors file", tensor)
+    header = bytearray(length)
+    file.read_into(LENGTH_BYTES, memoryview(header), tensor)
+    try:
+        return shard_header.decode(bytes(header))
+    except ValueError as cause:
+        raise Damaged(file.path, str(cause), tensor) from cause
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data

@@ -1,0 +1,161 @@
+"""What each rank says about its shard, and how all reports become the manifest.
+
+A `ShardReport` is data: the rank that wrote a shard makes it, sends it as JSON text by whatever means the
+caller has (a key of the rendezvous store), and rank 0 assembles the manifest from all of them. No
+collective, and no look at another rank's files: network file systems cache attributes, so a stat from rank
+0 proves nothing.
+
+Cost: a report is about 100 bytes per extent and 11 per block: a rank with 100 MB in 50 extents reports 5 kB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint_tools import layout
+from checkpoint_tools.errors import Incomplete, Mismatch
+from checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenExtent:
+    """Elements [start, stop) of a tensor's state, row-major, written under `key` in `dtype`."""
+
+    tensor: str
+    state: str
+    dtype: str
+    start: int
+    stop: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBuffer:
+    """A whole array, written under its name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """A shard that is written and synced: `size` bytes, and the CRC32 of each block of `block_size` bytes."""
+
+    rank: int
+    world_size: int
+    file: str
+    size: int
+    block_size: int
+    crcs: tuple[int, ...]
+    extents: tuple[WrittenExtent, ...]
+    buffers: tuple[WrittenBuffer, ...]
+
+    def to_json(self) -> str:
+        """The report as JSON text, for `from_json` on another rank."""
+        rows = {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "extents": [dataclasses.astuple(extent) for extent in self.extents],
+            "buffers": [dataclasses.astuple(buffer) for buffer in self.buffers],
+        }
+        return json.dumps(rows, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ShardReport:
+        """The report that `to_json` wrote.
+
+        Raises:
+            Mismatch: the text is no such report.
+        """
+        try:
+            rows = json.loads(text)
+            extents = tuple(WrittenExtent(*row) for row in rows.pop("extents"))
+            buffers = tuple(WrittenBuffer(name, dtype, tuple(shape)) for name, dtype, shape in rows.pop("buffers"))
+            return cls(crcs=tuple(rows.pop("crcs")), extents=extents, buffers=buffers, **rows)
+        except (AttributeError, KeyError, TypeError, ValueError) as cause:
+            raise Mismatch(f"not the report of a shard: {cause!r}; do all ranks run the same version?") from cause
+
+
+def assemble(
+    reports: Iterable[ShardReport],
+    *,
+    step: int,
+    tokens: int,
+    model: Mapping[str, Any],
+    cursor: Mapping[str, Any],
+    state: Mapping[str, Any],
+    tensors: Iterable[Tensor],
+    buffers: Collection[str] = (),
+) -> Manifest:
+    """The manifest of a checkpoint whose shards are all written, one report per rank, in any order.
+
+    Args:
+        reports: one per rank; each says the world size and the block size, and they must agree.
+        step, tokens: how far the run had come, in optimizer steps and in tokens.
+        model, cursor, state: opaque JSON mappings, given back as they are.
+        tensors: the whole table with the states and dtypes that *should* be there: a state that every rank
+            forgot is found here, not at the next resume.
+        buffers: the names of the buffers that should be there.
+
+    Raises:
+        Incomplete: a rank, a buffer or an element is missing, comes twice, or has another dtype than
+            the table.
+    """
+    ordered = sorted(reports, key=lambda report: report.rank)
+    _check_ranks(ordered)
+    table = tuple(tensors)
+    dtypes = {(tensor.name, kept): dtype for tensor in table for kept, dtype in tensor.states.items()}
+    for report in ordered:
+        for extent in report.extents:
+            expected = dtypes.get((extent.tensor, extent.state), extent.dtype)
+            if extent.dtype != expected:
+                raise Incomplete(
+                    f"{report.file}: tensor {extent.tensor!r}, state {extent.state!r} was written as "
+                    f"{extent.dtype}, the tensor table says {expected}"
+                )
+    written = {buffer.name for report in ordered for buffer in report.buffers}
+    if missing := set(buffers) - written:
+        raise Incomplete(f"buffer {min(missing)!r} was written by no rank")
+    if unexpected := written - set(buffers):
+        raise Incomplete(f"buffer {min(unexpected)!r} was written, but should not be in this checkpoint")
+    manifest = Manifest(
+        step=step,
+        tokens=tokens,
+        world_size=ordered[0].world_size,
+        model=model,
+        cursor=cursor,
+        state=state,
+        block_size=ordered[0].block_size,
+        tensors=table,
+        buffers=tuple(Buffer(b.name, b.dtype, b.shape, report.file) for report in ordered for b in report.buffers),
+        files=tuple(ShardFile(report.file, report.size, report.crcs) for report in ordered),
+        extents=tuple(
+            StoredExtent(e.tensor, e.state, e.start, e.stop, report.file, e.key)
+            for report in ordered
+            for e in report.extents
+        ),
+    )
+    manifest.check()
+    return manifest
+
+
+def _check_ranks(ordered: list[ShardReport]) -> None:
+    """Check that `ordered` is one report of each rank of one and the same save."""
+    if not ordered:
+        raise Incomplete("no rank reported a shard")
+    first = ordered[0]
+    for rank, report in enumerate(ordered):
+        if (report.world_size, report.block_size) != (first.world_size, first.block_size):
+            raise Incomplete(
+                f"rank {report.rank} reported another world size or block size than rank {first.rank}"
+            )
+        if report.rank != rank:
+            raise Incomplete(f"rank {min(rank, report.rank)} did not report exactly one shard")
+        if report.file != layout.shard_name(rank, first.world_size):
+            raise Incomplete(f"rank {rank} reported {report.file!r}, not its own shard")
+    if len(ordered) != first.world_size:
+        raise Incomplete(f"rank {len(ordered)} did not report a shard; {first.world_size} ranks must")

@@ -1,0 +1,200 @@
+"""One rank's shard, streamed from host buffers to a safetensors file, with checksums computed on the way.
+
+Each byte is read twice (once for its CRC32, once by the kernel), copied by nobody here, and leaves in one
+`writev` per block of 4 MiB, however many tensors the block holds; then one fsync. CRC32 runs at several
+GB/s on one core, and both it and `writev` release the GIL, so a writer thread does not hold up its trainer.
+
+A shard is written under its final name inside a temporary directory, which `commit.py` gives the final name
+when all ranks are done. This module does not stage device memory, coordinate ranks or retry: it writes what
+it is handed, and a failed shard is removed so that its space is free again.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from checkpoint_tools import layout, shard_header
+from checkpoint_tools.durable import At, nowhere, write_all, writing
+from checkpoint_tools.errors import Mismatch
+from checkpoint_tools.manifest import BLOCK_SIZE
+from checkpoint_tools.manifest_json import FORMAT
+from checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent
+
+POINTS = ("shard: created", "shard: half written", "shard: written", "shard: synced")
+"""Where `write_shard` calls `at`, in order."""
+
+_MAX_PIECES = 1024  # IOV_MAX of Linux: pieces that one writev takes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """Elements [start, stop) of a tensor's state, row-major.
+
+    `array` holds them, C-contiguous: one-dimensional for a part, or the whole tensor in its own shape, which
+    other safetensors readers then see. `dtype` is needed where numpy has none: "BF16" for bits in a uint16.
+    """
+
+    tensor: str
+    state: str
+    start: int
+    stop: int
+    array: npt.NDArray[Any]
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferEntry:
+    """A small array that this rank alone writes, whole, C-contiguous (balancing bias, RNG state)."""
+
+    name: str
+    array: npt.NDArray[Any]
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Field:
+    """A key of the file, and what it holds."""
+
+    key: str
+    dtype: str
+    array: npt.NDArray[Any]
+
+
+def write_shard(
+    directory: Path,
+    rank: int,
+    world_size: int,
+    entries: Iterable[Entry],
+    buffers: Iterable[BufferEntry] = (),
+    *,
+    block_size: int = BLOCK_SIZE,
+    at: At = nowhere,
+) -> ShardReport:
+    """Write what `rank` owns into `directory` (from `begin`) and sync it to disk; a rank may own nothing.
+
+    Arrays must not change until this returns. All ranks of a save must pass the same `block_size`, in bytes.
+
+    Raises:
+        Mismatch: an array does not fit its range, is not contiguous, or cannot be stored; nothing was
+            written.
+        NoSpace, WriteFailed: the file system would not take it; the partial file is removed.
+    """
+    if block_size < 1:
+        raise Mismatch(f"block_size must be at least 1 byte, got {block_size}")
+    entries, buffers = tuple(entries), tuple(buffers)
+    extents = tuple(_written_extent(entry) for entry in entries)
+    arrays = tuple(_written_buffer(buffer) for buffer in buffers)
+    fields = [
+        *(_Field(row.key, row.dtype, entry.array) for row, entry in zip(extents, entries, strict=True)),
+        *(_Field(row.name, row.dtype, buffer.array) for row, buffer in zip(arrays, buffers, strict=True)),
+    ]
+    if len({field.key for field in fields}) != len(fields):
+        raise Mismatch(f"two arrays of rank {rank} have the same name; give each extent and buffer once")
+    # Larger elements first, so that each array is aligned to its own; stable, so arrays stay in order.
+    fields.sort(key=lambda field: -field.array.itemsize)
+
+    name = layout.shard_name(rank, world_size)
+    metadata = {"format": FORMAT, "rank": str(rank), "world_size": str(world_size)}
+    header = shard_header.encode([(f.key, f.dtype, f.array.shape) for f in fields], metadata)
+    pieces = [memoryview(header), *(_bytes_of(field.array) for field in fields)]
+    size, crcs = _write_file(directory / name, pieces, block_size, at)
+    return ShardReport(rank, world_size, name, size, block_size, crcs, extents, arrays)
+
+
+def _written_extent(entry: Entry) -> WrittenExtent:
+    what, array = f"tensor {entry.tensor!r}, state {entry.state!r}", entry.array
+    if not 0 <= entry.start < entry.stop or array.size != entry.stop - entry.start:
+        raise Mismatch(f"{what}: got {array.size} elements for the range [{entry.start}, {entry.stop})")
+    key = layout.extent_key(entry.tensor, entry.state, entry.start, entry.stop)
+    dtype = _checked_dtype(what, array, entry.dtype)
+    return WrittenExtent(entry.tensor, entry.state, dtype, entry.start, entry.stop, key)
+
+
+def _written_buffer(buffer: BufferEntry) -> WrittenBuffer:
+    dtype = _checked_dtype(f"buffer {buffer.name!r}", buffer.array, buffer.dtype)
+    return WrittenBuffer(buffer.name, dtype, buffer.array.shape)
+
+
+def _checked_dtype(what: str, array: npt.NDArray[Any], declared: str | None) -> str:
+    """The dtype to store `array` in, once it is certain that its memory can be written as it lies."""
+    if not array.flags.c_contiguous:
+        raise Mismatch(f"{what}: the array is not C-contiguous; hand in a contiguous one (nothing is copied here)")
+    try:
+        return shard_header.dtype_name(array.dtype, declared)
+    except Mismatch as cause:
+        raise Mismatch(f"{what}: {cause}") from None
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """The array's memory, one byte per element; no copy."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _write_file(path: Path, pieces: Sequence[memoryview], block_size: int, at: At) -> tuple[int, tuple[int, ...]]:
+    """Write and sync a new file of `pieces`; returns its size in bytes and the CRC32 of each block."""
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            at("shard: created")
+            blocks = _BlockWriter(descriptor, block_size)
+            for index, piece in enumerate(pieces):
+                if index == (len(pieces) + 1) // 2:
+                    at("shard: half written")
+                blocks.write(piece)
+            blocks.finish()
+            at("shard: written")
+            os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        at("shard: synced")
+    return blocks.size, tuple(blocks.crcs)
+
+
+class _BlockWriter:
+    """Writes pieces one after another, and keeps the CRC32 of each block of the file."""
+
+    def __init__(self, descriptor: int, block_size: int) -> None:
+        self._descriptor = descriptor
+        self._block_size = block_size
+        self._pending: list[memoryview] = []
+        self._filled = 0  # bytes of the current block
+        self._crc = 0  # of those bytes
+        self.crcs: list[int] = []
+        self.size = 0
+
+    def write(self, piece: memoryview) -> None:
+        """Append `piece`, whose bytes must stay as they are until the block that holds its end is written."""
+        self.size += len(piece)
+        while piece:
+            part = piece[: self._block_size - self._filled]
+            piece = piece[len(part) :]
+            self._crc = zlib.crc32(part, self._crc)
+            self._filled += len(part)
+            self._pending.append(part)
+            if self._filled == self._block_size:
+                self._end_block()
+            elif len(self._pending) == _MAX_PIECES:
+                write_all(self._descriptor, self._pending)
+
+    def finish(self) -> None:
+        """Write what is left; the last block of a file may be short."""
+        if self._filled:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        write_all(self._descriptor, self._pending)
+        self.crcs.append(self._crc)
+        self._filled = self._crc = 0

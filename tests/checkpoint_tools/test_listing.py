@@ -1,0 +1,106 @@
+"""Which checkpoints there are, which are kept, and that junk harms nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from checkpoint_tools import Checkpoint, Mismatch, NotACheckpoint, ReadFailed, list_checkpoints, prune
+
+from .saves import save
+
+
+def steps(root: Path) -> list[int]:
+    return [found.step for found in list_checkpoints(root)]
+
+
+def test_checkpoints_are_listed_newest_first(tmp_path: Path) -> None:
+    for step in (20, 100, 3, 123456789):
+        save(tmp_path, step, world_size=3)
+    listed = list_checkpoints(tmp_path)
+    assert [found.step for found in listed] == [123456789, 100, 20, 3]
+    assert [found.tokens for found in listed] == [found.step * 4096 for found in listed]
+    assert all(found.complete and found.world_size == 3 for found in listed)
+
+
+def test_a_run_that_never_saved_has_no_checkpoints(tmp_path: Path) -> None:
+    assert list_checkpoints(tmp_path / "absent") == []
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_a_root_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ReadFailed, match="Not a directory"):
+        list_checkpoints(tmp_path / "file")
+
+
+def test_each_broken_directory_has_its_reason(tmp_path: Path) -> None:
+    whole = save(tmp_path, 1)
+    for step in range(2, 9):
+        shutil.copytree(whole, tmp_path / f"step-{step:08d}")
+    path = {step: tmp_path / f"step-{step:08d}" for step in range(2, 10)}
+    (path[2] / "manifest.json").unlink()
+    (path[3] / "manifest.json").write_text("{}")
+    (path[4] / "manifest.json").write_bytes(os.urandom(1000))
+    (path[5] / "shard-00000-of-00002.safetensors").unlink()
+    (path[6] / "manifest.json").unlink()
+    (path[6] / "manifest.json").mkdir()
+    shutil.rmtree(path[7])
+    path[7].touch()
+    (path[9]).symlink_to("nowhere")
+
+    reasons = {found.step: found.reason or "" for found in list_checkpoints(tmp_path)}
+    assert reasons[1] == ""
+    for step, reason in {
+        2: "never committed",
+        3: "checksum",
+        4: "checksum",
+        5: "shard-00000-of-00002.safetensors is damaged: the file is missing",
+        6: "Is a directory",
+        7: "not a directory",
+        8: "manifest is that of step 1: the directory was renamed",
+        9: "not a directory",
+    }.items():
+        assert reason in reasons[step]
+
+
+def test_other_names_are_passed_over(tmp_path: Path) -> None:
+    whole = save(tmp_path, 1)
+    for name in ["step-1", "step-000000001", "step-00000001x", "best", ".step-00000001.n.tmp", "step-"]:
+        shutil.copytree(whole, tmp_path / name)
+    assert steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("path", ["absent", "empty", "file"])
+def test_what_is_no_checkpoint_is_not_opened(tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(NotACheckpoint):
+        Checkpoint.open(tmp_path / path)
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step)
+    assert prune(tmp_path, 2) == [tmp_path / f"step-{step:08d}" for step in (1, 2, 3)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+    assert prune(tmp_path, 2) == []
+
+
+def test_a_broken_checkpoint_neither_counts_nor_goes(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    (tmp_path / "step-00000003" / "manifest.json").unlink()
+    assert prune(tmp_path, 1) == [tmp_path / "step-00000001"]
+    assert steps(tmp_path) == [3, 2]
+
+
+def test_the_last_checkpoint_cannot_be_pruned(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with pytest.raises(Mismatch, match="at least 1"):
+        prune(tmp_path, 0)
+    assert prune(tmp_path, 1) == []
+    assert steps(tmp_path) == [1]

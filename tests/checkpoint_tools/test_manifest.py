@@ -1,0 +1,145 @@
+"""The manifest: nothing missing, nothing twice, the same in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint_tools import (
+    BLOCK_SIZE,
+    Incomplete,
+    Mismatch,
+    ShardReport,
+    Tensor,
+    assemble,
+    fingerprint,
+    manifest_json,
+    partition,
+)
+from checkpoint_tools.layout import extent_key, shard_name
+from checkpoint_tools.report import WrittenExtent
+
+from .saves import BUFFERS, TENSORS, manifest_of, write_all_ranks
+
+MANIFEST = Path("manifest.json")
+CONTENT: dict[str, Any] = {"step": 1, "tokens": 2, "model": {}, "cursor": {}, "state": {}}
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> list[ShardReport]:
+    return write_all_ranks(tmp_path, TENSORS, 3)
+
+
+def test_a_manifest_comes_back_the_same(reports: list[ShardReport]) -> None:
+    manifest = manifest_of(reports, TENSORS, 400)
+    data = manifest_json.encode(manifest)
+    assert manifest_json.decode(data, MANIFEST) == manifest
+    assert manifest_json.encode(manifest_json.decode(data, MANIFEST)) == data
+
+
+def test_any_json_reader_can_read_a_manifest(reports: list[ShardReport]) -> None:
+    document = json.loads(manifest_json.encode(manifest_of(reports, TENSORS, 400)))
+    assert list(document)[:3] == ["format", "version", "step"]
+    assert document["model"] == {"layers": 1, "hidden": 7, "rope_base": 1e6}
+    assert document["model_fingerprint"] == fingerprint({"rope_base": 1e6, "hidden": 7, "layers": 1})
+    assert document["tensors"][3] == {
+        "name": "layers.0.temperature",
+        "shape": [],
+        "states": {"master": "F32", "exp_avg": "BF16", "exp_avg_sq": "F32"},
+    }
+
+
+def test_reports_may_come_in_any_order(reports: list[ShardReport]) -> None:
+    assert manifest_of(reversed(reports), TENSORS, 1) == manifest_of(reports, TENSORS, 1)
+
+
+@pytest.mark.parametrize("content", [{"loss": float("nan")}, {"when": object()}, {"best": float("inf")}])
+def test_content_that_is_not_json_is_refused(reports: list[ShardReport], content: dict[str, Any]) -> None:
+    manifest = dataclasses.replace(manifest_of(reports, TENSORS, 1), state=content)
+    with pytest.raises(Mismatch, match="plain JSON"):
+        manifest_json.encode(manifest)
+
+
+Change = Callable[[list[ShardReport]], list[ShardReport]]
+
+
+def with_extents(report: ShardReport, *extents: WrittenExtent) -> ShardReport:
+    return dataclasses.replace(report, extents=extents)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: [], "no rank reported"),
+        (lambda r: r[:2], "rank 2 did not report"),
+        (lambda r: r[1:], "rank 0 did not report exactly one"),
+        (lambda r: [*r, r[1]], "rank 1 did not report exactly one"),
+        (lambda r: [r[0], dataclasses.replace(r[1], block_size=1), r[2]], "another world size or block size"),
+        (lambda r: [r[0], dataclasses.replace(r[1], file=r[0].file), r[2]], "not its own shard"),
+        (lambda r: [r[0], dataclasses.replace(r[1], crcs=(1,)), r[2]], "1 checksums; they do not fit"),
+        (lambda r: [r[0], with_extents(r[1]), r[2]], r"elements .* in no shard|hold .* elements"),
+        (lambda r: [r[0], with_extents(r[1], *r[1].extents, *r[0].extents), r[2]], "in another shard"),
+        (lambda r: [with_extents(r[0], *r[0].extents[1:]), *r[1:]], "'embed.weight', state 'master'"),
+        (
+            lambda r: [with_extents(r[0], dataclasses.replace(r[0].extents[0], dtype="F16")), *r[1:]],
+            "written as F16, the tensor table says F32",
+        ),
+        (
+            lambda r: [
+                with_extents(r[0], *r[0].extents, WrittenExtent("head", "master", "F32", 0, 1, "k")),
+                *r[1:],
+            ],
+            "'head', state 'master' was written, but is not in the tensor table",
+        ),
+        (lambda r: [dataclasses.replace(r[0], buffers=()), *r[1:]], r"buffer .* was written by no rank"),
+        (
+            lambda r: [r[0], dataclasses.replace(r[1], buffers=r[0].buffers), r[2]],
+            "buffer 'layers.0.balancing_bias' comes twice",
+        ),
+    ],
+)
+def test_reports_that_do_not_add_up_are_refused(reports: list[ShardReport], change: Change, message: str) -> None:
+    with pytest.raises(Incomplete, match=message):
+        manifest_of(change(reports), TENSORS, 1)
+
+
+def test_a_state_that_every_rank_forgot_is_found(reports: list[ShardReport]) -> None:
+    wanted = [Tensor(t.name, t.shape, {**t.states, "variance": "F32"}) for t in TENSORS]
+    with pytest.raises(Incomplete, match=r"'embed\.weight', state 'variance': the shards hold 0 elements"):
+        manifest_of(reports, wanted, 1)
+
+
+def test_a_buffer_that_should_not_be_there_is_found(reports: list[ShardReport]) -> None:
+    with pytest.raises(Incomplete, match=r"buffer 'rng\.rank-0' was written, but should not be"):
+        assemble(reports, **CONTENT, tensors=TENSORS, buffers=BUFFERS.keys() - {"rng.rank-0"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": 0}', '{"extents": [[1]], "buffers": []}'])
+def test_text_that_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(Mismatch, match="not the report of a shard"):
+        ShardReport.from_json(text)
+
+
+def test_a_thousand_ranks_assemble() -> None:
+    """As large as it gets: 4,000 tensors of an 8-billion-parameter model, three states, 1,024 ranks."""
+    world_size, states = 1024, {"master": "F32", "exp_avg": "F32", "exp_avg_sq": "F32"}
+    tensors = [Tensor(f"layers.{i}.weight", (1024, 2048), states) for i in range(4000)]
+    layout = partition(tensors, world_size)
+    reports = []
+    for rank in range(world_size):
+        extents = tuple(
+            WrittenExtent(e.tensor, state, "F32", e.start, e.stop, extent_key(e.tensor, state, e.start, e.stop))
+            for e in layout.extents(rank)
+            for state in states
+        )
+        size = sum(extent.stop - extent.start for extent in extents) * 4
+        blocks = tuple(range(-(-size // BLOCK_SIZE)))
+        name = shard_name(rank, world_size)
+        reports.append(ShardReport(rank, world_size, name, size, BLOCK_SIZE, blocks, extents, ()))
+    manifest = assemble(reports, **CONTENT, tensors=tensors)
+    assert manifest_json.decode(manifest_json.encode(manifest), MANIFEST) == manifest
