@@ -1,0 +1,65 @@
+"""The chunked loss of the head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.train.models import random_like
+from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy
+
+TOKENS, WIDTH, VOCABULARY = 7, 5, 11
+
+
+def case(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    x = random_like(torch.empty(TOKENS, WIDTH), "x").to(dtype).requires_grad_()
+    embedding = random_like(torch.empty(VOCABULARY, WIDTH), "embedding").to(dtype).requires_grad_()
+    targets = torch.tensor([3, 0, 10, 3, IGNORED_TARGET, 7, 1])
+    return x, embedding, targets
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 3 * VOCABULARY, TOKENS * VOCABULARY, 10**6])
+def test_loss_and_gradients_are_those_of_whole_logits(chunk_elements: int) -> None:
+    x, embedding, targets = case()
+    loss = 0.25 * summed_cross_entropy(x, embedding, targets, chunk_elements=chunk_elements)
+    expected = 0.25 * F.cross_entropy(logits(x, embedding), targets, reduction="sum", ignore_index=IGNORED_TARGET)
+    torch.testing.assert_close(loss, expected)
+    ours = torch.autograd.grad(loss, [x, embedding])
+    theirs = torch.autograd.grad(expected, [x, embedding])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_ignored_positions_get_no_gradient() -> None:
+    x, embedding, targets = case()
+    (grad,) = torch.autograd.grad(summed_cross_entropy(x, embedding, targets), [x])
+    assert (grad[4] == 0).all()
+    assert (grad[[0, 1, 2, 3, 5, 6]].abs().amax(dim=-1) > 0).all()
+
+
+def test_bf16_inputs_are_multiplied_in_fp32() -> None:
+    x, embedding, targets = case(torch.bfloat16)
+    assert torch.equal(logits(x, embedding), x.float() @ embedding.float().T)
+    loss = summed_cross_entropy(x, embedding, targets)
+    assert loss.dtype == torch.float32
+    exact = summed_cross_entropy(x.float(), embedding.float(), targets)
+    assert torch.equal(loss, exact)
+    grads = torch.autograd.grad(loss, [x, embedding])
+    assert [grad.dtype for grad in grads] == [torch.bfloat16] * 2
+
+
+def test_evaluation_needs_no_gradient() -> None:
+    x, embedding, targets = case()
+    with torch.no_grad():
+        loss = summed_cross_entropy(x, embedding, targets)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, summed_cross_entropy(x, embedding, targets).detach())
+
+
+def test_large_logits_do_not_overflow() -> None:
+    x = torch.tensor([[1e4], [-1e4]])
+    embedding = torch.tensor([[1.0], [-1.0]])
+    loss = summed_cross_entropy(x, embedding, torch.tensor([0, 1]))
+    assert loss.item() == 0

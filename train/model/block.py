@@ -1,0 +1,52 @@
+"""One layer: an attention stage, then an expert stage, each opened by an entry to the residual stream."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from train.config import ModelConfig
+from train.model.attention import CompressedConvolutionalAttention
+from train.model.experts import Experts
+from train.model.norm import StageEntry
+from train.model.rope import RotaryTable
+from train.model.router import Router
+
+
+class Stream(NamedTuple):
+    """What one layer hands to the next.
+
+    Attributes:
+        hidden_BSD: output of the last stage, not yet added to the residual stream.
+        residual_BSD: the residual stream in at least fp32; None before the first stage.
+        router_TR: state of the last router; None before the first.
+    """
+
+    hidden_BSD: Tensor
+    residual_BSD: Tensor | None
+    router_TR: Tensor | None
+
+
+class Layer(nn.Module):
+    """Attention stage and expert stage."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, *, first: bool) -> None:
+        super().__init__()
+        self.attention_entry = StageEntry(config.hidden_size, config.norm_eps, dtype, first=first)
+        self.attention = CompressedConvolutionalAttention(config, dtype)
+        self.expert_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
+        self.router = Router(config, dtype, first=first)
+        self.experts = Experts(config, dtype)
+
+    def forward(self, stream: Stream, rotary: RotaryTable, balancing_bias_C: Tensor) -> tuple[Stream, Tensor]:
+        """Return the stream after this layer, and each router class's number of choices [C], int64."""
+        x_BSD, residual_BSD = self.attention_entry(stream.hidden_BSD, stream.residual_BSD)
+        hidden_BSD = self.attention(x_BSD, rotary)
+
+        x_BSD, residual_BSD = self.expert_entry(hidden_BSD, residual_BSD)
+        x_TD = x_BSD.flatten(0, 1)
+        routing = self.router(x_TD, stream.router_TR, balancing_bias_C)
+        y_TD, counts_C = self.experts(x_TD, routing)
+        return Stream(y_TD.view_as(x_BSD), residual_BSD, routing.state_TR), counts_C

@@ -1,0 +1,80 @@
+"""The output head and its loss: fp32 matrix product with the tied embedding, summed cross-entropy.
+
+With a vocabulary of 262,272 the fp32 logits of one sequence of 4,096 tokens are 4.3 GB, and their gradient as
+much again. The loss therefore runs over chunks of tokens, and takes each chunk's gradient while its logits
+exist: memory for one chunk, and three matrix products in all, as without chunks. What it keeps until backward
+is the gradient of the embedding in fp32 and that of the hidden states. It cannot be differentiated twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from train.model.precision import at_least_fp32
+
+IGNORED_TARGET = -100
+"""Target of a position that does not count in the loss (torch's own convention)."""
+
+_CHUNK_ELEMENTS = 1 << 28
+"""Logits of one chunk: 1 GiB of fp32, twice while their softmax is taken."""
+
+
+def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
+    """Logits [B, S, V] of the normed hidden states, in at least fp32."""
+    return F.linear(at_least_fp32(x_BSD), at_least_fp32(embedding_VD))
+
+
+def summed_cross_entropy(
+    x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, *, chunk_elements: int = _CHUNK_ELEMENTS
+) -> Tensor:
+    """Sum over tokens of -log softmax(logits)[target], in nats, a scalar in at least fp32.
+
+    Args:
+        x_TD: normed hidden states.
+        embedding_VD: tied embedding.
+        targets_T: int64 classes; positions of IGNORED_TARGET add nothing.
+        chunk_elements: logits to hold at one time; at least one token's are.
+    """
+    chunk = max(1, chunk_elements // embedding_VD.shape[0])
+    wanted = torch.is_grad_enabled() and (x_TD.requires_grad or embedding_VD.requires_grad)
+    loss: Tensor = _SummedCrossEntropy.apply(x_TD, embedding_VD, targets_T, chunk, wanted)
+    return loss
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """Gradient of the logits is softmax - onehot; it is taken in forward and only scaled in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, chunk: int, wanted: bool
+    ) -> Tensor:
+        weight_VD = at_least_fp32(embedding_VD)
+        loss = weight_VD.new_zeros(())
+        grad_x_TD = torch.empty_like(x_TD) if wanted else None
+        grad_weight_VD = torch.zeros_like(weight_VD) if wanted else None
+        for start in range(0, x_TD.shape[0], chunk):
+            rows = slice(start, start + chunk)
+            x, target = at_least_fp32(x_TD[rows]), targets_T[rows, None]
+            counted = target != IGNORED_TARGET
+            target = target.where(counted, 0)
+            log_p = F.linear(x, weight_VD).log_softmax(dim=-1)
+            loss -= log_p.gather(-1, target).where(counted, 0).sum()
+            if grad_x_TD is not None and grad_weight_VD is not None:
+                grad_logits = log_p.exp_().scatter_add_(-1, target, -torch.ones_like(x[:, :1]))
+                grad_logits *= counted
+                grad_x_TD[rows] = grad_logits @ weight_VD
+                grad_weight_VD.addmm_(grad_logits.T, x)
+        if wanted:
+            ctx.save_for_backward(grad_x_TD, grad_weight_VD)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_x_TD, grad_weight_VD = ctx.saved_tensors
+        return grad_x_TD * grad_loss.to(grad_x_TD.dtype), grad_weight_VD * grad_loss, None, None, None

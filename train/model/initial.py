@@ -1,0 +1,60 @@
+"""Initial values: a function of (seed, tensor name), so no order, rank or world size can change them.
+
+Not published for ZAYA1; these are our choices:
+
+    matrices, embedding     normal, standard deviation init_std (0.02)
+    attention.output,       normal, init_std / sqrt(2 * layers): 2 * layers stages add to the residual stream,
+      experts.down            which so keeps its scale at any depth (as in GPT-2 and Megatron)
+    convolutions            normal, 1 / sqrt(fan in): the convolved queries and keys then start as large as
+                              the projections. Their sum with the mean skip is normalised, so what counts is
+                              their ratio, and with 0.02 the convolutions would start as good as absent
+    norms, scales           1; so are the keys' temperatures (zero would erase every key)
+    biases                  0
+    balancing biases        0; the skip class -1, so that it starts unused
+
+Numbers come from numpy's Philox in fp32 on the CPU, whatever format and device the model has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train.config import ModelConfig
+from train.shapes import Kind, TensorInfo
+
+_RESIDUAL_WRITERS = (".attention.output.weight", ".experts.down.weight")
+_CONSTANTS = {Kind.NORM: 1.0, Kind.SCALE: 1.0, Kind.BIAS: 0.0}
+
+
+def initial_tensor(info: TensorInfo, config: ModelConfig, seed: int) -> Tensor:
+    """The initial value of one parameter: fp32, on the CPU."""
+    if info.kind in _CONSTANTS:
+        return torch.full(info.shape, _CONSTANTS[info.kind], dtype=torch.float32)
+    values = _generator(seed, info.name).standard_normal(info.shape, dtype=np.float32)
+    return torch.from_numpy(values).mul_(_standard_deviation(info, config))
+
+
+def initial_balancing_bias(config: ModelConfig) -> Tensor:
+    """The initial balancing biases [layers, classes]: fp32, on the CPU."""
+    bias_LC = torch.zeros(config.layers, config.router_classes, dtype=torch.float32)
+    if config.skip_expert:
+        bias_LC[:, -1] = -1.0
+    return bias_LC
+
+
+def _standard_deviation(info: TensorInfo, config: ModelConfig) -> float:
+    if info.kind is Kind.CONVOLUTION:
+        return 1 / math.sqrt(math.prod(info.shape[1:]))
+    if info.name.endswith(_RESIDUAL_WRITERS):
+        return config.init_std / math.sqrt(2 * config.layers)
+    return config.init_std
+
+
+def _generator(seed: int, name: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

@@ -1,0 +1,11 @@
+"""The fp32 islands: computed in fp32 where bf16 would cost accuracy, in fp64 where the input is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Return x in fp32, or unchanged where it is fp64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,40 @@
+"""Rotary position embedding (arXiv 2104.09864) of the first channels of each head, in halves.
+
+Channel a of the first half is paired with channel a of the second half, and the pair is turned by
+position * base^(-2a/A), A being the number of channels that rotate. The other channels pass unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RotaryTable(NamedTuple):
+    """Cosines and sines of every position's angles, one column per pair of channels."""
+
+    cos_SA: Tensor
+    sin_SA: Tensor
+
+
+def rotary_table(positions_S: Tensor, rotary_dim: int, base: float, dtype: torch.dtype) -> RotaryTable:
+    """Angles of the given global positions; rotary_dim channels make rotary_dim / 2 pairs.
+
+    The table is a few hundred KiB and serves all layers of a forward pass. dtype is fp32, or fp64 in tests.
+    """
+    exponents_A = torch.arange(0, rotary_dim, 2, device=positions_S.device, dtype=dtype) / rotary_dim
+    angles_SA = positions_S.to(dtype).unsqueeze(1) * base**-exponents_A
+    return RotaryTable(angles_SA.cos(), angles_SA.sin())
+
+
+def rotate(x_BSHP: Tensor, table: RotaryTable) -> Tensor:
+    """Turn the first channels of every head by the angles of its position."""
+    pairs = table.cos_SA.shape[-1]
+    cos_S1A, sin_S1A = table.cos_SA.unsqueeze(1), table.sin_SA.unsqueeze(1)
+    first, second, still = x_BSHP.split([pairs, pairs, x_BSHP.shape[-1] - 2 * pairs], dim=-1)
+    return torch.cat(
+        [first * cos_S1A - second * sin_S1A, second * cos_S1A + first * sin_S1A, still],
+        dim=-1,
+    )

@@ -1,0 +1,59 @@
+"""The router: which experts each token goes to, and how much each of them counts.
+
+It works on a narrow state that is handed from layer to layer, so that a layer sees an average over depth
+(exponential depth averaging, arXiv 2605.05365). A balancing bias shifts the choice, never the weight of a
+class; no gradient reaches it, `train.optim.balance` moves it once per optimizer step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from train.config import ModelConfig
+from train.model.norm import RMSNorm
+from train.model.precision import at_least_fp32
+
+
+class Routing(NamedTuple):
+    """The router's decision for every token.
+
+    Attributes:
+        classes_TK: chosen classes, int64, most preferred first; class E, where there is one, skips.
+        weights_TK: their probabilities, in at least fp32, not renormalised over the chosen.
+        state_TR: router state that the next layer averages in.
+    """
+
+    classes_TK: Tensor
+    weights_TK: Tensor
+    state_TR: Tensor
+
+
+class Router(nn.Module):
+    """Down-projection, depth average, norm, a three-layer GELU MLP, softmax, choice."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, *, first: bool) -> None:
+        super().__init__()
+        self.classes_per_token = config.experts_per_token
+        width = config.router_hidden_size
+        if not first:
+            self.previous_scale = nn.Parameter(torch.empty(width, dtype=dtype))
+        self.down = nn.Linear(config.hidden_size, width, dtype=dtype)
+        self.norm = RMSNorm(width, config.norm_eps, dtype)
+        self.first = nn.Linear(width, width, dtype=dtype)
+        self.second = nn.Linear(width, width, dtype=dtype)
+        self.output = nn.Linear(width, config.router_classes, bias=False, dtype=dtype)
+
+    def forward(self, x_TD: Tensor, previous_TR: Tensor | None, balancing_bias_C: Tensor) -> Routing:
+        """Route the stage's normed input; previous_TR is the state of the layer before, None in the first."""
+        state_TR = self.down(x_TD)
+        if previous_TR is not None:
+            state_TR = state_TR + previous_TR * self.previous_scale
+        logits_TC = self.output(F.gelu(self.second(F.gelu(self.first(self.norm(state_TR))))))
+        probabilities_TC = at_least_fp32(logits_TC).softmax(dim=-1)
+        preference_TC = probabilities_TC.detach() + balancing_bias_C
+        classes_TK = preference_TC.topk(self.classes_per_token, dim=-1).indices
+        return Routing(classes_TK, probabilities_TC.gather(-1, classes_TK), state_TR)

@@ -1,0 +1,89 @@
+"""The whole model: embedding, layers, tied head.
+
+    model = build(config, seed, dtype=torch.bfloat16, device=device)
+    loss_sum, counts_LC = model(tokens_BS, targets_BS, rope_base=phase.rope_base)
+
+One forward waits for the device once per layer (see `experts.py`) and nowhere else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from train.config import ModelConfig
+from train.model.block import Layer, Stream
+from train.model.head import logits, summed_cross_entropy
+from train.model.initial import initial_balancing_bias, initial_tensor
+from train.model.norm import StageEntry
+from train.model.rope import rotary_table
+from train.shapes import tensor_table
+
+
+class Zaya(nn.Module):
+    """A ZAYA1 model. Its parameters hold no useful values until `initialise` or a checkpoint fills them.
+
+    Build it in the format it shall have: `Module.to(dtype)` would round `balancing_bias`, which stays fp32.
+    """
+
+    balancing_bias: Tensor
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = nn.ModuleList(Layer(config, dtype, first=layer == 0) for layer in range(config.layers))
+        self.head_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
+        bias_LC = torch.empty(config.layers, config.router_classes, dtype=torch.float32)
+        self.register_buffer("balancing_bias", bias_LC)
+
+    def forward(
+        self, tokens_BS: Tensor, targets_BS: Tensor | None = None, *, rope_base: float
+    ) -> tuple[Tensor, Tensor]:
+        """Run the model over whole sequences, which start at position 0.
+
+        Args:
+            tokens_BS: token ids, int64.
+            targets_BS: the tokens to predict; `head.IGNORED_TARGET` marks positions that do not count.
+            rope_base: base of the rotary embedding; it belongs to the phase of training.
+
+        Returns:
+            logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
+            counts_LC, how many of the B*S*K choices fell on each router class, int64.
+        """
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base)
+        if targets_BS is None:
+            return logits(x_BSD, self.embedding.weight), counts_LC
+        loss = summed_cross_entropy(x_BSD.flatten(0, 1), self.embedding.weight, targets_BS.flatten())
+        return loss, counts_LC
+
+    def _hidden_states(self, tokens_BS: Tensor, rope_base: float) -> tuple[Tensor, Tensor]:
+        table_dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+        positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+        rotary = rotary_table(positions_S, self.config.rotary_dim, rope_base, table_dtype)
+
+        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
+        counts: list[Tensor] = []
+        for layer, bias_C in zip(self.layers, self.balancing_bias, strict=True):
+            stream, counts_C = layer(stream, rotary, bias_C)
+            counts.append(counts_C)
+        x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
+        return x_BSD, torch.stack(counts)
+
+
+def build(config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Zaya:
+    """Make a model with its initial values, without allocating or filling anything twice."""
+    with torch.device("meta"):
+        model = Zaya(config, dtype)
+    model.to_empty(device=device)
+    initialise(model, seed)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: Zaya, seed: int) -> None:
+    """Fill every parameter and buffer; the values depend on the seed and each tensor's name alone."""
+    parameters = dict(model.named_parameters())
+    for info in tensor_table(model.config):
+        parameters[info.name].copy_(initial_tensor(info, model.config, seed))
+    model.balancing_bias.copy_(initial_balancing_bias(model.config))

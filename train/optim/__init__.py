@@ -1,0 +1,1 @@
+"""Optimizers over sharded state, learning-rate schedules, and the balancing of experts."""

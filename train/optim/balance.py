@@ -1,0 +1,61 @@
+"""Balancing of the experts: AdamW on a pseudo-gradient, outside of back-propagation.
+
+Each layer's bias of class c follows the pseudo-gradient p_c - 1/C, p_c being the share of the step's choices
+that fell on class c, over all C classes, the skip class included (arXiv 2605.05365, eq. 5): a class that gets
+more than its share is preferred less. No weight decay. The trainer calls it once per optimizer step, with
+counts summed over microbatches and ranks; the state is [layers, classes] fp32, a few KiB, the same on every
+rank. Every operation is elementwise or a sum of integers, so equal counts give equal bits on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from train.config import ModelConfig
+from train.model.initial import initial_balancing_bias
+
+
+@dataclass(frozen=True)
+class BalanceState:
+    """All there is to save: three fp32 tensors [layers, classes] and the number of steps taken."""
+
+    bias: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: int
+
+    @staticmethod
+    def initial(config: ModelConfig, device: torch.device | str = "cpu") -> BalanceState:
+        """The state before the first step."""
+        bias = initial_balancing_bias(config).to(device)
+        return BalanceState(bias, torch.zeros_like(bias), torch.zeros_like(bias), step=0)
+
+
+@torch.no_grad()
+def balance_step(
+    state: BalanceState, counts_LC: Tensor, *, lr: float, betas: tuple[float, float], eps: float = 1e-8
+) -> BalanceState:
+    """Return the state after one step; nothing is changed in place.
+
+    Args:
+        state: state before the step.
+        counts_LC: choices of each class in the whole step, over all ranks; integers or whole floats. Every
+            layer has some: each forward routes every token in every layer.
+        lr: learning rate, in units of router probability.
+        betas: decay rates of the mean and of the mean square.
+        eps: added to the root of the mean square.
+    """
+    counts_LC = counts_LC.double()  # a step has more tokens than fp32 has integers
+    shares_LC = counts_LC / counts_LC.sum(dim=-1, keepdim=True)
+    excess_LC = (shares_LC - 1 / counts_LC.shape[-1]).to(state.bias.dtype)
+
+    step = state.step + 1
+    exp_avg = state.exp_avg * betas[0] + excess_LC * (1 - betas[0])
+    exp_avg_sq = state.exp_avg_sq * betas[1] + excess_LC.square() * (1 - betas[1])
+    mean = exp_avg / (1 - betas[0] ** step)
+    root = exp_avg_sq.sqrt() / math.sqrt(1 - betas[1] ** step)
+    return BalanceState(state.bias - lr * mean / (root + eps), exp_avg, exp_avg_sq, step)

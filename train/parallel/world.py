@@ -1,0 +1,112 @@
+"""Who takes part in a run: ranks, device, process groups, and the store they talk through.
+
+Reads torchrun's variables and nothing else (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE); without them the run has one rank. One code path serves gloo on
+CPUs and RCCL or NCCL on GPUs: torch calls both `nccl`.
+
+The mesh has the axes dp (data parallel) and cp (context parallel, of size 1 for now).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from train.config import ParallelConfig
+from train.errors import ConfigError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class World:
+    """One rank's view of the run."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    mesh: DeviceMesh
+    store: dist.Store
+    threads: int
+
+    @property
+    def dp_group(self) -> dist.ProcessGroup:
+        """The ranks among which data and optimizer state are divided."""
+        return self.mesh.get_group("dp")
+
+    @property
+    def is_first(self) -> bool:
+        """True on rank 0, which writes metrics and manifests."""
+        return self.rank == 0
+
+
+def _device(asked: str, local_rank: int) -> torch.device:
+    available = torch.cuda.device_count()
+    if asked == "cuda" and local_rank >= available:
+        raise ConfigError(
+            f"parallel.device: cuda, but local rank {local_rank} sees {available} GPUs; "
+            "set slurm.ranks_per_node to the GPUs of a node, or parallel.device: cpu"
+        )
+    if asked == "cpu" or (asked == "auto" and local_rank >= available):
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank)
+
+
+def _cpu_threads(asked: int) -> int:
+    cores = len(os.sched_getaffinity(0))
+    return asked or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _store(rank: int, timeout: timedelta) -> dist.Store:
+    if "MASTER_ADDR" not in os.environ:
+        return dist.HashStore()
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and not hosted,
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+
+
+@contextmanager
+def open_world(config: ParallelConfig) -> Iterator[World]:
+    """Join the run; leave it in order when the block ends without an error.
+
+    Raises:
+        ConfigError: a GPU is asked for that is not there.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = _device(config.device, local_rank)
+    threads = _cpu_threads(config.threads)
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=config.timeout_s)
+    # torchrun keeps its store through restarts of the workers: each start has its own keys.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"train/{start}", _store(rank, timeout))
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore("groups", store),
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    mesh = init_device_mesh(device.type, (size, 1), mesh_dim_names=("dp", "cp"))
+    yield World(rank, size, local_rank, device, mesh, store, threads)
+    # The host of the store must not leave while others still talk through it. After an error there is nobody
+    # to wait for: the process ends, and its peers notice.
+    dist.barrier()
+    dist.destroy_process_group()
