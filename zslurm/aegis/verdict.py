@@ -1,0 +1,96 @@
+"""How an attempt ended and why: a pure function of the evidence it left.
+
+The root is the first failure that srun (or its local twin) reported: peers of a dead rank fail after it, with
+errors of their own about broken connections, and must not take the blame. Among ranks reported on one line the
+one that recorded its error first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from zslurm.errors import Exit
+from zslurm.slurm.srun_output import TaskFailure
+
+Outcome = Literal["completed", "interrupted", "failed", "lost"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The root of a failure."""
+
+    message: str
+    rank: int | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an attempt came to."""
+
+    outcome: Outcome
+    exit_code: int
+    cause: Cause | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """The verdict as fields of an event."""
+        cause = {k: v for k, v in asdict(self.cause).items() if v is not None} if self.cause else None
+        return {"outcome": self.outcome, "exit_code": self.exit_code, "cause": cause}
+
+
+def judge(
+    step_exit: int,
+    rank_ends: Sequence[Mapping[str, Any]],
+    failures: Sequence[TaskFailure],
+    failed_nodes: Sequence[str],
+    step_log_tail: str,
+) -> Verdict:
+    """Judge an attempt that has ended.
+
+    Args:
+        step_exit: exit code of the step (of srun: the highest of its tasks, 128 + signal for a killed one).
+        rank_ends: what ranks recorded when they ended (AttemptDir.rank_end).
+        failures: failed tasks in the order in which the step reported them.
+        failed_nodes: nodes that Slurm declared failed.
+        step_log_tail: the step's last words, for an end that nothing else explains.
+    """
+    if failed_nodes:
+        node = failed_nodes[0]
+        return Verdict(
+            "failed", step_exit or Exit.FAILED, Cause(f"Slurm reports node {node} as failed", node=node)
+        )
+    if step_exit == 0:
+        return Verdict("completed", Exit.DONE)
+    if step_exit == Exit.INTERRUPTED:
+        return Verdict("interrupted", Exit.INTERRUPTED)
+    by_rank = {int(end["rank"]): end for end in rank_ends}
+    bad = [failure for failure in failures if failure.exit_code != Exit.INTERRUPTED]
+    if bad:
+        return _from_failure(bad[0], by_rank, step_exit)
+    errors = sorted(
+        (end for end in rank_ends if end["exit_code"] not in (Exit.DONE, Exit.INTERRUPTED)),
+        key=lambda end: float(end["time"]),
+    )
+    if errors:
+        return Verdict("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
+    words = " ".join(step_log_tail.split()) or "the step ended without a word"
+    return Verdict("failed", step_exit, Cause(words[-500:], exit_code=step_exit))
+
+
+def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int) -> Verdict:
+    recorded = sorted(
+        (by_rank[rank] for rank in failure.ranks if rank in by_rank), key=lambda end: float(end["time"])
+    )
+    if recorded and failure.exit_code is not None:
+        return Verdict("failed", failure.exit_code, _from_rank_end(recorded[0]))
+    code = failure.exit_code or step_exit
+    return Verdict("failed", code, Cause(failure.what, rank=failure.ranks[0], node=failure.node, exit_code=code))
+
+
+def _from_rank_end(end: Mapping[str, Any]) -> Cause:
+    message = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
+    return Cause(message, int(end["rank"]), str(end["node"]), int(end["exit_code"]), int(end["step"]))

@@ -1,0 +1,56 @@
+"""`zslurm config show|schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zslurm.cli.options import Cluster, Json, RunFile, Set
+
+app = typer.Typer(help="Show a run's configuration, and its schema.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    run_file: RunFile,
+    cluster: Cluster = None,
+    overrides: Set = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Add where each value came from.")] = False,
+    json: Json = False,
+) -> None:
+    """Print every value of a run as it would be submitted.
+
+    Example: zslurm config show run.yaml --origin
+    """
+    from zslurm.cli.output import print_json, print_table
+    from zslurm.config.layers import show_path
+    from zslurm.launch.resolve import resolve_run
+    from zslurm.report.values import show_value
+
+    resolved = resolve_run(run_file, cluster=cluster, overrides=overrides or [])
+    rows = resolved.rows()
+    if json and origin:
+        print_json({show_path(path): {"value": value, "origin": str(source)} for path, value, source in rows})
+    elif json:
+        print_json(resolved.spec.model_dump(mode="json"))
+    elif origin:
+        print_table(
+            ["key", "value", "origin"],
+            [[show_path(path), show_value(value), str(source)] for path, value, source in rows],
+        )
+    else:
+        for path, value, _ in rows:
+            print(f"{show_path(path)} = {show_value(value)}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of run files, for editors.
+
+    Example: zslurm config schema > zslurm.schema.json
+    """
+    from zslurm.cli.output import print_json
+    from zslurm.config.schema import run_file_schema
+
+    print_json(run_file_schema())

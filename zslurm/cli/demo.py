@@ -1,0 +1,24 @@
+"""`zslurm demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where to work; made anew each time.", metavar="DIR")
+    ] = Path("demo"),
+) -> None:
+    """Train a tiny ZAYA1 on real text, on this machine.
+
+    The text is the Python standard library's sources; neither Slurm nor a GPU is needed.
+
+    Example: zslurm demo
+    """
+    from zslurm.report.demo import run_demo
+
+    raise typer.Exit(run_demo(directory))

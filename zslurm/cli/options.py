@@ -1,0 +1,22 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The YAML run file.", show_default=False)]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's name, its directory, or a job id.", show_default=False)
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="NAME", help="Cluster profile; `local` trains on this machine."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. phases[0].lr=3e-4 (repeatable)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

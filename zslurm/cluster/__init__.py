@@ -1,0 +1,1 @@
+"""What a cluster is: its profile, and what can be found out about it."""

@@ -1,0 +1,166 @@
+"""Layers of configuration: merge them, and remember where each value came from.
+
+Later layers win. Mappings merge key by key; lists and scalars replace what was there. An override
+`--set phases[0].lr=3e-4` reaches into a list by index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from zslurm.config import yaml12
+from zslurm.config.yaml12 import KeyPath
+from zslurm.errors import ConfigError
+
+_WORD = r"[A-Za-z_][A-Za-z0-9_-]*"
+_PATH = re.compile(rf"{_WORD}(\.{_WORD}|\[\d+\])*")
+_PATH_PART = re.compile(rf"({_WORD})|\[(\d+)\]")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from: the layer, and the file and line where there is one."""
+
+    layer: str
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        """`run file run.yaml:12`, or just the layer."""
+        if self.file is None:
+            return self.layer
+        return f"{self.layer} {self.file}" + (f":{self.line}" if self.line else "")
+
+    @property
+    def place(self) -> str:
+        """What stands in front of an error message: `run.yaml:12`, or the layer."""
+        return self.layer if self.file is None else f"{self.file}" + (f":{self.line}" if self.line else "")
+
+
+DEFAULT = Origin("default")
+# The first words of layer names, in the order in which later ones win.
+LAYER_ORDER = ("default", "cluster", "recipe", "base", "run", "--set")
+
+
+@dataclass
+class Layers:
+    """The merged data so far, and the origin of every key path in it."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+
+    def add(self, document: yaml12.Document, layer: str, file: str) -> None:
+        """Lay a parsed file over what is there.
+
+        Raises:
+            ConfigError: the file's top level is not a mapping.
+        """
+        data = {} if document.data is None else document.data
+        if not isinstance(data, dict):
+            raise ConfigError(f"{file}:1: expected sections such as `model:` and `phases:`, not a single value")
+
+        def origin(path: KeyPath) -> Origin:
+            return Origin(layer, file, document.lines.get(path))
+
+        self._merge(self.data, data, (), origin)
+
+    def _merge(
+        self,
+        target: dict[str, Any],
+        source: dict[str, Any],
+        path: KeyPath,
+        origin: Callable[[KeyPath], Origin],
+    ) -> None:
+        for key, value in source.items():
+            here = (*path, key)
+            if isinstance(value, dict) and isinstance(target.get(key), dict):
+                self.origins[here] = origin(here)
+                self._merge(target[key], value, here, origin)
+            else:
+                self._forget(here)
+                target[key] = self._adopt(value, here, origin)
+
+    def _adopt(self, value: Any, path: KeyPath, origin: Callable[[KeyPath], Origin]) -> Any:
+        """A copy of `value`, with the origin of every part of it recorded."""
+        self.origins[path] = origin(path)
+        if isinstance(value, dict):
+            return {key: self._adopt(item, (*path, key), origin) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._adopt(item, (*path, i), origin) for i, item in enumerate(value)]
+        return value
+
+    def _forget(self, path: KeyPath) -> None:
+        for known in [p for p in self.origins if p[: len(path)] == path]:
+            del self.origins[known]
+
+    def override(self, assignment: str) -> None:
+        """Apply one `--set a.b[0].c=value`; the value is read as YAML.
+
+        Raises:
+            ConfigError: not an assignment, or the path runs through something that is not there.
+        """
+        text, equals, value_text = assignment.partition("=")
+        path = parse_path(text) if equals else ()
+        if not path:
+            raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as phases[0].lr=3e-4")
+        value = yaml12.parse(value_text, f"--set {text}").data
+        target: Any = self.data
+        for depth, part in enumerate(path[:-1]):
+            if isinstance(part, int):
+                _check_index(target, part, assignment)
+                target = target[part]
+            elif isinstance(target, dict):
+                target = target.setdefault(part, {})
+            else:
+                raise ConfigError(f"--set {assignment}: {show_path(path[:depth])} holds no keys")
+        last = path[-1]
+        if isinstance(last, int):
+            _check_index(target, last, assignment)
+        elif not isinstance(target, dict):
+            raise ConfigError(f"--set {assignment}: {show_path(path[:-1])} holds no keys")
+        self._forget(path)
+        target[last] = self._adopt(value, path, lambda _: Origin(f"--set {text}"))
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Origin of the value at `path`: its own, else that of what was given inside it, else around it."""
+        if path in self.origins:
+            return self.origins[path]
+        for known, origin in self.origins.items():
+            if known[: len(path)] == path:
+                return origin
+        return self.origin(path[:-1]) if path else DEFAULT
+
+    def leaf_origin(self, path: KeyPath) -> Origin:
+        """Origin of a leaf of the resolved run: a default, unless it is in the layers' data."""
+        value: Any = self.data
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return DEFAULT
+        return self.origin(path)
+
+
+def _check_index(target: Any, index: int, assignment: str) -> None:
+    if not isinstance(target, list):
+        raise ConfigError(f"--set {assignment}: [{index}] reaches into something that is not a list")
+    if index >= len(target):
+        raise ConfigError(f"--set {assignment}: there is no item [{index}]; the list has {len(target)}")
+
+
+def parse_path(text: str) -> KeyPath:
+    """`a.b[0].c` as ("a", "b", 0, "c"); empty where it is not a path."""
+    if not _PATH.fullmatch(text):
+        return ()
+    return tuple(word or int(index) for word, index in _PATH_PART.findall(text))
+
+
+def show_path(path: KeyPath) -> str:
+    """("a", "b", 0, "c") as `a.b[0].c`."""
+    shown = ""
+    for part in path:
+        shown += f"[{part}]" if isinstance(part, int) else (f".{part}" if shown else str(part))
+    return shown

@@ -1,0 +1,178 @@
+"""Resolve a run: built-in defaults < cluster profile < recipe < run file < `--set`."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from zslurm.config import yaml12
+from zslurm.config.layers import Layers, Origin
+from zslurm.config.problems import describe
+from zslurm.config.spec import RunSpec
+from zslurm.config.yaml12 import KeyPath
+from zslurm.errors import ConfigError
+
+# Keys that hold paths: relative ones given in a file are relative to that file, others to the working directory.
+PATH_KEYS: tuple[KeyPath, ...] = (("run", "runs_dir"), ("data", "path"))
+# Paths end up in scripts and in Slurm's own patterns, where these characters cannot be written safely.
+FORBIDDEN_IN_PATHS = "%\\"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated run and the layers it was made from."""
+
+    spec: RunSpec
+    layers: Layers
+
+    def rows(self) -> list[tuple[KeyPath, Any, Origin]]:
+        """Every leaf value of the run with its origin, in the order of the sections."""
+        return list(_leaves(self.spec.model_dump(mode="json"), (), self.layers))
+
+
+def _leaves(value: Any, path: KeyPath, layers: Layers) -> Any:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key), layers)
+    elif isinstance(value, list) and value:
+        for i, item in enumerate(value):
+            yield from _leaves(item, (*path, i), layers)
+    else:
+        yield path, value, layers.leaf_origin(path)
+
+
+def recipes() -> dict[str, str]:
+    """Names of the shipped recipes, each with its text."""
+    folder = resources.files("train").joinpath("recipes")
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".yaml")
+    }
+
+
+def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.Document, str, Path | None]:
+    """The document that `extends: NAME` means: a shipped recipe, or a file beside the one that names it."""
+    where = f"{user}:{line}" if user else "extends"
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: extends: expected the name of a recipe or a file, got {json.dumps(name)}")
+    shipped = recipes()
+    if name in shipped:
+        return yaml12.parse(shipped[name], f"recipe {name}"), f"recipe {name}", None
+    path = (user.parent if user else Path()) / Path(name).expanduser()
+    if path.is_file():
+        return yaml12.read(path), str(path), path
+    near = difflib.get_close_matches(name, shipped, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"recipes: {', '.join(shipped)}"
+    raise ConfigError(f"{where}: extends: no recipe and no file is called `{name}`; {hint}")
+
+
+def _stack(
+    document: yaml12.Document, layer: str, file: str, path: Path | None
+) -> list[tuple[yaml12.Document, str, str]]:
+    """A document and everything it extends, the base first."""
+    stack: list[tuple[yaml12.Document, str, str]] = []
+    seen = [file]
+    while True:
+        data = document.data if isinstance(document.data, dict) else {}
+        base = data.pop("extends", None)
+        stack.insert(0, (document, layer, file))
+        if base is None:
+            return stack
+        document, file, path = _base_of(base, path, document.lines.get(("extends",)))
+        layer = "recipe" if path is None else "base file"
+        if file in seen:
+            raise ConfigError(f"{' extends '.join([*seen, file])}: the files extend each other in a circle")
+        seen.append(file)
+
+
+def resolve(
+    run_file: Path, *, profile: tuple[yaml12.Document, str] | None = None, overrides: tuple[str, ...] = ()
+) -> Resolved:
+    """Resolve a run file over a cluster profile and under overrides.
+
+    Args:
+        run_file: the YAML run file; `-` reads standard input.
+        profile: the parsed cluster profile and the file it came from.
+        overrides: `KEY=VALUE` assignments, applied last, in order.
+
+    Raises:
+        ConfigError: anything is wrong; one line for each problem, with place, key and what was expected.
+    """
+    layers = Layers()
+    if profile is not None:
+        layers.add(profile[0], "cluster profile", profile[1])
+    for document, layer, file in _stack(yaml12.read(run_file), "run file", str(run_file), run_file):
+        layers.add(document, layer, file)
+    for assignment in overrides:
+        layers.override(assignment)
+    return validate(layers)
+
+
+def validate(layers: Layers) -> Resolved:
+    """Type-check merged layers.
+
+    Raises:
+        ConfigError: one line for each problem.
+    """
+    data = copy.deepcopy(layers.data)
+    for key in PATH_KEYS:
+        _anchor(data, layers, key)
+    try:
+        spec = RunSpec.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe(error, layers, RunSpec))) from error
+    return Resolved(spec, layers)
+
+
+def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
+    """Make the path at `key` absolute: relative to the file that gave it, else to the working directory."""
+    section = data.get(str(key[0]))
+    given = section.get(key[1]) if isinstance(section, dict) else None
+    if given is None and isinstance(section, dict | None):
+        given = _default_at(key)
+        if given is None:
+            return
+        section = data.setdefault(str(key[0]), {})
+    if not isinstance(given, str) or not isinstance(section, dict):
+        return  # validation names the wrong type
+    origin = layers.leaf_origin(key)
+    path = Path(given).expanduser()
+    if not path.is_absolute():
+        base = Path(origin.file).parent if origin.layer in ("run file", "base file") and origin.file else Path()
+        path = base.absolute() / path
+    text = str(path)
+    if any(character in text for character in FORBIDDEN_IN_PATHS) or "\n" in text:
+        raise ConfigError(
+            f"{origin.place}: {key[0]}.{key[1]}: a path here cannot hold '%', '\\' or a line break: {text!r}"
+        )
+    section[str(key[1])] = text
+
+
+def _default_at(key: KeyPath) -> Any:
+    section: Any = RunSpec.model_fields[str(key[0])].default
+    return getattr(section, str(key[1])) if isinstance(section, BaseModel) else None
+
+
+def load_spec(config_json: Path) -> RunSpec:
+    """Read a resolved run back from RUN_DIR/config.json.
+
+    Raises:
+        ConfigError: it is missing, damaged, or of another version of zslurm.
+    """
+    try:
+        return RunSpec.model_validate(json.loads(config_json.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{config_json}: cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{config_json}: not JSON: {error}") from error
+    except ValidationError as error:
+        lines = describe(error, Layers(), RunSpec)
+        raise ConfigError(f"{config_json}: {lines[0]}") from error

@@ -1,0 +1,54 @@
+"""Errors that a user of the command line can act on, each with its documented exit code.
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 Slurm unavailable,
+5 check failed, 75 interrupted after saving (submit again to continue), 93 stopped for good: do not requeue.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every zslurm command."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    SLURM_UNAVAILABLE = 4
+    CHECK_FAILED = 5
+    INTERRUPTED = 75
+    STOPPED = 93
+
+
+class ZslurmError(Exception):
+    """Something went wrong that one line can explain: what, where, and what to do next."""
+
+    exit_code: Exit = Exit.FAILED
+
+
+class ConfigError(ZslurmError):
+    """A run file, profile, override or option is wrong."""
+
+    exit_code = Exit.USAGE
+
+
+class NotFound(ZslurmError):
+    """A run, job, file or template that was named does not exist."""
+
+    exit_code = Exit.NOT_FOUND
+
+
+class SlurmUnavailable(ZslurmError):
+    """Slurm's commands are missing, or its controller does not answer."""
+
+    exit_code = Exit.SLURM_UNAVAILABLE
+
+
+class SlurmRefused(ZslurmError):
+    """Slurm answered, and said no; its own message is passed on."""
+
+
+class RunActive(ZslurmError):
+    """The run is being trained right now."""

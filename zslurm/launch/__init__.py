@@ -1,0 +1,1 @@
+"""From a resolved run to processes: run directory, rendered script, launchers, and what runs inside the job."""

@@ -1,0 +1,151 @@
+"""Processes that outlive their parent, and how they are found again.
+
+A process is known by its pid and the time it was created: a pid alone may be somebody else's by now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from zslurm.launch.run_dir import read_json, write_atomically
+
+# Runs "$@" and leaves its exit code in a file, by rename. The wrapper itself survives the signals that are
+# meant for the command, or there would be nobody left to write the file.
+_WRAPPER = """
+trap : TERM INT USR1 USR2 HUP CONT
+out=$1; shift
+"$@"; code=$?
+echo "$code" > "$out.tmp" && mv "$out.tmp" "$out"
+"""
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """A process as another process can find it again."""
+
+    pid: int
+    created: float
+    host: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessRecord:
+        """The record of a living process.
+
+        Raises:
+            psutil.NoSuchProcess: it is gone.
+        """
+        return cls(pid, psutil.Process(pid).create_time(), socket.gethostname())
+
+    @classmethod
+    def read(cls, path: Path) -> ProcessRecord | None:
+        """The record in a file; None where there is none."""
+        body = read_json(path)
+        try:
+            return cls(int(body["pid"]), float(body["created"]), str(body["host"])) if body else None
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Write the record by rename."""
+        write_atomically(path, json.dumps({"pid": self.pid, "created": self.created, "host": self.host}) + "\n")
+
+    @property
+    def here(self) -> bool:
+        """True where the process is (or was) on this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def alive(self) -> bool:
+        """True while the very process runs on this machine; a zombie has ended."""
+        if not self.here:
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.created) < 0.05 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def signal(self, signum: int) -> bool:
+        """Send a signal to the process; False where it is gone."""
+        if not self.alive:
+            return False
+        try:
+            os.kill(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class DetachedProcess:
+    """A command in a session of its own, whose output goes to a file and whose exit code is left in another."""
+
+    record: ProcessRecord
+    exit_file: Path
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        record_file: Path,
+        exit_file: Path,
+    ) -> DetachedProcess:
+        """Start `command`; its record lies in `record_file` when this returns.
+
+        Raises:
+            OSError: the shell cannot be started or a file cannot be written.
+        """
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _WRAPPER, "zslurm-step", str(exit_file), *command],
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        record = ProcessRecord.of(process.pid)
+        record.write(record_file)
+        return cls(record, exit_file)
+
+    @classmethod
+    def adopt(cls, record_file: Path, exit_file: Path) -> DetachedProcess | None:
+        """Find a process that somebody else started; None where none was recorded."""
+        record = ProcessRecord.read(record_file)
+        return cls(record, exit_file) if record else None
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs; 137 where it was killed before it could leave one."""
+        alive = self.record.alive
+        try:
+            text = self.exit_file.read_text().strip()
+        except FileNotFoundError:
+            return None if alive else 128 + signal.SIGKILL
+        return int(text) if text.isdigit() else 1
+
+    def signal_group(self, signum: int) -> None:
+        """Send a signal to the command and everything it started in its session's process group."""
+        if self.record.alive:
+            try:
+                os.killpg(self.record.pid, signum)
+            except ProcessLookupError:
+                return
+
+    def reap(self) -> None:
+        """Collect the exit status if the process is a child of ours, so that no zombie stays."""
+        try:
+            os.waitpid(self.record.pid, os.WNOHANG)
+        except ChildProcessError:
+            return

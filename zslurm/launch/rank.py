@@ -1,0 +1,151 @@
+"""`python -m zslurm.launch.rank RUN_DIR ATTEMPT`: one rank, started by srun or by its local twin.
+
+Maps Slurm's variables to torchrun's (the only ones the trainer knows), opens or finds rank 0's store, trains,
+and leaves in the attempt's directory why the rank ended. Rank 0 opens the store on port 0 and keeps it; its
+address is published by rename, so there is no port to choose and none to lose between bind and use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+import traceback
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
+from zslurm.slurm.environment import step_info
+
+RENDEZVOUS_TIMEOUT_S = 900.0
+
+
+def map_environment(environ: MutableMapping[str, str]) -> None:
+    """Set torchrun's variables from Slurm's; a local step has set them already.
+
+    Raises:
+        SlurmUnavailable: neither Slurm nor a local step started this process.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return
+    info = step_info(environ)
+    environ["RANK"] = str(info.rank)
+    environ["WORLD_SIZE"] = str(info.world_size)
+    environ["LOCAL_RANK"] = str(info.local_rank)
+    environ["LOCAL_WORLD_SIZE"] = str(info.local_world_size)
+    environ["GROUP_RANK"] = str(info.node_index)
+
+
+def _rendezvous_host(environ: MutableMapping[str, str]) -> str:
+    interface = environ.get("ZSLURM_INTERFACE")
+    if interface:
+        import psutil
+
+        for address in psutil.net_if_addrs().get(interface, []):
+            if address.family == socket.AF_INET:
+                return str(address.address)
+        raise RuntimeError(f"cluster.interface: no interface `{interface}` with an IPv4 address on this node")
+    return environ.get("SLURMD_NODENAME", "127.0.0.1")
+
+
+def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
+    """Set MASTER_ADDR and MASTER_PORT; returns rank 0's store, which must live as long as the process.
+
+    Raises:
+        RuntimeError: rank 0 did not publish an address in time.
+    """
+    store: Any = None
+    if environ["RANK"] == "0":
+        from torch.distributed import TCPStore
+
+        host = _rendezvous_host(environ)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        write_atomically(attempt.rendezvous, json.dumps({"host": host, "port": store.port}) + "\n")
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    address = read_json(attempt.rendezvous)
+    while address is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{attempt.rendezvous}: rank 0 published no address in {RENDEZVOUS_TIMEOUT_S:g} s")
+        time.sleep(0.05)
+        list(attempt.path.iterdir())  # makes an NFS client look again, instead of remembering "no such file"
+        address = read_json(attempt.rendezvous)
+    environ["MASTER_ADDR"] = address["host"]
+    environ["MASTER_PORT"] = str(address["port"])
+    # torchrun's own way to say that the store is already there and every rank is a client of it.
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return store
+
+
+def _progress_dir(environ: MutableMapping[str, str], attempt: AttemptDir) -> Path:
+    root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+    job = environ.get("SLURM_JOB_ID", environ.get("ZSLURM_JOB_ID", "0"))
+    node = environ.get("SLURMD_NODENAME", "localhost")
+    return root / f"zslurm-{os.getuid()}-{job}-{attempt.number}-{node}"
+
+
+def _record_end(
+    attempt: AttemptDir, environ: MutableMapping[str, str], code: int, error: BaseException | None
+) -> None:
+    from train.progress import last_step
+
+    body: dict[str, Any] = {
+        "rank": int(environ["RANK"]),
+        "node": environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "exit_code": code,
+        "time": time.time(),
+        "step": last_step(),
+    }
+    if error is not None:
+        body["error"] = type(error).__name__
+        body["message"] = " ".join(str(error).split())[:2000]
+        body["traceback"] = "".join(traceback.format_exception(error))[-20000:]
+    write_atomically(attempt.rank_end(body["rank"]), json.dumps(body) + "\n")
+
+
+def main(argv: list[str]) -> int:
+    """Train one rank; returns its exit code."""
+    if len(argv) != 2 or not argv[1].isdigit():
+        print("usage: python -m zslurm.launch.rank RUN_DIR ATTEMPT", file=sys.stderr)
+        return 2
+    run = RunDir(Path(argv[0]))
+    attempt = run.attempt(int(argv[1]))
+    environ = os.environ
+    map_environment(environ)
+    progress = _progress_dir(environ, attempt)
+    progress.mkdir(mode=0o700, exist_ok=True)
+    environ["ZSLURM_PROGRESS_DIR"] = str(progress)
+    environ["ZSLURM_ATTEMPT"] = str(attempt.number)
+    error: BaseException | None = None
+    store: Any = None
+    try:
+        from train.loop import train
+
+        store = rendezvous(attempt, environ)
+        code = int(train(run.path))
+    except Exception as raised:
+        from train.errors import TrainError
+
+        error = raised
+        code = 2 if isinstance(raised, TrainError) else 1
+        if isinstance(raised, TrainError):
+            print(f"error: {raised}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+    _record_end(attempt, environ, code, error)
+    if environ["LOCAL_RANK"] == "0":
+        shutil.rmtree(progress, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if error is not None:
+        # Threads of a broken process group may wait for dead peers for ever: leave without asking them.
+        os._exit(code)
+    del store
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,231 @@
+"""The run directory: every path in it, and who writes what.
+
+RUN/
+  config.json           the resolved run, which the trainer reads        written by: submit
+  submissions.jsonl     each submission, requeue and cancel              submit, requeue, cancel
+  code.json, code.diff  zslurm's version, git commit and local changes   submit
+  script.sh             the rendered script of the last submission       submit
+  submitit/             submitit's pickled call and its result           submit, submitit
+  supervisor.json       process of the present supervisor                supervisor
+  events.jsonl          what happened and what was decided               supervisor
+  job-ID.exit           exit code of the run, once job ID is over        supervisor
+  logs/job-ID.log       output of the batch script and supervisor        the job
+  metrics.jsonl         loss, speed, checkpoints                         rank 0
+  checkpoints/          step-00000400/ ...                               all ranks
+  attempts/000001/
+    attempt.json        job, nodes, world size, command                  supervisor
+    step.json           process that holds the ranks (srun, or its local twin)
+    step.log            what that process says: which task failed how
+    step.exit           its exit code, by rename
+    rendezvous.json     address of rank 0's store, by rename             rank 0
+    ranks/00003.json    why rank 3 ended                                 each rank
+    logs/rank-00003.log output of rank 3                                 each rank
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zslurm.errors import ConfigError, NotFound, ZslurmError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by rename: readers see the old or the new text, never a part.
+
+    Raises:
+        OSError: the disk is full or the file system is gone.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None where it is missing or not an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """Paths of one attempt (one start of the ranks)."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """Number of the attempt, from 1."""
+        return int(self.path.name)
+
+    @property
+    def description(self) -> Path:
+        return self.path / "attempt.json"
+
+    @property
+    def step_process(self) -> Path:
+        return self.path / "step.json"
+
+    @property
+    def step_log(self) -> Path:
+        return self.path / "step.log"
+
+    @property
+    def step_exit(self) -> Path:
+        return self.path / "step.exit"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.path / "rendezvous.json"
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def rank_end(self, rank: int) -> Path:
+        return self.ranks / f"{rank:05d}.json"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:05d}.log"
+
+    def rank_logs(self) -> list[Path]:
+        """Logs of all ranks that wrote any, by rank."""
+        return sorted(self.logs.glob("rank-*.log"))
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def submissions(self) -> Path:
+        return self.path / "submissions.jsonl"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code.json"
+
+    @property
+    def code_diff(self) -> Path:
+        return self.path / "code.diff"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "script.sh"
+
+    @property
+    def submitit(self) -> Path:
+        return self.path / "submitit"
+
+    @property
+    def supervisor(self) -> Path:
+        return self.path / "supervisor.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def job_exit(self, job_id: str) -> Path:
+        return self.path / f"job-{job_id}.exit"
+
+    def job_log(self, job_id: str) -> Path:
+        return self.logs / f"job-{job_id}.log"
+
+    @property
+    def exists(self) -> bool:
+        """True where a run lies here, be it only prepared."""
+        return self.config.is_file()
+
+    @property
+    def submitted(self) -> bool:
+        """True where the run was accepted by a launcher at least once."""
+        return self.submissions.is_file()
+
+    def attempt_dirs(self) -> list[AttemptDir]:
+        """Every attempt so far, oldest first."""
+        found = [p for p in self.attempts.glob("[0-9]*") if p.name.isdigit()]
+        return [AttemptDir(p) for p in sorted(found, key=lambda p: int(p.name))]
+
+    def attempt(self, number: int) -> AttemptDir:
+        """Paths of attempt `number`."""
+        return AttemptDir(self.attempts / f"{number:06d}")
+
+    def create(self, *, group_readable: bool) -> None:
+        """Make the directory and its folders, closed to others.
+
+        Raises:
+            ConfigError: it cannot be made or is not writable.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o750 if group_readable else 0o700)
+            for folder in (self.logs, self.submitit, self.attempts, self.checkpoints):
+                folder.mkdir(exist_ok=True)
+            probe = self.path / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            where = error.filename or self.path
+            raise ConfigError(
+                f"{where}: {error.strerror}: the run directory is not writable; "
+                "set run.runs_dir to a directory of yours that all nodes share"
+            ) from error
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write one of the run's files by rename.
+
+        Raises:
+            ZslurmError: the file system refused.
+        """
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise ZslurmError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def open_run(path: Path) -> RunDir:
+    """The run at `path`.
+
+    Raises:
+        NotFound: there is none.
+    """
+    run = RunDir(path.absolute())
+    if not run.exists:
+        raise NotFound(f"{path}: not a run directory (it has no config.json)")
+    return run

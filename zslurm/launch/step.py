@@ -1,0 +1,88 @@
+"""The step that holds the ranks: an srun on Slurm, its local twin elsewhere.
+
+Both run in a session of their own with their output in files, so the supervisor that started them may die and
+its successor finds them again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zslurm.config.spec import RunSpec
+from zslurm.launch.processes import DetachedProcess
+from zslurm.launch.run_dir import AttemptDir, RunDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.environment import step_environment
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How the ranks of one attempt are started."""
+
+    command: list[str]
+    env: dict[str, str]
+
+    def start(self, attempt: AttemptDir) -> DetachedProcess:
+        """Start the step.
+
+        Raises:
+            OSError: a file in the attempt's directory cannot be written.
+        """
+        return DetachedProcess.start(
+            self.command,
+            env=self.env,
+            log=attempt.step_log,
+            record_file=attempt.step_process,
+            exit_file=attempt.step_exit,
+        )
+
+
+def _rank_command(run: RunDir, attempt: AttemptDir) -> list[str]:
+    return [sys.executable, "-u", "-m", "zslurm.launch.rank", str(run.path), str(attempt.number)]
+
+
+def step_name(attempt: AttemptDir) -> str:
+    """Slurm's name for the step of an attempt."""
+    return f"attempt-{attempt.number}"
+
+
+def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, environ: Mapping[str, str]) -> StepPlan:
+    """Ranks on this machine."""
+    command = [
+        sys.executable, "-u", "-m", "zslurm.launch.local_step",
+        f"--ranks={spec.world_size}", f"--output={attempt.logs}", "--", *_rank_command(run, attempt),
+    ]  # fmt: skip
+    return StepPlan(command, dict(environ))
+
+
+def slurm_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, environ: Mapping[str, str]) -> StepPlan:
+    """Ranks on the nodes of the Slurm job that this process runs in."""
+    slurm, cluster = spec.slurm, spec.cluster
+    command = [
+        "srun",
+        f"--job-name={step_name(attempt)}",
+        f"--nodes={slurm.nodes}",
+        f"--ntasks={spec.world_size}",
+        f"--ntasks-per-node={spec.ranks_per_node}",
+        f"--cpus-per-task={spec.cpus_per_task}",
+        f"--cpu-bind={slurm.cpu_bind}",
+        "--distribution=block:block",
+        "--mem=0",
+        "--kill-on-bad-exit=0",
+        "--unbuffered",
+        "--input=none",
+        f"--output={attempt.logs}/rank-%5t.log",
+    ]
+    if cluster.gpus_per_node:
+        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+        command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
+    return StepPlan([*command, *_rank_command(run, attempt)], step_environment(environ))
+
+
+def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None) -> None:
+    """End every task of the step now. On Slurm the tasks are not children of srun: Slurm ends them."""
+    if job_id is not None:
+        SlurmClient().kill_step(job_id, step_name(attempt))
+    process.signal_group(9)

@@ -1,0 +1,130 @@
+"""`zslurm demo`: the main job, end to end, on real text and this machine alone.
+
+It types the commands that a user would type, and shows them: build data, submit, interrupt with Ctrl-C, submit
+again, look at the result. What it claims at the end it has read from the run's own files.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from train.data.bundle import Corpus
+from train.data.statistics import unigram_entropy
+from train.data.stdlib import stdlib_sources
+from train.jsonl import read_jsonl
+from zslurm.cli.output import say
+from zslurm.errors import ConfigError, Exit
+from zslurm.launch.run_dir import RunDir
+from zslurm.launch.run_state import look
+from zslurm.report.data import describe_summary, make_bundle
+from zslurm.report.values import show_count, show_duration
+
+RANKS = 2
+VOCAB_SIZE = 4096
+INTERRUPT_AT_SHARE = 0.4
+RUN_FILE = """\
+# A training run of zslurm. `zslurm config show demo/run.yaml --origin` prints every value and its origin.
+extends: zaya1-tiny
+run:
+  name: demo
+  runs_dir: runs
+data:
+  path: data
+slurm:
+  ranks_per_node: {ranks}
+"""
+_MARKER = ".zslurm-demo"
+
+
+def _prepare(directory: Path) -> None:
+    """An empty working directory; only one that an earlier demo made is emptied."""
+    if directory.exists() and any(directory.iterdir()) and not (directory / _MARKER).exists():
+        raise ConfigError(f"{directory}: exists and was not made by the demo; name another directory with --dir")
+    run = RunDir(directory / "runs" / "demo")
+    if run.submitted and look(run).active:
+        raise ConfigError(f"{directory}: an earlier demo still runs there; `zslurm cancel {run.path}` stops it")
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        directory.mkdir(parents=True)
+        (directory / _MARKER).touch()
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be made: {error.strerror}; name another with --dir") from error
+
+
+def _zslurm(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start a command of zslurm on this terminal, shown as a user would type it."""
+    say(f"\n$ zslurm {shlex.join(arguments)}")
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    return subprocess.Popen([sys.executable, "-m", "zslurm", *arguments], env=environment)
+
+
+def _interrupt_when_under_way(process: subprocess.Popen[bytes], run: RunDir, share: float) -> None:
+    """Press Ctrl-C once `share` of the steps is done."""
+    while process.poll() is None:
+        state = look(run)
+        if state.step and state.total_steps and state.step >= share * state.total_steps:
+            say("(the demo now presses Ctrl-C)")
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            return
+        time.sleep(0.3)
+
+
+def run_demo(directory: Path) -> int:
+    """Run the demo in `directory`; returns the exit code.
+
+    Raises:
+        ConfigError: the directory is somebody else's or cannot be written.
+    """
+    started = time.monotonic()
+    _prepare(directory)
+    say("1. Real text: the Python standard library's sources, tokenized with a BPE that is trained on them.")
+    sources = stdlib_sources()
+    say(f"\n$ zslurm data build {sources} --glob '*.py' --vocab-size {VOCAB_SIZE} --out {directory}/data")
+    summary = make_bundle([sources], directory / "data", vocab_size=VOCAB_SIZE, tokenizer=None, glob="*.py")
+    say(describe_summary(summary))
+    entropy = unigram_entropy(Corpus.open(directory / "data"))
+    say(f"unigram entropy of the tokens: {entropy:.3f} nats, the loss of a model that knows only frequencies")
+
+    run_file = directory / "run.yaml"
+    run_file.write_text(RUN_FILE.format(ranks=RANKS))
+    run = RunDir((directory / "runs" / "demo").absolute())
+    say(f"\n2. Train a tiny ZAYA1 on {RANKS} ranks; interrupt it on the way.")
+    arguments = ("submit", str(run_file), "--cluster", "local", "--wait")
+    first = _zslurm(*arguments)
+    _interrupt_when_under_way(first, run, INTERRUPT_AT_SHARE)
+    if first.returncode != Exit.INTERRUPTED:
+        say(f"demo: the run should have been interrupted, but ended with exit code {first.returncode}")
+        return Exit.FAILED
+    say("\n3. Submit the same run again: it continues from the checkpoint.")
+    second = _zslurm(*arguments)
+    if second.wait() != Exit.DONE:
+        say(f"demo: the run did not complete; see `zslurm logs {run.path}`")
+        return Exit.FAILED
+    return _summary(run, run_file, entropy, time.monotonic() - started)
+
+
+def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int:
+    steps = [row for row in read_jsonl(run.metrics) if row["kind"] == "step"]
+    first, last = steps[0]["loss"], steps[-1]["loss"]
+    rate = sorted(row["tokens_per_s"] for row in steps)[len(steps) // 2]
+    saved = sorted(path.name for path in run.checkpoints.iterdir())
+    attempts = len({row["attempt"] for row in steps})
+    learned = last < entropy - 0.5
+    verdict = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
+    print(f"\ndemo: {steps[-1]['step']} steps in {attempts} attempts, {show_duration(seconds)} in all")
+    print(f"  loss         {first:.3f} -> {last:.3f}, {verdict} the unigram entropy of {entropy:.3f}")
+    print(f"  speed        {show_count(rate)} tokens/s (median step)")
+    print(f"  checkpoints  {', '.join(saved)} in {run.checkpoints}")
+    print("try next")
+    print(f"  zslurm status {run.path}")
+    print(f"  zslurm config show {run_file} --cluster local --origin")
+    print(f"  zslurm submit {run_file} --cluster local --set run.name=longer --set phases[0].tokens=4e6 --wait")
+    return Exit.DONE if learned else Exit.FAILED

@@ -1,0 +1,119 @@
+"""Follow a run from the terminal: a progress display on a terminal, plain lines elsewhere.
+
+Ctrl-C saves and stops a local run, and only detaches from a Slurm job.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from train.jsonl import JsonLinesTail
+from zslurm.cli.output import say
+from zslurm.errors import Exit
+from zslurm.launch.control import cancel
+from zslurm.launch.run_dir import RunDir
+from zslurm.launch.run_state import RunState, look
+from zslurm.report.status import describe_cause
+from zslurm.report.values import show_count, show_duration
+
+_POLL_S = 0.3
+_LINE_EVERY_S = 5.0
+# What `--wait` exits with, by the state in which the run came to rest.
+_EXIT_CODES = {"completed": Exit.DONE, "interrupted": Exit.INTERRUPTED, "cancelled": Exit.INTERRUPTED}
+
+
+def follow(run: RunDir, job_id: str) -> int:
+    """Show progress until the run comes to rest; returns the exit code of `zslurm submit --wait`."""
+    if sys.stderr.isatty():
+        return _on_terminal(run, job_id)
+    last = 0.0
+
+    def show(row: dict[str, Any], state: RunState) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if row["kind"] == "checkpoint":
+            say(f"{run.name}: saved step {row['step']}")
+        elif now - last >= _LINE_EVERY_S or row["step"] == state.total_steps:
+            last = now
+            say(f"{run.name}: {_describe(row, state)}")
+
+    return _watch(run, job_id, show)
+
+
+def _describe(row: dict[str, Any], state: RunState) -> str:
+    total = state.total_steps or 0
+    left = show_duration((total - row["step"]) * row["step_time_s"])
+    return (
+        f"step {row['step']}/{total}  loss {row['loss']:.4f}  "
+        f"{show_count(row['tokens_per_s'])} tokens/s  {left} left"
+    )
+
+
+def _on_terminal(run: RunDir, job_id: str) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(),
+        console=console,
+    ) as progress:  # fmt: skip
+        task = progress.add_task(run.name, total=None, text="starting")
+
+        def show(row: dict[str, Any], state: RunState) -> None:
+            if row["kind"] == "checkpoint":
+                console.print(f"saved step {row['step']}")
+            else:
+                progress.update(task, total=state.total_steps, completed=row["step"], text=_describe(row, state))
+
+        return _watch(run, job_id, show, waiting=lambda text: progress.update(task, text=text))
+
+
+def _watch(
+    run: RunDir,
+    job_id: str,
+    show: Callable[[dict[str, Any], RunState], None],
+    waiting: Callable[[str], None] | None = None,
+) -> int:
+    tail = JsonLinesTail(run.metrics)
+    tail.new_records()  # what earlier attempts wrote
+    started = time.time()
+    last_state = ""
+    try:
+        while True:
+            state = look(run)
+            for row in tail.new_records():
+                if row.get("kind") in ("step", "checkpoint") and row["time"] >= started - 60:
+                    show(row, state)
+            if state.state != last_state and state.state not in ("running", "completing"):
+                last_state = state.state
+                if state.active:
+                    text = state.state + (f" ({state.reason})" if state.reason else "")
+                    (waiting or (lambda text: say(f"{run.name}: {text}")))(text)
+            if not state.active:
+                return _say_end(state)
+            time.sleep(_POLL_S if state.launcher == "local" else 2.0)
+    except KeyboardInterrupt:
+        if look(run).launcher == "slurm":
+            say(f"detached; job {job_id} goes on. `zslurm cancel {run.name}` stops it")
+            return Exit.DONE
+        say(f"stopping {run.name}: it saves first")
+        cancel(run, wait=True)
+        return _say_end(look(run))
+
+
+def _say_end(state: RunState) -> int:
+    if state.state == "completed":
+        loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
+        say(f"{state.run.name}: completed {state.step} steps{loss}")
+    elif state.state in ("interrupted", "cancelled"):
+        say(f"{state.run.name}: stopped at step {state.step}, saved at step {state.checkpoint_step}; "
+            "submit again to continue")  # fmt: skip
+    else:
+        why = describe_cause(state.cause) if state.cause else (state.reason or "no reason recorded")
+        say(f"{state.run.name}: {state.state}: {why}")
+        say(f"see: zslurm logs {state.run.name}")
+    return int(_EXIT_CODES.get(state.state, Exit.FAILED))

@@ -1,0 +1,39 @@
+"""Values as people read them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+
+def show_value(value: Any) -> str:
+    """A configuration value on one line: words bare, everything else as JSON."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def show_duration(seconds: float) -> str:
+    """`45s`, `12m 03s`, `3h 07m`, `2d 4h`."""
+    whole = int(max(0, seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"
+
+
+def show_count(number: float) -> str:
+    """`950`, `12.3k`, `4.5M`, `7.8B`."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def show_time(when: float) -> str:
+    """Local time to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))

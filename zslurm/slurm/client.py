@@ -1,0 +1,182 @@
+"""Asks Slurm and tells Slurm: the one way from zslurm to squeue, scontrol, scancel, sinfo and sacct."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+
+from zslurm.errors import NotFound, SlurmRefused
+from zslurm.slurm import inventory, jobs
+from zslurm.slurm.commands import Retries, SlurmCommands, said
+from zslurm.slurm.jobs import FIELD_END, RECORD_END, JobRecord
+
+# What sacct says where the site keeps no accounts.
+_NO_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
+
+
+class SlurmClient:
+    """Everything zslurm asks of Slurm. Times in answers are UTC.
+
+    Every method raises SlurmUnavailable where a command is missing or the controller does not answer after the
+    retries, and SlurmRefused where Slurm says no; each with Slurm's own words in one line.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+        *,
+        retries: Retries | None = None,
+        on_retry: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        """
+        Args:
+            environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
+            timeout_s: one attempt of one command is given up after this long.
+            retries: how often to try again.
+            on_retry: told in one line why a command is repeated.
+        """
+        self._commands = SlurmCommands(environment, timeout_s=timeout_s, retries=retries, on_retry=on_retry)
+
+    def available(self) -> bool:
+        """Whether Slurm's commands are on this machine. Says nothing about the controller; costs no call."""
+        return all(self._commands.find(program) for program in ("sbatch", "squeue", "scontrol"))
+
+    # --- jobs: asking ---------------------------------------------------------------------------------------
+
+    def queue(self, job_ids: Sequence[str] | None = None, user: str | None = None) -> dict[str, JobRecord]:
+        """The jobs that the controller remembers, by id, with one squeue call: finished ones for some minutes too.
+
+        Args:
+            job_ids: only these; unknown ones are left out of the answer.
+            user: only this user's.
+        """
+        if job_ids is not None and not job_ids:
+            return {}
+        arguments = ["--noheader", "--states=all", f"--Format={jobs.QUEUE_FORMAT}"]
+        arguments += [] if job_ids is None else [f"--jobs={','.join(job_ids)}"]
+        arguments += [] if user is None else [f"--user={user}"]
+        try:
+            return jobs.parse_queue(self._commands.run("squeue", *arguments).stdout)
+        except NotFound:  # squeue fails where a single job is asked for, and unknown
+            return {}
+
+    def job(self, job_id: str) -> JobRecord | None:
+        """One job; what the controller has forgotten comes from accounting where there is any. None if unknown."""
+        if found := self.queue([job_id]).get(job_id):
+            return found
+        runs = self.history([job_id]).get(job_id)
+        return runs[-1] if runs else None
+
+    def history(self, job_ids: Sequence[str]) -> dict[str, list[JobRecord]]:
+        """Every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""
+        if not job_ids or self._commands.find("sacct") is None:
+            return {}
+        arguments = ["--allocations", "--duplicates", "--noheader", "--parsable2", f"--delimiter={FIELD_END}"]
+        arguments += [f"--jobs={','.join(job_ids)}", f"--format={jobs.HISTORY_FORMAT}"]
+        try:
+            return jobs.parse_history(self._commands.run("sacct", *arguments).stdout)
+        except SlurmRefused as error:
+            if any(words in str(error) for words in _NO_ACCOUNTING):
+                return {}
+            raise
+
+    def excluded_nodes(self, job_id: str) -> str:
+        """The nodes that a job must not use, as a hostlist; empty if there are none.
+
+        Raises:
+            NotFound: the controller does not know the job.
+        """
+        arguments = ["--noheader", "--states=all", f"--jobs={job_id}", "--format=%x"]
+        answer = self._commands.run("squeue", *arguments).stdout.strip()
+        return "" if answer in ("(null)", "n/a") else answer
+
+    def steps(self, job_id: str) -> dict[str, str]:
+        """The live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""
+        arguments = ["--steps", "--noheader", f"--jobs={job_id}"]
+        arguments += [f"--Format=StepID:0{FIELD_END},StepName:0{RECORD_END}"]
+        try:
+            answer = self._commands.run("squeue", *arguments).stdout
+        except NotFound:
+            return {}
+        records = (record.removeprefix("\n") for record in answer.split(RECORD_END) if record.strip())
+        return dict(record.split(FIELD_END, 1) for record in records)
+
+    # --- jobs: telling --------------------------------------------------------------------------------------
+
+    def cancel(self, job_id: str) -> None:
+        """End a job. One that has ended already is fine.
+
+        Raises:
+            NotFound: Slurm does not know the job.
+        """
+        self._scancel(job_id)
+
+    def kill_step(self, job_id: str, name: str) -> None:
+        """Send SIGKILL to every task of the job's steps of this name; none of that name is fine."""
+        for step_id, step_name in self.steps(job_id).items():
+            if step_name == name:
+                with contextlib.suppress(NotFound):  # it ended meanwhile
+                    self._scancel("--signal=KILL", step_id)
+
+    def requeue(self, job_id: str) -> None:
+        """Put a batch job back into the queue; it keeps its id and starts from its beginning.
+
+        Raises:
+            NotFound: Slurm does not know the job.
+        """
+        self._commands.run("scontrol", "requeue", job_id, repeatable=False)
+
+    def requeue_hold(self, job_id: str) -> None:
+        """As `requeue`, but held: change it with `update`, then `release` it.
+
+        Raises:
+            NotFound: Slurm does not know the job.
+        """
+        self._commands.run("scontrol", "requeuehold", job_id, repeatable=False)
+
+    def hold(self, job_id: str) -> None:
+        """Keep a waiting job from starting.
+
+        Raises:
+            NotFound: Slurm does not know the job.
+        """
+        self._commands.run("scontrol", "hold", job_id)
+
+    def release(self, job_id: str) -> None:
+        """Let a held job start.
+
+        Raises:
+            NotFound: Slurm does not know the job.
+        """
+        self._commands.run("scontrol", "release", job_id)
+
+    def update(self, job_id: str, **settings: str) -> None:
+        """Change a job's settings by scontrol's names: `update("12", ExcNodeList="node3", Comment="...")`.
+
+        Raises:
+            NotFound: Slurm does not know the job.
+        """
+        changes = [f"{name}={value}" for name, value in settings.items()]
+        self._commands.run("scontrol", "update", f"JobId={job_id}", *changes)
+
+    # --- the cluster ----------------------------------------------------------------------------------------
+
+    def scontrol_config(self) -> dict[str, str]:
+        """Slurm's own configuration: setting -> text."""
+        return inventory.parse_config(self._commands.run("scontrol", "show", "config").stdout)
+
+    def partitions(self) -> list[inventory.Partition]:
+        """The partitions that this user may see."""
+        return inventory.parse_partitions(self._commands.run("scontrol", "--oneliner", "show", "partition").stdout)
+
+    def nodes(self) -> list[inventory.Node]:
+        """The nodes that this user may see."""
+        arguments = ["--Node", "--noheader", f"--Format={inventory.NODE_FORMAT}"]
+        return inventory.parse_nodes(self._commands.run("sinfo", *arguments).stdout)
+
+    def _scancel(self, *arguments: str) -> None:
+        # Without --verbose, scancel says nothing of an unknown job, and ends with 0 in either case.
+        result = self._commands.run("scancel", "--verbose", *arguments)
+        if "Invalid job id specified" in result.stderr:
+            raise NotFound(said(result))

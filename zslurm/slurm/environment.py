@@ -1,0 +1,137 @@
+"""Slurm's environment variables: which to take away before calling Slurm, and what they say inside a step.
+
+Variables of a job leak into whatever is started from it. sbatch then copies the outer job's CPU binding or node
+count into the new job, and srun takes the batch script's task count for a step of another shape. So each kind of
+call gets an environment of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zslurm.errors import SlurmUnavailable
+
+_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_")
+_LAUNCHER_PREFIXES = ("PMI_", "PMI2_", "PMIX_")
+_KEPT = {"SLURM_CONF", "SLURM_JWT"}
+"""Where the cluster is, and who the user is to it: without them a command may find no Slurm at all."""
+
+_SRUN_INPUTS = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        "BCAST BCAST_EXCLUDE COMPRESS CONSTRAINT CORE_SPEC CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE "
+        "CPU_BIND_VERBOSE CPU_FREQ_REQ CPUS_PER_GPU CPUS_PER_TASK DEPENDENCY DIST_PLANESIZE DISTRIBUTION "
+        "EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV GPU_BIND GPU_FREQ GPUS GPUS_PER_NODE "
+        "GPUS_PER_SOCKET GPUS_PER_TASK GRES GRES_FLAGS HINT IMMEDIATE JOB_NAME JOB_NUM_NODES "
+        "KILL_BAD_EXIT LABELIO MEM_BIND MEM_BIND_LIST MEM_BIND_PREFER MEM_BIND_SORT MEM_BIND_TYPE "
+        "MEM_BIND_VERBOSE MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE NETWORK NNODES NO_KILL NPROCS "
+        "NTASKS NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE NTASKS_PER_SOCKET OPEN_MODE OVERCOMMIT "
+        "OVERLAP PROLOG REMOTE_CWD REQ_SWITCH RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB STDERRMODE STDINMODE "
+        "STDOUTMODE STEP_GRES TASK_EPILOG TASK_PROLOG TASKS_PER_NODE TEST_EXEC THREAD_SPEC THREADS "
+        "THREADS_PER_CORE TIMELIMIT TRES_BIND TRES_FREQ TRES_PER_TASK UMASK UNBUFFEREDIO USE_MIN_NODES "
+        "WAIT WAIT4SWITCH WORKING_DIR"
+    ).split()
+)
+"""What srun reads as options (srun(1), INPUT ENVIRONMENT VARIABLES) besides the job it belongs to."""
+
+
+def names_to_scrub(environ: Mapping[str, str]) -> list[str]:
+    """The variables of `environ` that a new submission must not see, sorted: for `env -u NAME ...`."""
+    return sorted(
+        name for name in environ if name.startswith(_PREFIXES + _LAUNCHER_PREFIXES) and name not in _KEPT
+    )
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy without what a surrounding job, step or MPI launcher left; SLURM_CONF and SLURM_JWT stay."""
+    removed = set(names_to_scrub(environ))
+    return {name: value for name, value in environ.items() if name not in removed}
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy for `srun` inside a job: it still names the job, but nothing of the batch script shapes the step.
+
+    Without this, SLURM_NTASKS of the batch script gives "More processors requested than permitted" in a smaller
+    step, and SLURM_MEM_PER_NODE contradicts `--mem-per-cpu`.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _SRUN_INPUTS and not name.startswith((*_LAUNCHER_PREFIXES, "SRUN_", "SBATCH_"))
+    }
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What Slurm tells a task about its place. Times are UNIX seconds."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node_index: int
+    node_name: str
+    job_id: str
+    tasks_per_node: tuple[int, ...]
+    restart_count: int = 0
+    job_end_time: int | None = None
+    """None before Slurm 23.02, which does not say: ask squeue for the job's end."""
+
+    @property
+    def local_world_size(self) -> int:
+        """Tasks of this step on this node."""
+        return self.tasks_per_node[self.node_index]
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """Slurm's counts per node, written out: `8(x2),4` is (8, 8, 4).
+
+    Raises:
+        ValueError: the text is not of that form.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        count, _, repeat = part.removesuffix(")").partition("(x")
+        counts += [int(count)] * int(repeat or 1)
+    return tuple(counts)
+
+
+STEP_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "rank": ("SLURM_PROCID", int),
+    "world_size": ("SLURM_NTASKS", int),
+    "local_rank": ("SLURM_LOCALID", int),
+    "node_index": ("SLURM_NODEID", int),
+    "node_name": ("SLURMD_NODENAME", str),
+    "job_id": ("SLURM_JOB_ID", str),
+    "tasks_per_node": ("SLURM_STEP_TASKS_PER_NODE", expand_counts),
+    "restart_count": ("SLURM_RESTART_COUNT", int),
+    "job_end_time": ("SLURM_JOB_END_TIME", int),
+}
+"""Field of StepInfo -> Slurm's variable, and how its text is read."""
+
+_OPTIONAL = {"restart_count", "job_end_time"}
+
+
+def step_info(environ: Mapping[str, str]) -> StepInfo:
+    """This task's place in its step.
+
+    Raises:
+        SlurmUnavailable: a variable is missing or not a number: this is no task of a Slurm step.
+    """
+    values: dict[str, Any] = {}
+    for field, (name, read) in STEP_VARIABLES.items():
+        text = environ.get(name)
+        if text is None and field in _OPTIONAL:
+            continue
+        try:
+            values[field] = read(text or "")
+        except ValueError as error:
+            shown = "is not set" if text is None else f"is `{text}`"
+            raise SlurmUnavailable(f"not in a Slurm step: {name} {shown}; start tasks with srun") from error
+    for name in ("node_name", "job_id"):
+        if not values[name]:
+            raise SlurmUnavailable(
+                f"not in a Slurm step: {STEP_VARIABLES[name][0]} is not set; start tasks with srun"
+            )
+    return StepInfo(**values)

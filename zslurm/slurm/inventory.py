@@ -1,0 +1,145 @@
+"""What a cluster consists of: its partitions, and its nodes with their GPUs, from scontrol and sinfo."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+
+from zslurm.errors import SlurmRefused
+from zslurm.slurm.jobs import FIELD_END, RECORD_END, parse_duration
+
+_NODE_FIELDS = ("NodeList", "StateComplete", "Gres", "CPUs", "Memory", "PartitionName", "Reason")
+NODE_FORMAT = ",".join(
+    f"{field}:0{RECORD_END if field == _NODE_FIELDS[-1] else FIELD_END}" for field in _NODE_FIELDS
+)
+"""For sinfo --Node --Format."""
+
+_USABLE = {"idle", "mixed", "allocated", "completing"}
+_UNUSABLE_FLAGS = {"drain", "fail", "maintenance", "reboot_issued", "reboot_requested", "powering_down"}
+# What sinfo appends to a base state, besides words after a `+`.
+_SYMBOLS = {
+    "*": "not_responding",
+    "$": "maintenance",
+    "@": "reboot_requested",
+    "^": "reboot_issued",
+    "~": "powered_down",
+}
+_GPU = re.compile(r"gpu:(?:([^:(,]+):)?(\d+)(?=$|[(,])")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition as its users see it."""
+
+    name: str
+    nodes: str
+    """A hostlist."""
+    n_nodes: int
+    is_default: bool
+    is_up: bool
+    max_time: timedelta | None
+    """None is no limit."""
+    default_time: timedelta | None
+    max_nodes: int | None
+    """Most nodes for one job; None is no limit."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node and what Slurm knows of it."""
+
+    name: str
+    state: str
+    """The base state, in lower case: idle, mixed, allocated, down, ..."""
+    flags: frozenset[str]
+    """What comes with it: drain, not_responding, ..."""
+    gpus: int
+    gpu_type: str | None
+    """None where the site gives no type, or the node has several."""
+    cpus: int
+    memory_mb: int
+    partitions: tuple[str, ...]
+    reason: str
+    """Why it is down or drained; empty otherwise."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a job could run here now or after the present one."""
+        return self.state in _USABLE and "not_responding" not in self.flags and not (self.flags & _UNUSABLE_FLAGS)
+
+
+def parse_partitions(text: str) -> list[Partition]:
+    """The answer of `scontrol --oneliner show partition`; its values hold no spaces."""
+    partitions = []
+    for line in text.splitlines():
+        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if "PartitionName" not in values:
+            continue
+        max_nodes = values.get("MaxNodes", "")
+        partitions.append(
+            Partition(
+                name=values["PartitionName"],
+                nodes="" if values.get("Nodes") in (None, "(null)") else values["Nodes"],
+                n_nodes=int(values.get("TotalNodes", "0")),
+                is_default=values.get("Default") == "YES",
+                is_up=values.get("State") == "UP",
+                max_time=parse_duration(values.get("MaxTime", "")),
+                default_time=parse_duration(values.get("DefaultTime", "")),
+                max_nodes=int(max_nodes) if max_nodes.isdecimal() else None,
+            )
+        )
+    return partitions
+
+
+def parse_nodes(text: str) -> list[Node]:
+    """The answer of `sinfo --Node --noheader --Format=NODE_FORMAT`; a node of several partitions comes once.
+
+    Raises:
+        SlurmRefused: the fields are not the ones asked for.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    partitions: dict[str, list[str]] = {}
+    for record in text.split(RECORD_END):
+        if record.strip():
+            values = record.removeprefix("\n").split(FIELD_END)
+            if len(values) != len(_NODE_FIELDS):
+                raise SlurmRefused(
+                    f"sinfo: expected {len(_NODE_FIELDS)} fields, got {len(values)}: {record[:200]!r}"
+                )
+            row = dict(zip(_NODE_FIELDS, values, strict=True))
+            rows[row["NodeList"]] = row
+            partitions.setdefault(row["NodeList"], []).append(row["PartitionName"])
+    return [_node(row, tuple(partitions[name])) for name, row in rows.items()]
+
+
+def count_gpus(gres: str) -> tuple[int, str | None]:
+    """How many GPUs a node's GRES names, and their type where there is one: `gpu:mi300x:8(S:0-1)` is 8, mi300x."""
+    found = _GPU.findall(gres)
+    types = {kind for kind, _ in found}
+    kind = types.pop() if len(types) == 1 else None
+    return sum(int(count) for _, count in found), kind or None
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """The answer of `scontrol show config`: every setting, as text."""
+    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def _node(row: dict[str, str], partitions: tuple[str, ...]) -> Node:
+    words = row["StateComplete"].lower().split("+")
+    base = words[0].rstrip("".join(_SYMBOLS))
+    symbols = {_SYMBOLS[character] for character in words[0][len(base) :]}
+    gpus, gpu_type = count_gpus(row["Gres"])
+    return Node(
+        name=row["NodeList"],
+        state=base,
+        flags=frozenset(symbols | set(words[1:])),
+        gpus=gpus,
+        gpu_type=gpu_type,
+        cpus=int(row["CPUs"]),
+        memory_mb=int(row["Memory"]),
+        partitions=partitions,
+        reason="" if row["Reason"] == "none" else row["Reason"],
+    )
