@@ -239,6 +239,8 @@ def train(run_dir: Path) -> Ending:
             return Trainer(run_dir, config, world, stop).run()
     except CheckpointError as error:
         raise TrainError(f"checkpoint: {error}") from error
+    finally:
+        stop.close()
 
 
 def main(argv: list[str]) -> int:

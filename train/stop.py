@@ -23,5 +23,10 @@ class StopRequest:
         for signum in STOP_SIGNALS:
             signal.signal(signum, self._ask)
 
+    def close(self) -> None:
+        """Ignore the signals from now on: they come twice, and one during Python's own end would kill us."""
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+
     def _ask(self, _signum: int, _frame: FrameType | None) -> None:
         self.asked = True

@@ -83,7 +83,7 @@ def create_hdf5(path: Path) -> h5py.File:
 
 def write_text(file: h5py.File, name: str, text: str) -> None:
     """Set a text attribute of the root group, of fixed length: the heap of variable ones has no checksum."""
-    encoded = text.encode()
+    encoded = text.encode("utf-8", "backslashreplace")  # a path may hold bytes that are not UTF-8
     file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
 
 

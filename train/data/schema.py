@@ -15,7 +15,7 @@ a reader maps into memory at their offset in the file (those of 2 KiB and more s
     /checksums    <u4 [ceil(tokens / block_tokens)]
                   CRC32 (zlib's) of the bytes of each block of /tokens; attribute `block_tokens`
 
-and these attributes of the root group:
+and these attributes of the root group (texts of fixed length; all metadata carry HDF5's checksums):
 
     format             "zslurm-tokens"
     version            1; a reader refuses a newer one

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from train.jsonl import JsonLinesWriter, read_jsonl
-from zslurm.aegis.verdict import Cause, Verdict, judge
+from zslurm.aegis.verdict import Cause, Verdict, judge, root_failure
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.errors import Exit
@@ -27,7 +27,7 @@ from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
 from zslurm.launch.step import kill_step, local_step, slurm_step
 from zslurm.slurm.hostlist import compress
-from zslurm.slurm.srun_output import failed_nodes, task_failures
+from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -118,57 +118,72 @@ class Supervisor:
         return attempt, process
 
     def _watch(self, attempt: AttemptDir, process: DetachedProcess) -> Verdict:
-        """Wait for the step's end; stop it when asked to, and when a rank has failed and the rest does not end."""
-        aegis = self.spec.aegis
-        passed_on: int | None = None
+        """Wait for the step's end; kill it where it does not save in time, or outlives a failed rank."""
+        failures: list[TaskFailure] = []
+        killed_because: str | None = None
         failed_at: float | None = None
-        seen = 0
         while process.poll() is None:
-            now = time.monotonic()
-            if self.stop_signal is not None and passed_on is None:
-                passed_on = self.stop_signal
-                self._event("signal", signal=signal.Signals(passed_on).name, attempt=attempt.number)
-                process.signal_group(signal.SIGUSR2)
-                self.stop_deadline = now + aegis.save_s
-            failures = task_failures(_read(attempt.step_log))
-            for failure in failures[seen:]:
-                if failure.exit_code != Exit.INTERRUPTED:
-                    failed_at = failed_at or now
-                self._event(
-                    "ranks_ended",
-                    attempt=attempt.number,
-                    ranks=list(failure.ranks),
-                    node=failure.node,
-                    what=failure.what,
-                )
-            seen = len(failures)
-            late_save = self.stop_deadline is not None and now > self.stop_deadline
-            late_peers = failed_at is not None and now > failed_at + aegis.grace_s
-            if late_save or late_peers:
-                why = (
-                    "ranks did not save and stop in time" if late_save else "peers of the failed rank did not end"
-                )
-                self._event("step_killed", attempt=attempt.number, reason=why)
-                kill_step(process, attempt, self.job_id if self.on_slurm else None)
-                failed_at, self.stop_deadline = None, None
-                _wait_gone(process, deadline=now + 60.0)
-                break
             process.reap()
-            time.sleep(aegis.poll_s)
+            self._pass_signal_on(attempt, process)
+            for failure in self._new_failures(attempt, failures):
+                if failure.exit_code != Exit.INTERRUPTED:
+                    failed_at = failed_at or time.monotonic()
+            killed_because = self._why_kill(attempt, failures, failed_at)
+            if killed_because is not None:
+                self._event("step_killed", attempt=attempt.number, reason=killed_because)
+                kill_step(process, attempt, self.job_id if self.on_slurm else None)
+                _wait_gone(process)
+                break
+            time.sleep(self.spec.aegis.poll_s)
+        else:
+            self._new_failures(attempt, failures)
         process.reap()
         log = _read(attempt.step_log)
-        ends = [end for path in sorted(attempt.ranks.glob("*.json")) if (end := read_json(path))]
         code = process.poll()
-        return judge(
-            128 + signal.SIGKILL if code is None else code,
-            ends,
-            task_failures(log),
-            failed_nodes(log),
-            log[-2000:],
-        )
+        code = 128 + signal.SIGKILL if code is None else code
+        return judge(code, _rank_ends(attempt), failures, failed_nodes(log), log[-2000:], killed_because)
+
+    def _pass_signal_on(self, attempt: AttemptDir, process: DetachedProcess) -> None:
+        if self.stop_signal is None or self.stop_deadline is not None:
+            return
+        self._event("signal", signal=signal.Signals(self.stop_signal).name, attempt=attempt.number)
+        process.signal_group(signal.SIGUSR2)
+        self.stop_deadline = time.monotonic() + self.spec.aegis.save_s
+
+    def _new_failures(self, attempt: AttemptDir, known: list[TaskFailure]) -> list[TaskFailure]:
+        """Failures that the step reported since the last look; added to `known` and to the events."""
+        new = task_failures(_read(attempt.step_log))[len(known) :]
+        for failure in new:
+            known.append(failure)
+            ranks = list(failure.ranks)
+            self._event("ranks_ended", attempt=attempt.number, ranks=ranks, node=failure.node, what=failure.what)
+        return new
+
+    def _why_kill(self, attempt: AttemptDir, failures: list[TaskFailure], failed_at: float | None) -> str | None:
+        """Why the step must be killed now; None while there is reason to wait.
+
+        Where ranks complain of lost peers, and those peers say nothing, their node may be dead. Slurm finds out
+        by itself (SlurmdTimeout) and requeues the job: it gets the time to do so.
+        """
+        aegis, now = self.spec.aegis, time.monotonic()
+        if self.stop_deadline is not None and now > self.stop_deadline:
+            return f"the ranks did not save and stop within {aegis.save_s:g} s"
+        if failed_at is None or now <= failed_at + aegis.grace_s:
+            return None
+        if root_failure(failures, {end["rank"]: end for end in _rank_ends(attempt)}) is not None:
+            return f"peers of the failed rank did not end within {aegis.grace_s:g} s"
+        if now > failed_at + aegis.lost_peer_s:
+            return f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
+        return None
 
 
-def _wait_gone(process: DetachedProcess, deadline: float) -> None:
+def _rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
+    """What the ranks that have ended recorded."""
+    return [end for path in sorted(attempt.ranks.glob("*.json")) if (end := read_json(path))]
+
+
+def _wait_gone(process: DetachedProcess) -> None:
+    deadline = time.monotonic() + 60.0
     while process.poll() is None and time.monotonic() < deadline:
         process.reap()
         time.sleep(0.05)

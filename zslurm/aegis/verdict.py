@@ -1,12 +1,14 @@
 """How an attempt ended and why: a pure function of the evidence it left.
 
-The root is the first failure that srun (or its local twin) reported: peers of a dead rank fail after it, with
-errors of their own about broken connections, and must not take the blame. Among ranks reported on one line the
-one that recorded its error first counts.
+Peers of a dead rank fail as well, with errors of their own about broken connections, often before srun has said
+a word about the dead one. Such cascades take the blame only when there is nothing else: the root is the first
+rank that a signal killed or that failed with an error of its own. Among ranks reported on one line the one that
+recorded its error first counts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -48,15 +50,18 @@ def judge(
     failures: Sequence[TaskFailure],
     failed_nodes: Sequence[str],
     step_log_tail: str,
+    killed_because: str | None = None,
 ) -> Verdict:
     """Judge an attempt that has ended.
 
     Args:
         step_exit: exit code of the step (of srun: the highest of its tasks, 128 + signal for a killed one).
         rank_ends: what ranks recorded when they ended (AttemptDir.rank_end).
-        failures: failed tasks in the order in which the step reported them.
+        failures: failed tasks in the order in which the step reported them; without those that the supervisor
+            killed itself.
         failed_nodes: nodes that Slurm declared failed.
         step_log_tail: the step's last words, for an end that nothing else explains.
+        killed_because: why the supervisor killed the step, if it did.
     """
     if failed_nodes:
         node = failed_nodes[0]
@@ -69,11 +74,13 @@ def judge(
         return Verdict("interrupted", Exit.INTERRUPTED)
     by_rank = {int(end["rank"]): end for end in rank_ends}
     bad = [failure for failure in failures if failure.exit_code != Exit.INTERRUPTED]
+    if killed_because is not None and root_failure(bad, by_rank) is None:
+        return Verdict("failed", step_exit, Cause(killed_because))
     if bad:
-        return _from_failure(bad[0], by_rank, step_exit)
+        return _from_failure(root_failure(bad, by_rank) or bad[0], by_rank, step_exit)
     errors = sorted(
         (end for end in rank_ends if end["exit_code"] not in (Exit.DONE, Exit.INTERRUPTED)),
-        key=lambda end: float(end["time"]),
+        key=lambda end: (bool(_CASCADE.search(str(end.get("message")))), float(end["time"])),
     )
     if errors:
         return Verdict("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
@@ -81,9 +88,34 @@ def judge(
     return Verdict("failed", step_exit, Cause(words[-500:], exit_code=step_exit))
 
 
+# What gloo, NCCL and RCCL, and the store say when it was somebody else who left.
+_CASCADE = re.compile(
+    r"Connection (closed by|reset by) peer|Broken pipe|Read error|Write error|Timed out waiting|"
+    r"remote process exited|DistNetworkError|Socket Timeout|ncclRemoteError|ncclSystemError|"
+    r"watchdog .*caught collective operation timeout|wait timeout after|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+
+
+def root_failure(
+    failures: Sequence[TaskFailure], ends_by_rank: Mapping[int, Mapping[str, Any]]
+) -> TaskFailure | None:
+    """The first failure that is no mere consequence of another; None while there are only cascades."""
+    return next((failure for failure in failures if not _is_cascade(failure, ends_by_rank)), None)
+
+
+def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) -> bool:
+    """True where every rank of the failure recorded that a peer had left."""
+    if failure.exit_code is None:
+        return False
+    recorded = [by_rank[rank] for rank in failure.ranks if rank in by_rank]
+    return bool(recorded) and all(_CASCADE.search(str(end.get("message"))) for end in recorded)
+
+
 def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int) -> Verdict:
     recorded = sorted(
-        (by_rank[rank] for rank in failure.ranks if rank in by_rank), key=lambda end: float(end["time"])
+        (by_rank[rank] for rank in failure.ranks if rank in by_rank),
+        key=lambda end: (bool(_CASCADE.search(str(end.get("message")))), float(end["time"])),
     )
     if recorded and failure.exit_code is not None:
         return Verdict("failed", failure.exit_code, _from_rank_end(recorded[0]))

@@ -146,6 +146,11 @@ class AegisSection(Section):
         30.0,
         description="seconds that peers of a failed rank get to say why, before the attempt is torn down",
     )
+    lost_peer_s: Positive = Field(
+        600.0,
+        description="seconds that Slurm gets to name a dead node when ranks only complain of lost peers; "
+        "longer than the site's SlurmdTimeout",
+    )
     save_s: Positive = Field(
         600.0, description="seconds that ranks get to save and stop when asked, before they are killed"
     )

@@ -151,8 +151,21 @@ class SlurmClient:
         """
         self._commands.run("scontrol", "release", job_id)
 
+    def start_in(self, job_id: str, seconds: int) -> None:
+        """Let a requeued job, once it is PENDING, start after this time in place of Slurm's two minutes.
+
+        Not at once: a node refuses a job whose new start is in the same second as the end of the run before ("Job
+        credential revoked"), and the job FAILS. Give it as many seconds as the clocks of the cluster may differ by.
+
+        Raises:
+            NotFound: Slurm does not know the job.
+        """
+        self.update(job_id, StartTime=f"now+{seconds}")
+
     def update(self, job_id: str, **settings: str) -> None:
         """Change a job's settings by scontrol's names: `update("12", ExcNodeList="node3", Comment="...")`.
+
+        Times are read as UTC.
 
         Raises:
             NotFound: Slurm does not know the job.

@@ -1,0 +1,119 @@
+"""A command of Slurm is repeated where that helps, and fails in one clear line where it does not.
+
+The commands here are scripts that say what the real ones were recorded to say; tests/cluster has the real ones.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.slurm import recorded
+from zslurm.errors import Exit, NotFound, SlurmRefused, SlurmUnavailable
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+
+Program = Callable[[str, str], None]
+AT_ONCE = Retries(attempts=3, first_pause_s=0.0)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Puts a shell script under a name on the PATH that `client` uses."""
+
+    def write(name: str, script: str) -> None:
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/{name}.calls\n{script}\n')
+        path.chmod(0o755)
+
+    return write
+
+
+def client(tmp_path: Path, timeout_s: float = 30.0) -> SlurmClient:
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SQUEUE_FORMAT": "%i", "SLURM_CONF": "/etc/slurm.conf"}
+    return SlurmClient(environment, timeout_s, retries=AT_ONCE)
+
+
+def calls(tmp_path: Path, name: str) -> int:
+    return (tmp_path / f"{name}.calls").read_text().count("\n")
+
+
+def says(message: str, code: int) -> str:
+    return f"printf %s {shlex.quote(message)} >&2; exit {code}"
+
+
+def test_a_controller_that_comes_back_is_asked_again(tmp_path: Path, program: Program) -> None:
+    away = f"[ $(wc -l < {tmp_path}/squeue.calls) -lt 3 ] && {{ {says(recorded.CONTROLLER_DOWN, 1)}; }}"
+    program("squeue", f"{away}\nprintf %s {shlex.quote(recorded.SQUEUE)}")
+    assert len(client(tmp_path).queue()) == 9
+    assert calls(tmp_path, "squeue") == 3
+
+
+def test_a_controller_that_stays_away_is_an_error_with_its_own_code(tmp_path: Path, program: Program) -> None:
+    program("squeue", says(recorded.CONTROLLER_DOWN, 1))
+    with pytest.raises(SlurmUnavailable, match=r"does not answer \(3 tries\).*Unable to contact") as caught:
+        client(tmp_path).queue()
+    assert caught.value.exit_code is Exit.SLURM_UNAVAILABLE
+    assert calls(tmp_path, "squeue") == 3
+
+
+def test_requeue_is_repeated_only_where_it_was_surely_not_done(tmp_path: Path, program: Program) -> None:
+    program("scontrol", says(recorded.CONTROLLER_DOWN_REQUEUE, 1))
+    with pytest.raises(SlurmUnavailable):
+        client(tmp_path).requeue("1")
+    assert calls(tmp_path, "scontrol") == 3
+    program("scontrol", says("slurm_requeue error: Socket timed out on send/recv operation", 1))
+    with pytest.raises(SlurmUnavailable, match="it may have been done"):
+        client(tmp_path).requeue("1")
+    assert calls(tmp_path, "scontrol") == 4
+
+
+def test_a_command_that_hangs_is_given_up(tmp_path: Path, program: Program) -> None:
+    program("squeue", "exec sleep 600")
+    with pytest.raises(SlurmUnavailable, match="said nothing within"):
+        client(tmp_path, timeout_s=0.2).queue()
+    assert calls(tmp_path, "squeue") == 3
+
+
+def test_slurms_own_words_are_passed_on(tmp_path: Path, program: Program) -> None:
+    program("scontrol", says("slurm_update error: Access/permission denied\n", 1))
+    with pytest.raises(SlurmRefused) as caught:
+        client(tmp_path).update("7", Comment="x")
+    assert str(caught.value) == "scontrol update: slurm_update error: Access/permission denied"
+
+
+def test_an_unknown_job_is_not_found(tmp_path: Path, program: Program) -> None:
+    program("squeue", says(recorded.UNKNOWN_JOB, 1))
+    program("scancel", says(recorded.SCANCEL_UNKNOWN, 0))
+    program("scontrol", says(recorded.REQUEUE_UNKNOWN, 1))
+    slurm = client(tmp_path)
+    assert slurm.queue(["999"]) == {}
+    with pytest.raises(NotFound, match="scancel: error: Kill job error on job id 999"):
+        slurm.cancel("999")
+    with pytest.raises(NotFound, match="job 999"):
+        slurm.requeue("999")
+
+
+def test_the_queue_of_no_jobs_costs_no_call(tmp_path: Path, program: Program) -> None:
+    program("squeue", "exit 1")
+    assert client(tmp_path).queue([]) == {}
+    assert not (tmp_path / "squeue.calls").exists()
+
+
+def test_commands_see_the_cluster_but_no_formats_of_the_users_own(tmp_path: Path, program: Program) -> None:
+    program("squeue", f"env > {tmp_path}/seen")
+    client(tmp_path).queue()
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert {"SLURM_CONF=/etc/slurm.conf", "TZ=UTC"} <= set(seen)
+    assert not any(line.startswith("SQUEUE_") for line in seen)
+
+
+def test_without_slurm_there_is_one_clear_line() -> None:
+    slurm = SlurmClient({"PATH": "/nonexistent"})
+    assert not slurm.available()
+    assert slurm.history(["1"]) == {}
+    with pytest.raises(SlurmUnavailable, match="squeue: not found on PATH"):
+        slurm.queue()

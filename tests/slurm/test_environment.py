@@ -1,0 +1,68 @@
+"""What one Slurm command sees of another's variables, and what a task reads of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.slurm import recorded
+from zslurm.errors import SlurmUnavailable
+from zslurm.slurm.environment import (
+    StepInfo,
+    expand_counts,
+    names_to_scrub,
+    scrubbed,
+    step_environment,
+    step_info,
+)
+
+
+def variables(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+BATCH = variables(recorded.BATCH_ENVIRONMENT) | {"HOME": "/home/somebody"}
+TASK = variables(recorded.TASK_ENVIRONMENT)
+
+
+def test_a_submission_sees_where_the_cluster_is_and_nothing_of_a_job_around_it() -> None:
+    environment = BATCH | {"SBATCH_PARTITION": "old", "PMIX_RANK": "0", "PMI_RANK": "0", "SRUN_DEBUG": "3"}
+    assert scrubbed(environment) == {"HOME": "/home/somebody", "SLURM_CONF": BATCH["SLURM_CONF"]}
+    removed = names_to_scrub(environment)
+    assert removed == sorted(set(environment) - {"HOME", "SLURM_CONF"})
+
+
+def test_a_step_sees_its_job_but_no_shape_of_the_batch_script() -> None:
+    environment = step_environment(BATCH | {"SLURM_CPU_BIND": "mask_cpu:0x3", "PMIX_RANK": "0"})
+    assert {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CONF", "SLURM_JOB_NODELIST", "HOME"} <= set(environment)
+    shaping = {
+        "SLURM_NTASKS",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_GPUS_PER_NODE",
+        "SLURM_MEM_PER_NODE",
+    }
+    shaping |= {"SLURM_CPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_DISTRIBUTION", "SLURM_NNODES", "SLURM_CPU_BIND"}
+    assert not shaping & set(environment)
+    assert "PMIX_RANK" not in environment
+
+
+def test_a_task_reads_its_place() -> None:
+    info = step_info(TASK)
+    assert info == StepInfo(
+        rank=3, world_size=4, local_rank=1, node_index=1, node_name="node1", job_id="1", tasks_per_node=(2, 2)
+    )
+    assert info.local_world_size == 2
+    assert (info.restart_count, info.job_end_time) == (0, None)
+    later = step_info(TASK | {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795000000"})
+    assert (later.restart_count, later.job_end_time) == (2, 1_795_000_000)
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID", "SLURMD_NODENAME"])
+def test_outside_a_step_the_missing_variable_is_named(name: str) -> None:
+    environment = {key: value for key, value in TASK.items() if key != name}
+    with pytest.raises(SlurmUnavailable, match=f"{name} is not set"):
+        step_info(environment)
+
+
+def test_counts_per_node_are_written_out() -> None:
+    assert expand_counts("8(x3),4") == (8, 8, 8, 4)

@@ -1,0 +1,257 @@
+"""A build turns text files into a corpus: all of it, in order, the same every time, complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.data.corpora import write_texts
+from train.data.build import BuildProgress, build
+from train.data.bundle import Corpus
+from train.data.schema import bundle_name
+from train.data.sources import SourceFile, sample_files
+from train.data.statistics import unigram_entropy
+from train.data.stdlib import STDLIB_GLOB, stdlib_sources
+from train.data.tokenizer import load_tokenizer
+from train.errors import DataError
+
+WORDS = "the quick brown fox jumps over the lazy dog and runs away from it"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    return write_texts(
+        tmp_path / "texts",
+        b=f"second {WORDS}",
+        a__z=f"first {WORDS}",
+        c="",
+        d=b"not \xff UTF-8",
+        e=f"third <eos> {WORDS}\r\n",
+    )
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def documents(corpus: Corpus) -> list[str]:
+    """The texts of the documents, decoded; each must end with the end-of-document token, and have no other."""
+    tokenizer = load_tokenizer(corpus.tokenizer_path())
+    end = corpus.header.end_token
+    found = []
+    for bundle in corpus.bundles:
+        for start, stop in zip(bundle.documents[:-1], bundle.documents[1:], strict=True):
+            tokens = bundle.read(int(start), int(stop - start)).tolist()
+            assert tokens.index(end) == len(tokens) - 1
+            found.append(tokenizer.decode(tokens[:-1]))
+    return found
+
+
+def test_the_corpus_holds_the_texts_in_sorted_order(texts: Path, tmp_path: Path) -> None:
+    summary = build([texts], tmp_path / "out", vocab_size=300)
+    corpus = Corpus.open(tmp_path / "out")
+    assert documents(corpus) == [f"first {WORDS}", f"second {WORDS}", f"third <eos> {WORDS}\r\n"]
+    assert (summary.documents, summary.tokens) == (3, corpus.token_count)
+    assert (summary.empty_files, summary.skipped_files) == (1, (str(texts / "d.txt"),))
+    assert summary.text_bytes == sum(len(text.encode()) for text in documents(corpus))
+    assert summary.vocab_size == corpus.header.vocab_size == 300
+    assert summary.fingerprint == corpus.fingerprint
+    assert corpus.header.source == f"{texts} (*)"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "build.json",
+        "tokenizer.json",
+        "tokens-00000-of-00001.h5",
+    ]
+
+
+def test_two_builds_are_the_same_bytes(texts: Path, tmp_path: Path) -> None:
+    first = build([texts], tmp_path / "one", vocab_size=300, max_tokens_per_bundle=60)
+    second = build([texts], tmp_path / "two", vocab_size=300, max_tokens_per_bundle=60, threads=1)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert first.fingerprint == second.fingerprint
+
+
+def test_bundles_keep_to_their_size_and_documents_whole(texts: Path, tmp_path: Path) -> None:
+    whole = build([texts], tmp_path / "whole", vocab_size=300)
+    split = build([texts], tmp_path / "split", vocab_size=300, max_tokens_per_bundle=60)
+    assert split.bundles > 1
+    assert (tmp_path / "split" / bundle_name(split.bundles - 1, split.bundles)).is_file()
+    one, several = (Corpus.open(summary.path).window(0, whole.tokens - 1) for summary in (whole, split))
+    assert np.array_equal(one, several)
+    assert documents(Corpus.open(split.path)) == documents(Corpus.open(whole.path))
+
+
+def test_the_same_build_is_recognised_and_another_refused(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = build([texts], out, vocab_size=300)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = build([texts], out, vocab_size=300)
+    assert replace(again, seconds=0, reused=False) == replace(first, seconds=0)
+    assert again.reused
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    with pytest.raises(DataError, match="other text or settings; name another directory"):
+        build([texts], out, vocab_size=301)
+    write_texts(texts, f="one more")
+    with pytest.raises(DataError, match="other text or settings"):
+        build([texts], out, vocab_size=300)
+    (texts / "f.txt").unlink()
+    (out / "tokens-00000-of-00001.h5").unlink()
+    with pytest.raises(DataError, match=r"holds no tokens-NNNNN-of-NNNNN\.h5"):
+        build([texts], out, vocab_size=300)
+
+
+def test_a_directory_of_something_else_is_left_alone(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="exists and is not a finished corpus"):
+        build([texts], texts, vocab_size=300)
+    with pytest.raises(DataError, match="exists and is not a finished corpus"):
+        build([texts], texts / "b.txt", vocab_size=300)
+    (tmp_path / "empty").mkdir()
+    assert build([texts], tmp_path / "empty", vocab_size=300).documents == 3
+
+
+def test_a_given_tokenizer_is_used_and_copied(texts: Path, tmp_path: Path) -> None:
+    first = build([texts], tmp_path / "first", vocab_size=300)
+    for tokenizer in (first.path, first.path / "tokenizer.json"):
+        out = tmp_path / f"from-{tokenizer.name}"
+        second = build([texts / "b.txt"], out, tokenizer=tokenizer)
+        assert second.tokenizer_sha256 == first.tokenizer_sha256
+        assert documents(Corpus.open(out)) == [f"second {WORDS}"]
+
+
+def test_sources_are_filtered_and_read_once(texts: Path, tmp_path: Path) -> None:
+    for excluded in (texts / "a" / "__pycache__", texts / ".git"):
+        write_texts(excluded, x="not meant")
+    (texts / "notes.md").write_text("other kind")
+    (texts / "link.txt").symlink_to(texts / "b.txt")
+    (texts / "broken.txt").symlink_to(texts / "nowhere")
+    build([texts / "e.txt", texts, texts / "a"], tmp_path / "out", vocab_size=300, glob="*.txt")
+    firsts = [text.split()[0] for text in documents(Corpus.open(tmp_path / "out"))]
+    assert firsts == ["third", "first", "second"]
+
+
+def test_paths_that_are_not_utf8_work(texts: Path, tmp_path: Path) -> None:
+    strange = texts.rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    first = build([strange], tmp_path / "out", vocab_size=300)
+    assert build([strange], tmp_path / "out", vocab_size=300).skipped_files == first.skipped_files
+    assert r"caf\udce9" in Corpus.open(tmp_path / "out").header.source
+
+
+def test_a_tokenizers_sample_is_spread_over_the_files() -> None:
+    files = [SourceFile(Path(str(i)), 10) for i in range(100)]
+    assert sample_files(files, 1000) == files
+    assert sample_files(files, 250) == files[::4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"vocab_size": 100}, "vocabulary of 100 is too small"),
+        ({}, "either the size of a vocabulary to train or a tokenizer"),
+        ({"vocab_size": 300, "tokenizer": Path("x")}, "not both"),
+        ({"tokenizer": Path("/nowhere/tokenizer.json")}, "/nowhere/tokenizer.json: no such file"),
+        ({"vocab_size": 300, "glob": "*.rst"}, r"no file matches '\*\.rst'"),
+        ({"vocab_size": 300, "end_token": "<end>"}, "no <end>"),
+        ({"vocab_size": 300, "max_tokens_per_bundle": 0}, "at least 1"),
+        ({"vocab_size": 300, "glob": "[cd].txt"}, "no usable text: 1 files are empty, 1 are not UTF-8"),
+    ],
+)
+def test_bad_arguments_are_refused_and_leave_nothing(
+    texts: Path, tmp_path: Path, arguments: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(DataError, match=complaint):
+        build([texts], tmp_path / "out", **arguments)
+    assert list(tmp_path.iterdir()) == [texts]
+
+
+def test_bad_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere: no such file"):
+        build([tmp_path / "nowhere"], tmp_path / "out", vocab_size=300)
+    with pytest.raises(DataError, match="list of sources"):
+        build([], tmp_path / "out", vocab_size=300)
+
+
+def test_an_unwritable_place_is_named(texts: Path) -> None:
+    with pytest.raises(DataError, match="/proc/out: cannot be written"):
+        build([texts], Path("/proc/out"), vocab_size=300)
+
+
+@pytest.mark.parametrize("stage", ["tokenizer", "tokens"])
+def test_an_interrupted_build_leaves_nothing(texts: Path, tmp_path: Path, stage: str) -> None:
+    def interrupt(progress: BuildProgress) -> None:
+        if progress.stage == stage and progress.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build([texts], tmp_path / "out", vocab_size=300, report=interrupt)
+    assert list(tmp_path.iterdir()) == [texts]
+
+
+def test_a_killed_build_leaves_no_corpus_and_the_next_one_cleans_up(texts: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from train.data.build import build\n"
+        "def die(progress):\n"
+        "    if progress.stage == 'tokens' and progress.done == progress.total:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "build([Path(sys.argv[1])], Path(sys.argv[2]), vocab_size=300, max_tokens_per_bundle=60, report=die)"
+    )
+    out = tmp_path / "out"
+    killed = subprocess.run([sys.executable, "-c", code, str(texts), str(out)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists()
+    (leavings,) = (path for path in tmp_path.iterdir() if path != texts)
+    assert leavings.name.startswith(".out.building-")
+    with pytest.raises(DataError):
+        Corpus.open(out)
+    build([texts], out, vocab_size=300)
+    assert sorted(tmp_path.iterdir()) == [out, texts]
+
+
+def test_a_living_process_keeps_its_unfinished_build(texts: Path, tmp_path: Path) -> None:
+    leavings: list[Path] = []
+
+    def build_beside(progress: BuildProgress) -> None:
+        if progress.stage == "tokens" and not leavings:
+            leavings.extend(tmp_path.glob(".out.building-*"))
+            with pytest.raises(DataError, match="being built by this very process"):
+                build([texts], tmp_path / "out", vocab_size=300)
+
+    build([texts], tmp_path / "out", vocab_size=300, report=build_beside)
+    assert len(leavings) == 1
+    assert leavings[0].name.endswith(f"-{os.getpid()}")
+    assert Corpus.open(tmp_path / "out").document_count == 3
+
+
+def test_an_out_that_appears_meanwhile_is_not_overwritten(texts: Path, tmp_path: Path) -> None:
+    def intrude(progress: BuildProgress) -> None:
+        if progress.stage == "tokens":
+            write_texts(tmp_path / "out", mine="precious")
+
+    with pytest.raises(DataError, match="written by someone else meanwhile"):
+        build([texts], tmp_path / "out", vocab_size=300, report=intrude)
+    assert contents(tmp_path / "out") == {"mine.txt": b"precious"}
+
+
+def test_the_standard_library_is_real_text(tmp_path: Path) -> None:
+    """One package of it, for the time: tokenized, it compresses, and predicting it needs context."""
+    source = stdlib_sources() / "json"
+    progress: list[BuildProgress] = []
+    summary = build([source], tmp_path / "out", vocab_size=1000, glob=STDLIB_GLOB, report=progress.append)
+    assert summary.documents == len([path for path in source.glob("*.py") if path.stat().st_size])
+    assert summary.text_bytes / summary.tokens > 2
+    assert 4 < unigram_entropy(Corpus.open(tmp_path / "out")) < np.log(1000)
+    assert [p.stage for p in progress] == sorted((p.stage for p in progress), key=["tokenizer", "tokens"].index)
+    assert progress[-1].done == progress[-1].total == sum(p.stat().st_size for p in source.glob("*.py"))
+
+
+def test_a_python_without_sources_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="no sources of its standard library; install them"):
+        stdlib_sources()
