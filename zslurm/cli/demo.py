@@ -12,6 +12,7 @@ def demo(
     directory: Annotated[
         Path, typer.Option("--dir", help="Where to work; made anew each time.", metavar="DIR")
     ] = Path("demo"),
+    tokens: Annotated[int, typer.Option("--tokens", min=100_000, help="How many tokens to train on.")] = 1_000_000,
 ) -> None:
     """Train a tiny ZAYA1 on real text, on this machine.
 
@@ -21,4 +22,4 @@ def demo(
     """
     from zslurm.report.demo import run_demo
 
-    raise typer.Exit(run_demo(directory))
+    raise typer.Exit(run_demo(directory, tokens))

@@ -20,7 +20,8 @@ from zslurm.config.yaml12 import KeyPath
 from zslurm.errors import ConfigError
 
 # Keys that hold paths: relative ones given in a file are relative to that file, others to the working directory.
-PATH_KEYS: tuple[KeyPath, ...] = (("run", "runs_dir"), ("data", "path"))
+PATH_KEYS: tuple[KeyPath, ...] = (("run", "runs_dir"), ("data", "path"), ("cluster", "template"))
+_FILE_LAYERS = ("cluster profile", "base file", "run file")
 # Paths end up in scripts and in Slurm's own patterns, where these characters cannot be written safely.
 FORBIDDEN_IN_PATHS = "%\\"
 
@@ -143,10 +144,12 @@ def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
         section = data.setdefault(str(key[0]), {})
     if not isinstance(given, str) or not isinstance(section, dict):
         return  # validation names the wrong type
+    if key == ("cluster", "template") and "/" not in given and not given.endswith(".j2"):
+        return  # the name of a shipped template
     origin = layers.leaf_origin(key)
     path = Path(given).expanduser()
     if not path.is_absolute():
-        base = Path(origin.file).parent if origin.layer in ("run file", "base file") and origin.file else Path()
+        base = Path(origin.file).parent if origin.layer in _FILE_LAYERS and origin.file else Path()
         path = base.absolute() / path
     text = str(path)
     if any(character in text for character in FORBIDDEN_IN_PATHS) or "\n" in text:

@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from zslurm.report.data import describe_summary, make_bundle
 from zslurm.report.values import show_count, show_duration
 
 RANKS = 2
+DEFAULT_TOKENS = 1_000_000  # as in the recipe zaya1-tiny
 VOCAB_SIZE = 4096
 INTERRUPT_AT_SHARE = 0.4
 RUN_FILE = """\
@@ -77,8 +79,12 @@ def _interrupt_when_under_way(process: subprocess.Popen[bytes], run: RunDir, sha
         time.sleep(0.3)
 
 
-def run_demo(directory: Path) -> int:
+def run_demo(directory: Path, tokens: int) -> int:
     """Run the demo in `directory`; returns the exit code.
+
+    Args:
+        directory: where to work; an earlier demo there is replaced.
+        tokens: how many tokens to train on.
 
     Raises:
         ConfigError: the directory is somebody else's or cannot be written.
@@ -97,7 +103,9 @@ def run_demo(directory: Path) -> int:
     run_file.write_text(RUN_FILE.format(ranks=RANKS))
     run = RunDir((directory / "runs" / "demo").absolute())
     say(f"\n2. Train a tiny ZAYA1 on {RANKS} ranks; interrupt it on the way.")
-    arguments = ("submit", str(run_file), "--cluster", "local", "--wait")
+    arguments = ["submit", str(run_file), "--cluster", "local", "--wait"]
+    if tokens != DEFAULT_TOKENS:
+        arguments += ["--set", f"phases[0].tokens={tokens}"]
     first = _zslurm(*arguments)
     _interrupt_when_under_way(first, run, INTERRUPT_AT_SHARE)
     if first.returncode != Exit.INTERRUPTED:
@@ -113,14 +121,18 @@ def run_demo(directory: Path) -> int:
 
 def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int:
     steps = [row for row in read_jsonl(run.metrics) if row["kind"] == "step"]
-    first, last = steps[0]["loss"], steps[-1]["loss"]
-    rate = sorted(row["tokens_per_s"] for row in steps)[len(steps) // 2]
+    first = steps[0]["loss"]
+    last = statistics.mean(row["loss"] for row in steps[-10:])
+    rate = statistics.median(row["tokens_per_s"] for row in steps)
     saved = sorted(path.name for path in run.checkpoints.iterdir())
     attempts = len({row["attempt"] for row in steps})
     learned = last < entropy - 0.5
     verdict = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
     print(f"\ndemo: {steps[-1]['step']} steps in {attempts} attempts, {show_duration(seconds)} in all")
-    print(f"  loss         {first:.3f} -> {last:.3f}, {verdict} the unigram entropy of {entropy:.3f}")
+    print(
+        f"  loss         {first:.3f} -> {last:.3f} (mean of the last 10 steps), "
+        f"{verdict} the unigram entropy of {entropy:.3f}"
+    )
     print(f"  speed        {show_count(rate)} tokens/s (median step)")
     print(f"  checkpoints  {', '.join(saved)} in {run.checkpoints}")
     print("try next")

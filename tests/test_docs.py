@@ -1,0 +1,141 @@
+"""Every command in README and docs runs as it stands there.
+
+```bash blocks run on this machine, ```bash cluster blocks on the test cluster as its ordinary user; the run file is
+the ```yaml block of the README that is called run.yaml. Blocks marked ```sh are make's and have tests of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm_cluster import SlurmCluster
+from tests.cluster.waiting import wait_for
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document."""
+
+    document: str
+    kind: str
+    text: str
+
+
+def blocks(kind: str, document: Path) -> list[Block]:
+    found = _BLOCK.finditer(document.read_text())
+    return [Block(document.name, m["kind"].strip(), m["text"]) for m in found if m["kind"].strip() == kind]
+
+
+def with_blocks(kind: str) -> list[Path]:
+    return [document for document in DOCUMENTS if blocks(kind, document)]
+
+
+def run_file() -> str:
+    (text,) = [b.text for b in blocks("yaml", ROOT / "README.md") if b.text.startswith("# run.yaml")]
+    return text
+
+
+def prepare(directory: Path) -> Path:
+    """The directory that the documents assume: some texts and run.yaml."""
+    texts = directory / "texts"
+    texts.mkdir()
+    for name in ("argparse", "typing", "subprocess", "inspect", "logging/__init__", "unittest/mock"):
+        source = Path(os.__file__).parent / f"{name}.py"
+        shutil.copy(source, texts / f"{name.replace('/', '-')}.txt")
+    (directory / "run.yaml").write_text(run_file())
+    return directory
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the README's local commands were run, one after the other."""
+    directory = prepare(tmp_path_factory.mktemp("docs"))
+    for block in blocks("bash", ROOT / "README.md"):
+        run_locally(block, directory)
+    return directory
+
+
+def run_locally(block: Block, directory: Path) -> None:
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(directory / "state"),
+        "XDG_CONFIG_HOME": str(directory / "config"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.text],
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{block.document}:\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_readmes_local_run_completes(local: Path) -> None:
+    assert (local / "runs" / "first" / "metrics.jsonl").exists()
+    assert list((local / "runs" / "first" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in with_blocks("bash") if d.name != "README.md"], ids=lambda path: path.name
+)
+def test_local_commands_of(document: Path, local: Path) -> None:
+    for block in blocks("bash", document):
+        run_locally(block, local)
+
+
+@pytest.mark.parametrize("document", with_blocks("python"), ids=lambda path: path.name)
+def test_python_of(document: Path, local: Path) -> None:
+    for block in blocks("python", document):
+        done = subprocess.run(
+            [sys.executable, "-c", block.text], cwd=local, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+@pytest.fixture
+def cluster_directory(slurm_cluster: SlurmCluster, local: Path) -> Iterator[Path]:
+    """The same directory for the ordinary user, with a profile of the cluster; its jobs end with the test."""
+    directory = prepare(slurm_cluster.user_dir("docs-test"))
+    shutil.copytree(local / "data", directory / "data")
+    slurm_cluster.run(["chmod", "-R", "u+rwX", directory], check=False)
+    slurm_cluster.zslurm("init", "--yes")
+    yield directory
+    slurm_cluster.run(["scancel", "--user", slurm_cluster.user.pw_name])
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("document", with_blocks("bash cluster"), ids=lambda path: path.name)
+def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluster_directory: Path) -> None:
+    """Line by line; a requeue waits for the job to run, as a person would."""
+    python = slurm_cluster.installation().python
+    zslurm = f'zslurm() {{ "{python}" -P -m zslurm "$@"; }}'
+    for block in blocks("bash cluster", document):
+        for chunk in re.split(r"^(?=zslurm requeue)", block.text, flags=re.MULTILINE):
+            if chunk.startswith("zslurm requeue"):
+                wait_for(lambda: "running" in _status(slurm_cluster, cluster_directory), "the run to start")
+            slurm_cluster.run(["bash", "-euo", "pipefail", "-c", f"{zslurm}\n{chunk}"], cwd=cluster_directory)
+
+
+def _status(cluster: SlurmCluster, directory: Path) -> str:
+    return cluster.zslurm("status", "first", cwd=directory).stdout
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_lead_somewhere(document: Path) -> None:
+    for target in _LINK.findall(document.read_text()):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
