@@ -64,7 +64,9 @@ def mirror(directory: Path, run_as_user: RunAsUser) -> Installation:
     environment = directory / "venv"
     _mirror_tree(Path(sys.prefix), environment)
     for path in environment.glob("lib/python*/site-packages/*.pth"):
-        _rewrite(path, path.read_text(encoding="utf-8").replace(str(CHECKOUT), str(sources)))
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if str(CHECKOUT) in lines:  # the line that makes the checkout importable
+            _rewrite(path, "\n".join(str(sources) if line == str(CHECKOUT) else line for line in lines) + "\n")
 
     base = Path(sys.base_prefix)
     if run_as_user([str(Path(sys.executable).resolve()), "-c", ""]).returncode != 0:

@@ -126,7 +126,7 @@ class SlurmCluster(RunsAsUser):
         if self._started is None:
             return
         instance, own_daemons, _ = self._started
-        self._started = None
+        self._started = self._installation = None
         atexit.unregister(self._stop_at_exit)
         dismantle(lambda other: other.directory == instance.directory)
         own_daemons.reap()

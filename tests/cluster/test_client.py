@@ -158,7 +158,7 @@ def test_an_unknown_job_is_not_found(client: SlurmClient) -> None:
 def test_a_refusal_passes_on_what_slurm_said(client: SlurmClient, submit: Submit) -> None:
     job_id = submit("sleep 600", "--no-requeue")
     reaches(client, job_id, JobState.RUNNING)
-    with pytest.raises(SlurmRefused, match="^scontrol update: Job is no longer pending execution") as caught:
+    with pytest.raises(SlurmRefused, match=r"^scontrol update: Job is no longer pending execution") as caught:
         client.update(job_id, Partition="nosuchpartition")
     assert "\n" not in str(caught.value)
 

@@ -92,10 +92,7 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
     person = User(slurm_cluster, directory)
     person.zslurm("init", "--yes")
     yield person
-    slurm_cluster.run(["scancel", "--full", "--signal=KILL", "--user", slurm_cluster.user.pw_name])
-    slurm_cluster.run(["scancel", "--user", slurm_cluster.user.pw_name])
-    for node in slurm_cluster.node_names:
-        slurm_cluster.start_node(node)
+    slurm_cluster.restore()
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -108,11 +105,11 @@ def test_two_nodes_train_are_requeued_and_continue(user: User) -> None:
     assert (state["state"], state["job_id"], state["nodes"]) == ("running", job_id, "node[0-1]")
     assert "step 1/400 loss" in user.zslurm("logs", "main")
 
-    user.zslurm("requeue", "main")
-    assert user.wait_for_state("main", "requeued")["restarts"] == 1
+    user.zslurm("requeue", "main", "--now")
+    state = user.state("main")
+    assert (state["state"], state["job_id"], state["restarts"]) == ("requeued", job_id, 1)
     stopped_at = user.steps("main")[-1]["step"]
     assert stopped_at < 400
-    user.cluster.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
     user.wait_for_step("main", stopped_at + 4)
     second = [row for row in user.steps("main") if row["attempt"] == 2]
     assert second[0]["step"] == stopped_at + 1, "it saved when it was asked to stop, and lost no step"
@@ -180,7 +177,7 @@ def test_a_killed_rank_is_named(user: User) -> None:
 
 
 def test_a_killed_supervisor_is_replaced_and_costs_nothing(user: User) -> None:
-    user.zslurm("submit", user.write_run("survives", steps=300))
+    user.zslurm("submit", user.write_run("survives", steps=120))
     user.wait_for_step("survives", 2)
     supervisor = json.loads((user.directory / "runs" / "survives" / "supervisor.json").read_text())
     os.kill(supervisor["pid"], signal.SIGKILL)
@@ -194,7 +191,7 @@ def test_a_killed_supervisor_is_replaced_and_costs_nothing(user: User) -> None:
 def test_a_dead_node_requeues_the_job(user: User) -> None:
     user.zslurm("submit", user.write_run("bereft", steps=4000))
     user.wait_for_step("bereft", 5)
-    user.cluster.kill_node("node1")
+    user.cluster.kill_node("node1", noticed_at_once=True)
     user.wait_for_state("bereft", "requeued", "node-failed")
     assert user.state("bereft")["state"] == "requeued", "the template asks for --requeue"
 

@@ -15,6 +15,8 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.states import JobState
 
 _POLL_S = 0.2
+# A start in the very second in which the job's earlier run ended on a node fails there ("Job credential revoked").
+RESTART_AFTER_S = 5
 
 
 def cancel(run: RunDir, *, wait: bool = False) -> str | None:
@@ -95,7 +97,7 @@ def _start_now(client: SlurmClient, job_id: str) -> None:
     while time.monotonic() < deadline:
         record = client.job(job_id)
         if record is not None and record.state is JobState.PENDING and record.restarts:
-            client.update(job_id, StartTime="now")
+            client.start_in(job_id, RESTART_AFTER_S)
             return
         if record is None or (record.restarts and record.state is JobState.RUNNING):
             return

@@ -154,8 +154,8 @@ class SlurmClient:
     def start_in(self, job_id: str, seconds: int) -> None:
         """Let a requeued job, once it is PENDING, start after this time in place of Slurm's two minutes.
 
-        Not at once: a node refuses a job whose new start is in the same second as the end of the run before ("Job
-        credential revoked"), and the job FAILS. Give it as many seconds as the clocks of the cluster may differ by.
+        Not at once: a node refuses a job that starts again within the second in which its run before ended ("Job
+        credential revoked"), and the job FAILS. Add the seconds by which the clocks of the cluster may differ.
 
         Raises:
             NotFound: Slurm does not know the job.
