@@ -1,7 +1,7 @@
 """Every command in README and docs runs as it stands there.
 
-```bash blocks run on this machine, ```bash cluster blocks on the test cluster as its ordinary user; the run file is
-the ```yaml block of the README that is called run.yaml. Blocks marked ```sh are make's and have tests of their own.
+```bash blocks run on this machine, ```bash cluster blocks on the test cluster as its ordinary user; the run file
+is the ```yaml block of the README that is called run.yaml. Blocks marked ```sh are make's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.waiting import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -8,7 +8,6 @@ prints. Nothing here imports torch.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,12 +23,14 @@ def _number_only(value: object) -> object:
     return value
 
 
-Count = Annotated[int, BeforeValidator(_number_only), Field(gt=0)]
-Whole = Annotated[int, BeforeValidator(_number_only), Field(ge=0)]
-Positive = Annotated[float, BeforeValidator(_number_only), Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, BeforeValidator(_number_only), Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, BeforeValidator(_number_only), Field(ge=0, lt=1)]
-Share = Annotated[float, BeforeValidator(_number_only), Field(gt=0, le=1)]
+_LARGEST = 2**53  # larger integers are not exact in floating point, nor in other people's JSON
+
+Count = Annotated[int, Field(gt=0, le=_LARGEST), BeforeValidator(_number_only)]
+Whole = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_number_only)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_number_only)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number_only)]
+Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number_only)]
+Share = Annotated[float, Field(gt=0, le=1), BeforeValidator(_number_only)]
 
 
 class Section(BaseModel):
@@ -126,7 +127,7 @@ class PhaseConfig(Section):
 
     name: str = Field("train", description="name of the phase, for people")
     tokens: Count = Field(description="tokens to train on in this phase")
-    context: Annotated[int, BeforeValidator(_number_only), Field(ge=2)] = Field(
+    context: Annotated[int, Field(ge=2, le=_LARGEST), BeforeValidator(_number_only)] = Field(
         description="tokens in one sequence"
     )
     global_batch: Count = Field(description="sequences in one optimizer step, over all ranks")
@@ -157,7 +158,7 @@ class PhaseConfig(Section):
     @property
     def steps(self) -> int:
         """Optimizer steps of this phase: enough for its tokens."""
-        return math.ceil(self.tokens / self.step_tokens)
+        return -(-self.tokens // self.step_tokens)
 
     @property
     def microbatches(self) -> int:

@@ -2,15 +2,21 @@
 
 
 class TrainError(Exception):
-    """Something the user can mend; the message says what, where, and what to do."""
+    """Training cannot go on; the message says what, where, and what to do."""
+
+    exit_code = 1
 
 
 class ConfigError(TrainError):
     """The configuration cannot be trained as it stands."""
 
+    exit_code = 2
+
 
 class DataError(TrainError):
     """A data bundle is missing, damaged, or does not fit the model."""
+
+    exit_code = 2
 
 
 class Diverged(TrainError):

@@ -6,6 +6,7 @@ can leave at most one unfinished last line, which readers skip and the next writ
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -33,7 +34,9 @@ class JsonLinesWriter:
         Raises:
             OSError: the disk is full or the file system is gone.
         """
-        os.write(self._fd, json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n")
+        line = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+        if os.write(self._fd, line) < len(line):
+            raise OSError(errno.ENOSPC, "no space for a whole line")
 
     def close(self) -> None:
         """Close the file."""

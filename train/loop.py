@@ -223,15 +223,20 @@ def _open_corpus(config: TrainConfig) -> Corpus:
     return corpus
 
 
-def train(run_dir: Path) -> Ending:
+def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
     """Train one rank of the run in `run_dir`, which holds config.json; the environment is torchrun's.
+
+    Args:
+        run_dir: the run.
+        stop: a request that listens already; default: one that listens from now on.
 
     Raises:
         ConfigError, DataError: the user can mend the configuration or the data.
         TrainError: training cannot go on.
     """
-    stop = StopRequest()
-    stop.install()
+    if stop is None:
+        stop = StopRequest()
+        stop.install()
     dump_stacks_on_signal()
     config = load_train_config(run_dir / "config.json")
     try:
@@ -253,9 +258,6 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         return train(Path(argv[0]))
-    except (ConfigError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
     except TrainError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+        return error.exit_code

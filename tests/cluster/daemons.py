@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.cluster import processes
 from tests.cluster.config_files import Ports
 from tests.cluster.layout import Instance
-from tests.cluster.waiting import wait_for
+from tests.waiting import wait_for
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

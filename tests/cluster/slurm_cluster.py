@@ -25,7 +25,7 @@ from tests.cluster.as_user import RunsAsUser
 from tests.cluster.config_files import Timing
 from tests.cluster.daemons import PATH, Daemons
 from tests.cluster.layout import Instance, this_process
-from tests.cluster.waiting import wait_for
+from tests.waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "useradd")
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")

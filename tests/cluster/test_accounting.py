@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.cluster.test_runs import User
-from tests.cluster.waiting import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.waiting import wait_for
+from tests.waiting import wait_for
 from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
@@ -106,7 +106,7 @@ def test_a_job_can_be_moved_off_a_node_by_its_own_user(
     job_id = submit("sleep 600", "--requeue", "-w", "node0", "--exclude", "node7")
     reaches(client, job_id, JobState.RUNNING)
     move = (
-        "import sys; from zslurm.slurm.client import SlurmClient; from tests.cluster.waiting import wait_for\n"
+        "import sys; from zslurm.slurm.client import SlurmClient; from tests.waiting import wait_for\n"
         "client, job = SlurmClient(), sys.argv[1]\n"
         "client.requeue_hold(job)\n"
         "wait_for(lambda: client.job(job).state.is_waiting, 'the job to wait')\n"

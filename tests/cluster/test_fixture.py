@@ -17,7 +17,7 @@ from tests.cluster.config_files import Timing
 from tests.cluster.installation import CHECKOUT, mirror
 from tests.cluster.layout import Instance
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.waiting import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 

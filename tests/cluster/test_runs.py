@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.waiting import wait_for
 from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
+from tests.waiting import wait_for
 from train.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slurm
@@ -261,3 +261,11 @@ def _rank_process(user: User, run: str, rank: int) -> psutil.Process:
             except psutil.Error:
                 continue
     raise AssertionError(f"no process of rank {rank}")
+
+
+def test_a_surrounding_jobs_variables_do_not_leak_into_the_new_job(user: User) -> None:
+    """Submitting from inside a job: its task count, partition and CPU binding stay where they are."""
+    leaking = {"SLURM_NTASKS": "99", "SBATCH_PARTITION": "nonesuch", "SLURM_CPU_BIND": "mask_cpu:0x1"}
+    run_file = user.write_run("clean", steps=4)
+    user.cluster.zslurm("submit", run_file, cwd=user.directory, env=leaking)
+    assert user.wait_for_state("clean", "completed", "failed")["state"] == "completed"

@@ -1,20 +1,17 @@
-"""Training, stopping, resuming: real processes, started as a user would start them."""
+"""Training, stopping, resuming: real processes; the run that others are compared with is torchrun's."""
 
 from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from checkpoint_tools import list_checkpoints
+from tests.train.ranks import Ranks, train_on
 from tests.train.runs import (
     STEP_TOKENS,
-    clean_environment,
     losses_of,
     make_corpus,
     make_run,
@@ -22,7 +19,8 @@ from tests.train.runs import (
     torchrun,
     train_alone,
 )
-from train.loop import Ending
+from tests.waiting import wait_for
+from train.loop import Ending, main
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +60,10 @@ def test_metrics_tell_every_step(finished: Path) -> None:
 
 
 def test_the_loss_falls(tmp_path: Path, corpus: Path) -> None:
-    run = make_run(tmp_path / "run", corpus, steps=60, phase={"lr": 1e-2}, checkpoint={"every_steps": 100})
-    assert train_alone(run).returncode == 0
+    run = make_run(
+        tmp_path / "run", corpus, steps=60, phase={"lr": 1e-2, "micro_batch": 6}, checkpoint={"every_steps": 100}
+    )
+    assert train_on(run, ranks=1).returncode == 0
     losses = losses_of(run)
     assert losses[0] == pytest.approx(4.16, abs=0.1), "an untrained model is uniform: ln 64 = 4.16"
     assert losses[-1] < losses[0] - 1.0
@@ -84,9 +84,9 @@ def test_resume_is_bit_exact(finished: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_of_two_ranks_continues_on_three_and_on_one(finished: Path, tmp_path: Path) -> None:
     whole = losses_of(finished)[3:]
     on_three = _resumed_from_step_3(finished, tmp_path / "three")
-    assert torchrun(on_three, ranks=3).returncode == 0
+    assert train_on(on_three, ranks=3).returncode == 0
     on_one = _resumed_from_step_3(finished, tmp_path / "one")
-    assert train_alone(on_one).returncode == 0
+    assert train_on(on_one, ranks=1).returncode == 0
     for other in (on_three, on_one):
         # The first loss comes from equal weights and sequences; only the order of sums differs.
         assert losses_of(other)[0] == pytest.approx(whole[0], rel=1e-5)
@@ -105,7 +105,7 @@ def test_the_size_of_a_microbatch_does_not_change_the_first_steps(
     finished: Path, tmp_path: Path, corpus: Path
 ) -> None:
     run = make_run(tmp_path / "three-at-once", corpus, steps=6, phase={"micro_batch": 3})
-    assert train_alone(run).returncode == 0
+    assert train_on(run, ranks=1).returncode == 0
     assert losses_of(run)[:3] == pytest.approx(losses_of(finished)[:3], rel=1e-5)
 
 
@@ -113,31 +113,36 @@ def test_more_ranks_than_microbatches_work(tmp_path: Path, corpus: Path) -> None
     """One rank has nothing to compute, and still takes its part in every collective."""
     phase = {"micro_batch": 3, "global_batch": 6}
     run = make_run(tmp_path / "run", corpus, steps=2, phase=phase)
-    done = torchrun(run, ranks=3)
+    done = train_on(run, ranks=3)
     assert done.returncode == 0, done.stderr
     assert len(losses_of(run)) == 2
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.fixture(scope="module")
+def unasked(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """Forty steps on one rank that nobody interrupts and nothing is saved of."""
+    run = make_run(tmp_path_factory.mktemp("runs") / "unasked", corpus, steps=40, **_SELDOM_SAVED)
+    assert train_on(run, ranks=1).returncode == 0
+    return run
+
+
+_SELDOM_SAVED = {"checkpoint": {"every_steps": 1000}}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_asked_to_stop_it_saves_and_continues_bit_exactly(
-    tmp_path: Path, corpus: Path, signum: signal.Signals
+    unasked: Path, tmp_path: Path, corpus: Path, signum: signal.Signals
 ) -> None:
-    settings = {"checkpoint": {"every_steps": 1000}}
-    whole = make_run(tmp_path / "whole", corpus, steps=40, **settings)
-    assert train_alone(whole).returncode == 0
-    run = make_run(tmp_path / "stopped", corpus, steps=40, **settings)
-    command = [sys.executable, "-m", "train", str(run)]
-    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(losses_of(run)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signum)
-    assert process.wait(timeout=120) == Ending.INTERRUPTED
+    run = make_run(tmp_path / "stopped", corpus, steps=40, **_SELDOM_SAVED)
+    ranks = Ranks(run, 1)
+    wait_for(lambda: len(losses_of(run)) >= 3, "three steps")
+    ranks.send_signal(signum)
+    assert ranks.wait().returncode == Ending.INTERRUPTED
     stopped_at = len(losses_of(run))
     assert 3 <= stopped_at < 40
     assert list_checkpoints(run / "checkpoints")[0].step == stopped_at
-    assert train_alone(run).returncode == 0
-    assert losses_of(run) == losses_of(whole)
+    assert train_on(run, ranks=1).returncode == 0
+    assert losses_of(run) == losses_of(unasked)
     assert {row["attempt"] for row in steps_of(run)} == {1, 2}
 
 
@@ -149,7 +154,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 0x10
     shard.write_bytes(content)
-    done = torchrun(run, ranks=2)
+    done = train_on(run, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "step-00000006 is passed over" in done.stdout
     assert "shard-00001-of-00002.safetensors" in done.stdout
@@ -163,7 +168,7 @@ def test_only_damaged_checkpoints_stop_the_run_instead_of_starting_over(finished
         content = bytearray(shard.read_bytes())
         content[-100] ^= 1
         shard.write_bytes(content)
-    done = train_alone(run)
+    done = train_on(run, ranks=1)
     assert done.returncode == 1
     assert "none of its 2 checkpoints can be read" in done.stderr
     assert "Traceback" not in done.stderr
@@ -172,7 +177,7 @@ def test_only_damaged_checkpoints_stop_the_run_instead_of_starting_over(finished
 def test_a_checkpoint_of_another_model_is_refused(finished: Path, tmp_path: Path, corpus: Path) -> None:
     run = make_run(tmp_path / "other", corpus, model={"layers": 3})
     shutil.copytree(finished / "checkpoints", run / "checkpoints")
-    done = train_alone(run)
+    done = train_on(run, ranks=1)
     assert done.returncode == 2
     assert "model.layers is 3, the checkpoint has 2" in done.stderr
     assert "Traceback" not in done.stderr
@@ -182,14 +187,14 @@ def test_another_tokenizer_is_refused(finished: Path, tmp_path: Path) -> None:
     other = make_corpus(tmp_path / "other.h5", tokenizer="b" * 64)
     run = make_run(tmp_path / "run", other)
     shutil.copytree(finished / "checkpoints", run / "checkpoints")
-    done = train_alone(run)
+    done = train_on(run, ranks=1)
     assert done.returncode == 2
     assert "another tokenizer" in done.stderr
 
 
 def test_a_diverged_run_stops_before_it_spoils_a_checkpoint(tmp_path: Path, corpus: Path) -> None:
     run = make_run(tmp_path / "run", corpus, steps=30, phase={"lr": 1e18, "warmup_steps": 0})
-    done = train_alone(run)
+    done = train_on(run, ranks=1)
     assert done.returncode == 1
     assert "not finite" in done.stderr
     assert "Traceback" not in done.stderr
@@ -197,12 +202,12 @@ def test_a_diverged_run_stops_before_it_spoils_a_checkpoint(tmp_path: Path, corp
 
 def test_bf16_trains_and_keeps_fp32_masters(tmp_path: Path, corpus: Path) -> None:
     run = make_run(tmp_path / "run", corpus, steps=6, parallel={"dtype": "bf16"})
-    done = torchrun(run, ranks=2)
+    done = train_on(run, ranks=2)
     assert done.returncode == 0, done.stderr
     whole = losses_of(run)
     assert whole[-1] < whole[0]
     resumed = _resumed_from_step_3(run, tmp_path / "resumed")
-    assert torchrun(resumed, ranks=2).returncode == 0
+    assert train_on(resumed, ranks=2).returncode == 0
     assert losses_of(resumed) == whole[3:]
 
 
@@ -214,23 +219,22 @@ def test_phases_follow_each_other(tmp_path: Path, corpus: Path) -> None:
     longer = config["phases"][0] | {"name": "long", "context": 32, "global_batch": 3, "rope_base": 1e6, "lr": 1e-3}
     config["phases"] = [config["phases"][0] | {"name": "short"}, longer]
     (run / "config.json").write_text(json.dumps(config))
-    assert train_alone(run).returncode == 0
+    assert train_on(run, ranks=1).returncode == 0
     assert [row["phase"] for row in steps_of(run)] == ["short", "short", "long", "long"]
     assert steps_of(run)[-1]["tokens"] == 4 * STEP_TOKENS
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([], "usage:"), (["--help"], "usage:"), (["/nowhere"], "no such file")],
-)
-def test_wrong_usage_is_one_line(arguments: list[str], message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "train", *arguments],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["one", "two"]])
+def test_wrong_usage_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("usage: python -m train RUN_DIR")
+    assert len(message.splitlines()) == 1
+
+
+def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+    done = train_alone(tmp_path / "nowhere")
     assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert (
+        done.stderr == f"error: {tmp_path}/nowhere/config.json: no such file; a run directory holds config.json\n"
+    )

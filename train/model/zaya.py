@@ -31,7 +31,9 @@ class Zaya(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        # Not nn.Embedding(...): filling it by itself, on the meta device, would import all of torch's compiler.
+        empty = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.embedding = nn.Embedding.from_pretrained(empty, freeze=False)
         self.layers = nn.ModuleList(Layer(config, dtype, first=layer == 0) for layer in range(config.layers))
         self.head_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
         bias_LC = torch.empty(config.layers, config.router_classes, dtype=torch.float32)

@@ -22,7 +22,7 @@ from train.jsonl import JsonLinesWriter, read_jsonl
 from zslurm.aegis.verdict import Cause, Verdict, judge, root_failure
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
-from zslurm.errors import Exit
+from zslurm.errors import ConfigError, Exit
 from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
 from zslurm.launch.step import kill_step, local_step, slurm_step
@@ -31,6 +31,8 @@ from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+# A rank that has only just been started does not listen yet: the request is repeated.
+_REPEAT_S = 2.0
 
 
 class Supervisor:
@@ -44,16 +46,19 @@ class Supervisor:
             environ: environment of the job; the ranks inherit it.
 
         Raises:
-            ConfigError: config.json is missing or damaged.
+            ConfigError: config.json is missing or damaged, or this is not a job.
         """
         self.run = run
         self.spec: RunSpec = load_spec(run.config)
         self.on_slurm = self.spec.cluster.launcher == "slurm"
-        self.job_id = environ["SLURM_JOB_ID" if self.on_slurm else "ZSLURM_JOB_ID"]
+        self.job_id = _required(environ, "SLURM_JOB_ID" if self.on_slurm else "ZSLURM_JOB_ID")
         self.restart = int(environ.get("SLURM_RESTART_COUNT", "0"))
         self.environ = environ
-        self.stop_signal: int | None = None
+        # The batch script was asked to stop before this supervisor could be.
+        asked = environ.get("ZSLURM_STOP")
+        self.stop_signal: int | None = signal.Signals[f"SIG{asked}"] if asked else None
         self.stop_deadline: float | None = None
+        self.repeat_at = 0.0
 
     def supervise(self) -> int:
         """Watch until the attempt is over; returns the exit code of the run."""
@@ -63,12 +68,22 @@ class Supervisor:
             signal.signal(signum, signal.SIG_IGN)
         ProcessRecord.of(os.getpid()).write(self.run.supervisor)
         with JsonLinesWriter(self.run.events) as self.events:
-            attempt, process = self._adopt_or_start()
-            verdict = self._watch(attempt, process)
-            self._event("attempt_ended", attempt=attempt.number, **verdict.fields())
-            self._event("run_ended", outcome=verdict.outcome, exit_code=verdict.exit_code)
+            verdict = self._attempt()
+            self._event("run_ended", **verdict.fields())
         write_atomically(self.run.job_exit(self.job_id), f"{verdict.exit_code}\n")
         return verdict.exit_code
+
+    def _attempt(self) -> Verdict:
+        """Watch the running step of this start of the job, or that of a new attempt, to its end."""
+        attempt, process = self._adopt() or (None, None)
+        if attempt is None or process is None:
+            if self.stop_signal is not None:
+                self._event("signal", signal=signal.Signals(self.stop_signal).name)
+                return Verdict("interrupted", Exit.INTERRUPTED)
+            attempt, process = self._start()
+        verdict = self._watch(attempt, process)
+        self._event("attempt_ended", attempt=attempt.number, **verdict.fields())
+        return verdict
 
     def _on_stop_signal(self, signum: int, _frame: FrameType | None) -> None:
         self.stop_signal = signum
@@ -78,8 +93,8 @@ class Supervisor:
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
         print(f"supervisor: {kind} {shown}".rstrip(), flush=True)
 
-    def _adopt_or_start(self) -> tuple[AttemptDir, DetachedProcess]:
-        """Take up the running step of this start of the job, or begin the next attempt."""
+    def _adopt(self) -> tuple[AttemptDir, DetachedProcess] | None:
+        """Take up the step that an earlier supervisor of this start of the job left; None where there is none."""
         attempts = self.run.attempt_dirs()
         if attempts:
             last = attempts[-1]
@@ -96,9 +111,12 @@ class Supervisor:
                 cause = Cause("the job was requeued or its batch node died before the attempt could be judged")
                 self._event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
         self._event("supervisor_started", pid=os.getpid(), host=socket.gethostname())
-        return self._start(self.run.attempt(attempts[-1].number + 1 if attempts else 1))
+        return None
 
-    def _start(self, attempt: AttemptDir) -> tuple[AttemptDir, DetachedProcess]:
+    def _start(self) -> tuple[AttemptDir, DetachedProcess]:
+        """Begin the next attempt."""
+        attempts = self.run.attempt_dirs()
+        attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 1)
         attempt.logs.mkdir(parents=True)
         attempt.ranks.mkdir()
         make = slurm_step if self.on_slurm else local_step
@@ -131,24 +149,33 @@ class Supervisor:
             killed_because = self._why_kill(attempt, failures, failed_at)
             if killed_because is not None:
                 self._event("step_killed", attempt=attempt.number, reason=killed_because)
-                kill_step(process, attempt, self.job_id if self.on_slurm else None)
+                self._kill(attempt, process)
                 _wait_gone(process)
                 break
             time.sleep(self.spec.aegis.poll_s)
         else:
             self._new_failures(attempt, failures)
+            if not process.left_exit_code:
+                self._kill(attempt, process)
         process.reap()
+        process.signal_group(signal.SIGKILL)  # what a rank started in the background
         log = _read(attempt.step_log)
         code = process.poll()
         code = 128 + signal.SIGKILL if code is None else code
         return judge(code, _rank_ends(attempt), failures, failed_nodes(log), log[-2000:], killed_because)
 
+    def _kill(self, attempt: AttemptDir, process: DetachedProcess) -> None:
+        kill_step(process, attempt, self.job_id if self.on_slurm else None)
+
     def _pass_signal_on(self, attempt: AttemptDir, process: DetachedProcess) -> None:
-        if self.stop_signal is None or self.stop_deadline is not None:
+        now = time.monotonic()
+        if self.stop_signal is None or now < self.repeat_at:
             return
-        self._event("signal", signal=signal.Signals(self.stop_signal).name, attempt=attempt.number)
+        if self.stop_deadline is None:
+            self._event("signal", signal=signal.Signals(self.stop_signal).name, attempt=attempt.number)
+            self.stop_deadline = now + self.spec.aegis.save_s
         process.signal_group(signal.SIGUSR2)
-        self.stop_deadline = time.monotonic() + self.spec.aegis.save_s
+        self.repeat_at = now + _REPEAT_S
 
     def _new_failures(self, attempt: AttemptDir, known: list[TaskFailure]) -> list[TaskFailure]:
         """Failures that the step reported since the last look; added to `known` and to the events."""
@@ -187,6 +214,12 @@ def _wait_gone(process: DetachedProcess) -> None:
     while process.poll() is None and time.monotonic() < deadline:
         process.reap()
         time.sleep(0.05)
+
+
+def _required(environ: dict[str, str], name: str) -> str:
+    if name not in environ:
+        raise ConfigError(f"not inside a job: {name} is not set; `zslurm submit` starts a run and its supervisor")
+    return environ[name]
 
 
 def _read(path: Path) -> str:

@@ -70,17 +70,16 @@ def judge(
         )
     if step_exit == 0:
         return Verdict("completed", Exit.DONE)
-    if step_exit == Exit.INTERRUPTED:
-        return Verdict("interrupted", Exit.INTERRUPTED)
     by_rank = {int(end["rank"]): end for end in rank_ends}
     bad = [failure for failure in failures if failure.exit_code != Exit.INTERRUPTED]
+    if step_exit == Exit.INTERRUPTED and not bad:  # the highest code of all: others may have failed with a lower
+        return Verdict("interrupted", Exit.INTERRUPTED)
     if killed_because is not None and root_failure(bad, by_rank) is None:
         return Verdict("failed", step_exit, Cause(killed_because))
     if bad:
         return _from_failure(root_failure(bad, by_rank) or bad[0], by_rank, step_exit)
     errors = sorted(
-        (end for end in rank_ends if end["exit_code"] not in (Exit.DONE, Exit.INTERRUPTED)),
-        key=lambda end: (bool(_CASCADE.search(str(end.get("message")))), float(end["time"])),
+        (end for end in rank_ends if end["exit_code"] not in (Exit.DONE, Exit.INTERRUPTED)), key=_earliest_root
     )
     if errors:
         return Verdict("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
@@ -108,19 +107,26 @@ def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) 
     """True where every rank of the failure recorded that a peer had left."""
     if failure.exit_code is None:
         return False
-    recorded = [by_rank[rank] for rank in failure.ranks if rank in by_rank]
-    return bool(recorded) and all(_CASCADE.search(str(end.get("message"))) for end in recorded)
+    return all(rank in by_rank and _blames_a_peer(by_rank[rank]) for rank in failure.ranks)
+
+
+def _blames_a_peer(end: Mapping[str, Any]) -> bool:
+    return bool(_CASCADE.search(str(end.get("message"))))
 
 
 def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int) -> Verdict:
-    recorded = sorted(
-        (by_rank[rank] for rank in failure.ranks if rank in by_rank),
-        key=lambda end: (bool(_CASCADE.search(str(end.get("message")))), float(end["time"])),
-    )
-    if recorded and failure.exit_code is not None:
-        return Verdict("failed", failure.exit_code, _from_rank_end(recorded[0]))
-    code = failure.exit_code or step_exit
-    return Verdict("failed", code, Cause(failure.what, rank=failure.ranks[0], node=failure.node, exit_code=code))
+    code = failure.exit_code
+    silent = [rank for rank in failure.ranks if rank not in by_rank]
+    recorded = sorted((by_rank[rank] for rank in failure.ranks if rank in by_rank), key=_earliest_root)
+    if code is None or not recorded or (silent and _blames_a_peer(recorded[0])):
+        code, rank = code or step_exit, (silent or failure.ranks)[0]
+        return Verdict("failed", code, Cause(failure.what, rank=rank, node=failure.node, exit_code=code))
+    return Verdict("failed", code, _from_rank_end(recorded[0]))
+
+
+def _earliest_root(end: Mapping[str, Any]) -> tuple[bool, float]:
+    """Sorts what ranks recorded: own errors before complaints about peers, then by time."""
+    return _blames_a_peer(end), float(end["time"])
 
 
 def _from_rank_end(end: Mapping[str, Any]) -> Cause:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from zslurm import __version__
 from zslurm.cli import aegis, cancel, config, data, demo, init, logs, requeue, status, submit, template
@@ -46,11 +48,42 @@ def _options(
 
 
 def main() -> NoReturn:
-    """Run the command line. A user's mistake is one line and the documented exit code, never a traceback."""
+    """Run the command line and leave with its exit code."""
+    code = _run()
     try:
-        app()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone, as in `zslurm ... | head`; Python would complain of it when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = Exit.FAILED
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command. A user's mistake is one line and the documented exit code, never a traceback."""
+    try:
+        return app(prog_name="zslurm", standalone_mode=False) or Exit.DONE
     except ZslurmError as error:
-        for line in str(error).splitlines():
-            print(f"zslurm: {line}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(Exit.DONE)
+        _complain(str(error))
+        return error.exit_code
+    except TyperException as error:
+        _complain_of_usage(error.format_message())
+        return error.exit_code
+    except typer.Abort:
+        _complain("stopped; nothing was changed")
+    except OSError as error:
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    return Exit.FAILED
+
+
+def _complain_of_usage(message: str) -> None:
+    """One line; but the help itself where there were no arguments at all."""
+    if message.startswith("Usage: "):
+        print(message, file=sys.stderr)
+    else:
+        _complain(f"{' '.join(message.split()).rstrip('.')} (see zslurm --help, zslurm COMMAND --help)")
+
+
+def _complain(text: str) -> None:
+    for line in text.splitlines():
+        print(f"zslurm: {line}", file=sys.stderr)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from zslurm.config.yaml12 import parse
+from zslurm.config.yaml12 import plain_scalar
 from zslurm.errors import NotFound
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.inventory import Node, Partition
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./+-]*")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def _local_gpus() -> int:
 
 
 def _scalar(text: str) -> str:
-    """A YAML scalar that reads back as the word `text`."""
-    if parse(text, "scalar").data == text and not text.startswith(("*", "&", "!", "[", "{")):
+    """A YAML scalar that reads back as the word `text`, which has no control characters."""
+    if _PLAIN.fullmatch(text) and plain_scalar(text) == text:
         return text
     return "'" + text.replace("'", "''") + "'"

@@ -16,6 +16,7 @@ from zslurm.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
 from zslurm.launch.run_dir import write_atomically
 
 LOCAL = "local"
+SITE_PROFILES = Path("/etc/zslurm/clusters")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -25,14 +26,10 @@ def config_dir() -> Path:
     return (Path(base) if base else Path.home() / ".config") / "zslurm"
 
 
-def _folders() -> list[Path]:
-    return [config_dir() / "clusters", Path("/etc/zslurm/clusters")]
-
-
 def profile_files() -> dict[str, Path]:
     """Every profile that has a file, by name; a user's own hides the site's of the same name."""
     found: dict[str, Path] = {}
-    for folder in _folders():
+    for folder in (config_dir() / "clusters", SITE_PROFILES):
         for path in sorted(folder.glob("*.yaml")):
             found.setdefault(path.stem, path)
     return found
@@ -60,9 +57,11 @@ def default_name() -> str:
     if chosen:
         return chosen
     try:
-        return (config_dir() / "default-cluster").read_text().strip()
+        chosen = (config_dir() / "default-cluster").read_text().strip()
     except OSError:
-        pass
+        chosen = ""
+    if chosen:
+        return chosen
     files = profile_files()
     if len(files) == 1:
         return next(iter(files))
@@ -78,16 +77,25 @@ def load_profile(name: str) -> tuple[yaml12.Document, str]:
 
     Raises:
         NotFound: there is none; the nearest name is suggested.
-        ConfigError: it is not valid YAML.
+        ConfigError: it is not valid YAML, or its section `cluster` is none.
     """
     files = profile_files()
     if name in files:
         document = yaml12.read(files[name])
-        if isinstance(document.data, dict) and isinstance(document.data.get("cluster", {}), dict):
-            document.data.setdefault("cluster", {}).setdefault("name", name)
-        return document, str(files[name])
+        data = {} if document.data is None else document.data
+        if isinstance(data, dict):
+            section = data["cluster"] = {} if data.get("cluster") is None else data["cluster"]
+            if not isinstance(section, dict):
+                place = f"{files[name]}:{document.lines[('cluster',)]}"
+                raise ConfigError(f"{place}: cluster: expected a mapping of keys to values, got {section!r}")
+            section.setdefault("name", name)
+            # A profile that is written down is a cluster's, unless it says otherwise.
+            section.setdefault("launcher", "slurm")
+        return yaml12.Document(data, document.lines), str(files[name])
     if name == LOCAL:
-        return yaml12.parse("cluster: {name: local, launcher: local}", "profile local"), "profile local"
+        return yaml12.parse(
+            "cluster: {name: local, launcher: local}", "cluster profile local"
+        ), "cluster profile local"
     near = difflib.get_close_matches(name, [*files, LOCAL], n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"profiles: {', '.join([*files, LOCAL])}"
     raise NotFound(f"{name}: no cluster profile has this name; {hint}; `zslurm init` makes one")

@@ -6,6 +6,7 @@ Later layers win. Mappings merge key by key; lists and scalars replace what was 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,9 +31,7 @@ class Origin:
 
     def __str__(self) -> str:
         """`run file run.yaml:12`, or just the layer."""
-        if self.file is None:
-            return self.layer
-        return f"{self.layer} {self.file}" + (f":{self.line}" if self.line else "")
+        return self.place if self.place.startswith(self.layer) else f"{self.layer} {self.place}"
 
     @property
     def place(self) -> str:
@@ -51,6 +50,8 @@ class Layers:
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    # The last file: where a section that nobody gave would stand.
+    top: Origin = DEFAULT
 
     def add(self, document: yaml12.Document, layer: str, file: str) -> None:
         """Lay a parsed file over what is there.
@@ -65,7 +66,9 @@ class Layers:
         def origin(path: KeyPath) -> Origin:
             return Origin(layer, file, document.lines.get(path))
 
-        self._merge(self.data, data, (), origin)
+        self.top = Origin(layer, file)
+        # A section whose every line is commented out says nothing.
+        self._merge(self.data, {key: {} if value is None else value for key, value in data.items()}, (), origin)
 
     def _merge(
         self,
@@ -159,8 +162,11 @@ def parse_path(text: str) -> KeyPath:
 
 
 def show_path(path: KeyPath) -> str:
-    """("a", "b", 0, "c") as `a.b[0].c`."""
+    """("a", "b", 0, "c") as `a.b[0].c`; a part that is no plain word is quoted."""
     shown = ""
     for part in path:
-        shown += f"[{part}]" if isinstance(part, int) else (f".{part}" if shown else str(part))
+        if isinstance(part, int):
+            shown += f"[{part}]"
+        else:
+            shown += ("." if shown else "") + (part if re.fullmatch(_WORD, part) else json.dumps(part))
     return shown

@@ -13,11 +13,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from zslurm.config import yaml12
-from zslurm.config.layers import Layers, Origin
+from zslurm.config.layers import Layers, Origin, show_path
 from zslurm.config.problems import describe
-from zslurm.config.spec import RunSpec
+from zslurm.config.spec import CONTROL, RunSpec
 from zslurm.config.yaml12 import KeyPath
 from zslurm.errors import ConfigError
+from zslurm.paths import expand
 
 # Keys that hold paths: relative ones given in a file are relative to that file, others to the working directory.
 PATH_KEYS: tuple[KeyPath, ...] = (("run", "runs_dir"), ("data", "path"), ("cluster", "template"))
@@ -61,13 +62,13 @@ def recipes() -> dict[str, str]:
 
 def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.Document, str, Path | None]:
     """The document that `extends: NAME` means: a shipped recipe, or a file beside the one that names it."""
-    where = f"{user}:{line}" if user else "extends"
+    where = f"{yaml12.called(user)}:{line}" if user else "extends"
     if not isinstance(name, str):
         raise ConfigError(f"{where}: extends: expected the name of a recipe or a file, got {json.dumps(name)}")
     shipped = recipes()
     if name in shipped:
         return yaml12.parse(shipped[name], f"recipe {name}"), f"recipe {name}", None
-    path = (user.parent if user else Path()) / Path(name).expanduser()
+    path = (user.parent if user else Path()) / expand(name)
     if path.is_file():
         return yaml12.read(path), str(path), path
     near = difflib.get_close_matches(name, shipped, n=1)
@@ -80,27 +81,36 @@ def _stack(
 ) -> list[tuple[yaml12.Document, str, str]]:
     """A document and everything it extends, the base first."""
     stack: list[tuple[yaml12.Document, str, str]] = []
-    seen = [file]
+    seen = {file if path is None else path.resolve()}
     while True:
         data = document.data if isinstance(document.data, dict) else {}
         base = data.pop("extends", None)
         stack.insert(0, (document, layer, file))
         if base is None:
             return stack
-        document, file, path = _base_of(base, path, document.lines.get(("extends",)))
+        named_in, line = file, document.lines.get(("extends",))
+        document, file, path = _base_of(base, path, line)
         layer = "recipe" if path is None else "base file"
-        if file in seen:
-            raise ConfigError(f"{' extends '.join([*seen, file])}: the files extend each other in a circle")
-        seen.append(file)
+        identity = file if path is None else path.resolve()
+        if identity in seen:
+            raise ConfigError(
+                f"{named_in}:{line}: extends: {base} is laid under itself; a base cannot extend its heir"
+            )
+        seen.add(identity)
 
 
 def resolve(
-    run_file: Path, *, profile: tuple[yaml12.Document, str] | None = None, overrides: tuple[str, ...] = ()
+    run_file: Path,
+    *,
+    document: yaml12.Document | None = None,
+    profile: tuple[yaml12.Document, str] | None = None,
+    overrides: tuple[str, ...] = (),
 ) -> Resolved:
     """Resolve a run file over a cluster profile and under overrides.
 
     Args:
         run_file: the YAML run file; `-` reads standard input.
+        document: the run file where it has been parsed already.
         profile: the parsed cluster profile and the file it came from.
         overrides: `KEY=VALUE` assignments, applied last, in order.
 
@@ -110,8 +120,9 @@ def resolve(
     layers = Layers()
     if profile is not None:
         layers.add(profile[0], "cluster profile", profile[1])
-    for document, layer, file in _stack(yaml12.read(run_file), "run file", str(run_file), run_file):
-        layers.add(document, layer, file)
+    given = document or yaml12.read(run_file)
+    for part, layer, file in _stack(given, "run file", yaml12.called(run_file), run_file):
+        layers.add(part, layer, file)
     for assignment in overrides:
         layers.override(assignment)
     return validate(layers)
@@ -147,14 +158,14 @@ def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
     if key == ("cluster", "template") and "/" not in given and not given.endswith(".j2"):
         return  # the name of a shipped template
     origin = layers.leaf_origin(key)
-    path = Path(given).expanduser()
+    path = expand(given)
     if not path.is_absolute():
         base = Path(origin.file).parent if origin.layer in _FILE_LAYERS and origin.file else Path()
         path = base.absolute() / path
     text = str(path)
-    if any(character in text for character in FORBIDDEN_IN_PATHS) or "\n" in text:
+    if any(character in text for character in FORBIDDEN_IN_PATHS) or CONTROL.search(text):
         raise ConfigError(
-            f"{origin.place}: {key[0]}.{key[1]}: a path here cannot hold '%', '\\' or a line break: {text!r}"
+            f"{origin.place}: {show_path(key)}: a path here cannot hold '%', '\\' or control characters: {text!a}"
         )
     section[str(key[1])] = text
 
@@ -171,11 +182,13 @@ def load_spec(config_json: Path) -> RunSpec:
         ConfigError: it is missing, damaged, or of another version of zslurm.
     """
     try:
-        return RunSpec.model_validate(json.loads(config_json.read_text(encoding="utf-8")))
+        data = json.loads(config_json.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{config_json}: cannot be read: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{config_json}: not JSON: {error}") from error
+    try:
+        return RunSpec.model_validate(data)
     except ValidationError as error:
-        lines = describe(error, Layers(), RunSpec)
-        raise ConfigError(f"{config_json}: {lines[0]}") from error
+        origin = Origin("run file", str(config_json))
+        raise ConfigError(describe(error, Layers(data, {(): origin}, origin), RunSpec)[0]) from error

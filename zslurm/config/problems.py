@@ -9,6 +9,7 @@ import types
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from zslurm.config.layers import LAYER_ORDER, Layers, Origin, show_path
 from zslurm.config.yaml12 import KeyPath
@@ -37,17 +38,27 @@ def _section_at(spec: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     return section
 
 
+def _elsewhere(key: str, spec: type[BaseModel]) -> list[str]:
+    """The sections' keys of exactly this name: the commonest slip is a key in the wrong section."""
+    found: list[str] = []
+    for name, field in spec.model_fields.items():
+        section = _model_in(field.annotation)
+        if section is not None and key in section.model_fields:
+            found.append(f"{name}[0].{key}" if get_origin(field.annotation) is tuple else f"{name}.{key}")
+    return found
+
+
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _clean_path(location: tuple[str | int, ...], data: Any) -> KeyPath:
-    """Pydantic's location without the union members it appends: only parts that address the data."""
+def _clean_path(location: tuple[str | int, ...], data: Any, *, missing: bool) -> KeyPath:
+    """Pydantic's location without the union members it appends: what addresses the data, or misses there."""
     path: list[str | int] = []
     value = data
     for part in location:
-        if isinstance(value, dict) and isinstance(part, str):
+        if isinstance(value, dict) and isinstance(part, str) and (missing or part in value):
             path.append(part)
             value = value.get(part)
         elif isinstance(value, list | tuple) and isinstance(part, int):
@@ -59,9 +70,12 @@ def _clean_path(location: tuple[str | int, ...], data: Any) -> KeyPath:
 
 
 def _latest_mentioned(message: str, path: KeyPath, layers: Layers, spec: type[BaseModel]) -> Origin:
-    """Where a rule over several keys was broken: the last given of the keys that its message names."""
+    """Where a rule over several keys was broken: of those that its message names, the one of the latest layer.
+
+    Within a layer it is the first that is named: the message's subject.
+    """
     section = _section_at(spec, path)
-    named = [key for key in section.model_fields if re.search(rf"\b{key}\b", message)] if section else []
+    named = re.findall(rf"\b({'|'.join(section.model_fields)})\b", message) if section else []
     given = [layers.origins[(*path, key)] for key in named if (*path, key) in layers.origins]
     return max(
         given, key=lambda origin: LAYER_ORDER.index(origin.layer.split(" ")[0]), default=layers.origin(path)
@@ -73,34 +87,43 @@ def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> l
     lines: list[str] = []
     reported: list[KeyPath] = []
     for item in error.errors():
-        path = _clean_path(item["loc"], layers.data)
-        if any(deeper[: len(path)] == path and deeper != path for deeper in reported):
-            continue  # a list that is too short because its one item was refused
+        path = _clean_path(item["loc"], layers.data, missing=item["type"] == "missing")
+        if any(deeper[: len(path)] == path for deeper in reported):
+            continue  # a list that is too short because its one item was refused, or the next member of a union
         reported.append(path)
-        key = show_path(path)
-        place = layers.origin(path).place
-        kind = item["type"]
-        if kind == "extra_forbidden":
-            section = _section_at(spec, path[:-1])
-            known = list(section.model_fields) if section else []
-            near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
-            problem = f"{key}: unknown key; {hint}"
-        elif kind == "missing":
-            section = _section_at(spec, path[:-1])
-            described = section.model_fields[str(path[-1])].description if section else None
-            problem = f"{key}: required, but not given" + (f" ({described})" if described else "")
-        elif kind == "value_error":
-            message = item["msg"].removeprefix("Value error, ")
-            place = _latest_mentioned(message, path, layers, spec).place
-            problem = f"{key}: {message}"
-        elif kind == "too_short":
-            problem = f"{key}: expected at least one item, got {_shown(item['input'])}"
-        else:
-            message = item["msg"].replace("Input should be", "expected").replace("a valid tuple", "a list")
-            message = re.sub(r"a valid dictionary.*", "a mapping of keys to values", message)
-            problem = f"{key}: {message}, got {_shown(item['input'])}"
-        line = f"{place}: {problem}"
+        place, problem = _problem(item, path, layers, spec)
+        line = ": ".join(part for part in (place, show_path(path), problem) if part)
         if line not in lines:
             lines.append(line)
     return lines
+
+
+def _problem(item: ErrorDetails, path: KeyPath, layers: Layers, spec: type[BaseModel]) -> tuple[str, str]:
+    """Where a problem was made, and what it is."""
+    kind, place = item["type"], layers.origin(path).place
+    if kind == "extra_forbidden":
+        return place, f"unknown key; {_nearest(path, spec)}"
+    if kind == "missing":
+        section = _section_at(spec, path[:-1])
+        field = section.model_fields.get(str(path[-1])) if section else None
+        described = f" ({field.description})" if field and field.description else ""
+        return (place if len(path) > 1 else layers.top.place), f"required, but not given{described}"
+    if kind == "value_error":
+        message = item["msg"].removeprefix("Value error, ")
+        return _latest_mentioned(message, path, layers, spec).place, message
+    if kind == "too_short":
+        return place, f"expected at least one item, got {_shown(item['input'])}"
+    message = item["msg"].replace("Input should be", "expected").replace("a valid tuple", "a list")
+    message = re.sub(r"a valid dictionary.*", "a mapping of keys to values", message)
+    message = re.sub(r", (got|unable to) .*", "", message)
+    return place, f"{message}, got {_shown(item['input'])}"
+
+
+def _nearest(path: KeyPath, spec: type[BaseModel]) -> str:
+    """What may have been meant by an unknown key."""
+    section = _section_at(spec, path[:-1])
+    known = list(section.model_fields) if section else []
+    if len(path) == 1:
+        known.insert(0, "extends")
+    near = _elsewhere(str(path[-1]), spec) or difflib.get_close_matches(str(path[-1]), known, 1, 0.5)
+    return f"did you mean `{'` or `'.join(near)}`?" if near else f"known here: {', '.join(known)}"

@@ -26,16 +26,17 @@ from train.config import (
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII)
+# Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
 
 
 def one_line(value: str) -> str:
     """Refuse control characters: no value may smuggle a line into a script."""
-    if _CONTROL.search(value):
-        raise ValueError(f"must be one line without control characters, got {value!r}")
+    if CONTROL.search(value):
+        raise ValueError(f"must be one line without control characters, got {value!a}")
     return value
 
 

@@ -7,7 +7,7 @@ import time
 
 from zslurm.config.load import load_spec
 from zslurm.errors import NotFound, RunActive, ZslurmError
-from zslurm.launch.processes import ProcessRecord
+from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import last_job, look
 from zslurm.launch.submission import record_action, submit
@@ -55,11 +55,19 @@ def _stop_local(run: RunDir) -> None:
         if supervisor is not None and supervisor.created >= job.time - 60 and supervisor.signal(signal.SIGTERM):
             return
         if job.process is None or not job.process.alive:
+            _stop_ranks(run)  # nobody is left to pass it on
             return
         if time.monotonic() > deadline:
             job.process.signal(signal.SIGTERM)
             return
         time.sleep(_POLL_S)
+
+
+def _stop_ranks(run: RunDir) -> None:
+    attempts = run.attempt_dirs()
+    step = DetachedProcess.adopt(attempts[-1].step_process, attempts[-1].step_exit) if attempts else None
+    if step is not None:
+        step.signal_group(signal.SIGUSR2)
 
 
 def requeue(run: RunDir, *, now: bool = False) -> str:

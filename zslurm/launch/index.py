@@ -16,6 +16,7 @@ from pathlib import Path
 
 from zslurm.errors import NotFound, ZslurmError
 from zslurm.launch.run_dir import RunDir, read_json, write_atomically
+from zslurm.paths import expand
 
 _LOCAL = re.compile(r"local-(\d+)")
 
@@ -75,17 +76,27 @@ def record(job: IndexedJob) -> None:
     write_atomically(_folder() / f"{name}.json", json.dumps(body) + "\n")
 
 
+def _read(path: Path) -> IndexedJob | None:
+    """An entry; None for an id that is being claimed this moment, and for a damaged one."""
+    body = read_json(path) or {}
+    try:
+        return IndexedJob(
+            job_id=str(body["job_id"]),
+            run_dir=Path(body["run_dir"]),
+            cluster=str(body["cluster"]),
+            launcher=str(body["launcher"]),
+            submitted=float(body["submitted"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def jobs() -> list[IndexedJob]:
     """Every submission whose run still exists, newest first."""
     found: list[IndexedJob] = []
-    for path in _folder().glob("*.json"):
-        body = read_json(path)
-        if body is None:
-            continue  # an id that is being claimed this moment
-        job = IndexedJob(
-            str(body["job_id"]), Path(body["run_dir"]), body["cluster"], body["launcher"], body["submitted"]
-        )
-        if RunDir(job.run_dir).exists:
+    for path in (state_dir() / "jobs").glob("*.json"):
+        job = _read(path)
+        if job is not None and RunDir(job.run_dir).exists:
             found.append(job)
     return sorted(found, key=lambda job: job.submitted, reverse=True)
 
@@ -103,7 +114,7 @@ def find_run(reference: str) -> RunDir:
     Raises:
         NotFound: none; the nearest names are suggested.
     """
-    as_path = Path(reference).expanduser()
+    as_path = expand(reference)
     if RunDir(as_path.absolute()).exists:
         return RunDir(as_path.absolute())
     if RunDir((Path("runs") / reference).absolute()).exists:

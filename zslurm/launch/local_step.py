@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import FrameType
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2)
 
 
 def _describe(code: int) -> str:
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 
     for signum in FORWARDED:
         signal.signal(signum, forward)
+    # Ranks are born deaf to the request to save and stop, and listen when they can heed it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     for rank in range(options.ranks):
         env = {
             **os.environ,
@@ -54,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
             children[rank] = subprocess.Popen(
                 options.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
+    signal.signal(signal.SIGUSR2, forward)
     worst = 0
     running = dict(children)
     while running:
@@ -63,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
                 continue
             del running[rank]
             if code != 0:
-                print(f"step: error: localhost: task {rank}: {_describe(code)}", flush=True)
+                print(f"step: error: {socket.gethostname()}: task {rank}: {_describe(code)}", flush=True)
             worst = max(worst, code if code >= 0 else 128 - code)
         time.sleep(0.05)
     return worst

@@ -5,6 +5,7 @@ A process is known by its pid and the time it was created: a pid alone may be so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,14 +19,22 @@ import psutil
 
 from zslurm.launch.run_dir import read_json, write_atomically
 
-# Runs "$@" and leaves its exit code in a file, by rename. The wrapper itself survives the signals that are
-# meant for the command, or there would be nobody left to write the file.
+# Runs "$@" and leaves its exit code in a file, by rename. It waits for a word of its parent, which comes once the
+# record is written: a process that nobody could find again would train on unseen. The wrapper itself survives the
+# signals that are meant for the command, or there would be nobody left to write the file. The command is born
+# deaf to SIGUSR2, the request to save and stop, and listens when it can heed it.
 _WRAPPER = """
-trap : TERM INT USR1 USR2 HUP CONT
+trap : TERM INT USR1 HUP CONT
+trap '' USR2
+read -r go || exit 1
 out=$1; shift
-"$@"; code=$?
+"$@" < /dev/null; code=$?
 echo "$code" > "$out.tmp" && mv "$out.tmp" "$out"
 """
+
+
+# Creation times are counted from the time of the boot, which moves a little when the clock is set.
+_SAME_CREATION_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,25 @@ class ProcessRecord:
             return False
         try:
             process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.created) < 0.05 and process.status() != psutil.STATUS_ZOMBIE
+            return self._is(process) and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
+
+    @property
+    def owns_group(self) -> bool:
+        """True where the process group of this number is the one that the process led, or is empty.
+
+        The number is not given away while anybody is left in the group, so it survives its leader.
+        """
+        if not self.here:
+            return False
+        try:
+            return self._is(psutil.Process(self.pid))
+        except psutil.NoSuchProcess:
+            return True
+
+    def _is(self, process: psutil.Process) -> bool:
+        return bool(abs(process.create_time() - self.created) < _SAME_CREATION_S)
 
     def signal(self, signum: int) -> bool:
         """Send a signal to the process; False where it is gone."""
@@ -111,13 +136,16 @@ class DetachedProcess:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _WRAPPER, "zslurm-step", str(exit_file), *command],
                 env=dict(env),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         record = ProcessRecord.of(process.pid)
         record.write(record_file)
+        assert process.stdin is not None
+        with process.stdin as word:
+            word.write(b"go\n")
         return cls(record, exit_file)
 
     @classmethod
@@ -135,13 +163,16 @@ class DetachedProcess:
             return None if alive else 128 + signal.SIGKILL
         return int(text) if text.isdigit() else 1
 
+    @property
+    def left_exit_code(self) -> bool:
+        """False while it runs, and where it was killed before it could leave one."""
+        return self.exit_file.exists()
+
     def signal_group(self, signum: int) -> None:
-        """Send a signal to the command and everything it started in its session's process group."""
-        if self.record.alive:
-            try:
+        """Send a signal to the command and everything it started, also to what outlived it."""
+        if self.record.owns_group:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.record.pid, signum)
-            except ProcessLookupError:
-                return
 
     def reap(self) -> None:
         """Collect the exit status if the process is a child of ours, so that no zombie stays."""

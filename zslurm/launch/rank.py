@@ -7,9 +7,10 @@ address is published by rename, so there is no port to choose and none to lose b
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
-import shutil
 import socket
 import sys
 import time
@@ -18,6 +19,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+from train.errors import TrainError
+from train.progress import last_step, record_path
+from train.stop import StopRequest
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
 from zslurm.slurm.environment import step_info
 
@@ -81,17 +85,34 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
 
 
 def _progress_dir(environ: MutableMapping[str, str], attempt: AttemptDir) -> Path:
+    """Node-local, and nobody else's: job ids of local runs are unique only below one home directory."""
     root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
-    job = environ.get("SLURM_JOB_ID", environ.get("ZSLURM_JOB_ID", "0"))
+    run = hashlib.sha256(str(attempt.path).encode()).hexdigest()[:12]
     node = environ.get("SLURMD_NODENAME", "localhost")
-    return root / f"zslurm-{os.getuid()}-{job}-{attempt.number}-{node}"
+    return root / f"zslurm-{os.getuid()}-{run}-{attempt.number}-{node}"
+
+
+def _open_progress(directory: Path, rank: int) -> None:
+    """Make the directory and this rank's record in it."""
+    while True:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            record_path(directory, rank).touch(mode=0o600)
+        except FileNotFoundError:  # the last rank to leave removed it in between
+            continue
+        return
+
+
+def _close_progress(directory: Path, rank: int) -> None:
+    """Remove this rank's record, and with the last one the directory."""
+    with contextlib.suppress(OSError):
+        record_path(directory, rank).unlink(missing_ok=True)
+        directory.rmdir()
 
 
 def _record_end(
     attempt: AttemptDir, environ: MutableMapping[str, str], code: int, error: BaseException | None
 ) -> None:
-    from train.progress import last_step
-
     body: dict[str, Any] = {
         "rank": int(environ["RANK"]),
         "node": environ.get("SLURMD_NODENAME", socket.gethostname()),
@@ -111,33 +132,31 @@ def main(argv: list[str]) -> int:
     if len(argv) != 2 or not argv[1].isdigit():
         print("usage: python -m zslurm.launch.rank RUN_DIR ATTEMPT", file=sys.stderr)
         return 2
+    stop = StopRequest()  # listens before torch is imported: a request in that long time must not kill the rank
+    stop.install()
     run = RunDir(Path(argv[0]))
     attempt = run.attempt(int(argv[1]))
     environ = os.environ
     map_environment(environ)
     progress = _progress_dir(environ, attempt)
-    progress.mkdir(mode=0o700, exist_ok=True)
     environ["ZSLURM_PROGRESS_DIR"] = str(progress)
     environ["ZSLURM_ATTEMPT"] = str(attempt.number)
     error: BaseException | None = None
     store: Any = None
     try:
+        _open_progress(progress, int(environ["RANK"]))
         from train.loop import train
 
         store = rendezvous(attempt, environ)
-        code = int(train(run.path))
+        code = int(train(run.path, stop))
+    except TrainError as raised:
+        error, code = raised, raised.exit_code
+        print(f"error: {raised}", file=sys.stderr, flush=True)
     except Exception as raised:
-        from train.errors import TrainError
-
-        error = raised
-        code = 2 if isinstance(raised, TrainError) else 1
-        if isinstance(raised, TrainError):
-            print(f"error: {raised}", file=sys.stderr, flush=True)
-        else:
-            traceback.print_exc()
+        error, code = raised, 1
+        traceback.print_exc()
     _record_end(attempt, environ, code, error)
-    if environ["LOCAL_RANK"] == "0":
-        shutil.rmtree(progress, ignore_errors=True)
+    _close_progress(progress, int(environ["RANK"]))
     sys.stdout.flush()
     sys.stderr.flush()
     if error is not None:

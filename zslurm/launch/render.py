@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+import traceback
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
 import jinja2
 
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ConfigError, NotFound
 from zslurm.launch.run_dir import RunDir
+from zslurm.paths import expand
 
 SUPERVISOR_STARTS = 20
 _SUFFIXES = (".sbatch.j2", ".sh.j2")
@@ -48,13 +49,17 @@ def find_template(name: str) -> Template:
 
     Raises:
         NotFound: neither.
+        ConfigError: the file is not text.
     """
     shipped = shipped_templates()
     if name in shipped:
         return shipped[name]
-    path = Path(name).expanduser()
+    path = expand(name)
     if path.is_file():
-        return Template(path.name, path.read_text(encoding="utf-8"), str(path))
+        try:
+            return Template(path.name, path.read_text(encoding="utf-8"), str(path))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not a template: not a text file in UTF-8") from error
     listed = ", ".join(sorted(n for n in shipped if not n.startswith("_")))
     raise NotFound(f"{name}: no template and no file has this name; templates: {listed}")
 
@@ -62,20 +67,27 @@ def find_template(name: str) -> Template:
 def _directive(value: str | bool) -> str:
     """The value of an #SBATCH line with its equals sign; nothing for a bare flag.
 
-    Slurm strips one level of quotes and reads backslash escapes; single quotes keep everything else as it is.
+    Slurm strips one level of quotes, and reads backslash escapes inside them too.
     """
     if value is True:
         return ""
     text = str(value)
     if all(character.isalnum() or character in "-_.,:/@=+[]%" for character in text) and text:
         return f"={text}"
-    return "='" + text.replace("'", "'\\''") + "'"
+    return "='" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _environment() -> jinja2.Environment:
-    shipped = {template.place.rsplit("/", 1)[1]: template.source for template in shipped_templates().values()}
+def _environment(template: Template) -> jinja2.Environment:
+    """Jinja2 that knows `template` by its place, and the shipped ones by their file names."""
+    known = {part.place.rsplit("/", 1)[1]: part for part in shipped_templates().values()} | {
+        template.place: template
+    }
+
+    def load(name: str) -> tuple[str, str, None] | None:
+        return (known[name].source, known[name].place, None) if name in known else None
+
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader(shipped),
+        loader=jinja2.FunctionLoader(load),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -146,8 +158,8 @@ def render(spec: RunSpec, run: RunDir, *, command: str | None = None, job_id: st
     template = find_template("local" if spec.cluster.launcher == "local" else spec.cluster.template)
     try:
         text = (
-            _environment()
-            .from_string(template.source)
+            _environment(template)
+            .get_template(template.place)
             .render(
                 job_name=spec.slurm.job_name or spec.run.name,
                 directives=directives(spec, run),
@@ -162,7 +174,19 @@ def render(spec: RunSpec, run: RunDir, *, command: str | None = None, job_id: st
             )
         )
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{template.place}:{error.lineno}: not a valid template: {error.message}") from error
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"{template.place}: cannot be rendered: {error.message}") from error
+        place = f"{error.filename or template.place}:{error.lineno}"
+        raise ConfigError(f"{place}: not a valid template: {error.message}") from error
+    except jinja2.TemplateNotFound as error:
+        raise ConfigError(f"{_place(error, template)}: includes `{error.name}`, which does not exist") from error
+    except Exception as error:  # a template is a program of the user's: it may raise anything
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{_place(error, template)}: cannot be rendered: {message}") from error
     return text
+
+
+def _place(error: Exception, template: Template) -> str:
+    """File and line of the template that raised: Jinja2 writes them into the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = {template.place, *(part.place for part in shipped_templates().values())}
+    found = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in places]
+    return found[-1] if found else template.place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,34 @@ from zslurm.config import yaml12
 from zslurm.config.load import Resolved, resolve
 
 
-def _named_in(run_file: Path) -> str | None:
+def _named_in(document: yaml12.Document) -> str | None:
     """cluster.name of the run file itself, where it gives one."""
-    data: Any = yaml12.read(run_file).data
+    data: Any = document.data
     section = data.get("cluster") if isinstance(data, dict) else None
     name = section.get("name") if isinstance(section, dict) else None
     return name if isinstance(name, str) else None
 
 
+def _named_by(overrides: Sequence[str]) -> str | None:
+    """cluster.name as the last `--set cluster.name=NAME` gives it."""
+    for assignment in reversed(overrides):
+        key, _, value = assignment.partition("=")
+        if key == "cluster.name":
+            return value
+    return None
+
+
 def resolve_run(run_file: Path, *, cluster: str | None = None, overrides: Sequence[str] = ()) -> Resolved:
-    """Resolve a run file over the profile `cluster`, else the one it names, else the default one.
+    """Resolve a run file over the profile `cluster`, else the one that it or --set names, else the default.
 
     Raises:
         ConfigError: anything in the files or overrides is wrong.
-        NotFound: the profile does not exist.
+        NotFound: the run file or the profile does not exist.
         SlurmUnavailable: no profile was named, and there is none.
     """
-    name = cluster or _named_in(run_file) or default_name()
+    document = yaml12.read(run_file)
+    name = cluster or _named_by(overrides) or _named_in(document) or default_name()
     if cluster is not None:
         # The option wins over a run file that names another profile.
-        overrides = [*overrides, f"cluster.name={name}"]
-    return resolve(run_file, profile=load_profile(name), overrides=tuple(overrides))
+        overrides = [*overrides, f"cluster.name={json.dumps(name)}"]
+    return resolve(run_file, document=document, profile=load_profile(name), overrides=tuple(overrides))

@@ -34,14 +34,18 @@ from zslurm.errors import ConfigError, NotFound, ZslurmError
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by rename: readers see the old or the new text, never a part.
+    """Replace a file by rename: readers see the old or the new text, never a part; a failure leaves the old one.
 
     Raises:
         OSError: the disk is full or the file system is gone.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -97,10 +101,6 @@ class AttemptDir:
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
-
-    def rank_logs(self) -> list[Path]:
-        """Logs of all ranks that wrote any, by rank."""
-        return sorted(self.logs.glob("rank-*.log"))
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,13 @@ class RunDir:
         """Make the directory and its folders, closed to others.
 
         Raises:
-            ConfigError: it cannot be made or is not writable.
+            ConfigError: it cannot be made or is not writable, or holds something that is no run.
         """
         try:
+            if not self.exists and self._foreign_files():
+                raise ConfigError(
+                    f"{self.path}: holds files that are no run's; choose another run.name or runs_dir"
+                )
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o750 if group_readable else 0o700)
             for folder in (self.logs, self.submitit, self.attempts, self.checkpoints):
@@ -201,11 +205,15 @@ class RunDir:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            where = error.filename or self.path
-            raise ConfigError(
-                f"{where}: {error.strerror}: the run directory is not writable; "
-                "set run.runs_dir to a directory of yours that all nodes share"
-            ) from error
+            raise not_writable(error, self.path) from error
+
+    def _foreign_files(self) -> list[str]:
+        """Names in the directory that no submission, not even one that broke off, leaves there."""
+        if not self.path.is_dir():
+            return []
+        files = (self.code, self.code_diff, self.config, self.script, self.submissions)
+        own = {path.name for path in (*files, self.logs, self.submitit, self.attempts, self.checkpoints)}
+        return [path.name for path in self.path.iterdir() if path.name not in own and path.name[0] != "."]
 
     def write_text(self, path: Path, text: str) -> None:
         """Write one of the run's files by rename.
@@ -217,6 +225,14 @@ class RunDir:
             write_atomically(path, text)
         except OSError as error:
             raise ZslurmError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def not_writable(error: OSError, path: Path) -> ConfigError:
+    """What to say where the file system refused `path`."""
+    return ConfigError(
+        f"{error.filename or path}: {error.strerror}: the run directory is not writable; "
+        "set run.runs_dir to a directory of yours that all nodes share"
+    )
 
 
 def open_run(path: Path) -> RunDir:

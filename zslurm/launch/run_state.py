@@ -142,7 +142,7 @@ def _state(run: RunDir, job: _Job | None, records: dict[str, JobRecord], problem
     nodes, restarts, reason = None, 0, None
     state: State
     if job.launcher == "local":
-        state, reason = _local_state(job, verdict)
+        state, reason = _local_state(run, job, verdict)
     elif record is not None:
         state, reason = _slurm_state(job, record, verdict)
         nodes, restarts = record.nodes or None, record.restarts
@@ -169,10 +169,10 @@ def _state(run: RunDir, job: _Job | None, records: dict[str, JobRecord], problem
 
 
 def _last_verdict(events: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The end of the last attempt, unless a later one was started."""
+    """How the job ended, or its last attempt where no later one was started."""
     verdict: dict[str, Any] | None = None
     for event in events:
-        if event["event"] == "attempt_ended":
+        if event["event"] in ("attempt_ended", "run_ended"):
             verdict = event
         elif event["event"] == "attempt_started":
             verdict = None
@@ -187,12 +187,19 @@ def _from_verdict(job: _Job, verdict: dict[str, Any]) -> State:
     return known.get(outcome, "lost")
 
 
-def _local_state(job: _Job, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
+def _local_state(run: RunDir, job: _Job, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
     if job.process is not None and not job.process.here and verdict is None:
         return "unknown", f"it was started on {job.process.host}: ask there"
-    if job.process is not None and job.process.alive:
+    if any(process.alive for process in _local_processes(run, job)):
         return ("completing" if verdict else "running"), None
     return _forgotten_state(job, verdict)
+
+
+def _local_processes(run: RunDir, job: _Job) -> list[ProcessRecord]:
+    """What holds a local run, its supervisor, and its step: any of them may outlive the others."""
+    attempts = run.attempt_dirs()
+    step = ProcessRecord.read(attempts[-1].step_process) if attempts else None
+    return [found for found in (job.process, ProcessRecord.read(run.supervisor), step) if found is not None]
 
 
 def _forgotten_state(job: _Job, verdict: dict[str, Any] | None) -> tuple[State, str | None]:

@@ -46,19 +46,25 @@ class _Executor(submitit.SlurmExecutor):
 
 
 class SlurmLauncher:
-    """Submits runs to Slurm."""
+    """Submits runs to Slurm.
+
+    Raises:
+        SlurmUnavailable: there is no sbatch here.
+    """
+
+    def __init__(self) -> None:
+        if shutil.which("sbatch") is None:
+            raise SlurmUnavailable(
+                "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
+            )
 
     def submit(self, spec: RunSpec, run: RunDir) -> str:
         """Submit; returns the job id.
 
         Raises:
-            SlurmUnavailable: there is no sbatch here, or the controller does not answer.
+            SlurmUnavailable: the controller does not answer.
             SlurmRefused: sbatch said no; its message is passed on.
         """
-        if shutil.which("sbatch") is None:
-            raise SlurmUnavailable(
-                "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
-            )
         try:
             job: submitit.Job[Any] = _Executor(spec, run).submit(supervise, str(run.path))
         except utils.FailedJobError as error:

@@ -78,11 +78,16 @@ def slurm_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, environ: Mapping
     if cluster.gpus_per_node:
         kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
         command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
-    return StepPlan([*command, *_rank_command(run, attempt)], step_environment(environ))
+    # Ranks are born deaf to the request to save and stop, and listen when they can heed it.
+    deaf = ["/bin/sh", "-c", "trap '' USR2; exec \"$@\"", "zslurm-rank"]
+    return StepPlan([*command, *deaf, *_rank_command(run, attempt)], step_environment(environ))
 
 
 def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None) -> None:
-    """End every task of the step now. On Slurm the tasks are not children of srun: Slurm ends them."""
+    """End every task of the step now, where it has any left.
+
+    On Slurm the tasks are not children of srun: Slurm ends them.
+    """
     if job_id is not None:
         SlurmClient().kill_step(job_id, step_name(attempt))
     process.signal_group(9)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import getpass
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from zslurm.launch.code_version import code_version
 from zslurm.launch.render import render
 from zslurm.launch.run_dir import RunDir, read_json
 from zslurm.launch.run_state import look
+from zslurm.launch.submit_lock import submit_lock
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,9 @@ def changed_keys(old: RunSpec, new: RunSpec) -> list[str]:
 
 
 def _flat(value: Any, path: tuple[str | int, ...] = ()) -> dict[str, Any]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):
         items: Any = value.items()
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list):
         items = enumerate(value)
     else:
         return {show_path(path): value}
@@ -135,35 +138,59 @@ def submit(spec: RunSpec, *, new: bool = False) -> Submission:
     corpus = check_data(spec)
     tokenizer = corpus.header.tokenizer_sha256
     run = run_dir_of(spec)
-    changed: list[str] = []
-    if run.submitted:
-        if new:
-            check_idle(run)
-            _set_aside(run)
-        else:
-            changed = check_continues(run, spec, tokenizer)
-    continued = run.submitted
-    render(spec, run)  # a broken template is found before anything is written
-    run.create(group_readable=spec.run.group_readable)
+    # A broken template and a missing Slurm are found before anything is written or moved.
+    render(spec, run)
+    launch = _launcher(spec)
+    with submit_lock(run):
+        changed: list[str] = []
+        if run.submitted:
+            if new:
+                check_idle(run)
+                _set_aside(run)
+            else:
+                changed = check_continues(run, spec, tokenizer)
+        continued = run.submitted
+        run.create(group_readable=spec.run.group_readable)
+        with _restored_on_error(run):
+            _write_files(run, spec, tokenizer)
+            job_id, process = launch(spec, run)
+        record_action(run, "submit", job_id, spec, changed=changed, **process)
+        index.record(index.new_entry(job_id, run, spec.cluster.name, spec.cluster.launcher))
+        return Submission(job_id, run, continued, changed)
+
+
+def _write_files(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> None:
+    """What the job and the next submission read."""
     body, diff = code_version(Path.cwd())
-    run.write_text(run.code, json.dumps({**body, "tokenizer_sha256": tokenizer}, indent=1) + "\n")
+    run.write_text(run.code, json.dumps({**body, "tokenizer_sha256": tokenizer_sha256}, indent=1) + "\n")
     run.write_text(run.code_diff, diff)
     run.write_text(run.config, json.dumps(spec.model_dump(mode="json"), indent=1) + "\n")
     run.write_text(run.script, render(spec, run))
-    job_id, process = _launch(spec, run)
-    record_action(run, "submit", job_id, spec, changed=changed, **process)
-    index.record(index.new_entry(job_id, run, spec.cluster.name, spec.cluster.launcher))
-    return Submission(job_id, run, continued, changed)
 
 
-def _launch(spec: RunSpec, run: RunDir) -> tuple[str, dict[str, Any]]:
+@contextmanager
+def _restored_on_error(run: RunDir) -> Iterator[None]:
+    """Put the files of the last accepted submission back where the launcher refuses this one."""
+    files = (run.code, run.code_diff, run.config, run.script)
+    before = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
+    try:
+        yield
+    except ZslurmError:
+        for path, text in before.items():
+            run.write_text(path, text)
+        raise
+
+
+def _launcher(spec: RunSpec) -> Callable[[RunSpec, RunDir], tuple[str, dict[str, Any]]]:
+    """What starts the run: returns a job id, and the process that holds a local run."""
     if spec.cluster.launcher == "slurm":
         from zslurm.launch.slurm_launcher import SlurmLauncher
 
-        return SlurmLauncher().submit(spec, run), {}
+        slurm = SlurmLauncher()
+        return lambda spec, run: (slurm.submit(spec, run), {})
     from zslurm.launch.local_launcher import LocalLauncher
 
-    return LocalLauncher().submit(spec, run)
+    return LocalLauncher().submit
 
 
 def check_idle(run: RunDir) -> None:

@@ -72,7 +72,7 @@ def _interrupt_when_under_way(process: subprocess.Popen[bytes], run: RunDir, sha
     while process.poll() is None:
         state = look(run)
         if state.step and state.total_steps and state.step >= share * state.total_steps:
-            say("(the demo now presses Ctrl-C)")
+            say("\n(the demo presses Ctrl-C)")
             process.send_signal(signal.SIGINT)
             process.wait()
             return

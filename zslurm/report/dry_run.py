@@ -49,4 +49,5 @@ def describe(resolved: Resolved, *, as_json: bool) -> str:
         *(f"#   {key:<{width}}  {show_value(value)}    [{origin}]" for key, value, origin in given),
         "",
     ]
-    return "\n".join(lines) + script
+    # Comments stay comments, whatever a name or a path holds: somebody may hand all of this to a shell.
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines) + script

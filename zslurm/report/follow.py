@@ -19,16 +19,24 @@ from zslurm.launch.run_state import RunState, look
 from zslurm.report.status import describe_cause
 from zslurm.report.values import show_count, show_duration
 
-_POLL_S = 0.3
+_POLL_LOCAL_S = 0.3
+_POLL_SLURM_S = 2.0
 _LINE_EVERY_S = 5.0
+_WAITING = ("pending", "requeued", "held", "suspended", "unknown")
 # What `--wait` exits with, by the state in which the run came to rest.
 _EXIT_CODES = {"completed": Exit.DONE, "interrupted": Exit.INTERRUPTED, "cancelled": Exit.INTERRUPTED}
 
 
 def follow(run: RunDir, job_id: str) -> int:
     """Show progress until the run comes to rest; returns the exit code of `zslurm submit --wait`."""
-    if sys.stderr.isatty():
-        return _on_terminal(run, job_id)
+    state = _on_terminal(run) if sys.stderr.isatty() else _as_lines(run)
+    if state.active:
+        say(f"detached; job {job_id} goes on. `zslurm cancel {run.name}` stops it")
+        return Exit.DONE
+    return _say_end(state)
+
+
+def _as_lines(run: RunDir) -> RunState:
     last = 0.0
 
     def show(row: dict[str, Any], state: RunState) -> None:
@@ -40,7 +48,55 @@ def follow(run: RunDir, job_id: str) -> int:
             last = now
             say(f"{run.name}: {_describe(row, state)}")
 
-    return _watch(run, job_id, show)
+    return _watch(run, show, lambda text: say(f"{run.name}: {text}"))
+
+
+def _on_terminal(run: RunDir) -> RunState:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(run.name, total=None, text="starting")
+
+        def show(row: dict[str, Any], state: RunState) -> None:
+            if row["kind"] == "checkpoint":
+                console.print(f"saved step {row['step']}")
+            else:
+                progress.update(task, total=state.total_steps, completed=row["step"], text=_describe(row, state))
+
+        return _watch(run, show, lambda text: progress.update(task, text=text))
+
+
+def _watch(run: RunDir, show: Callable[[dict[str, Any], RunState], None], tell: Callable[[str], None]) -> RunState:
+    """Show every new metric and change of state until the run rests, or Ctrl-C detaches from a Slurm job."""
+    tail = JsonLinesTail(run.metrics)
+    started = time.time()
+    last_state = ""
+    try:
+        while True:
+            state = look(run)
+            for row in tail.new_records():
+                # What earlier attempts wrote is not news.
+                if row.get("kind") in ("step", "checkpoint") and row["time"] >= started - 2.0:
+                    show(row, state)
+            if state.state != last_state and state.state in _WAITING:
+                tell(state.state + (f" ({state.reason})" if state.reason else ""))
+            last_state = state.state
+            if not state.active:
+                return state
+            time.sleep(_POLL_LOCAL_S if state.launcher == "local" else _POLL_SLURM_S)
+    except KeyboardInterrupt:
+        if look(run).launcher == "local":
+            tell("stopping: it saves first")
+            cancel(run, wait=True)
+        return look(run)
 
 
 def _describe(row: dict[str, Any], state: RunState) -> str:
@@ -52,66 +108,13 @@ def _describe(row: dict[str, Any], state: RunState) -> str:
     )
 
 
-def _on_terminal(run: RunDir, job_id: str) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, highlight=False)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(),
-        console=console,
-    ) as progress:  # fmt: skip
-        task = progress.add_task(run.name, total=None, text="starting")
-
-        def show(row: dict[str, Any], state: RunState) -> None:
-            if row["kind"] == "checkpoint":
-                console.print(f"saved step {row['step']}")
-            else:
-                progress.update(task, total=state.total_steps, completed=row["step"], text=_describe(row, state))
-
-        return _watch(run, job_id, show, waiting=lambda text: progress.update(task, text=text))
-
-
-def _watch(
-    run: RunDir,
-    job_id: str,
-    show: Callable[[dict[str, Any], RunState], None],
-    waiting: Callable[[str], None] | None = None,
-) -> int:
-    tail = JsonLinesTail(run.metrics)
-    tail.new_records()  # what earlier attempts wrote
-    started = time.time()
-    last_state = ""
-    try:
-        while True:
-            state = look(run)
-            for row in tail.new_records():
-                if row.get("kind") in ("step", "checkpoint") and row["time"] >= started - 60:
-                    show(row, state)
-            if state.state != last_state and state.state not in ("running", "completing"):
-                last_state = state.state
-                if state.active:
-                    text = state.state + (f" ({state.reason})" if state.reason else "")
-                    (waiting or (lambda text: say(f"{run.name}: {text}")))(text)
-            if not state.active:
-                return _say_end(state)
-            time.sleep(_POLL_S if state.launcher == "local" else 2.0)
-    except KeyboardInterrupt:
-        if look(run).launcher == "slurm":
-            say(f"detached; job {job_id} goes on. `zslurm cancel {run.name}` stops it")
-            return Exit.DONE
-        say(f"stopping {run.name}: it saves first")
-        cancel(run, wait=True)
-        return _say_end(look(run))
-
-
 def _say_end(state: RunState) -> int:
     if state.state == "completed":
         loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
         say(f"{state.run.name}: completed {state.step} steps{loss}")
     elif state.state in ("interrupted", "cancelled"):
-        say(f"{state.run.name}: stopped at step {state.step}, saved at step {state.checkpoint_step}; "
-            "submit again to continue")  # fmt: skip
+        at = f"saved at step {state.checkpoint_step}; " if state.checkpoint_step is not None else ""
+        say(f"{state.run.name}: stopped; {at}submit again to continue")
     else:
         why = describe_cause(state.cause) if state.cause else (state.reason or "no reason recorded")
         say(f"{state.run.name}: {state.state}: {why}")

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from zslurm.errors import NotFound
-from zslurm.launch.run_dir import RunDir
+from zslurm.launch.run_dir import RunDir, read_json
 from zslurm.launch.run_state import last_job, look
 
 _POLL_S = 0.3
@@ -31,9 +31,9 @@ def _log_path(run: RunDir, rank: int, attempt: int | None, supervisor: bool) -> 
     path = attempts[-1].rank_log(rank)
     if path.exists():
         return path
-    logs = attempts[-1].rank_logs()
-    if logs:
-        raise NotFound(f"{run.name}: attempt {attempts[-1].number} has ranks 0 to {len(logs) - 1}, not {rank}")
+    ranks = (read_json(attempts[-1].description) or {}).get("world_size")
+    if ranks is not None and rank >= ranks:
+        raise NotFound(f"{run.name}: attempt {attempts[-1].number} has ranks 0 to {ranks - 1}, not {rank}")
     return None
 
 
@@ -57,8 +57,7 @@ def print_logs(
     if path is None and not (follow and look(run).active):
         raise NotFound(f"{run.name}: no log yet; `zslurm status {run.name}` says why")
     offset = _print_tail(path, last_lines) if path else 0
-    asked = time.monotonic()
-    active = True
+    active, asked = follow and look(run).active, time.monotonic()
     while follow:
         newest = _log_path(run, rank, attempt, supervisor)
         if newest is not None and newest != path:

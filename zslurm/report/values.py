@@ -11,7 +11,7 @@ def show_value(value: Any) -> str:
     """A configuration value on one line: words bare, everything else as JSON."""
     if value is None:
         return "-"
-    return value if isinstance(value, str) and value else json.dumps(value)
+    return value if isinstance(value, str) and value and value.isprintable() else json.dumps(value)
 
 
 def show_duration(seconds: float) -> str:

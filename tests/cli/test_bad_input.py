@@ -1,0 +1,365 @@
+"""Every bad input is one clear line on stderr with its documented exit code, and nothing is written.
+
+tests/config has every kind of wrong value; here each reaches the user through the real commands.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+from tests.cli.commands import PHASE, Shell, check_refused, fresh_zslurm
+from tests.train.runs import make_corpus
+from zslurm.errors import Exit
+
+# Commands that read a run file, up to the point where it is refused.
+READERS = [("submit",), ("submit", "--dry-run"), ("config", "show")]
+
+
+# --- the run file -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_missing_run_file(shell: Shell, command: tuple[str, ...]) -> None:
+    assert shell.fails(*command, "none.yaml") == (Exit.NOT_FOUND, "zslurm: none.yaml: no such file")
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run:\n  name: x\n model: {}\n", "run.yaml:3: not valid YAML: expected <block end>, but found '<block "),
+        ("a: [1\n", "run.yaml:2: not valid YAML: expected ',' or ']', but got '<stream end>': end of file"),
+        ("a: 1\na: 2\n", 'run.yaml:2: the key "a" stands here a second time; keep one'),
+        (
+            "extends: zaya1-tiny\nmodel:\n  hiden_size: 1\n",
+            "run.yaml:3: model.hiden_size: unknown key; did you mean",
+        ),
+        ("extends: zaya1-tiny\nmodel:\n  layers: two\n", 'run.yaml:3: model.layers: expected a number, got "two"'),
+        ("extends: zaya1-tiny\nmodel:\n  layers: 0\n", "run.yaml:3: model.layers: expected greater than 0, got 0"),
+        (
+            "extends: zaya1-tiny\nmodel:\n  layers: -1\n",
+            "run.yaml:3: model.layers: expected greater than 0, got -1",
+        ),
+        (
+            "extends: zaya1-tiny\nmodel:\n  kv_heads: 3\n",
+            "run.yaml:3: model: query_heads (4) must be a multiple of",
+        ),
+        (
+            "extends: zaya1-tyni\n",
+            "run.yaml:1: extends: no recipe and no file is called `zaya1-tyni`; did you mean",
+        ),
+        ("extends: run.yaml\n", "run.yaml:1: extends: run.yaml is laid under itself"),
+        ("", "run.yaml: phases: required, but not given"),
+        ("- a\n", "run.yaml:1: expected sections such as `model:` and `phases:`, not a single value"),
+    ],
+)
+def test_a_wrong_run_file(shell: Shell, command: tuple[str, ...], text: str, message: str) -> None:
+    (shell.directory / "run.yaml").write_text(text)
+    code, line = shell.fails(*command, "run.yaml", "--cluster", "local")
+    assert code == Exit.USAGE
+    assert line.startswith(f"zslurm: {message}")
+
+
+def test_a_syntax_error_shows_the_line(shell: Shell) -> None:
+    (shell.directory / "run.yaml").write_text("run:\n  name: x\nmodel: {layers: 2\n")
+    (shell.directory / "bad.yaml").write_text("run:\n  name: 'x\n  seed: 1\nthis: is: wrong\n")
+    assert shell.fails("submit", "bad.yaml")[1].startswith("zslurm: bad.yaml:")
+    (shell.directory / "bad.yaml").write_text("run: {name: x}\nthis: is: wrong\n")
+    assert shell.fails("submit", "bad.yaml")[1].endswith(": mapping values are not allowed here: this: is: wrong")
+
+
+def test_every_problem_of_a_run_file_has_its_line(shell: Shell) -> None:
+    shell.write_run(model={"layers": 0, "hiden_size": 1}, slurm={"nodes": "x"})
+    done = shell.zslurm("submit", "run.yaml")
+    assert done.code == Exit.USAGE
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("zslurm: run.yaml:") for line in lines)
+
+
+@pytest.mark.parametrize("name", [".", "binary.yaml"])
+def test_what_is_no_text_file(shell: Shell, name: str) -> None:
+    (shell.directory / "binary.yaml").write_bytes(b"\xff\xfe")
+    code, line = shell.fails("submit", name)
+    assert code == Exit.USAGE
+    assert line.startswith(f"zslurm: {name}: ")
+
+
+@pytest.mark.parametrize(
+    "setting", ["nonsense", "a.b", "phases[9].lr=1", "model.layers=[", "slurm.nodes=0", "x=1"]
+)
+def test_a_wrong_override(shell: Shell, setting: str) -> None:
+    shell.write_run()
+    code, line = shell.fails("submit", "run.yaml", "--set", setting)
+    assert code == Exit.USAGE
+    assert line.startswith("zslurm: --set ")
+
+
+# --- data -------------------------------------------------------------------------------------------------------
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _other_hdf5(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["weights"] = [1.0]
+
+
+def _empty_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("command", [("submit",), ("submit", "--dry-run")])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (Path.unlink, "no such file"),
+        (lambda path: path.write_bytes(b""), "zero bytes"),
+        (_truncate, "truncated"),
+        (lambda path: path.write_text("PAR1"), "not an HDF5 file"),
+        (_other_hdf5, "not a token bundle"),
+        (_empty_directory, "holds no tokens-"),
+    ],
+)
+def test_data_that_cannot_be_read(
+    shell: Shell, command: tuple[str, ...], spoil: Callable[[Path], Any], message: str
+) -> None:
+    spoil(shell.directory / "tokens.h5")
+    code, line = shell.fails(*command, shell.write_run())
+    assert code == Exit.USAGE
+    assert line.startswith(f"zslurm: data.path: {shell.directory}/tokens.h5: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("command", [("submit",), ("submit", "--dry-run")])
+def test_data_that_does_not_fit_the_model(shell: Shell, command: tuple[str, ...]) -> None:
+    code, line = shell.fails(*command, shell.write_run(model={"vocab_size": 63}))
+    assert code == Exit.USAGE
+    assert "vocabulary of 64 tokens, more than the model's 63" in line
+    code, line = shell.fails(*command, shell.write_run(phases=[PHASE | {"context": 5000}]))
+    assert code == Exit.USAGE
+    assert "holds 4000 tokens, but one sequence of context 5000 needs 5001" in line
+
+
+def test_no_data_at_all(shell: Shell) -> None:
+    assert shell.fails("submit", shell.write_run(data={"path": None})) == (
+        Exit.USAGE,
+        "zslurm: data.path: required, but not given; make a token bundle with `zslurm data build`",
+    )
+
+
+def test_data_commands_refuse_what_is_no_data(shell: Shell) -> None:
+    (shell.directory / "tokens.h5").write_text("PAR1")
+    assert shell.fails("data", "show", "tokens.h5")[0] == Exit.USAGE
+    assert shell.fails("data", "show", "none.h5")[0] == Exit.USAGE
+    assert shell.fails("data", "build", "none", "--out", "out", "--vocab-size", "600")[0] == Exit.USAGE
+
+
+# --- places and machines ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs_dir", ["tokens.h5/runs", "/proc/runs"])
+def test_a_run_directory_that_is_not_writable(shell: Shell, runs_dir: str) -> None:
+    code, line = shell.fails("submit", shell.write_run(run={"runs_dir": runs_dir}))
+    assert code == Exit.USAGE
+    assert "the run directory is not writable; set run.runs_dir to a directory of yours" in line
+
+
+@pytest.fixture
+def no_slurm(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH without Slurm."""
+    programs = shell.directory.parent / "bin"
+    programs.mkdir()
+    for program in ("env", "git"):
+        (programs / program).symlink_to(shutil.which(program) or "")
+    monkeypatch.setenv("PATH", str(programs))
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_without_slurm_a_slurm_run_is_refused_and_a_dry_run_works(shell: Shell) -> None:
+    run_file = shell.write_run(cluster={"launcher": "slurm"})
+    code, line = shell.fails("submit", run_file)
+    assert code == Exit.SLURM_UNAVAILABLE
+    assert line.startswith("zslurm: sbatch: not found on this machine; submit from a login node, or use --cluster")
+    before = shell.everything()
+    done = shell.zslurm("submit", run_file, "--dry-run")
+    assert (done.code, done.stderr) == (0, "")
+    assert "#SBATCH --job-name=tiny" in done.stdout
+    assert shell.everything() == before
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize("command", READERS)
+def test_without_any_profile(shell: Shell, command: tuple[str, ...]) -> None:
+    code, line = shell.fails(*command, shell.write_run(cluster={"name": None}))
+    assert code == Exit.SLURM_UNAVAILABLE
+    assert line == (
+        "zslurm: no cluster profile yet: run `zslurm init` on a login node, "
+        "or train on this machine with --cluster local"
+    )
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_an_unknown_profile(shell: Shell, command: tuple[str, ...]) -> None:
+    code, line = shell.fails(*command, shell.write_run(), "--cluster", "locla")
+    assert code == Exit.NOT_FOUND
+    assert (
+        line == "zslurm: locla: no cluster profile has this name; did you mean `local`?; `zslurm init` makes one"
+    )
+
+
+def test_an_unknown_template(shell: Shell) -> None:
+    run_file = shell.write_run(cluster={"launcher": "slurm", "template": "nonesuch"})
+    for command in (("submit", "--dry-run", run_file), ("template", "show", "nonesuch")):
+        code, line = shell.fails(*command)
+        assert code == Exit.NOT_FOUND
+        assert line == "zslurm: nonesuch: no template and no file has this name; templates: local, train"
+
+
+@pytest.mark.parametrize("reference", ["987654", "local-99", "nonesuch", "no/such/run", "~nobodyatall", ""])
+@pytest.mark.parametrize("command", ["status", "logs", "cancel", "requeue"])
+def test_an_unknown_job_or_run(shell: Shell, command: str, reference: str) -> None:
+    code, line = shell.fails(command, reference)
+    assert code == Exit.NOT_FOUND
+    assert line.startswith(f"zslurm: {reference}: no run ")
+
+
+def test_a_run_that_never_started_has_no_log(shell: Shell) -> None:
+    run = shell.directory / "runs" / "r"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    assert shell.fails("logs", "r") == (Exit.NOT_FOUND, "zslurm: r: no log yet; `zslurm status r` says why")
+    code, line = shell.fails("aegis", "run", "elsewhere")
+    assert (code, line) == (
+        Exit.NOT_FOUND,
+        "zslurm: elsewhere: not a run directory (it has no config.json)",
+    )
+
+
+def test_a_checkpoint_of_another_model(shell: Shell, corpus: Path) -> None:
+    """The run there has another model or tokenizer: tests/launch/test_submission.py has all cases."""
+    run_file = shell.write_run()
+    _pretend_submitted(shell)
+    code, line = shell.fails("submit", run_file, "--set", "model.layers=3")
+    assert code == Exit.USAGE
+    assert "the run has another model (model.layers: 2 -> 3); set the model back" in line
+    make_corpus(shell.directory / "other.h5", tokenizer="b" * 64)
+    code, line = shell.fails("submit", run_file, "--set", "data.path=other.h5")
+    assert code == Exit.USAGE
+    assert "the run was started with another tokenizer" in line
+
+
+def _pretend_submitted(shell: Shell) -> None:
+    """A run that ended, as its files say it; made by the real command up to the launch."""
+    shown = shell.zslurm("config", "show", "run.yaml", "--json")
+    run = shell.directory / "runs" / "tiny"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(shown.stdout)
+    (run / "code.json").write_text(json.dumps({"tokenizer_sha256": "a" * 64}))
+    (run / "submissions.jsonl").touch()
+
+
+# --- the command line itself ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sumbit", "run.yaml"), "No such command 'sumbit'. Did you mean 'submit'?"),
+        (("submit",), "Missing argument 'RUN_FILE'"),
+        (("submit", "run.yaml", "--nodes", "0"), "Invalid value for '--nodes'"),
+        (("submit", "run.yaml", "--nodes", "-3"), "Invalid value for '--nodes'"),
+        (("submit", "run.yaml", "--nodes", "two"), "Invalid value for '--nodes'"),
+        (("submit", "run.yaml", "--dryrun"), "No such option: --dryrun"),
+        (("submit", "run.yaml", "other.yaml"), "Got unexpected extra argument"),
+        (("logs", "x", "--rank", "-1"), "Invalid value for '--rank'"),
+        (("config", "shwo"), "No such command 'shwo'. Did you mean 'show'?"),
+        (("data", "build", "texts", "--out", "x", "--vocab-size", "5"), "Invalid value for '--vocab-size'"),
+    ],
+)
+def test_a_wrong_command_line(shell: Shell, arguments: tuple[str, ...], message: str) -> None:
+    shell.write_run()
+    code, line = shell.fails(*arguments)
+    assert code == Exit.USAGE
+    assert line.startswith(f"zslurm: {message}")
+
+
+@pytest.mark.parametrize("arguments", [("template", "show", "x" * 300), ("status", "x" * 300)])
+def test_what_the_file_system_refuses_is_one_line_too(shell: Shell, arguments: tuple[str, ...]) -> None:
+    code, line = shell.fails(*arguments)
+    assert code == Exit.FAILED
+    assert line.endswith(": File name too long")
+
+
+# --- hostile text -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("run.name", "run.runs_dir", "data.path", "cluster.env.A", "cluster.setup", "cluster.interface"),
+        *("cluster.template", "cluster.name", "slurm.job_name", "slurm.account", "slurm.partition"),
+        *("slurm.nodelist", "slurm.flags.comment"),
+    ],
+)
+@pytest.mark.parametrize("character", ["\\n", "\\r", "\\0", "\\x1b", "\\u2028"])
+def test_a_line_break_or_control_character_is_refused_everywhere(shell: Shell, key: str, character: str) -> None:
+    section, _, name = key.partition(".")
+    value = '"a' + character + 'touch trapped"'
+    text = f"[{value}]" if key == "cluster.setup" else value
+    code, line = shell.fails("submit", "--dry-run", shell.write_run(), "--set", f"{section}.{name}={text}")
+    assert code in (Exit.USAGE, Exit.NOT_FOUND)
+    assert line.isprintable()
+    assert not (shell.directory / "trapped").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["$(touch trapped)", "`touch trapped`", "'; touch trapped; '", '"; touch trapped; "']
+)
+def test_a_dry_run_of_hostile_text_runs_nothing_even_in_a_shell(shell: Shell, text: str) -> None:
+    """Somebody pipes the dry run into bash: its comments stay comments, its values stay values."""
+    run_file = shell.write_run(
+        slurm={"job_name": text, "account": text, "flags": {"comment": text}},
+        cluster={"launcher": "slurm", "env": {"A": text}, "interface": text},
+        run={"name": "tiny", "runs_dir": f"runs {text}".replace("/", "")},
+        phases=[PHASE | {"name": f"{text}\ntouch trapped\n"}],
+    )
+    renamed = run_file.rename(run_file.with_name(f"x {text}\ntouch trapped #".replace("/", "")))
+    done = shell.zslurm("submit", "--dry-run", renamed)
+    assert (done.code, done.stderr) == (0, "")
+    script = done.stdout.replace("submitit.core._submit", "zslurm_nonesuch").replace("-lt 20", "-lt 1")
+    subprocess.run(["bash"], input=script, text=True, cwd=shell.directory, capture_output=True, timeout=60)
+    assert not list(shell.directory.rglob("trapped"))
+
+
+# --- and all of that in a process of its own --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("submit", "none.yaml"), Exit.NOT_FOUND),
+        (("submit", "run.yaml", "--set", "model.layers=0"), Exit.USAGE),
+        (("submit", "run.yaml", "--set", "cluster.launcher=slurm"), Exit.SLURM_UNAVAILABLE),
+        (("submit", "run.yaml", "--nodes", "0"), Exit.USAGE),
+        (("status", "987654"), Exit.NOT_FOUND),
+    ],
+)
+def test_a_fresh_process_refuses_alike(shell: Shell, arguments: tuple[str, ...], code: Exit) -> None:
+    shell.write_run()
+    before = shell.everything()
+    done = fresh_zslurm(*arguments, cwd=shell.directory, PATH="/nonexistent")
+    check_refused(done)
+    assert done.code == code
+    assert shell.everything() == before

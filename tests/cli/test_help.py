@@ -1,0 +1,138 @@
+"""Every command explains itself with an example that works, and costs no more to start than it must."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import zslurm
+from tests.cli.commands import Shell, fresh_python
+from zslurm.cli.main import app
+from zslurm.errors import Exit
+
+MODULES_OF = """
+import json, sys
+sys.argv = ["zslurm", *sys.argv[1:]]
+from zslurm.cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    print(json.dumps([ended.code, sorted(sys.modules)]))
+"""
+IMPORT_ALL = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, name
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below a group, with its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def example_of(command: Any) -> str:
+    """The line after `Example:` in a command's help."""
+    (line,) = [line for line in command.help.splitlines() if line.startswith("Example: ")]
+    return str(line.removeprefix("Example: "))
+
+
+def test_the_promised_commands_are_there() -> None:
+    promised = "init submit status logs cancel requeue demo".split()
+    groups = [
+        ("config", "show"),
+        ("config", "schema"),
+        ("template", "ls"),
+        ("template", "show"),
+        ("data", "build"),
+    ]
+    assert {(name,) for name in promised} | {*groups, ("data", "show"), ("aegis", "run")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_a_commands_example_is_that_command_and_parses(path: tuple[str, ...]) -> None:
+    words = shlex.split(example_of(COMMANDS[path]).partition(" > ")[0])
+    assert tuple(words[: len(path) + 1]) == ("zslurm", *path)
+    COMMANDS[path].make_context("zslurm", words[len(path) + 1 :])
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_a_commands_help_describes_every_option(shell: Shell, path: tuple[str, ...]) -> None:
+    done = shell.zslurm(*path, "--help")
+    assert (done.code, done.stderr) == (0, "")
+    assert "Example: zslurm " in done.stdout
+    for parameter in COMMANDS[path].params:
+        assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",)])
+def test_the_programs_help_lists_commands_and_exit_codes(shell: Shell, arguments: tuple[str, ...]) -> None:
+    done = shell.zslurm(*arguments)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: zslurm [OPTIONS] COMMAND")
+    for path in COMMANDS:
+        assert f"\n  {path[0]} " in done.stdout
+    told = " ".join(done.stdout.split())
+    for code in Exit:
+        assert f" {int(code)} " in told.partition("Exit codes:")[2]
+
+
+@pytest.mark.parametrize("arguments", [(), ("config",), ("data",)])
+def test_a_command_without_arguments_shows_its_help(shell: Shell, arguments: tuple[str, ...]) -> None:
+    done = shell.zslurm(*arguments)
+    assert done.code == Exit.USAGE
+    assert done.stderr.startswith("Usage: zslurm ")
+
+
+def test_the_version(shell: Shell) -> None:
+    assert shell.zslurm("--version").stdout == f"zslurm {zslurm.__version__}\n"
+
+
+def modules_of(*arguments: str, cwd: Path) -> set[str]:
+    """What a command has imported when it is done."""
+    done = fresh_python(MODULES_OF, *arguments, cwd=cwd)
+    code, modules = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(modules)
+
+
+def test_help_loads_nothing_but_the_parser(shell: Shell) -> None:
+    ours = {"zslurm.config", "zslurm.launch", "zslurm.cluster", "zslurm.report", "zslurm.slurm", "train"}
+    heavy = {"torch", "yaml", "jinja2", "submitit", "numpy", "h5py", "psutil", "rich.console", "rich.table"}
+    assert not modules_of("--help", cwd=shell.directory) & (ours | heavy | {"pydantic"})
+    # To list a command's options, typer itself loads pydantic where it is installed.
+    assert not modules_of("submit", "--help", cwd=shell.directory) & (ours | heavy)
+
+
+def test_a_dry_run_and_status_load_no_torch(shell: Shell) -> None:
+    shell.write_run()
+    assert not modules_of("submit", "--dry-run", "run.yaml", cwd=shell.directory) & {"torch", "submitit"}
+    assert not modules_of("status", cwd=shell.directory) & {"torch", "submitit", "numpy", "yaml", "jinja2"}
+
+
+def test_no_module_of_zslurm_imports_torch() -> None:
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(zslurm.__path__, "zslurm.")
+        if not module.name.endswith("__main__")
+    ]
+    assert len(names) > 40
+    done = fresh_python(IMPORT_ALL, *names)
+    assert done.code == 0, done.stderr
+    assert set(names) <= set(json.loads(done.stdout))

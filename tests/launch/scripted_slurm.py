@@ -1,0 +1,66 @@
+"""Slurm's commands as scripts that answer what the real ones were recorded to say: for what needs no job to run.
+
+tests/cluster has the real ones. PATH holds nothing else but what a submission itself calls.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.slurm import recorded
+
+RUNNING, CANCELLED, FORGOTTEN = "4", "6", "999"
+"""Jobs of recorded.SQUEUE, and one that the controller does not know any more."""
+
+# sbatch 22.05.8 where slurm.conf names a controller that does not listen
+NO_CONTROLLER = (
+    "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
+)
+# sbatch --time=soon
+BAD_TIME = "sbatch: error: Invalid --time specification\n"
+
+
+class ScriptedSlurm:
+    """Scripts in a directory that is the whole PATH."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        directory.mkdir()
+        for program in ("env", "git", "cat", "sh"):
+            (directory / program).symlink_to(shutil.which(program) or "")
+        monkeypatch.setenv("PATH", str(directory))
+        self.gives(FORGOTTEN)
+
+    def gives(self, job_id: str) -> None:
+        """sbatch accepts, and squeue says of the job what it was recorded to say."""
+        self._write(
+            "sbatch",
+            f'cat "$1" > {self.directory}/submitted; env > {self.directory}/seen\n'
+            f"echo Submitted batch job {job_id}",
+        )
+        known = job_id != FORGOTTEN
+        text = recorded.SQUEUE if known else recorded.UNKNOWN_JOB
+        self._write("squeue", f"printf %s {shlex.quote(text)} {'' if known else '>&2; exit 1'}")
+
+    def refuses(self, message: str) -> None:
+        """sbatch says no."""
+        self._write("sbatch", f"printf %s {shlex.quote(message)} >&2; exit 1")
+
+    @property
+    def submitted(self) -> str:
+        """The script that sbatch got last."""
+        return (self.directory / "submitted").read_text()
+
+    @property
+    def seen(self) -> list[str]:
+        """The environment that sbatch saw."""
+        return (self.directory / "seen").read_text().splitlines()
+
+    def _write(self, program: str, script: str) -> None:
+        path = self.directory / program
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)

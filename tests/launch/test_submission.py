@@ -1,0 +1,227 @@
+"""A run is its name: submitting it again continues it, tells what changed, and refuses what would spoil it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.scripted_slurm import BAD_TIME, CANCELLED, FORGOTTEN, NO_CONTROLLER, RUNNING, ScriptedSlurm
+from tests.launch.specs import run_spec
+from tests.train.runs import make_corpus
+from train.jsonl import read_jsonl
+from zslurm.config.load import load_spec
+from zslurm.config.spec import RunSpec
+from zslurm.errors import ConfigError, Exit, RunActive, SlurmRefused, SlurmUnavailable
+from zslurm.launch.index import find_run, jobs
+from zslurm.launch.run_dir import RunDir
+from zslurm.launch.run_state import look
+from zslurm.launch.submission import changed_keys, submit
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSlurm:
+    """Slurm in scripts; the data is there; the working directory is a fresh one."""
+    make_corpus(tmp_path / "tokens.h5")
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    return ScriptedSlurm(tmp_path / "bin", monkeypatch)
+
+
+def spec_of(directory: Path, **sections: dict[str, Any]) -> RunSpec:
+    return run_spec(directory, **{"cluster": {"name": "lab", "launcher": "slurm"}, **sections})
+
+
+def test_a_submission_leaves_all_that_the_job_needs(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    spec = spec_of(tmp_path)
+    done = submit(spec)
+    run = done.run
+    assert (done.job_id, done.continued, done.changed) == (FORGOTTEN, False, [])
+    assert run.path == tmp_path / "runs" / "tiny"
+    assert load_spec(run.config) == spec
+    assert run.script.read_text() == slurm.submitted, "the script on record is the one that sbatch got"
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    assert json.loads(run.code.read_text())["tokenizer_sha256"] == "a" * 64
+    (line,) = read_jsonl(run.submissions)
+    assert (line["action"], line["job_id"], line["cluster"]) == ("submit", FORGOTTEN, "lab")
+    assert find_run(FORGOTTEN) == find_run("tiny") == run
+    pickles = [path.name for path in run.submitit.iterdir()]
+    assert f"{FORGOTTEN}_submitted.pkl" in pickles
+
+
+def test_sbatch_sees_nothing_of_a_surrounding_job(
+    tmp_path: Path, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CPU_BIND", "mask_cpu:0x3")
+    monkeypatch.setenv("SBATCH_PARTITION", "old")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    submit(spec_of(tmp_path))
+    assert "SLURM_CONF=/etc/slurm.conf" in slurm.seen
+    assert not [line for line in slurm.seen if line.startswith(("SLURM_CPU_BIND", "SBATCH_"))]
+
+
+def test_submitting_again_continues_and_tells_what_changed(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    submit(spec_of(tmp_path))
+    marker = tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000010"
+    marker.mkdir()
+    slurm.gives(CANCELLED)
+    again = submit(spec_of(tmp_path, checkpoint={"every_steps": 7}, slurm={"flags": {"comment": "x"}}))
+    assert (again.job_id, again.continued) == (CANCELLED, True)
+    assert again.changed == [
+        "checkpoint.every_steps: 500 -> 7",
+        'slurm.flags.comment: null -> "x"',
+    ]
+    assert marker.is_dir()
+    lines = list(read_jsonl(again.run.submissions))
+    assert [line["job_id"] for line in lines] == [FORGOTTEN, CANCELLED]
+    assert lines[1]["changed"] == again.changed
+    assert (
+        submit(spec_of(tmp_path, checkpoint={"every_steps": 7}, slurm={"flags": {"comment": "x"}})).changed == []
+    )
+    assert {job.job_id for job in jobs()} == {FORGOTTEN, CANCELLED}
+
+
+def test_changed_keys_are_the_leaves_that_differ(tmp_path: Path) -> None:
+    old, new = run_spec(tmp_path), run_spec(tmp_path, optim={"betas": [0.8, 0.95], "clip_norm": None})
+    assert changed_keys(old, new) == ["optim.betas[0]: 0.9 -> 0.8", "optim.clip_norm: 1.0 -> null"]
+    assert changed_keys(old, old) == []
+
+
+def test_another_model_is_refused_and_the_run_stays_as_it_was(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    run = submit(spec_of(tmp_path)).run
+    before = contents(run.path)
+    with pytest.raises(ConfigError) as caught:
+        submit(spec_of(tmp_path, model={"layers": 3, "experts": 4}))
+    assert str(caught.value) == (
+        f"{run.path}: the run has another model (model.layers: 2 -> 3; model.experts: 3 -> 4); "
+        "set the model back, choose another run.name, or start over with --new"
+    )
+    assert contents(run.path) == before
+
+
+def test_what_does_not_change_the_tensors_may_change(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    submit(spec_of(tmp_path))
+    assert submit(spec_of(tmp_path, model={"init_std": 0.5})).changed == ["model.init_std: 0.02 -> 0.5"]
+
+
+def test_another_tokenizer_is_refused_and_other_data_of_the_same_is_not(
+    tmp_path: Path, slurm: ScriptedSlurm
+) -> None:
+    run = submit(spec_of(tmp_path)).run
+    before = contents(run.path)
+    other = make_corpus(tmp_path / "other.h5", tokenizer="b" * 64)
+    with pytest.raises(ConfigError) as caught:
+        submit(spec_of(tmp_path, data={"path": str(other)}))
+    assert str(caught.value) == (
+        f"{run.path}: the run was started with another tokenizer than {other} has; "
+        "set data.path back, choose another run.name, or start over with --new"
+    )
+    assert contents(run.path) == before
+    more = make_corpus(tmp_path / "more.h5", tokens=5000)
+    assert submit(spec_of(tmp_path, data={"path": str(more)})).changed == [
+        f'data.path: "{tmp_path}/tokens.h5" -> "{more}"'
+    ]
+
+
+def test_new_moves_the_old_run_aside_whole(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    run = submit(spec_of(tmp_path)).run
+    (run.checkpoints / "step-00000010").mkdir()
+    fresh = submit(spec_of(tmp_path, model={"layers": 3}), new=True)
+    assert (fresh.continued, fresh.changed, fresh.run) == (False, [], run)
+    assert not list(run.checkpoints.iterdir())
+    (aside,) = [path for path in run.path.parent.iterdir() if path.name.startswith("tiny.")]
+    assert (aside / "checkpoints" / "step-00000010").is_dir()
+    assert load_spec(aside / "config.json").model.layers == 2
+    assert load_spec(run.config).model.layers == 3
+
+
+def test_new_on_a_name_that_is_free_is_an_ordinary_submission(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    run = submit(spec_of(tmp_path), new=True).run
+    assert [path.name for path in run.path.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_an_active_run_is_refused(tmp_path: Path, slurm: ScriptedSlurm, new: bool) -> None:
+    slurm.gives(RUNNING)
+    run = submit(spec_of(tmp_path)).run
+    before = contents(run.path.parent)
+    with pytest.raises(RunActive, match=f"^tiny: the run is running as job {RUNNING}; `zslurm cancel"):
+        submit(spec_of(tmp_path), new=new)
+    assert contents(run.path.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "code", "message"),
+    [
+        (BAD_TIME, SlurmRefused, Exit.FAILED, "sbatch refused the job: Invalid --time specification"),
+        (
+            NO_CONTROLLER,
+            SlurmUnavailable,
+            Exit.SLURM_UNAVAILABLE,
+            "sbatch: the Slurm controller does not answer: Batch job submission failed: "
+            "Unable to contact slurm controller (connect failure)",
+        ),
+    ],
+)
+def test_a_first_submission_that_fails_leaves_no_submitted_run(
+    tmp_path: Path, slurm: ScriptedSlurm, words: str, error: type[Exception], code: Exit, message: str
+) -> None:
+    slurm.refuses(words)
+    with pytest.raises(error) as caught:
+        submit(spec_of(tmp_path))
+    assert str(caught.value) == message
+    assert caught.value.exit_code == code  # type: ignore[attr-defined]
+    run = RunDir(tmp_path / "runs" / "tiny")
+    assert not run.submitted
+    assert look(run).state == "prepared"
+    assert jobs() == []
+    slurm.gives(FORGOTTEN)
+    done = submit(spec_of(tmp_path, model={"layers": 3}))
+    assert (done.continued, done.changed) == (False, []), "nothing binds a run that never was"
+
+
+def test_a_refused_resubmission_leaves_the_accepted_one_on_record(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    accepted = spec_of(tmp_path)
+    run = submit(accepted).run
+    script = run.script.read_text()
+    slurm.refuses(BAD_TIME)
+    with pytest.raises(SlurmRefused):
+        submit(spec_of(tmp_path, checkpoint={"every_steps": 7}))
+    assert load_spec(run.config) == accepted
+    assert run.script.read_text() == script
+
+
+def test_without_sbatch_nothing_is_written(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    (slurm.directory / "sbatch").unlink()
+    with pytest.raises(SlurmUnavailable, match=r"^sbatch: not found on this machine; .* --cluster local"):
+        submit(spec_of(tmp_path))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broken_template_is_found_before_anything_is_written_or_moved(
+    tmp_path: Path, slurm: ScriptedSlurm
+) -> None:
+    template = tmp_path / "bad.sbatch.j2"
+    template.write_text("{{ nonesuch }}")
+    broken = spec_of(tmp_path, cluster={"name": "lab", "launcher": "slurm", "template": str(template)})
+    with pytest.raises(ConfigError, match=r"bad\.sbatch\.j2:1: cannot be rendered"):
+        submit(broken)
+    assert not (tmp_path / "runs").exists()
+    run = submit(spec_of(tmp_path)).run
+    before = contents(run.path.parent)
+    with pytest.raises(ConfigError, match=r"bad\.sbatch\.j2:1: cannot be rendered"):
+        submit(broken, new=True)
+    assert contents(run.path.parent) == before
+
+
+def test_the_group_may_read_where_the_run_says_so(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    run = submit(spec_of(tmp_path, run={"group_readable": True})).run
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o750
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

@@ -1,0 +1,182 @@
+"""`zslurm status` of local runs in every state, from the files that such runs leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.report.stories import STEPS, Holder, Story
+from zslurm.aegis.verdict import Cause
+from zslurm.launch.run_state import RunState, look, look_all
+from zslurm.report.status import COLUMNS, as_json, as_row, details
+
+KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)
+NO_SPACE = Cause("OSError: No space left on device", rank=0, node="node0", exit_code=1, step=12)
+
+
+def cells(state: RunState) -> dict[str, str]:
+    return dict(zip(COLUMNS, as_row(state), strict=True))
+
+
+ENDED: dict[str, tuple[Callable[[Story], Story], str, str, int | None]] = {
+    "completed": (
+        lambda s: s.submitted().started().trained(39, 40, saved=40).ended("completed", 0), "completed", "", 0,
+    ),
+    "interrupted": (
+        lambda s: s.submitted().started().trained(9, saved=9).ended("interrupted", 75),
+        "interrupted", "saved at step 9; submit again to continue", 75,
+    ),
+    "cancelled": (
+        lambda s: s.submitted().started().trained(9, saved=9).cancelled().ended("interrupted", 75),
+        "cancelled", "", 75,
+    ),
+    "cancelled before it began": (lambda s: s.submitted().cancelled(), "cancelled", "", None),
+    "failed by a signal": (
+        lambda s: s.submitted().started().trained(9).ended("failed", 137, KILLED),
+        "failed", "rank 3 on node1: Killed", 137,
+    ),
+    "failed by an error": (
+        lambda s: s.submitted().started().trained(12).ended("failed", 1, NO_SPACE),
+        "failed", "rank 0 on node0 after step 12: OSError: No space left on device", 1,
+    ),
+    "failed although it was cancelled": (
+        lambda s: s.submitted().started().cancelled().ended("failed", 137, KILLED),
+        "failed", "rank 3 on node1: Killed", 137,
+    ),
+    "lost": (
+        lambda s: s.submitted().started().trained(9),
+        "lost", "job local-1 is gone and left no verdict; see `zslurm logs --supervisor`", None,
+    ),
+    "completed although it was cancelled": (
+        lambda s: s.submitted().started().trained(40, saved=40).cancelled().ended("completed", 0),
+        "completed", "", 0,
+    ),
+    "failed, then submitted again and gone": (
+        lambda s: s.submitted().started().ended("failed", 1, NO_SPACE).submitted("local-2"),
+        "lost", "job local-2 is gone and left no verdict; see `zslurm logs --supervisor`", None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_a_run_that_rests(tmp_path: Path, name: str) -> None:
+    tell, state_name, note, exit_code = ENDED[name]
+    state = look(tell(Story(tmp_path / "tiny")).run)
+    assert (state.state, state.active, state.exit_code) == (state_name, False, exit_code)
+    assert cells(state)["note"] == note
+    assert cells(state)["left"] == "-"
+    assert next(iter(details(state))) == f"tiny: {state_name} (job {state.job_id} on local)"
+    assert as_json(state)["active"] is False
+
+
+def test_a_run_that_was_never_accepted_by_a_launcher(tmp_path: Path) -> None:
+    state = look(Story(tmp_path / "tiny").run)
+    assert state.state == "prepared"
+    assert as_row(state) == ["tiny", "prepared", "-", "-", "0/?", "-", "-", "-", ""]
+    assert list(details(state)) == ["tiny: prepared", f"  directory   {tmp_path}/tiny"]
+
+
+def test_a_running_run(tmp_path: Path) -> None:
+    with Holder() as holder:
+        story = Story(tmp_path / "tiny").submitted(process=holder.pid).started().trained(1, 2, 10, saved=8)
+        state = look(story.run)
+        assert state.active
+        assert cells(state) == {
+            "run": "tiny",
+            "state": "running",
+            "job": "local-1",
+            "attempt": "1",
+            "step": f"10/{STEPS}",
+            "loss": "3.9000",
+            "tokens/s": "1.23k",
+            "left": "1m 00s",
+            "note": "",
+        }
+        lines = list(details(state))
+        assert "  nodes       node[0-1]" in lines
+        assert f"  step        10 of {STEPS}, loss 3.9000, 1m 00s left" in lines
+        assert "  checkpoint  step 8" in lines
+        assert lines[-1].endswith("running on node[0-1]")
+        story.ended("completed", 0)
+        assert look(story.run).state == "completing", "the verdict is there, and its job is about to end"
+        holder.end()
+        assert look(story.run).state == "completed"
+
+
+def test_as_json_everything_is_there(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(11, 12, saved=10).ended("failed", 1, NO_SPACE)
+    found = as_json(look(story.run))
+    assert found.pop("submitted") > 1_700_000_000
+    assert found == {
+        "run": "tiny",
+        "run_dir": str(tmp_path / "tiny"),
+        "state": "failed",
+        "active": False,
+        "job_id": "local-1",
+        "cluster": "local",
+        "launcher": "local",
+        "reason": None,
+        "nodes": "node[0-1]",
+        "restarts": 0,
+        "attempt": 1,
+        "step": 12,
+        "total_steps": STEPS,
+        "loss": 3.88,
+        "tokens_per_s": 1234.5,
+        "checkpoint_step": 10,
+        "exit_code": 1,
+        "cause": {
+            "message": "OSError: No space left on device",
+            "rank": 0,
+            "node": "node0",
+            "exit_code": 1,
+            "step": 12,
+        },
+    }
+
+
+def test_every_attempt_is_told_with_its_end(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started(1).ended("interrupted", 75, attempt=1)
+    story.submitted("local-2").started(2).ended("failed", 137, KILLED, attempt=2).submitted("local-3").started(3)
+    lines = list(details(look(story.run)))
+    attempts = [line.split(maxsplit=3) for line in lines[lines.index("  attempts") + 1 :]]
+    assert [(number, said) for number, _, _, said in attempts] == [
+        ("1", "interrupted (exit code 75)"),
+        ("2", "failed (exit code 137): rank 3 on node1: Killed"),
+        ("3", "no end recorded on node[0-1]"),
+    ]
+
+
+def test_of_steps_that_were_repeated_the_last_attempt_counts(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(9, 10, 11, saved=9)
+    story.started(2).trained(10, attempt=2)
+    assert (look(story.run).step, look(story.run).attempt) == (10, 2)
+
+
+@pytest.mark.parametrize("torn", [b'{"kind":"step","step":99', b'{"event":"attempt_en', b"\x00\x00\x00"])
+def test_a_torn_last_line_hides_nothing_that_is_whole(tmp_path: Path, torn: bytes) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(12, saved=12).ended("failed", 1, NO_SPACE)
+    before = as_json(look(story.run))
+    for path in (story.run.metrics, story.run.events, story.run.submissions):
+        with path.open("ab") as file:
+            file.write(torn)
+    assert as_json(look(story.run)) == before
+
+
+def test_a_run_of_another_machine_is_not_declared_dead(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started()
+    text = story.run.submissions.read_text().replace('"host":"', '"host":"another-')
+    story.run.submissions.write_text(text)
+    state = look(story.run)
+    assert (state.state, state.active) == ("unknown", True)
+    assert (state.reason or "").startswith("it was started on another-")
+    story.ended("completed", 0)
+    assert look(story.run).state == "completed", "a verdict in the shared directory is believed"
+
+
+def test_many_runs_are_looked_at_together(tmp_path: Path) -> None:
+    stories = [Story(tmp_path / name) for name in ("a", "b")]
+    stories[1].submitted().started().ended("completed", 0)
+    assert [state.state for state in look_all([story.run for story in stories])] == ["prepared", "completed"]

@@ -1,0 +1,37 @@
+"""What srun says about tasks that failed, line by line."""
+
+from __future__ import annotations
+
+from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
+
+
+def test_failures_are_read_in_the_order_of_their_report() -> None:
+    text = """\
+srun: error: node1: task 2: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=5.0
+slurmstepd: error: *** STEP 5.0 ON node0 CANCELLED AT 2026-07-14T12:00:00 ***
+srun: error: node1: task 3: Killed
+srun: error: gpu-a-17: tasks 0-1,5: Segmentation fault (core dumped)
+"""
+    assert task_failures(text) == [
+        TaskFailure("node1", (2,), "Exited with exit code 1"),
+        TaskFailure("node1", (3,), "Killed"),
+        TaskFailure("gpu-a-17", (0, 1, 5), "Segmentation fault (core dumped)"),
+    ]
+
+
+def test_only_a_rank_that_exited_by_itself_has_an_exit_code() -> None:
+    codes = [
+        TaskFailure("n", (0,), what).exit_code for what in ("Exited with exit code 75", "Killed", "Out Of Memory")
+    ]
+    assert codes == [75, None, None]
+
+
+def test_a_failed_node_is_named_once() -> None:
+    line = "srun: error: Node failure on node7\n"
+    assert failed_nodes(line + "srun: error: Node failure on node9\n" + line) == ["node7", "node9"]
+    assert failed_nodes("srun: error: node7: task 3: Killed\n") == []
+
+
+def test_a_line_that_is_still_being_written_is_not_read_as_another_one() -> None:
+    assert task_failures("srun: error: node1: task") == []

@@ -1,0 +1,98 @@
+"""The wheel: what is in it, what is not, and that it works in a place where nothing else of ours is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this working tree, built with what the environment has: nothing is fetched."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_it_holds_every_file_of_our_packages(names: set[str]) -> None:
+    for package in ("zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates"):
+        files = {
+            str(path.relative_to(ROOT))
+            for path in (ROOT / package).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert files
+        assert files <= names
+
+
+def test_templates_recipes_and_types_are_there(names: set[str]) -> None:
+    for name in (
+        "sbatch_templates/train.sbatch.j2",
+        "sbatch_templates/local.sh.j2",
+        "train/recipes/zaya1-tiny.yaml",
+        *(f"{package}/py.typed" for package in ("zslurm", "train", "kernels", "checkpoint_tools")),
+    ):
+        assert name in names
+
+
+def test_nothing_else_is_there(names: set[str]) -> None:
+    tops = {name.split("/")[0] for name in names}
+    (metadata,) = {top for top in tops if top.endswith(".dist-info")}
+    assert tops == {"zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates", metadata}
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+
+
+def test_it_works_where_nothing_else_of_ours_is(wheel: Path, tmp_path: Path) -> None:
+    """Also where the working directory holds modules with our names."""
+    site, here = tmp_path / "site", tmp_path / "here"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
+    subprocess.run([*command, str(wheel)], check=True)
+    here.mkdir()
+    for name in ("train.py", "zslurm.py", "kernels.py"):
+        (here / name).write_text("raise SystemExit('the wrong module was imported')\n")
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=here, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    place = run("-c", "import zslurm, train, kernels, checkpoint_tools; print(zslurm.__file__, train.__file__)")
+    assert all(Path(file).is_relative_to(site) for file in place.split())
+    template = run("-m", "zslurm", "template", "show", "train")
+    assert template == (ROOT / "sbatch_templates" / "train.sbatch.j2").read_text()
+    schema = json.loads(run("-m", "zslurm", "config", "schema"))
+    assert {"run", "model", "phases", "slurm"} <= set(schema["properties"])
+
+
+def test_a_torch_that_is_there_is_kept() -> None:
+    """Clusters have their own build of torch: any from 2.9 on satisfies us, whatever its local version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [line for line in project["dependencies"] if line.startswith("torch")]
+    assert wanted == ["torch>=2.9"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    assert not [line for line in extras if line.startswith("torch")]
+
+
+def test_the_tests_have_one_torch() -> None:
+    """Recorded numbers hold for it."""
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()

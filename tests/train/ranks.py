@@ -1,0 +1,112 @@
+"""Ranks that need not wait for torch: forked from one server process that has imported the trainer.
+
+They run `python -m train`'s own main, with torchrun's variables and a store that the test hosts, so what differs
+from torchrun is the import alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from tests.train.runs import clean_environment
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["train.loop"])
+_TIMEOUT_S = 300
+
+
+class Ranks:
+    """The ranks of one run, under way."""
+
+    def __init__(self, run: Path, ranks: int) -> None:
+        self._outputs = [run / f"rank-{rank}.{stream}" for rank in range(ranks) for stream in ("out", "err")]
+        for output in self._outputs:
+            output.unlink(missing_ok=True)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.processes: list[ForkServerProcess] = []
+        for rank in range(ranks):
+            environment = clean_environment() | _torchruns_variables(rank, ranks, self._store.port)
+            arguments = (run, rank, environment)
+            self.processes.append(_CONTEXT.Process(target=_rank, args=arguments, daemon=True))
+        for process in self.processes:
+            process.start()
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to every rank."""
+        for process in self.processes:
+            assert process.pid is not None
+            os.kill(process.pid, signum)
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """The highest exit code, and what the ranks printed."""
+        for process in self.processes:
+            process.join(_TIMEOUT_S)
+            assert process.exitcode is not None, "a rank hangs"
+        out, err = ("".join(path.read_text() for path in self._outputs[start::2]) for start in (0, 1))
+        codes = [process.exitcode or 0 for process in self.processes]
+        return subprocess.CompletedProcess([], max(codes), out, err)
+
+
+def train_on(run: Path, ranks: int) -> subprocess.CompletedProcess[str]:
+    """Train on so many ranks to the end."""
+    return Ranks(run, ranks).wait()
+
+
+def _torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    if ranks == 1:
+        return {}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _rank(run: Path, rank: int, environment: dict[str, str]) -> None:
+    from train.loop import main
+
+    os.environ.clear()
+    os.environ.update(environment)
+    for descriptor, stream in ((1, "out"), (2, "err")):
+        file = os.open(run / f"rank-{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, descriptor)
+    sys.exit(main([str(run)]))
+
+
+def in_group(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
+    """What `function(group, *arguments)` returns on each rank of a gloo group: numbers and arrays, no tensors."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    readers = []
+    for rank in range(ranks):
+        reader, writer = _CONTEXT.Pipe(duplex=False)
+        _CONTEXT.Process(target=_member, args=(function, rank, ranks, store.port, writer, arguments)).start()
+        writer.close()
+        readers.append(reader)
+    for reader in readers:
+        assert reader.poll(_TIMEOUT_S), "a rank hangs"
+    return [reader.recv() for reader in readers]
+
+
+def _member(function: Callable[..., Any], rank: int, ranks: int, port: int, answer: Any, arguments: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    answer.send(function(dist.group.WORLD, *arguments))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,68 @@
+"""What may be imported by those who have no torch, or no time for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.train.runs import clean_environment
+
+WITHOUT_TORCH = [
+    "train",
+    "train.config",
+    "train.shapes",
+    "train.progress",
+    "train.jsonl",
+    "train.stop",
+    "train.errors",
+    "train.data.bundle",
+    "train.data.sampler",
+    "checkpoint_tools",
+    "zslurm.launch.rank",
+    "zslurm.launch.submission",
+    "zslurm.aegis.supervisor",
+]
+
+
+def imported_by(statement: str) -> set[str]:
+    """The packages that a fresh interpreter has imported after a statement."""
+    program = f"{statement}\nimport sys; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_it_imports_no_torch(module: str) -> None:
+    assert "torch" not in imported_by(f"import {module}")
+
+
+@pytest.mark.parametrize("module", ["train", "checkpoint_tools", "train.data.bundle"])
+def test_it_imports_nothing_of_those_above_it(module: str) -> None:
+    assert "zslurm" not in imported_by(f"import {module}")
+
+
+def test_a_rank_starts_without_torchs_compiler() -> None:
+    """Building a model and its optimizer needs none of it, and it costs every rank a second."""
+    program = """
+import torch, torch.distributed as dist
+from train.config import ModelConfig, OptimConfig
+from train.model.zaya import build
+from train.optim.adamw import ShardedAdamW
+from train.parallel.zero import ZeroShards
+from train.shapes import tensor_table
+config = ModelConfig(vocab_size=31, hidden_size=12, layers=1, query_heads=2, kv_heads=2, head_dim=8, experts=3,
+                     expert_hidden_size=10, router_hidden_size=6)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = build(config, 0, dtype=torch.float32)
+optimizer = ShardedAdamW(ZeroShards(model, tensor_table(config), dist.group.WORLD, torch.float32), OptimConfig())
+loss, _ = model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long), rope_base=100.0)
+loss.backward()
+optimizer.step(1e-3)
+import sys
+assert "torch._dynamo" not in sys.modules
+"""
+    imported_by(program)

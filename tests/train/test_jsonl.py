@@ -1,0 +1,120 @@
+"""Files of JSON lines: events and metrics that stay readable whatever happened to their writer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train.jsonl import JsonLinesTail, JsonLinesWriter, parse_line, read_jsonl
+
+
+def write(path: Path, *records: dict[str, int]) -> None:
+    with JsonLinesWriter(path) as lines:
+        for record in records:
+            lines.append(record)
+
+
+def test_what_is_appended_is_read_in_order_over_several_writers(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    write(path, {"a": 1}, {"a": 2})
+    write(path, {"a": 3})
+    assert list(read_jsonl(path)) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert path.read_bytes() == b'{"a":1}\n{"a":2}\n{"a":3}\n'
+
+
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
+    assert list(read_jsonl(tmp_path / "nowhere")) == []
+    assert JsonLinesTail(tmp_path / "nowhere").new_records() == []
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"a":', b'{"a":3}', b"\xff\xfe"])
+def test_a_torn_last_line_is_skipped_and_closed_by_the_next_writer(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "lines"
+    write(path, {"a": 1})
+    with path.open("ab") as file:
+        file.write(torn)
+    assert list(read_jsonl(path)) == [{"a": 1}]
+    write(path, {"a": 4})
+    complete = [{"a": 3}] if torn == b'{"a":3}' else []
+    assert list(read_jsonl(path)) == [{"a": 1}, *complete, {"a": 4}]
+
+
+@pytest.mark.parametrize("line", [b"\n", b"nonsense\n", b"[1]\n", b"17\n", b'{"a":1}'])
+def test_what_is_no_whole_object_is_no_record(line: bytes) -> None:
+    assert parse_line(line) is None
+
+
+def test_text_with_line_breaks_stays_on_one_line(tmp_path: Path) -> None:
+    with JsonLinesWriter(tmp_path / "lines") as lines:
+        lines.append({"text": "one\ntwo\u2028three é"})
+    assert list(read_jsonl(tmp_path / "lines")) == [{"text": "one\ntwo\u2028three é"}]
+    assert (tmp_path / "lines").read_bytes().count(b"\n") == 1
+
+
+def test_a_tail_gets_each_record_once_and_an_unfinished_one_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    tail = JsonLinesTail(path)
+    write(path, {"a": 1})
+    assert tail.new_records() == [{"a": 1}]
+    assert tail.new_records() == []
+    with path.open("ab") as file:
+        file.write(b'{"a":2}\n{"a"')
+        file.flush()
+        assert tail.new_records() == [{"a": 2}]
+        assert tail.new_records() == []
+        file.write(b":3}\n")
+    assert tail.new_records() == [{"a": 3}]
+
+
+def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
+    """One writer is the rule; a second one that should not be there spoils no line."""
+    program = """
+import sys
+from pathlib import Path
+from train.jsonl import JsonLinesWriter
+with JsonLinesWriter(Path(sys.argv[1])) as lines:
+    for number in range(300):
+        lines.append({"who": sys.argv[2], "number": number, "padding": "x" * 200})
+"""
+    path = tmp_path / "lines"
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(path), who]) for who in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    records = list(read_jsonl(path))
+    for who in "ab":
+        assert [record["number"] for record in records if record["who"] == who] == list(range(300))
+
+
+def test_a_line_that_does_not_fit_is_an_error_and_the_file_stays_readable(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: the system writes a part of the line."""
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from train.jsonl import JsonLinesWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (30, 30))
+lines = JsonLinesWriter(Path(sys.argv[1]))
+lines.append({"a": 1})
+try:
+    lines.append({"text": "x" * 100})
+except OSError as error:
+    print("refused")
+"""
+    path = tmp_path / "lines"
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
+    assert path.stat().st_size == 30
+    assert list(read_jsonl(path)) == [{"a": 1}]
+    write(path, {"a": 2})
+    assert list(read_jsonl(path)) == [{"a": 1}, {"a": 2}]
+
+
+def test_the_file_is_made_for_its_owner_and_whom_his_umask_lets_read(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write(tmp_path / "lines", {"a": 1})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "lines").stat().st_mode & 0o777 == 0o600
