@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -133,21 +134,26 @@ def test_short_writes_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert_holds(save(tmp_path, 1), 1)
 
 
-@pytest.fixture
+@contextmanager
 def one_kilobyte_files() -> Iterator[None]:
-    """No file can grow beyond 1 KiB: the system takes a part of a write, then refuses with EFBIG."""
+    """No file can grow beyond 1 KiB: the system takes a part of a write, then refuses with EFBIG.
+
+    For as short as can be: pytest's own output may be a file.
+    """
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.usefixtures("one_kilobyte_files")
 def test_a_shard_that_hits_the_file_size_limit_is_removed(tmp_path: Path) -> None:
     entry = Entry("w", "master", 0, 4096, np.ones(4096, np.float32))
-    with pytest.raises(NoSpace, match=r"shard-00000-of-00001.*earlier checkpoints are untouched: free space"):
+    refused = pytest.raises(NoSpace, match=r"shard-00000-of-00001.*earlier checkpoints are untouched: free space")
+    with refused, one_kilobyte_files():
         write_shard(tmp_path, 0, 1, [entry])
     assert list(tmp_path.iterdir()) == []
 
