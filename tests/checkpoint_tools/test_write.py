@@ -214,10 +214,9 @@ def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         begin(tmp_path / "file" / "checkpoints", 1, "n")
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint_alone(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_full_disk_leaves_the_earlier_checkpoint_alone(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    request.getfixturevalue("one_kilobyte_files")
-    with pytest.raises(NoSpace):
+    with pytest.raises(NoSpace), one_kilobyte_files():
         save(tmp_path, 2, [Tensor("w", (4096,), {"master": "F32"})])
     assert [listing.path for listing in list_checkpoints(tmp_path)] == [path]
     assert_holds(path, 1)
