@@ -42,6 +42,7 @@ def test_a_killed_rank_is_named_and_its_peers_are_ended(user: LocalUser) -> None
     assert state["cause"]["node"] == os.uname().nodename
     assert _verdict(user, "killed")["cause"] == state["cause"]
     assert f"rank 1 on {os.uname().nodename}: Killed" in user.zslurm("status", "killed").stdout
+    assert not user.run_dir("killed").attempt(1).progress({}).exists(), "nothing is left in the node's memory"
 
 
 def test_a_killed_supervisor_is_replaced_and_costs_the_run_nothing(user: LocalUser) -> None:
@@ -111,6 +112,26 @@ def test_ranks_that_do_not_stop_in_time_are_killed(user: LocalUser) -> None:
     assert state["cause"]["message"] == "the ranks did not save and stop within 0.5 s"
     (killed,) = user.events("deaf", "step_killed")
     assert killed["reason"] == state["cause"]["message"]
+
+
+def test_the_request_to_stop_is_repeated_until_the_ranks_listen(user: LocalUser) -> None:
+    """A rank whose Python is slow to start is deaf at first; here it waits for a gate to open."""
+    gate, site = user.directory / "gate", user.directory / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        f"""
+import os, sys, time
+while "zslurm.launch.rank" in sys.orig_argv and not os.path.exists({str(gate)!r}):
+    time.sleep(0.01)
+"""
+    )
+    user.zslurm("submit", user.write_run("slow", cluster={"env": {"PYTHONPATH": str(site)}}))
+    wait_for(lambda: user.events("slow", "attempt_started"), "the rank to be started")
+    user.zslurm("cancel", "slow")
+    wait_for(lambda: user.events("slow", "signal"), "the first request")
+    gate.touch()
+    state = user.wait_for_end("slow")
+    assert (state["state"], state["exit_code"]) == ("cancelled", 75)
 
 
 def test_ranks_show_their_progress_while_they_run(user: LocalUser) -> None:

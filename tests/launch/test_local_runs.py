@@ -119,12 +119,3 @@ def test_of_two_submissions_at_once_one_wins_and_may_be_cancelled_at_once(user: 
     state = user.wait_for_end("twice")
     assert (state["state"], state["exit_code"], state["cause"]) == ("cancelled", 75, None)
     assert len(user.events("twice", "run_ended")) == 1
-
-
-def test_starting_over_moves_the_old_run_aside(finished: LocalUser, user: LocalUser) -> None:
-    run_file = user.write_run("again", steps=2)
-    user.run_dir("again").create(group_readable=False)
-    user.run_dir("again").submissions.touch()
-    user.run_dir("again").config.write_text("{}")
-    user.zslurm("submit", run_file, "--new", "--wait")
-    assert [path.name.split(".")[0] for path in sorted((user.directory / "runs").iterdir())] == ["again", "again"]

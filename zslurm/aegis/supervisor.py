@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -159,6 +160,7 @@ class Supervisor:
                 self._kill(attempt, process)
         process.reap()
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
+        shutil.rmtree(attempt.progress(self.environ), ignore_errors=True)  # what killed ranks left on this node
         log = _read(attempt.step_log)
         code = process.poll()
         code = 128 + signal.SIGKILL if code is None else code

@@ -70,7 +70,7 @@ def _run() -> int:
         _complain_of_usage(error.format_message())
         return error.exit_code
     except typer.Abort:
-        _complain("stopped; nothing was changed")
+        _complain("stopped")
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return Exit.FAILED

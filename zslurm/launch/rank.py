@@ -8,7 +8,6 @@ address is published by rename, so there is no port to choose and none to lose b
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import socket
@@ -84,14 +83,6 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
     return store
 
 
-def _progress_dir(environ: MutableMapping[str, str], attempt: AttemptDir) -> Path:
-    """Node-local, and nobody else's: job ids of local runs are unique only below one home directory."""
-    root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
-    run = hashlib.sha256(str(attempt.path).encode()).hexdigest()[:12]
-    node = environ.get("SLURMD_NODENAME", "localhost")
-    return root / f"zslurm-{os.getuid()}-{run}-{attempt.number}-{node}"
-
-
 def _open_progress(directory: Path, rank: int) -> None:
     """Make the directory and this rank's record in it."""
     while True:
@@ -138,7 +129,7 @@ def main(argv: list[str]) -> int:
     attempt = run.attempt(int(argv[1]))
     environ = os.environ
     map_environment(environ)
-    progress = _progress_dir(environ, attempt)
+    progress = attempt.progress(environ)
     environ["ZSLURM_PROGRESS_DIR"] = str(progress)
     environ["ZSLURM_ATTEMPT"] = str(attempt.number)
     error: BaseException | None = None

@@ -24,8 +24,10 @@ RUN/
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,13 @@ class AttemptDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    def progress(self, environ: Mapping[str, str]) -> Path:
+        """Where the ranks of this node keep their progress: in its memory, and like no other run's."""
+        root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+        run = hashlib.sha256(str(self.path.absolute()).encode()).hexdigest()[:12]
+        node = environ.get("SLURMD_NODENAME", "localhost")
+        return root / f"zslurm-{os.getuid()}-{run}-{self.number}-{node}"
 
     def rank_end(self, rank: int) -> Path:
         return self.ranks / f"{rank:05d}.json"
