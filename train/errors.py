@@ -15,3 +15,11 @@ class DataError(TrainError):
 
 class Diverged(TrainError):
     """The loss or the gradient is not finite any more."""
+
+
+class HubError(TrainError):
+    """Weights cannot be read from, or written to, another program's format; one line for each reason."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
