@@ -106,6 +106,9 @@ class DataConfig(Section):
     path: str | None = Field(
         None, description="a token bundle (.h5), or a directory of them, made by `zslurm data build`"
     )
+    isolate_documents: bool = Field(
+        False, description="keep attention, convolutions and positions inside each document of a sequence"
+    )
 
 
 class OptimConfig(Section):
@@ -184,6 +187,11 @@ class CheckpointConfig(Section):
 
     every_steps: Count = Field(500, description="optimizer steps between two checkpoints")
     keep_last: Count = Field(3, description="newest complete checkpoints that are kept")
+    start_from: str | None = Field(
+        None,
+        description="a checkpoint whose weights a new run starts from: another run's, or an imported one "
+        "(`zslurm checkpoint import`)",
+    )
 
 
 class TrainConfig(BaseModel):

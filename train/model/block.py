@@ -11,7 +11,7 @@ from train.config import ModelConfig
 from train.model.attention import CompressedConvolutionalAttention
 from train.model.experts import Experts
 from train.model.norm import StageEntry
-from train.model.rope import RotaryTable
+from train.model.packing import Packing
 from train.model.router import Router
 
 
@@ -40,13 +40,15 @@ class Layer(nn.Module):
         self.router = Router(config, dtype, first=first)
         self.experts = Experts(config, dtype)
 
-    def forward(self, stream: Stream, rotary: RotaryTable, balancing_bias_C: Tensor) -> tuple[Stream, Tensor]:
+    def forward(self, stream: Stream, packing: Packing, balancing_bias_C: Tensor) -> tuple[Stream, Tensor]:
         """Return the stream after this layer, and each router class's number of choices [C], int64."""
         x_BSD, residual_BSD = self.attention_entry(stream.hidden_BSD, stream.residual_BSD)
-        hidden_BSD = self.attention(x_BSD, rotary)
+        hidden_BSD = self.attention(x_BSD, packing)
 
         x_BSD, residual_BSD = self.expert_entry(hidden_BSD, residual_BSD)
         x_TD = x_BSD.flatten(0, 1)
         routing = self.router(x_TD, stream.router_TR, balancing_bias_C)
-        y_TD, counts_C = self.experts(x_TD, routing)
+        y_TD, counts_C = self.experts(
+            x_TD, routing, None if packing.valid_BS1 is None else packing.valid_BS1.flatten()
+        )
         return Stream(y_TD.view_as(x_BSD), residual_BSD, routing.state_TR), counts_C

@@ -66,14 +66,19 @@ class Experts(nn.Module):
         self.gate_up = StackedLinear(config.experts, hidden, 2 * inner, dtype)
         self.down = StackedLinear(config.experts, inner, hidden, dtype)
 
-    def forward(self, x_TD: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of each token's experts, and each class's number of choices [C], int64."""
+    def forward(self, x_TD: Tensor, routing: Routing, valid_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of each token's experts, and each class's number of choices [C], int64.
+
+        Tokens where `valid_T` is false (padding) are computed, but not counted.
+        """
         choices = routing.classes_TK.shape[1]
         order_N, counts_C = dispatch_by_class(routing.classes_TK, self.classes)
         x_ND = x_TD.unsqueeze(1).expand(-1, choices, -1).flatten(0, 1).index_select(0, order_N)
         y_ND = self._transform(x_ND, counts_C.tolist())
         y_TKD = y_ND.index_select(0, order_N.argsort()).unflatten(0, (-1, choices))
         y_TD = (y_TKD * routing.weights_TK.to(y_TKD.dtype).unsqueeze(-1)).sum(dim=1)
+        if valid_T is not None:
+            counts_C = dispatch_by_class(routing.classes_TK[valid_T], self.classes).counts_C
         return y_TD, counts_C
 
     def _transform(self, x_ND: Tensor, rows_C: list[int]) -> Tensor:

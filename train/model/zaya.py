@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from train.config import ModelConfig
 from train.model.block import Layer, Stream
-from train.model.head import logits, summed_cross_entropy
+from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy
 from train.model.initial import initial_balancing_bias, initial_tensor
 from train.model.norm import StageEntry
-from train.model.rope import rotary_table
+from train.model.packing import pack
 from train.shapes import tensor_table
 
 
@@ -38,7 +38,13 @@ class Zaya(nn.Module):
         self.register_buffer("balancing_bias", bias_LC)
 
     def forward(
-        self, tokens_BS: Tensor, targets_BS: Tensor | None = None, *, rope_base: float
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor | None = None,
+        *,
+        rope_base: float,
+        valid_BS: Tensor | None = None,
+        document_BS: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the model over whole sequences, which start at position 0.
 
@@ -46,26 +52,38 @@ class Zaya(nn.Module):
             tokens_BS: token ids, int64.
             targets_BS: the tokens to predict; `head.IGNORED_TARGET` marks positions that do not count.
             rope_base: base of the rotary embedding; it belongs to the phase of training.
+            valid_BS: bool, false for padding, before or after the tokens; see `packing.py`.
+            document_BS: integers that change where a new document begins; see `packing.py`.
 
         Returns:
             logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
-            counts_LC, how many of the B*S*K choices fell on each router class, int64.
+            counts_LC, how many of the B*S*K choices fell on each router class, int64. Padding is in neither
+            loss nor counts.
         """
-        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base)
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
         if targets_BS is None:
             return logits(x_BSD, self.embedding.weight), counts_LC
+        if valid_BS is not None:
+            targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
         loss = summed_cross_entropy(x_BSD.flatten(0, 1), self.embedding.weight, targets_BS.flatten())
         return loss, counts_LC
 
-    def _hidden_states(self, tokens_BS: Tensor, rope_base: float) -> tuple[Tensor, Tensor]:
-        table_dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
-        positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
-        rotary = rotary_table(positions_S, self.config.rotary_dim, rope_base, table_dtype)
-
+    def _hidden_states(
+        self, tokens_BS: Tensor, rope_base: float, valid_BS: Tensor | None, document_BS: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        packing = pack(
+            torch.arange(tokens_BS.shape[1], device=tokens_BS.device),
+            rotary_dim=self.config.rotary_dim,
+            rope_base=rope_base,
+            reach=max(1, sum(self.config.conv_widths) - 2),
+            dtype=torch.promote_types(self.embedding.weight.dtype, torch.float32),
+            valid_BS=valid_BS,
+            document_BS=document_BS,
+        )
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []
         for layer, bias_C in zip(self.layers, self.balancing_bias, strict=True):
-            stream, counts_C = layer(stream, rotary, bias_C)
+            stream, counts_C = layer(stream, packing, bias_C)
             counts.append(counts_C)
         x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
         return x_BSD, torch.stack(counts)
