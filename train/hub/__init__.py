@@ -19,7 +19,7 @@ from __future__ import annotations
 from train.hub.export import Exported, export
 from train.hub.import_ import Imported, import_weights
 from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
-from train.hub.run_facts import weights_only
+from train.hub.run_facts import tokenizer_of, weights_only
 from train.hub.settings import Settings, TokenIds, from_config_json, inexact, to_config_json
 from train.hub.tokenizer_files import TokenizerFiles
 from train.hub.weights import CheckpointWeights, FolderWeights, Overrides, Weights, open_weights
@@ -44,5 +44,6 @@ __all__ = [
     "open_weights",
     "pieces",
     "to_config_json",
+    "tokenizer_of",
     "weights_only",
 ]

@@ -31,6 +31,13 @@ def weights_only(manifest: Manifest) -> bool:
     return WEIGHTS_ONLY in manifest.state
 
 
+def tokenizer_of(manifest: Manifest) -> str | None:
+    """SHA-256 of the tokenizer.json that the weights were trained with; None where it is not known."""
+    where = manifest.state[WEIGHTS_ONLY] if weights_only(manifest) else manifest.cursor
+    found = where.get("tokenizer_sha256")
+    return None if found is None else str(found)
+
+
 @dataclass(frozen=True)
 class Facts:
     """What belongs to the weights of a checkpoint."""
@@ -66,7 +73,7 @@ def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
     manifest = checkpoint.manifest
     if weights_only(manifest):
         return _imported(checkpoint.path, model, manifest.state[WEIGHTS_ONLY])
-    sha256 = manifest.cursor.get("tokenizer_sha256")
+    sha256 = tokenizer_of(manifest)
     config = _run_config(checkpoint.path)
     if config is None:
         return Facts(Settings(model), checkpoint.path, None, sha256, imported=False)
