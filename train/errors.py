@@ -18,8 +18,12 @@ class Diverged(TrainError):
 
 
 class HubError(TrainError):
-    """Weights cannot be read from, or written to, another program's format; one line for each reason."""
+    """Weights do not fit what was asked: a folder, a format, a destination; one line for each reason."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class HubIOError(TrainError):
+    """The operating system refused to read or write a folder of weights."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from checkpoint_tools import shard_header
-from train.errors import HubError
+from train.errors import HubError, HubIOError
 from train.hub import companion
 from train.hub.companion import Companion
 from train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE
@@ -78,7 +78,8 @@ def export(
         tokenizer: goes with it; None leaves it out.
 
     Raises:
-        HubError: `out` is taken, the format cannot express the model, or the file system refused.
+        HubError: `out` is taken, or the format cannot express the model.
+        HubIOError: the file system refused.
         CheckpointError: the checkpoint is damaged.
     """
     settings = weights.settings
@@ -109,7 +110,8 @@ def appearing(out: Path) -> Iterator[Path]:
     """A directory to fill, which becomes `out` by one rename at the end; removed on any error.
 
     Raises:
-        HubError: `out` is taken, or the file system refused.
+        HubError: `out` is taken.
+        HubIOError: the file system refused.
     """
     out = out.absolute()
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
@@ -128,7 +130,7 @@ def appearing(out: Path) -> Iterator[Path]:
             raise
         _sync(out.parent)
     except OSError as error:
-        raise HubError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
+        raise HubIOError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
 
 
 def _sync(path: Path) -> None:

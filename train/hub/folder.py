@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from checkpoint_tools import layout as checkpoint_layout
 from checkpoint_tools import shard_header
-from train.errors import HubError
+from train.errors import HubError, HubIOError
 from train.hub.number_formats import READABLE, to_fp32
 
 CONFIG = "config.json"
@@ -56,7 +56,8 @@ class TensorFolder:
         """Read all headers.
 
         Raises:
-            HubError: the folder holds no safetensors files, or its index cannot be read.
+            HubError: the folder holds no safetensors files, or its index cannot be understood.
+            HubIOError: the operating system refused.
         """
         self.path = path
         self.tensors: dict[str, Stored] = {}
@@ -82,7 +83,7 @@ class TensorFolder:
         """Fill `out` (contiguous) with elements [start, start + out.size) of a tensor, row-major.
 
         Raises:
-            HubError: the operating system refused, or the file became shorter.
+            HubIOError: the operating system refused, or the file became shorter.
         """
         stored = self.tensors[name]
         carrier = np.dtype(READABLE[stored.dtype])
@@ -92,7 +93,7 @@ class TensorFolder:
             try:
                 self._pread(stored.file, stored.begin + (start + done) * carrier.itemsize, raw.data)
             except OSError as error:
-                raise HubError(f"{self.path / stored.file}: cannot be read: {error.strerror}") from error
+                raise HubIOError(f"{self.path / stored.file}: cannot be read: {error.strerror}") from error
             to_fp32(raw.view(carrier), stored.dtype, part)
 
     def _room(self, size: int) -> NDArray[np.uint8]:
@@ -111,7 +112,7 @@ class TensorFolder:
             if not all(isinstance(file, str) and checkpoint_layout.is_plain(file) for file in found.values()):
                 raise ValueError("weight_map must name files of the folder")
         except OSError as error:
-            raise HubError(f"{self.path / INDEX}: cannot be read: {error.strerror}") from error
+            raise HubIOError(f"{self.path / INDEX}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise HubError(f"{self.path / INDEX}: not an index of safetensors files: {error!r}") from error
         return dict(found)
@@ -125,7 +126,7 @@ class TensorFolder:
             self._told |= expected
             return
         except OSError as error:
-            raise HubError(f"{self.path / file}: cannot be read: {error.strerror}") from error
+            raise HubIOError(f"{self.path / file}: cannot be read: {error.strerror}") from error
         except ValueError as error:
             self.problems.append(f"{file}: {error}")
             self._told |= expected
@@ -164,7 +165,7 @@ class TensorFolder:
         while done < len(out):
             count = os.preadv(self._open[1], [out[done:]], begin + done)
             if count == 0:
-                raise HubError(f"{self.path / file}: became shorter while it was read")
+                raise HubIOError(f"{self.path / file}: became shorter while it was read")
             done += count
 
 

@@ -35,7 +35,7 @@ from checkpoint_tools import (
 )
 from train.data.schema import TOKENIZER_FILE
 from train.data.tokenizer import file_sha256
-from train.errors import HubError
+from train.errors import HubError, HubIOError
 from train.hub.export import Report, silent
 from train.hub.folder import BUFFER_ELEMENTS
 from train.hub.run_facts import to_state
@@ -69,8 +69,8 @@ def import_weights(
     """Write `weights` as the checkpoint of step 0 in `root`, a directory of checkpoints that holds none.
 
     Raises:
-        HubError: `root` holds checkpoints or is no directory, or the folder cannot be read.
-        CheckpointError: the file system refused.
+        HubError: `root` holds checkpoints or is no directory.
+        HubIOError, CheckpointError: the file system refused.
     """
     if root.exists() and (not root.is_dir() or list_checkpoints(root)):
         raise HubError(f"{root}: holds checkpoints, or is no directory; name a directory for this one alone")
@@ -136,5 +136,5 @@ def _copy_tokenizer(tokenizer: TokenizerFiles | None, directory: Path) -> str | 
     try:
         tokenizer.copy_to(directory, {})
     except (OSError, shutil.Error) as error:
-        raise HubError(f"{directory}: the tokenizer cannot be copied: {error}") from error
+        raise HubIOError(f"{directory}: the tokenizer cannot be copied: {error}") from error
     return file_sha256(directory / TOKENIZER_FILE)

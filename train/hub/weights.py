@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from checkpoint_tools import Checkpoint
 from train.config import ModelConfig
-from train.errors import HubError
+from train.errors import HubError, HubIOError
 from train.hub.companion import Companion, shifted
 from train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
 from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
@@ -269,7 +269,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise HubError(f"{path}: holds no {CONFIG}, so it is no folder of a published model") from None
     except OSError as error:
-        raise HubError(f"{path / CONFIG}: cannot be read: {error.strerror}") from error
+        raise HubIOError(f"{path / CONFIG}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise HubError(f"{path / CONFIG}: not JSON: {error}") from error
     if not isinstance(config, dict):

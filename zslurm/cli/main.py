@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from zslurm import __version__
-from zslurm.cli import aegis, cancel, config, data, demo, init, logs, requeue, status, submit, template
+from zslurm.cli import aegis, cancel, checkpoint, config, data, demo, init, logs, requeue, status, submit, template
 from zslurm.errors import Exit, ZslurmError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ for module in (init, submit, status, logs, cancel, requeue):
 app.add_typer(config.app, name="config")
 app.add_typer(template.app, name="template")
 app.add_typer(data.app, name="data")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(aegis.app, name="aegis")
 app.command()(demo.demo)
 
