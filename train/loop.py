@@ -31,7 +31,7 @@ from train.metrics import MetricsWriter, last_attempt, routing_metrics
 from train.model.packing import documents_of
 from train.model.zaya import build
 from train.optim.adamw import ShardedAdamW
-from train.optim.balance import BalanceState, balance_step
+from train.optim.balance import BalanceState, balance_over
 from train.optim.schedule import Plan, Position
 from train.parallel.world import DTYPES, World, open_world
 from train.parallel.zero import ZeroShards
@@ -74,6 +74,11 @@ class Trainer:
         self.corpus = _open_corpus(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build(config.model, config.run.seed, dtype=DTYPES[config.parallel.dtype], device=world.device)
+        self.model.run_with(
+            grouped_gemm=config.parallel.grouped_gemm,
+            recompute=config.parallel.recompute,
+            compile=config.parallel.compile,
+        )
         self.shards = ZeroShards(
             self.model,
             tensor_table(config.model),
@@ -154,12 +159,14 @@ class Trainer:
         sampler = Sampler(self.corpus.sequences(phase.context), self.config.run.seed)
         self.shards.zero_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        counts_LC = torch.zeros(self.balance.bias.shape, dtype=torch.int64, device=self.world.device)
+        optim = self.config.optim
+        shares = phase.microbatches if optim.balance_scope == "microbatch" else 1
+        counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
         for j in rank_microbatches(phase.microbatches, self.world.rank, self.world.size):
             counters = microbatch_counters(here.counter, j, phase.micro_batch)
             windows = torch.from_numpy(self.corpus.windows(sampler.indices(counters), phase.context))
             tokens_BS = windows.to(self.world.device)
-            loss, microbatch_counts_LC = self.model(
+            loss, counts_LC = self.model(
                 tokens_BS[:, :-1],
                 tokens_BS[:, 1:],
                 rope_base=phase.rope_base,
@@ -167,10 +174,10 @@ class Trainer:
             )
             (loss / phase.step_tokens).backward()
             loss_sum += loss.detach()
-            counts_LC += microbatch_counts_LC
+            counts_MLC[j % shares] += counts_LC
         totals = torch.stack([loss_sum, loss_sum.new_tensor(float(self.stop.asked))])
         dist.all_reduce(totals, group=self.world.dp_group)
-        dist.all_reduce(counts_LC, group=self.world.dp_group)
+        dist.all_reduce(counts_MLC, group=self.world.dp_group)
         self.shards.reduce_gradients()
         grad_norm = self.shards.clip_gradients(self.config.optim.clip_norm).item()
         loss_mean = totals[0].item() / phase.step_tokens
@@ -181,10 +188,9 @@ class Trainer:
             )
         self.optimizer.step(here.lr)
         self.shards.gather_weights()
-        optim = self.config.optim
-        self.balance = balance_step(self.balance, counts_LC, lr=optim.balance_lr, betas=optim.balance_betas)
+        self.balance = balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas)
         self.model.balancing_bias.copy_(self.balance.bias)
-        return StepResult(loss_mean, grad_norm, counts_LC, bool(totals[1].item() > 0))
+        return StepResult(loss_mean, grad_norm, counts_MLC.sum(dim=0), bool(totals[1].item() > 0))
 
     def _documents(self, tokens_BS: Tensor) -> Tensor | None:
         """Which document each token belongs to, where these are kept apart."""

@@ -12,7 +12,7 @@ from train.model.attention import CompressedConvolutionalAttention
 from train.model.experts import Experts
 from train.model.norm import StageEntry
 from train.model.packing import Packing
-from train.model.router import Router
+from train.model.router import make_router
 
 
 class Stream(NamedTuple):
@@ -21,7 +21,7 @@ class Stream(NamedTuple):
     Attributes:
         hidden_BSD: output of the last stage, not yet added to the residual stream.
         residual_BSD: the residual stream in at least fp32; None before the first stage.
-        router_TR: state of the last router; None before the first.
+        router_TR: state of the last router; None before the first, and where routers are linear.
     """
 
     hidden_BSD: Tensor
@@ -37,7 +37,7 @@ class Layer(nn.Module):
         self.attention_entry = StageEntry(config.hidden_size, config.norm_eps, dtype, first=first)
         self.attention = CompressedConvolutionalAttention(config, dtype)
         self.expert_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
-        self.router = Router(config, dtype, first=first)
+        self.router = make_router(config, dtype, first=first)
         self.experts = Experts(config, dtype)
 
     def forward(self, stream: Stream, packing: Packing, balancing_bias_C: Tensor) -> tuple[Stream, Tensor]:

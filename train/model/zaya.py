@@ -3,13 +3,16 @@
     model = build(config, seed, dtype=torch.bfloat16, device=device)
     loss_sum, counts_LC = model(tokens_BS, targets_BS, rope_base=phase.rope_base)
 
-One forward waits for the device once per layer (see `experts.py`) and nowhere else.
+Where the experts are a loop, one forward waits for the device once per layer (see `experts.py`); else nowhere.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from train.config import ModelConfig
 from train.model.block import Layer, Stream
@@ -36,6 +39,31 @@ class Zaya(nn.Module):
         self.head_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
         bias_LC = torch.empty(config.layers, config.router_classes, dtype=torch.float32)
         self.register_buffer("balancing_bias", bias_LC)
+        self._recompute = False
+
+    def run_with(
+        self,
+        *,
+        grouped_gemm: Literal["auto", "on", "off"] = "auto",
+        recompute: bool = False,
+        compile: bool = False,
+        backend: str = "inductor",
+    ) -> None:
+        """Choose how the layers run; what they compute stays the same.
+
+        Args:
+            grouped_gemm: when the experts' products are one call; see `Experts`.
+            recompute: keep only each layer's inputs for backward, and run the layer once more there. The
+                experts' load is counted in the first run alone.
+            compile: compile each layer as one graph, when it is first run.
+            backend: torch.compile's backend.
+        """
+        self._recompute = recompute
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.experts.grouped_gemm = grouped_gemm
+            if compile:
+                layer.compile(fullgraph=True, backend=backend)
 
     def forward(
         self,
@@ -83,7 +111,12 @@ class Zaya(nn.Module):
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []
         for layer, bias_C in zip(self.layers, self.balancing_bias, strict=True):
-            stream, counts_C = layer(stream, packing, bias_C)
+            if self._recompute and torch.is_grad_enabled():
+                stream, counts_C = checkpoint(
+                    layer, stream, packing, bias_C, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                stream, counts_C = layer(stream, packing, bias_C)
             counts.append(counts_C)
         x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
         return x_BSD, torch.stack(counts)
