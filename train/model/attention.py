@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import ModelConfig
+from train.model.cache import LayerCache
 from train.model.mixing import Linked, MixingKernel, joined_kernel, mix
 from train.model.packing import Packing
 
@@ -39,8 +40,13 @@ class CompressedConvolutionalAttention(nn.Module):
         self.grouped_conv = nn.Conv1d(channels, channels, grouped, groups=heads, dtype=dtype)
         self.output = nn.Linear(queries, hidden, bias=False, dtype=dtype)
 
-    def forward(self, x_BSD: Tensor, packing: Packing) -> Tensor:
-        """Attend causally within each sequence; x is the stage's normed input, the result has its shape."""
+    def forward(self, x_BSD: Tensor, packing: Packing, cache: LayerCache | None = None) -> Tensor:
+        """Attend causally within each sequence; x is the stage's normed input, the result has its shape.
+
+        With a cache, x are the next tokens of sequences that it holds, and their share is added to it.
+        """
+        if cache is not None:
+            return self._decode(x_BSD, packing, cache)
         if packing.valid_BS1 is not None:
             x_BSD = x_BSD * packing.valid_BS1
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
@@ -52,6 +58,48 @@ class CompressedConvolutionalAttention(nn.Module):
             v_BJSP,
             attn_mask=packing.attend_B1SS,
             is_causal=packing.attend_B1SS is None,
+            scale=1 / math.sqrt(self.head_dim),
+            enable_gqa=True,
+        )
+        return self.output(y_BHSP.transpose(1, 2).flatten(2))
+
+    def new_cache(self, batch: int, room: int) -> LayerCache:
+        """An empty cache with room for `room` tokens of each sequence."""
+        projection_QD = self.projection()
+        half = self.value_current.out_features
+        channels = len(projection_QD) - 2 * half
+        reach = self.depthwise_conv.kernel_size[0] + self.grouped_conv.kernel_size[0] - 2
+        empty_BJSP = projection_QD.new_zeros(batch, self.temperature.shape[0], room, self.head_dim)
+        return LayerCache(
+            keys_BJSP=empty_BJSP,
+            values_BJSP=empty_BJSP.clone(),
+            before_BWQ=projection_QD.new_zeros(batch, reach, channels),
+            delayed_B1Q=projection_QD.new_zeros(batch, 1, half),
+            projection_QD=projection_QD,
+            kernel=self.kernel(),
+        )
+
+    def _decode(self, x_BSD: Tensor, packing: Packing, cache: LayerCache) -> Tensor:
+        """`forward` for the tokens that follow those in the cache."""
+        half = cache.delayed_B1Q.shape[-1]
+        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, cache.projection_QD).split(
+            [len(cache.projection_QD) - 2 * half, half, half], dim=-1
+        )
+        q_BHSP, k_BJSP = mix(z_BSQ, cache.kernel, self.temperature, packing.rotary, None, cache.before_BWQ)
+        if reach := cache.before_BWQ.shape[1]:
+            cache.before_BWQ = torch.cat([cache.before_BWQ, z_BSQ], dim=1)[:, -reach:]
+        previous_BSQ = torch.cat([cache.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
+        cache.delayed_B1Q = delayed_BSQ[:, -1:]
+        v_BSQ = torch.cat([current_BSQ, previous_BSQ], dim=-1)
+        k_BJSP, v_BJSP = cache.append(
+            k_BJSP, v_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2), packing.start
+        )
+        y_BHSP = F.scaled_dot_product_attention(
+            q_BHSP,
+            k_BJSP,
+            v_BJSP,
+            attn_mask=packing.attend_B1SS,
+            is_causal=packing.start == 0 and packing.attend_B1SS is None,
             scale=1 / math.sqrt(self.head_dim),
             enable_gqa=True,
         )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from train.config import ModelConfig
 from train.model.attention import CompressedConvolutionalAttention
+from train.model.cache import LayerCache
 from train.model.experts import Experts
 from train.model.norm import StageEntry
 from train.model.packing import Packing
@@ -40,10 +41,12 @@ class Layer(nn.Module):
         self.router = make_router(config, dtype, first=first)
         self.experts = Experts(config, dtype)
 
-    def forward(self, stream: Stream, packing: Packing, balancing_bias_C: Tensor) -> tuple[Stream, Tensor]:
+    def forward(
+        self, stream: Stream, packing: Packing, balancing_bias_C: Tensor, cache: LayerCache | None = None
+    ) -> tuple[Stream, Tensor]:
         """Return the stream after this layer, and each router class's number of choices [C], int64."""
         x_BSD, residual_BSD = self.attention_entry(stream.hidden_BSD, stream.residual_BSD)
-        hidden_BSD = self.attention(x_BSD, packing)
+        hidden_BSD = self.attention(x_BSD, packing, cache)
 
         x_BSD, residual_BSD = self.expert_entry(hidden_BSD, residual_BSD)
         x_TD = x_BSD.flatten(0, 1)

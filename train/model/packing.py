@@ -31,12 +31,14 @@ class Packing(NamedTuple):
         linked: element j - 1 [B, S, 1] says whether the token j before belongs to the same document; None
             where sequences are not divided.
         valid_BS1: false for padding; None where there is none.
+        start: position of the first token; above 0 only when tokens before it are in a cache.
     """
 
     rotary: RotaryTable
     attend_B1SS: Tensor | None = None
     linked: tuple[Tensor, ...] | None = None
     valid_BS1: Tensor | None = None
+    start: int = 0
 
 
 def pack(
@@ -80,6 +82,17 @@ def pack(
         linked,
         None if valid_BS is None else valid_BS.unsqueeze(-1),
     )
+
+
+def pack_next(rotary: RotaryTable, tokens: int, start: int) -> Packing:
+    """For `tokens` tokens that follow `start` others, which are in a cache."""
+    if start == 0 or tokens == 1:
+        return Packing(rotary, start=start)
+    device = rotary.cos_SA.device
+    seen_SS = torch.arange(start, start + tokens, device=device).unsqueeze(1) >= torch.arange(
+        start + tokens, device=device
+    )
+    return Packing(rotary, seen_SS[None, None], start=start)
 
 
 def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:

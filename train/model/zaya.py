@@ -8,6 +8,7 @@ Where the experts are a loop, one forward waits for the device once per layer (s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -16,10 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from train.config import ModelConfig
 from train.model.block import Layer, Stream
+from train.model.cache import Cache
 from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy
 from train.model.initial import initial_balancing_bias, initial_tensor
 from train.model.norm import StageEntry
-from train.model.packing import pack
+from train.model.packing import pack, pack_next
 from train.shapes import tensor_table
 
 
@@ -59,8 +61,7 @@ class Zaya(nn.Module):
             backend: torch.compile's backend.
         """
         self._recompute = recompute
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
+        for layer in self._layers():
             layer.experts.grouped_gemm = grouped_gemm
             if compile:
                 layer.compile(fullgraph=True, backend=backend)
@@ -96,6 +97,44 @@ class Zaya(nn.Module):
         loss = summed_cross_entropy(x_BSD.flatten(0, 1), self.embedding.weight, targets_BS.flatten())
         return loss, counts_LC
 
+    @torch.inference_mode()
+    def new_cache(self, batch: int = 1, room: int = 256) -> Cache:
+        """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows)."""
+        layers = [layer.attention.new_cache(batch, room) for layer in self._layers()]
+        return Cache(self.config, layers)
+
+    @torch.inference_mode()
+    def decode(self, tokens_BS: Tensor, cache: Cache, *, rope_base: float, last_only: bool = False) -> Tensor:
+        """Logits [B, S, V] of the next tokens of the cache's sequences, as `forward` on the whole would give them.
+
+        Any number of tokens at a time gives the same result. The cache is advanced.
+
+        Args:
+            tokens_BS: token ids, int64, the same number for every sequence.
+            cache: from `new_cache`, with the weights as they are now.
+            rope_base: base of the rotary embedding, the same in every call.
+            last_only: return the logits of the last token alone [B, 1, V].
+        """
+        length = tokens_BS.shape[1]
+        cache.reserve(length)
+        rotary = cache.rotary(length, rope_base, self._wide)
+        packing = pack_next(rotary, length, cache.length)
+        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
+        for layer, bias_C, part in zip(self._layers(), self.balancing_bias.unbind(), cache.layers, strict=True):
+            stream, _ = layer(stream, packing, bias_C, part)
+        cache.length += length
+        x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
+        return logits(x_BSD[:, -1:] if last_only else x_BSD, self.embedding.weight)
+
+    def _layers(self) -> Iterator[Layer]:
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            yield layer
+
+    @property
+    def _wide(self) -> torch.dtype:
+        return torch.promote_types(self.embedding.weight.dtype, torch.float32)
+
     def _hidden_states(
         self, tokens_BS: Tensor, rope_base: float, valid_BS: Tensor | None, document_BS: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -104,7 +143,7 @@ class Zaya(nn.Module):
             rotary_dim=self.config.rotary_dim,
             rope_base=rope_base,
             reach=max(1, sum(self.config.conv_widths) - 2),
-            dtype=torch.promote_types(self.embedding.weight.dtype, torch.float32),
+            dtype=self._wide,
             valid_BS=valid_BS,
             document_BS=document_BS,
         )
