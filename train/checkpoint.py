@@ -313,7 +313,8 @@ def check_same_model(manifest: Manifest, model: ModelConfig, table: tuple[Tensor
         ConfigError: naming the keys that differ.
     """
     ours = model.model_dump(mode="json")
-    theirs = dict(manifest.model)
+    # A setting that is newer than the checkpoint was at its default, whatever that was called then.
+    theirs = ModelConfig().model_dump(mode="json") | dict(manifest.model)
     differing = [
         f"model.{key} is {ours.get(key)!r}, the checkpoint has {theirs.get(key)!r}"
         for key in ours.keys() | theirs.keys()

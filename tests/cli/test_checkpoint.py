@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from checkpoint_tools import Checkpoint, list_checkpoints
 from tests.cli.command import Zslurm
 from tests.cli.trained import CONTEXT, MODEL, TEXT, trained_run
 from train.data.tokenizer import encode, load_tokenizer
+from zslurm.errors import ConfigError
+from zslurm.report.values import parse_size
 
 transformers = pytest.importorskip("transformers")
 
@@ -46,12 +50,12 @@ def masters(path: Path) -> dict[str, bytes]:
 
 def test_ls_shows_what_is_whole_and_what_is_not(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
-    next((tmp_path / "checkpoints" / "step-00000020").glob("shard-*")).unlink()
+    next((tmp_path / "checkpoints" / "step-00000080").glob("shard-*")).unlink()
     rows = zslurm.ok("checkpoint", "ls", tmp_path / "checkpoints", "--json").json
-    assert [(row["step"], row["complete"]) for row in rows] == [(20, False), (10, True)]
+    assert [(row["step"], row["complete"]) for row in rows] == [(80, False), (40, True)]
     assert "missing" in rows[0]["reason"]
     assert rows[1]["ranks"] == 1
-    assert rows[1]["tokens"] == 10 * 4 * CONTEXT
+    assert rows[1]["tokens"] == 40 * 4 * CONTEXT
     assert rows[1]["bytes"] > 100_000
     lines = zslurm.ok("checkpoint", "ls", "first").out.splitlines()
     assert lines[0].split("\t") == ["step", "tokens", "ranks", "size", "age", "state"]
@@ -79,7 +83,7 @@ def test_an_export_of_a_run_by_name_is_a_model_and_a_tokenizer_for_transformers(
 
 def test_there_and_back_again(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
     """export and import, in fp32: the same masters, the same biases, the same tokenizer."""
-    source = run / "checkpoints" / "step-00000010"
+    source = run / "checkpoints" / "step-00000040"
     said = zslurm.ok(
         "checkpoint", "export", source, tmp_path / "hf", "--dtype", "fp32", "--max-shard-size", "20KB", "--json"
     ).json
@@ -121,8 +125,8 @@ def test_a_published_folder_is_exported_as_well(zslurm: Zslurm, tmp_path: Path) 
 def test_a_checkpoint_away_from_its_run_asks_for_what_it_does_not_know(
     zslurm: Zslurm, run: Path, tmp_path: Path
 ) -> None:
-    away = tmp_path / "a" / "b" / "step-00000020"
-    shutil.copytree(run / "checkpoints" / "step-00000020", away)
+    away = tmp_path / "a" / "b" / "step-00000080"
+    shutil.copytree(run / "checkpoints" / "step-00000080", away)
     told = zslurm("checkpoint", "export", away, tmp_path / "hf")
     assert told.code == 2
     assert "--tokenizer" in told.err
@@ -162,16 +166,16 @@ def test_bad_input_is_told_line_by_line_with_its_exit_code(zslurm: Zslurm, run: 
 
 
 def test_a_damaged_checkpoint_leaves_no_export(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / "checkpoints" / "step-00000020", tmp_path / "step-00000020")
-    shard = next((tmp_path / "step-00000020").glob("shard-*"))
+    shutil.copytree(run / "checkpoints" / "step-00000080", tmp_path / "step-00000080")
+    shard = next((tmp_path / "step-00000080").glob("shard-*"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 4] ^= 1
     shard.write_bytes(content)
     given = ("--no-tokenizer", "--rope-base", "1e4", "--context", "32")
-    told = zslurm("checkpoint", "export", tmp_path / "step-00000020", tmp_path / "hf", *given)
+    told = zslurm("checkpoint", "export", tmp_path / "step-00000080", tmp_path / "hf", *given)
     assert told.code == 1
     assert "damaged" in told.err
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000020"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000080"]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place that refuses, root or not")
@@ -180,3 +184,22 @@ def test_a_file_system_that_refuses_is_exit_code_1(zslurm: Zslurm) -> None:
     assert told.code == 1
     assert "cannot be written" in told.err
     assert "Traceback" not in told.err
+
+
+def test_none_of_this_needs_torch() -> None:
+    modules = "sys, zslurm.cli.main, zslurm.report.checkpoint, zslurm.report.generate"
+    code = f"import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("16MiB", 16 << 20), ("1.5k", 1500), ("20", 20), (" 3 tb ", 3 * 10**12)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "5 apples", "1e9", "5XB"])
+def test_other_words_are_no_sizes(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a size"):
+        parse_size(text)

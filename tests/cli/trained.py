@@ -25,7 +25,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. für 12 €, 東京 🙂\n"
 
 
 def trained_run(directory: Path) -> Path:
-    """A finished run of 20 steps in directory/runs/first, its data in directory/data."""
+    """A finished run of 80 steps in directory/runs/first, its data in directory/data."""
     texts = directory / "texts"
     texts.mkdir(parents=True)
     for number in range(4):
@@ -33,14 +33,14 @@ def trained_run(directory: Path) -> Path:
     build([texts], directory / "data", vocab_size=400)
     run = directory / "runs" / "first"
     run.mkdir(parents=True)
-    phase = {"tokens": 20 * 4 * CONTEXT, "context": CONTEXT, "global_batch": 4, "micro_batch": 4, "lr": 1e-2}
+    phase = {"tokens": 80 * 4 * CONTEXT, "context": CONTEXT, "global_batch": 4, "micro_batch": 4, "lr": 1e-2}
     config = {
         "run": {"name": "first"},
         "model": MODEL,
         "data": {"path": str(directory / "data")},
         "phases": [phase | {"rope_base": 5000.0}],
         "parallel": {"dtype": "fp32", "threads": 1},
-        "checkpoint": {"every_steps": 10},
+        "checkpoint": {"every_steps": 40},
     }
     (run / "config.json").write_text(json.dumps(config))
     done = train_alone(run)

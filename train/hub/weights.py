@@ -63,6 +63,9 @@ class Weights(Protocol):
         """Fill `out` (contiguous) with elements [start, start + out.size), row-major, of one of our tensors.
 
         `tensor` is a name of `train.shapes.tensor_table`, or "balancing_bias".
+
+        Raises:
+            HubIOError, CheckpointError: the files cannot be read, or are damaged.
         """
 
     def tokenizer(self) -> TokenizerFiles | None:
@@ -112,9 +115,9 @@ class CheckpointWeights(_Closing):
         self.path = path
         self._checkpoint = Checkpoint.open(path)
         try:
-            self._manifest = self._checkpoint.manifest
-            model = _model_of(path, self._manifest.model)
-            stored = [(tensor.name, tensor.shape) for tensor in self._manifest.tensors]
+            manifest = self._checkpoint.manifest
+            model = _model_of(path, manifest.model)
+            stored = [(tensor.name, tensor.shape) for tensor in manifest.tensors]
             if stored != [(row.name, row.shape) for row in tensor_table(model)]:
                 raise HubError(f"{path}: holds other tensors than this version's model")
             self._facts = facts_of(self._checkpoint, model)

@@ -27,7 +27,9 @@ TokenizerFile = Annotated[
 NoTokenizer = Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out.")]
 RopeBase = Annotated[
     float | None,
-    typer.Option("--rope-base", metavar="BASE", help="Base of the rotary embedding; default: that of the run."),
+    typer.Option(
+        "--rope-base", metavar="BASE", min=1, help="Base of the rotary embedding; default: that of the run."
+    ),
 ]
 Context = Annotated[
     int | None,

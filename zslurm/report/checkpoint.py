@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_tools import CheckpointError, Listing, NotACheckpoint
-from train.errors import HubError, TrainError
+from train.errors import DataError, HubError, TrainError
 from train.hub import FolderWeights, Overrides, TokenizerFiles, Weights, export, import_weights, open_weights
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.errors import ConfigError, NotFound, ZslurmError
@@ -51,7 +51,7 @@ def as_user_errors() -> Iterator[None]:
         yield
     except NotACheckpoint as error:
         raise NotFound(str(error)) from error
-    except HubError as error:
+    except (HubError, DataError) as error:
         raise ConfigError(str(error)) from error
     except (CheckpointError, TrainError) as error:
         raise ZslurmError(str(error)) from error
@@ -139,7 +139,7 @@ def import_folder(
         )
         return
     without = "" if done.tokenizer else ", without a tokenizer"
-    say(f"imported a {origin}: {show_count(done.parameters)} parameters in {done.shards} shards{without}")
+    say(f"imported a {origin}: {show_count(done.parameters)} parameters, {show_count(done.bytes)}B{without}")
     say("start a run from it with checkpoint.start_from and this model: " + _yaml_flow(model))
     print(done.path)
 
