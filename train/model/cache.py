@@ -1,4 +1,4 @@
-"""What decoding keeps of the tokens before: per layer, rotated keys and values, and the ends of two short memories.
+"""What decoding keeps of the tokens before: per layer, rotated keys and values, and two short memories.
 
     keys, values      of every token, [B, J, S, P]: all that grows with the sequence
     before            projected queries and keys of the last w1 + w2 - 2 tokens, for the convolutions
@@ -14,6 +14,7 @@ convolutions as one), so it belongs to the weights that it was made with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -55,12 +56,19 @@ class LayerCache:
             setattr(self, name, new)
 
 
+class Step(Protocol):
+    """Computes the normed hidden states [B, D] of one token of each sequence from their embeddings."""
+
+    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: int) -> Tensor: ...
+
+
 class Cache:
     """The cache of sequences of equal length that are decoded together.
 
     Attributes:
         layers: one part for each layer.
         length: tokens of each sequence that it holds.
+        step: a faster way for a single token, where there is one; see `step.py`.
     """
 
     def __init__(self, config: ModelConfig, layers: list[LayerCache]) -> None:
@@ -69,6 +77,7 @@ class Cache:
         self.length = 0
         self._config = config
         self._rotary: tuple[float, RotaryTable] | None = None
+        self.step: Step | None = None
 
     @property
     def room(self) -> int:
@@ -92,11 +101,9 @@ class Cache:
             for layer in self.layers:
                 layer.grow(room)
 
-    def rotary(self, tokens: int, base: float, dtype: torch.dtype) -> RotaryTable:
-        """Angles of the next `tokens` positions."""
+    def angles(self, base: float, dtype: torch.dtype) -> RotaryTable:
+        """Angles of all positions there is room for; the same object until there is more room."""
         if self._rotary is None or self._rotary[0] != base or len(self._rotary[1].cos_SA) < self.room:
             positions_S = torch.arange(self.room, device=self.layers[0].keys_BJSP.device)
             self._rotary = base, rotary_table(positions_S, self._config.rotary_dim, base, dtype)
-        here = slice(self.length, self.length + tokens)
-        cos_SA, sin_SA = self._rotary[1]
-        return RotaryTable(cos_SA[here], sin_SA[here])
+        return self._rotary[1]

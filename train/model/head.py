@@ -24,13 +24,20 @@ IGNORED_TARGET = -100
 _CHUNK_ELEMENTS = {"cpu": 1 << 19}
 """Logits of one chunk: on a CPU what its caches hold; elsewhere 1 GiB of fp32. Twice, for their softmax."""
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 28
+_WIDENED_ELEMENTS = 1 << 17
+"""Weights that decoding converts to fp32 at one time."""
 _CHUNK_TOKENS = 64
 """Tokens of the smallest chunk: fewer make matrix products slow, and every chunk adds to the whole gradient."""
 
 
 def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
     """Logits [B, S, V] of the normed hidden states, in at least fp32."""
-    return F.linear(at_least_fp32(x_BSD), at_least_fp32(embedding_VD))
+    x_BSD = at_least_fp32(x_BSD)
+    if embedding_VD.dtype == x_BSD.dtype or x_BSD.requires_grad or embedding_VD.device.type != "cpu":
+        return F.linear(x_BSD, at_least_fp32(embedding_VD))
+    # A few rows at a time are widened in the cache; all of them would go through memory.
+    chunks = embedding_VD.split(max(1, _WIDENED_ELEMENTS // embedding_VD.shape[1]))
+    return torch.cat([F.linear(x_BSD, at_least_fp32(chunk)) for chunk in chunks], dim=-1)
 
 
 def summed_cross_entropy(

@@ -84,15 +84,13 @@ def pack(
     )
 
 
-def pack_next(rotary: RotaryTable, tokens: int, start: int) -> Packing:
-    """For `tokens` tokens that follow `start` others, which are in a cache."""
+def pack_next(angles: RotaryTable, tokens: int, start: int) -> Packing:
+    """For `tokens` tokens that follow `start` others, which are in a cache; angles are those of all positions."""
+    rotary = RotaryTable(*(part[start : start + tokens] for part in angles))
     if start == 0 or tokens == 1:
         return Packing(rotary, start=start)
-    device = rotary.cos_SA.device
-    seen_SS = torch.arange(start, start + tokens, device=device).unsqueeze(1) >= torch.arange(
-        start + tokens, device=device
-    )
-    return Packing(rotary, seen_SS[None, None], start=start)
+    position_S = torch.arange(start + tokens, device=rotary.cos_SA.device)
+    return Packing(rotary, (position_S[start:, None] >= position_S)[None, None], start=start)
 
 
 def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:

@@ -22,6 +22,8 @@ from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy
 from train.model.initial import initial_balancing_bias, initial_tensor
 from train.model.norm import StageEntry
 from train.model.packing import pack, pack_next
+from train.model.rope import RotaryTable
+from train.model.step import LayerStep, ModelStep
 from train.shapes import tensor_table
 
 
@@ -100,8 +102,12 @@ class Zaya(nn.Module):
     @torch.inference_mode()
     def new_cache(self, batch: int = 1, room: int = 256) -> Cache:
         """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows)."""
-        layers = [layer.attention.new_cache(batch, room) for layer in self._layers()]
-        return Cache(self.config, layers)
+        cache = Cache(self.config, [layer.attention.new_cache(batch, room) for layer in self._layers()])
+        if self.embedding.weight.device.type == "cpu":
+            pairs = zip(self._layers(), cache.layers, strict=True)
+            steps = [LayerStep(layer, self.config, part) for layer, part in pairs]
+            cache.step = ModelStep(steps, self.head_entry, self.balancing_bias)
+        return cache
 
     @torch.inference_mode()
     def decode(self, tokens_BS: Tensor, cache: Cache, *, rope_base: float, last_only: bool = False) -> Tensor:
@@ -117,14 +123,20 @@ class Zaya(nn.Module):
         """
         length = tokens_BS.shape[1]
         cache.reserve(length)
-        rotary = cache.rotary(length, rope_base, self._wide)
-        packing = pack_next(rotary, length, cache.length)
-        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
-        for layer, bias_C, part in zip(self._layers(), self.balancing_bias.unbind(), cache.layers, strict=True):
-            stream, _ = layer(stream, packing, bias_C, part)
+        angles = cache.angles(rope_base, self._wide)
+        if length == 1 and cache.step is not None:
+            x_BSD = cache.step(self.embedding(tokens_BS[:, 0]), angles, cache.length).unsqueeze(1)
+        else:
+            x_BSD = self._decode_many(tokens_BS, cache, angles)
         cache.length += length
-        x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
         return logits(x_BSD[:, -1:] if last_only else x_BSD, self.embedding.weight)
+
+    def _decode_many(self, tokens_BS: Tensor, cache: Cache, angles: RotaryTable) -> Tensor:
+        packing = pack_next(angles, tokens_BS.shape[1], cache.length)
+        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
+        for layer, bias_C, part in zip(self._layers(), self.balancing_bias, cache.layers, strict=True):
+            stream, _ = layer(stream, packing, bias_C, part)
+        return self.head_entry(stream.hidden_BSD, stream.residual_BSD)[0]
 
     def _layers(self) -> Iterator[Layer]:
         for layer in self.layers:
