@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_HELPERS = {"__init__", "__main__", "common"}
+_HELPERS = {"__init__", "__main__", "common", "memory"}
 
 
 def names() -> list[str]:

@@ -10,6 +10,9 @@ and everyone learns from a key how it went. For now the save is synchronous: tra
 
 Loading takes the newest checkpoint that every rank could read and check; a damaged one is named and passed over
 by all ranks together. Any world size can load: a rank reads the extents that it owns now.
+
+A run that has no checkpoint of its own may start from another one's weights (`checkpoint.start_from`): a run's,
+or an imported one, which holds nothing but weights and is never taken for a checkpoint to resume from.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from checkpoint_tools import (
     CheckpointError,
     Entry,
     Manifest,
+    Mismatch,
     ShardReport,
     Tensor,
     assemble,
@@ -43,6 +47,7 @@ from checkpoint_tools import (
 )
 from train.config import ModelConfig
 from train.errors import ConfigError, TrainError
+from train.hub import tokenizer_of, weights_only
 from train.optim.adamw import STATES, ShardedAdamW
 from train.optim.balance import BalanceState
 from train.parallel.world import World
@@ -50,6 +55,7 @@ from train.parallel.zero import ZeroShards
 from train.shapes import TensorInfo
 
 _NUMPY_DTYPE = {torch.float32: "F32", torch.float64: "F64"}
+_NOT_RESUMABLE = "it holds weights only, no optimizer state: checkpoint.start_from starts a run from it"
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,14 @@ class Restored:
     tokens: int
     cursor: dict[str, Any]
     balance: BalanceState
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a checkpoint that a run starts from said besides its weights."""
+
+    balance: BalanceState
+    tokenizer_sha256: str | None
 
 
 class Checkpointer:
@@ -166,14 +180,18 @@ class Checkpointer:
 
     # ----------------------------------------------------------------- loading
 
-    def load_newest(self) -> Restored | None:
+    def load_newest(self, *, starts_elsewhere: bool = False) -> Restored | None:
         """Fill master weights, moments and RNG state from the newest sound checkpoint; None where there is none.
+
+        Imported weights in the run's own directory are no checkpoint to resume from, but a run that does not
+        start elsewhere (`starts_elsewhere`) is not to start without them, unasked.
 
         Raises:
             ConfigError: the checkpoint is of another model.
             TrainError: there are checkpoints, and none of them can be read.
         """
         candidates = self._agree_on_candidates()
+        problems = []
         for path in candidates:
             restored, problem = self._try_load(path)
             if restored is not None:
@@ -181,12 +199,33 @@ class Checkpointer:
                 return restored
             if self.world.is_first:
                 print(f"checkpoint {path.name} is passed over: {problem}", flush=True)
-        if candidates:
+            problems.append(problem)
+        if any(_NOT_RESUMABLE not in problem for problem in problems) or (problems and not starts_elsewhere):
             raise TrainError(
                 f"{self.root}: none of its {len(candidates)} checkpoints can be read (reasons above); "
                 "restore one, or submit with --new to start over"
             )
         return None
+
+    def start_from(self, path: Path) -> Started:
+        """Fill the master weights of a new run from any checkpoint of its model; moments stay at zero.
+
+        Raises:
+            ConfigError: the checkpoint is of another model.
+            TrainError: it cannot be read.
+        """
+        started, problem = None, ""
+        try:
+            with Checkpoint.open(path, check_files=self.world.is_first) as checkpoint:
+                check_same_model(checkpoint.manifest, self.model, self.shards.table)
+                started = self._load_weights(checkpoint)
+        except CheckpointError as error:
+            problem = str(error)
+        problem = self._first_problem(problem)
+        if problem or started is None:
+            raise TrainError(f"checkpoint.start_from: {problem}")
+        self._gather_and_compare()
+        return started
 
     def _agree_on_candidates(self) -> list[Path]:
         """Rank 0's list: file systems may show ranks different ones."""
@@ -208,18 +247,21 @@ class Checkpointer:
                 restored = self._load(checkpoint)
         except CheckpointError as error:
             problem = str(error)
+        first = self._first_problem(problem)
+        return (None, first) if first else (restored, "")
+
+    def _first_problem(self, problem: str) -> str:
+        """The problem of the first rank that has one; all ranks get the same answer."""
         problems: list[Any] = [None] * self.world.size
         dist.all_gather_object(problems, problem)
-        first = next((text for text in problems if text), "")
-        return (None, first) if first else (restored, "")
+        return next((text for text in problems if text), "")
 
     def _load(self, checkpoint: Checkpoint) -> Restored:
         manifest = checkpoint.manifest
+        if weights_only(manifest):
+            raise Mismatch(_NOT_RESUMABLE)
         for name, chunk in self.optimizer.arrays().items():
-            array = _host(chunk)
-            for extent in self.shards.extents:
-                checkpoint.read(extent.tensor, name, extent.start, extent.stop, array[extent.in_chunk])
-            chunk.copy_(torch.from_numpy(array))
+            self._read(checkpoint, name, chunk)
         self.optimizer.restore(int(manifest.state["optimizer_steps"]))
         self._load_rng(checkpoint)
         parts = {
@@ -228,6 +270,20 @@ class Checkpointer:
         }
         balance = BalanceState(**parts, step=int(manifest.state["balance_steps"]))
         return Restored(checkpoint.path, manifest.step, manifest.tokens, dict(manifest.cursor), balance)
+
+    def _load_weights(self, checkpoint: Checkpoint) -> Started:
+        self._read(checkpoint, "master", self.shards.master)
+        initial = BalanceState.initial(self.model, self.world.device)
+        bias = torch.from_numpy(checkpoint.read_buffer("balance/bias")).to(self.world.device)
+        balance = BalanceState(bias, initial.exp_avg, initial.exp_avg_sq, step=0)
+        return Started(balance, tokenizer_of(checkpoint.manifest))
+
+    def _read(self, checkpoint: Checkpoint, state: str, chunk: torch.Tensor) -> None:
+        """Fill this rank's chunk of one state."""
+        array = _host(chunk)
+        for extent in self.shards.extents:
+            checkpoint.read(extent.tensor, state, extent.start, extent.stop, array[extent.in_chunk])
+        chunk.copy_(torch.from_numpy(array))
 
     def _load_rng(self, checkpoint: Checkpoint) -> None:
         """Each rank its own state; a rank that the writers did not have keeps its freshly seeded one."""
@@ -257,7 +313,8 @@ def check_same_model(manifest: Manifest, model: ModelConfig, table: tuple[Tensor
         ConfigError: naming the keys that differ.
     """
     ours = model.model_dump(mode="json")
-    theirs = dict(manifest.model)
+    # A setting that is newer than the checkpoint was at its default, whatever that was called then.
+    theirs = ModelConfig().model_dump(mode="json") | dict(manifest.model)
     differing = [
         f"model.{key} is {ours.get(key)!r}, the checkpoint has {theirs.get(key)!r}"
         for key in ours.keys() | theirs.keys()

@@ -62,6 +62,10 @@ class ModelConfig(Section):
     experts: Count = Field(16, description="experts in each expert stage")
     experts_per_token: Count = Field(1, description="experts that each token is sent to")
     expert_hidden_size: Count = Field(2048, description="inner width of one expert")
+    router: Literal["mlp", "linear"] = Field(
+        "mlp",
+        description="ZAYA1's router, an MLP over a state averaged over depth; or one matrix, to compare with",
+    )
     router_hidden_size: Count = Field(256, description="width of the router's MLP")
     skip_expert: bool = Field(True, description="one more router class that skips the experts")
     skip_rule: Literal["identity", "zero"] = Field(
@@ -107,6 +111,9 @@ class DataConfig(Section):
     path: str | None = Field(
         None, description="a token bundle (.h5), or a directory of them, made by `zslurm data build`"
     )
+    isolate_documents: bool = Field(
+        False, description="keep attention, convolutions and positions inside each document of a sequence"
+    )
 
 
 class OptimConfig(Section):
@@ -119,6 +126,11 @@ class OptimConfig(Section):
     balance_lr: NonNegative = Field(1e-3, description="learning rate of the experts' balancing biases")
     balance_betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.999), description="AdamW decay rates of the balancing biases"
+    )
+    balance_scope: Literal["global_batch", "microbatch"] = Field(
+        "global_batch",
+        description="what the load is balanced over: one step of the biases for the whole batch, or one for each "
+        "microbatch in turn (all after the optimizer step, so that the number of ranks changes nothing)",
     )
 
 
@@ -176,6 +188,15 @@ class ParallelConfig(Section):
     gradient_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="format in which gradients are accumulated and reduced"
     )
+    grouped_gemm: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="multiply all experts in one call: `on` wherever torch's operator can, `auto` on GPUs only, "
+        "`off` in a loop",
+    )
+    recompute: bool = Field(
+        False, description="keep only each layer's inputs for backward and compute its inside again"
+    )
+    compile: bool = Field(False, description="compile each layer with torch.compile")
     threads: Whole = Field(0, description="CPU threads of each rank; 0 shares the cores among local ranks")
     timeout_s: Positive = Field(1800.0, description="seconds after which a collective is given up")
 
@@ -185,6 +206,11 @@ class CheckpointConfig(Section):
 
     every_steps: Count = Field(500, description="optimizer steps between two checkpoints")
     keep_last: Count = Field(3, description="newest complete checkpoints that are kept")
+    start_from: str | None = Field(
+        None,
+        description="a checkpoint whose weights a new run starts from: another run's, or an imported one "
+        "(`zslurm checkpoint import`)",
+    )
 
 
 class TrainConfig(BaseModel):
@@ -226,4 +252,6 @@ def model_fingerprint(model: ModelConfig) -> str:
     """SHA-256 of everything that decides the model's tensors and their meaning."""
     from checkpoint_tools import fingerprint  # numpy comes with it: not for those who only read a configuration
 
-    return fingerprint(model.model_dump(mode="json", exclude={"init_std"}))
+    # A setting that came later is left out where it changes nothing: older checkpoints stay readable.
+    later = {"router"} if model.router == "mlp" else set()
+    return fingerprint(model.model_dump(mode="json", exclude={"init_std"} | later))

@@ -21,3 +21,15 @@ class DataError(TrainError):
 
 class Diverged(TrainError):
     """The loss or the gradient is not finite any more."""
+
+
+class HubError(TrainError):
+    """Weights do not fit what was asked: a folder, a format, a destination; one line for each reason."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class HubIOError(TrainError):
+    """The operating system refused to read or write a folder of weights."""

@@ -28,9 +28,10 @@ from train.data.bundle import Corpus
 from train.data.sampler import Sampler, microbatch_counters, rank_microbatches
 from train.errors import ConfigError, DataError, Diverged, TrainError
 from train.metrics import MetricsWriter, last_attempt, routing_metrics
+from train.model.packing import documents_of
 from train.model.zaya import build
 from train.optim.adamw import ShardedAdamW
-from train.optim.balance import BalanceState, balance_step
+from train.optim.balance import BalanceState, balance_over
 from train.optim.schedule import Plan, Position
 from train.parallel.world import DTYPES, World, open_world
 from train.parallel.zero import ZeroShards
@@ -73,6 +74,11 @@ class Trainer:
         self.corpus = _open_corpus(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build(config.model, config.run.seed, dtype=DTYPES[config.parallel.dtype], device=world.device)
+        self.model.run_with(
+            grouped_gemm=config.parallel.grouped_gemm,
+            recompute=config.parallel.recompute,
+            compile=config.parallel.compile,
+        )
         self.shards = ZeroShards(
             self.model,
             tensor_table(config.model),
@@ -90,12 +96,29 @@ class Trainer:
             keep_last=config.checkpoint.keep_last,
             attempt=self.attempt,
         )
-        self.step = self._resume(self.checkpointer.load_newest())
+        starts_elsewhere = config.checkpoint.start_from is not None
+        self.step = self._resume(self.checkpointer.load_newest(starts_elsewhere=starts_elsewhere))
         self.metrics = MetricsWriter(run_dir / "metrics.jsonl", self.attempt) if world.is_first else None
+
+    def _start(self) -> None:
+        source = self.config.checkpoint.start_from
+        weights = ""
+        if source is not None:
+            started = self.checkpointer.start_from(Path(source))
+            if started.tokenizer_sha256 not in (None, self.corpus.header.tokenizer_sha256):
+                raise DataError(
+                    f"{self.corpus.path}: made with another tokenizer than the weights of {source}; "
+                    "build the data with their tokenizer.json (zslurm data build --tokenizer)"
+                )
+            self.balance = started.balance
+            self.model.balancing_bias.copy_(started.balance.bias)
+            weights = f" from the weights of {source}"
+        on = f"on {self.world.size} ranks ({self.world.device.type})"
+        self._say(f"starting {self.config.run.name} {on}{weights}")
 
     def _resume(self, restored: Restored | None) -> int:
         if restored is None:
-            self._say(f"starting {self.config.run.name} on {self.world.size} ranks ({self.world.device.type})")
+            self._start()
             return 0
         cursor = restored.cursor
         if cursor["tokenizer_sha256"] != self.corpus.header.tokenizer_sha256:
@@ -136,18 +159,25 @@ class Trainer:
         sampler = Sampler(self.corpus.sequences(phase.context), self.config.run.seed)
         self.shards.zero_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        counts_LC = torch.zeros(self.balance.bias.shape, dtype=torch.int64, device=self.world.device)
+        optim = self.config.optim
+        shares = phase.microbatches if optim.balance_scope == "microbatch" else 1
+        counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
         for j in rank_microbatches(phase.microbatches, self.world.rank, self.world.size):
             counters = microbatch_counters(here.counter, j, phase.micro_batch)
             windows = torch.from_numpy(self.corpus.windows(sampler.indices(counters), phase.context))
             tokens_BS = windows.to(self.world.device)
-            loss, microbatch_counts_LC = self.model(tokens_BS[:, :-1], tokens_BS[:, 1:], rope_base=phase.rope_base)
+            loss, counts_LC = self.model(
+                tokens_BS[:, :-1],
+                tokens_BS[:, 1:],
+                rope_base=phase.rope_base,
+                document_BS=self._documents(tokens_BS[:, :-1]),
+            )
             (loss / phase.step_tokens).backward()
             loss_sum += loss.detach()
-            counts_LC += microbatch_counts_LC
+            counts_MLC[j % shares] += counts_LC
         totals = torch.stack([loss_sum, loss_sum.new_tensor(float(self.stop.asked))])
         dist.all_reduce(totals, group=self.world.dp_group)
-        dist.all_reduce(counts_LC, group=self.world.dp_group)
+        dist.all_reduce(counts_MLC, group=self.world.dp_group)
         self.shards.reduce_gradients()
         grad_norm = self.shards.clip_gradients(self.config.optim.clip_norm).item()
         loss_mean = totals[0].item() / phase.step_tokens
@@ -158,10 +188,15 @@ class Trainer:
             )
         self.optimizer.step(here.lr)
         self.shards.gather_weights()
-        optim = self.config.optim
-        self.balance = balance_step(self.balance, counts_LC, lr=optim.balance_lr, betas=optim.balance_betas)
+        self.balance = balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas)
         self.model.balancing_bias.copy_(self.balance.bias)
-        return StepResult(loss_mean, grad_norm, counts_LC, bool(totals[1].item() > 0))
+        return StepResult(loss_mean, grad_norm, counts_MLC.sum(dim=0), bool(totals[1].item() > 0))
+
+    def _documents(self, tokens_BS: Tensor) -> Tensor | None:
+        """Which document each token belongs to, where these are kept apart."""
+        if not self.config.data.isolate_documents:
+            return None
+        return documents_of(tokens_BS, self.corpus.header.end_token)
 
     def _save(self) -> None:
         self.progress.update(phase=Phase.SAVE, checkpoint=CheckpointState.REQUESTED)

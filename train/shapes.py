@@ -21,6 +21,7 @@ The names are part of the checkpoint format and do not change. L is the layer, c
     layers.L.router.norm.weight             [router_hidden]
     layers.L.router.first.*, second.*       [router_hidden, router_hidden], bias
     layers.L.router.output.weight           [classes, router_hidden]            the skip class is the last
+                                              (of a linear router the only one: [classes, hidden])
     layers.L.experts.gate_up.weight         [experts, 2 * expert_hidden, hidden]  gate rows first, then up
     layers.L.experts.down.weight            [experts, hidden, expert_hidden]
     head_entry.*                                                   joins the residual stream, see below
@@ -176,6 +177,9 @@ def _attention(prefix: str, model: ModelConfig) -> Iterator[TensorInfo]:
 
 
 def _router(prefix: str, model: ModelConfig, *, first: bool) -> Iterator[TensorInfo]:
+    if model.router == "linear":
+        yield TensorInfo(f"{prefix}.output.weight", (model.router_classes, model.hidden_size), Kind.MATRIX)
+        return
     width = model.router_hidden_size
     if not first:
         yield TensorInfo(f"{prefix}.previous_scale", (width,), Kind.SCALE)

@@ -6,11 +6,14 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
 from train.config import ModelConfig
 from train.model.attention import CompressedConvolutionalAttention
+from train.model.mixing import MixingKernel, _windows, mix
+from train.model.packing import Packing, pack
 from train.model.rope import RotaryTable, rotary_table, rotate
 
 
@@ -23,6 +26,24 @@ def inputs(config: ModelConfig, length: int = 6, seed: str = "x") -> Tensor:
     return random_like(torch.empty(1, length, config.hidden_size), seed)
 
 
+def values_of(attention: CompressedConvolutionalAttention, x_BSD: Tensor) -> Tensor:
+    _, current_BSQ, delayed_BSQ = attention.project(x_BSD)
+    return attention.values(current_BSQ, delayed_BSQ).transpose(1, 2)
+
+
+def queries_and_keys(
+    attention: CompressedConvolutionalAttention, x_BSD: Tensor, angles: RotaryTable | None = None
+) -> tuple[Tensor, Tensor]:
+    """[B, S, H, P] and [B, S, J, P]; not rotated unless angles are given."""
+    z_BSQ, _, _ = attention.project(x_BSD)
+    q_BHSP, k_BJSP = mix(z_BSQ, attention.kernel(), attention.temperature, angles or still(x_BSD.shape[1]))
+    return q_BHSP.transpose(1, 2), k_BJSP.transpose(1, 2)
+
+
+def still(length: int) -> RotaryTable:
+    return rotary_table(torch.zeros(length), 4, 100.0, torch.float64)
+
+
 def table(length: int, dim: int, base: float = 100.0) -> RotaryTable:
     return rotary_table(torch.arange(length), dim, base, torch.float64)
 
@@ -31,7 +52,7 @@ def test_second_half_of_the_values_comes_from_the_previous_token() -> None:
     config = tiny_config()
     attention = attention_of(config)
     x_BSD = inputs(config)
-    v_BSJP = attention._values(x_BSD)
+    v_BSJP = values_of(attention, x_BSD)
     torch.testing.assert_close(v_BSJP[:, :, 0], attention.value_current(x_BSD))
     torch.testing.assert_close(v_BSJP[:, 1:, 1], attention.value_previous(x_BSD)[:, :-1])
     assert (v_BSJP[:, 0, 1] == 0).all()
@@ -39,44 +60,55 @@ def test_second_half_of_the_values_comes_from_the_previous_token() -> None:
 
 def test_values_of_one_head_are_half_current_half_previous() -> None:
     config = tiny_config(kv_heads=1)
-    v_BSJP = attention_of(config)._values(inputs(config))
+    v_BSJP = values_of(attention_of(config), inputs(config))
     assert v_BSJP.shape == (1, 6, 1, 8)
     assert (v_BSJP[:, 0, 0, :4] != 0).all()
     assert (v_BSJP[:, 0, 0, 4:] == 0).all()
 
 
-def test_second_convolution_sees_the_first_ones_bias_before_the_sequence() -> None:
-    attention = attention_of(tiny_config())
-    silent = torch.zeros(1, 4, 48, dtype=torch.float64)
-    through_both = attention._convolve(silent)
-    bias = attention.depthwise_conv.bias
-    assert bias is not None
-    steady = attention.grouped_conv(bias[None, :, None].expand(1, -1, 2)).transpose(1, 2)
-    torch.testing.assert_close(through_both, steady.expand(1, 4, -1))
+@pytest.mark.parametrize("widths", [(2, 2), (1, 1), (1, 3), (3, 1), (3, 4)])
+def test_joined_kernel_is_both_convolutions_behind_one_padding(widths: tuple[int, int]) -> None:
+    attention = attention_of(tiny_config(conv_widths=widths))
+    z_BSQ = random_like(torch.empty(2, 5, 48), "z")
+    padded_BQS = F.pad(z_BSQ.transpose(1, 2), (sum(widths) - 2, 0))
+    expected = attention.grouped_conv(attention.depthwise_conv(padded_BQS)).transpose(1, 2)
+    weight_hIP, bias_hP = attention.kernel()
+    mixed_hTP = torch.baddbmm(bias_hP.unsqueeze(1), _windows(z_BSQ, weight_hIP, None, None), weight_hIP)
+    torch.testing.assert_close(mixed_hTP.transpose(0, 1).reshape(2, 5, 48), expected)
 
 
-def test_convolutions_reach_as_far_back_as_their_widths() -> None:
-    config = tiny_config(conv_widths=(3, 2))
+@pytest.mark.parametrize("linked", [False, True])
+def test_gradients_of_the_mix_are_those_of_finite_differences(linked: bool) -> None:
+    config = tiny_config(conv_widths=(2, 3), rotary_share=0.5)
     attention = attention_of(config)
-    z_BSQ = random_like(torch.empty(1, 8, 48), "z")
-    changed = z_BSQ.clone()
-    changed[:, 2] += 1
-    difference = (attention._convolve(changed) - attention._convolve(z_BSQ)).abs().amax(dim=(0, 2))
-    assert [bool(d > 1e-9) for d in difference] == [False, False, True, True, True, True, False, False]
+    z_BSQ = random_like(torch.empty(2, 5, 48), "z").requires_grad_()
+    weight_hIP, bias_hP = (part.requires_grad_() for part in attention.kernel())
+    temperature_J = attention.temperature.requires_grad_()
+    together = None
+    if linked:
+        document_BS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
+        together = pack(
+            torch.arange(5), rotary_dim=4, rope_base=100.0, reach=3, dtype=torch.float64, document_BS=document_BS
+        ).linked
+
+    def mixed(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+        return mix(leaves[0], MixingKernel(*leaves[1:3]), leaves[3], table(5, 4), together)
+
+    assert torch.autograd.gradcheck(mixed, (z_BSQ, weight_hIP, bias_hP, temperature_J))
 
 
 def test_queries_and_keys_have_a_fixed_length_and_keys_a_linear_temperature() -> None:
     config = tiny_config()
     attention = attention_of(config)
     attention.temperature.copy_(torch.tensor([0.5, -3.0]))
-    q_BSHP, k_BSJP = attention._queries_and_keys(inputs(config))
+    q_BSHP, k_BSJP = queries_and_keys(attention, inputs(config))
     length = torch.full((1, 6), math.sqrt(config.head_dim), dtype=torch.float64)
     for head in range(config.query_heads):
         torch.testing.assert_close(q_BSHP[:, :, head].norm(dim=-1), length)
     torch.testing.assert_close(k_BSJP[:, :, 0].norm(dim=-1), 0.5 * length)
     torch.testing.assert_close(k_BSJP[:, :, 1].norm(dim=-1), 3.0 * length)
     attention.temperature.copy_(torch.tensor([0.5, 3.0]))
-    torch.testing.assert_close(attention._queries_and_keys(inputs(config))[1][:, :, 1], -k_BSJP[:, :, 1])
+    torch.testing.assert_close(queries_and_keys(attention, inputs(config))[1][:, :, 1], -k_BSJP[:, :, 1])
 
 
 def test_temperature_zero_attends_to_all_tokens_equally() -> None:
@@ -84,10 +116,10 @@ def test_temperature_zero_attends_to_all_tokens_equally() -> None:
     attention = attention_of(config)
     attention.temperature.zero_()
     x_BSD = inputs(config)
-    v_BSJP = attention._values(x_BSD)
+    v_BSJP = values_of(attention, x_BSD)
     so_far = v_BSJP.cumsum(dim=1) / torch.arange(1, 7)[:, None, None]
     expected = attention.output(so_far.repeat_interleave(2, dim=2).flatten(2))
-    torch.testing.assert_close(attention(x_BSD, table(6, config.rotary_dim)), expected)
+    torch.testing.assert_close(attention(x_BSD, Packing(table(6, config.rotary_dim))), expected)
 
 
 def test_mean_skip_bypasses_the_convolutions() -> None:
@@ -100,7 +132,7 @@ def test_mean_skip_bypasses_the_convolutions() -> None:
     q0 = attention.query(x_BSD).unflatten(-1, (4, 8))
     k0 = attention.key(x_BSD).unflatten(-1, (2, 8))
     mean = (q0 + k0[:, :, [0, 0, 1, 1]]) / 2
-    q_BSHP, k_BSJP = attention._queries_and_keys(x_BSD)
+    q_BSHP, k_BSJP = queries_and_keys(attention, x_BSD)
     torch.testing.assert_close(q_BSHP, mean / mean.norm(dim=-1, keepdim=True) * math.sqrt(8))
     grouped = (mean[:, :, 0::2] + mean[:, :, 1::2]) / 2
     key = grouped / grouped.norm(dim=-1, keepdim=True) * math.sqrt(8) * attention.temperature[:, None]
@@ -108,18 +140,18 @@ def test_mean_skip_bypasses_the_convolutions() -> None:
 
 
 def test_rotation_leaves_position_zero_the_lengths_and_the_other_channels() -> None:
-    x_BSHP = random_like(torch.empty(1, 5, 2, 8), "rope")
-    turned = rotate(x_BSHP, table(5, 4))
-    torch.testing.assert_close(turned[:, 0], x_BSHP[:, 0])
-    torch.testing.assert_close(turned.norm(dim=-1), x_BSHP.norm(dim=-1))
-    assert torch.equal(turned[..., 4:], x_BSHP[..., 4:])
-    assert not torch.isclose(turned[:, 1:, :, :4], x_BSHP[:, 1:, :, :4]).any()
+    x_BHSP = random_like(torch.empty(1, 2, 5, 8), "rope")
+    turned = rotate(x_BHSP, table(5, 4))
+    torch.testing.assert_close(turned[:, :, 0], x_BHSP[:, :, 0])
+    torch.testing.assert_close(turned.norm(dim=-1), x_BHSP.norm(dim=-1))
+    assert torch.equal(turned[..., 4:], x_BHSP[..., 4:])
+    assert not torch.isclose(turned[:, :, 1:, :4], x_BHSP[:, :, 1:, :4]).any()
 
 
 def test_products_of_rotated_vectors_depend_on_their_distance_alone() -> None:
-    q, k = (random_like(torch.empty(1, 1, 1, 8), name).expand(1, 20, 1, 8) for name in "qk")
+    q, k = (random_like(torch.empty(1, 1, 1, 8), name).expand(1, 1, 20, 8) for name in "qk")
     angles = table(20, 8)
-    products = torch.einsum("bshp,bthp->st", rotate(q, angles), rotate(k, angles))
+    products = torch.einsum("bhsp,bhtp->st", rotate(q, angles), rotate(k, angles))
     for distance in range(-5, 6):
         diagonal = products.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
@@ -127,9 +159,9 @@ def test_products_of_rotated_vectors_depend_on_their_distance_alone() -> None:
 
 
 def test_first_pair_turns_by_one_radian_per_token_in_halves() -> None:
-    x_BSHP = torch.zeros(1, 3, 1, 8, dtype=torch.float64)
-    x_BSHP[..., 0] = 1
-    turned = rotate(x_BSHP, table(3, 4))[0, :, 0]
+    x_SP = torch.zeros(3, 8, dtype=torch.float64)
+    x_SP[:, 0] = 1
+    turned = rotate(x_SP, table(3, 4))
     for position in range(3):
         assert turned[position].tolist() == pytest.approx(
             [math.cos(position), 0, math.sin(position), 0, 0, 0, 0, 0]

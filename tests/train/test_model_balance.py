@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
-from train.optim.balance import BalanceState, balance_step
+from train.optim.balance import BalanceState, balance_over, balance_step
 
 BETAS = (0.9, 0.999)
 
@@ -65,6 +65,17 @@ def test_counts_beyond_the_integers_of_fp32_are_exact() -> None:
     after = balance_step(state, torch.tensor([[base + 1, base, base, base - 1]]), lr=1.0, betas=(0.0, 0.0))
     assert after.exp_avg[0, 0] > 0 > after.exp_avg[0, 3]
     assert after.exp_avg[0, 1] == after.exp_avg[0, 2] == 0
+
+
+def test_shares_of_a_batch_are_balanced_in_their_order() -> None:
+    state = BalanceState.initial(tiny_config())
+    counts_MLC = torch.randint(0, 50, (3, 2, 4), generator=torch.Generator().manual_seed(0))
+    expected = state
+    for counts_LC in counts_MLC:
+        expected = balance_step(expected, counts_LC, lr=0.01, betas=BETAS)
+    result = balance_over(state, counts_MLC, lr=0.01, betas=BETAS)
+    assert torch.equal(result.bias, expected.bias)
+    assert result.step == 3
 
 
 def entropy(counts_LC: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def test_bf16_is_close_to_fp32_in_loss_and_gradients() -> None:
         assert of_rounded.grad.dtype == torch.bfloat16
         if of_exact.dim() > 1:  # the few numbers of a vector may cancel by chance
             error = (of_rounded.grad.float() - of_exact.grad).norm()
-            assert error <= 0.1 * of_exact.grad.norm() + 1e-6, name
+            assert error <= 0.15 * of_exact.grad.norm() + 1e-6, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -132,6 +132,7 @@ def test_default_model_has_exactly_these_tensors() -> None:
         {"conv_widths": (3, 1)},
         {"query_heads": 3, "kv_heads": 1},
         {"experts": 1, "experts_per_token": 2},
+        {"router": "linear"},
     ],
     ids=str,
 )

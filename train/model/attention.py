@@ -1,8 +1,8 @@
 """Compressed convolutional attention (arXiv 2510.04476): attention in a latent space of fewer heads.
 
 Queries and keys are projected down, mixed along time and channels by two short causal convolutions, joined
-with the mean of their unmixed forms, and normalised per head. Half of the value channels come from the token
-before.
+with the mean of their unmixed forms, and normalised per head (`mixing.py`). Half of the value channels come
+from the token before.
 For ZAYA1-base the cache is 8x smaller than that of 16 full heads.
 """
 
@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import ModelConfig
-from train.model.precision import at_least_fp32
-from train.model.rope import RotaryTable, rotate
+from train.model.cache import LayerCache
+from train.model.mixing import Linked, MixingKernel, joined_kernel, mix
+from train.model.packing import Packing
 
 
 class CompressedConvolutionalAttention(nn.Module):
@@ -24,12 +25,10 @@ class CompressedConvolutionalAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.kv_heads = config.kv_heads
         self.head_dim = config.head_dim
         hidden, heads = config.hidden_size, config.query_heads + config.kv_heads
         queries, keys = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         depthwise, grouped = config.conv_widths
-        self.history = depthwise - 1 + grouped - 1
 
         self.temperature = nn.Parameter(torch.empty(config.kv_heads, dtype=dtype))
         self.query = nn.Linear(hidden, queries, bias=False, dtype=dtype)
@@ -41,56 +40,95 @@ class CompressedConvolutionalAttention(nn.Module):
         self.grouped_conv = nn.Conv1d(channels, channels, grouped, groups=heads, dtype=dtype)
         self.output = nn.Linear(queries, hidden, bias=False, dtype=dtype)
 
-    def forward(self, x_BSD: Tensor, rotary: RotaryTable) -> Tensor:
-        """Attend causally within each sequence; x is the stage's normed input, the result has its shape."""
-        q_BSHP, k_BSJP = self._queries_and_keys(x_BSD)
-        v_BSJP = self._values(x_BSD)
-        q_BSHP = rotate(q_BSHP, rotary).to(x_BSD.dtype)
-        k_BSJP = rotate(k_BSJP, rotary).to(x_BSD.dtype)
+    def forward(self, x_BSD: Tensor, packing: Packing, cache: LayerCache | None = None) -> Tensor:
+        """Attend causally within each sequence; x is the stage's normed input, the result has its shape.
+
+        With a cache, x are the next tokens of sequences that it holds, and their share is added to it.
+        """
+        if cache is not None:
+            return self._decode(x_BSD, packing, cache)
+        if packing.valid_BS1 is not None:
+            x_BSD = x_BSD * packing.valid_BS1
+        z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
+        q_BHSP, k_BJSP = mix(z_BSQ, self.kernel(), self.temperature, packing.rotary, packing.linked)
+        v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
         y_BHSP = F.scaled_dot_product_attention(
-            q_BSHP.transpose(1, 2),
-            k_BSJP.transpose(1, 2),
-            v_BSJP.transpose(1, 2),
-            is_causal=True,
+            q_BHSP,
+            k_BJSP,
+            v_BJSP,
+            attn_mask=packing.attend_B1SS,
+            is_causal=packing.attend_B1SS is None,
             scale=1 / math.sqrt(self.head_dim),
             enable_gqa=True,
         )
         return self.output(y_BHSP.transpose(1, 2).flatten(2))
 
-    def _queries_and_keys(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve, add the skip, normalise; returned in at least fp32 and not yet rotated."""
-        q_BSQ, k_BSQ = self.query(x_BSD), self.key(x_BSD)
-        mixed_BSQ = at_least_fp32(self._convolve(torch.cat([q_BSQ, k_BSQ], dim=-1)))
-        q_skip_BSHP, k_skip_BSJP = self._mean_skip(at_least_fp32(q_BSQ), at_least_fp32(k_BSQ))
+    def new_cache(self, batch: int, room: int) -> LayerCache:
+        """An empty cache with room for `room` tokens of each sequence."""
+        projection_QD = self.projection()
+        half = self.value_current.out_features
+        channels = len(projection_QD) - 2 * half
+        reach = self.depthwise_conv.kernel_size[0] + self.grouped_conv.kernel_size[0] - 2
+        empty_BJSP = projection_QD.new_zeros(batch, self.temperature.shape[0], room, self.head_dim)
+        return LayerCache(
+            keys_BJSP=empty_BJSP,
+            values_BJSP=empty_BJSP.clone(),
+            before_BWQ=projection_QD.new_zeros(batch, reach, channels),
+            delayed_B1Q=projection_QD.new_zeros(batch, 1, half),
+            projection_QD=projection_QD,
+            kernel=self.kernel(),
+        )
 
-        q_mixed, k_mixed = mixed_BSQ.split([q_BSQ.shape[-1], k_BSQ.shape[-1]], dim=-1)
-        q_BSHP = self._unit_rms(q_mixed.unflatten(-1, (-1, self.head_dim)) + q_skip_BSHP)
-        k_BSJP = self._unit_rms(k_mixed.unflatten(-1, (-1, self.head_dim)) + k_skip_BSJP)
-        return q_BSHP, k_BSJP * self.temperature.unsqueeze(-1)
+    def _decode(self, x_BSD: Tensor, packing: Packing, cache: LayerCache) -> Tensor:
+        """`forward` for the tokens that follow those in the cache."""
+        half = cache.delayed_B1Q.shape[-1]
+        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, cache.projection_QD).split(
+            [len(cache.projection_QD) - 2 * half, half, half], dim=-1
+        )
+        q_BHSP, k_BJSP = mix(z_BSQ, cache.kernel, self.temperature, packing.rotary, None, cache.before_BWQ)
+        if reach := cache.before_BWQ.shape[1]:
+            cache.before_BWQ = torch.cat([cache.before_BWQ, z_BSQ], dim=1)[:, -reach:]
+        previous_BSQ = torch.cat([cache.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
+        cache.delayed_B1Q = delayed_BSQ[:, -1:]
+        v_BSQ = torch.cat([current_BSQ, previous_BSQ], dim=-1)
+        k_BJSP, v_BJSP = cache.append(
+            k_BJSP, v_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2), packing.start
+        )
+        y_BHSP = F.scaled_dot_product_attention(
+            q_BHSP,
+            k_BJSP,
+            v_BJSP,
+            attn_mask=packing.attend_B1SS,
+            is_causal=packing.start == 0 and packing.attend_B1SS is None,
+            scale=1 / math.sqrt(self.head_dim),
+            enable_gqa=True,
+        )
+        return self.output(y_BHSP.transpose(1, 2).flatten(2))
 
-    def _convolve(self, z_BSQ: Tensor) -> Tensor:
-        """Both convolutions over a sequence that zeros precede.
+    def project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys side by side, this token's values, and those for the next token: one product."""
+        weight_QD = self.projection()
+        half = self.value_current.out_features
+        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, weight_QD).split(
+            [weight_QD.shape[0] - 2 * half, half, half], dim=-1
+        )
+        return z_BSQ, current_BSQ, delayed_BSQ
 
-        The zeros are put once, before the first convolution: what the second one sees there is the first
-        one's bias, not zero.
-        """
-        z_BQS = F.pad(z_BSQ.transpose(1, 2), (self.history, 0))
-        return self.grouped_conv(self.depthwise_conv(z_BQS)).transpose(1, 2)
+    def projection(self) -> Tensor:
+        """The four projections as one matrix."""
+        parts = (self.query, self.key, self.value_current, self.value_previous)
+        return torch.cat([part.weight for part in parts])
 
-    def _mean_skip(self, q_BSQ: Tensor, k_BSQ: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean of each query head with its key head, and for the keys the mean of that over their group."""
-        q_BSJGP = q_BSQ.unflatten(-1, (self.kv_heads, -1, self.head_dim))
-        k_BSJ1P = k_BSQ.unflatten(-1, (self.kv_heads, 1, self.head_dim))
-        mean_BSJGP = (q_BSJGP + k_BSJ1P) / 2
-        return mean_BSJGP.flatten(2, 3), mean_BSJGP.mean(dim=3)
+    def kernel(self) -> MixingKernel:
+        """Both convolutions as one."""
+        depthwise, grouped = self.depthwise_conv, self.grouped_conv
+        assert depthwise.bias is not None and grouped.bias is not None
+        return joined_kernel(depthwise.weight, depthwise.bias, grouped.weight, grouped.bias)
 
-    def _unit_rms(self, x_BSHP: Tensor) -> Tensor:
-        """Scale every head to the length sqrt(head_dim)."""
-        eps = torch.finfo(x_BSHP.dtype).eps
-        return F.normalize(x_BSHP, dim=-1, eps=eps) * math.sqrt(self.head_dim)
-
-    def _values(self, x_BSD: Tensor) -> Tensor:
+    def values(self, current_BSQ: Tensor, delayed_BSQ: Tensor, linked: Linked = None) -> Tensor:
         """Current token's channels, then the previous token's (zeros before the first), cut into heads."""
-        current_BSQ = self.value_current(x_BSD)
-        previous_BSQ = F.pad(self.value_previous(x_BSD)[:, :-1], (0, 0, 1, 0))
-        return torch.cat([current_BSQ, previous_BSQ], dim=-1).unflatten(-1, (-1, self.head_dim))
+        previous_BSQ = F.pad(delayed_BSQ[:, :-1], (0, 0, 1, 0))
+        if linked is not None:
+            previous_BSQ = previous_BSQ * linked[0]
+        values_BSQ = torch.cat([current_BSQ, previous_BSQ], dim=-1)
+        return values_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

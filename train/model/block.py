@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from train.config import ModelConfig
 from train.model.attention import CompressedConvolutionalAttention
+from train.model.cache import LayerCache
 from train.model.experts import Experts
 from train.model.norm import StageEntry
-from train.model.rope import RotaryTable
-from train.model.router import Router
+from train.model.packing import Packing
+from train.model.router import make_router
 
 
 class Stream(NamedTuple):
@@ -21,7 +22,7 @@ class Stream(NamedTuple):
     Attributes:
         hidden_BSD: output of the last stage, not yet added to the residual stream.
         residual_BSD: the residual stream in at least fp32; None before the first stage.
-        router_TR: state of the last router; None before the first.
+        router_TR: state of the last router; None before the first, and where routers are linear.
     """
 
     hidden_BSD: Tensor
@@ -37,16 +38,20 @@ class Layer(nn.Module):
         self.attention_entry = StageEntry(config.hidden_size, config.norm_eps, dtype, first=first)
         self.attention = CompressedConvolutionalAttention(config, dtype)
         self.expert_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
-        self.router = Router(config, dtype, first=first)
+        self.router = make_router(config, dtype, first=first)
         self.experts = Experts(config, dtype)
 
-    def forward(self, stream: Stream, rotary: RotaryTable, balancing_bias_C: Tensor) -> tuple[Stream, Tensor]:
+    def forward(
+        self, stream: Stream, packing: Packing, balancing_bias_C: Tensor, cache: LayerCache | None = None
+    ) -> tuple[Stream, Tensor]:
         """Return the stream after this layer, and each router class's number of choices [C], int64."""
         x_BSD, residual_BSD = self.attention_entry(stream.hidden_BSD, stream.residual_BSD)
-        hidden_BSD = self.attention(x_BSD, rotary)
+        hidden_BSD = self.attention(x_BSD, packing, cache)
 
         x_BSD, residual_BSD = self.expert_entry(hidden_BSD, residual_BSD)
         x_TD = x_BSD.flatten(0, 1)
         routing = self.router(x_TD, stream.router_TR, balancing_bias_C)
-        y_TD, counts_C = self.experts(x_TD, routing)
+        y_TD, counts_C = self.experts(
+            x_TD, routing, None if packing.valid_BS1 is None else packing.valid_BS1.flatten()
+        )
         return Stream(y_TD.view_as(x_BSD), residual_BSD, routing.state_TR), counts_C

@@ -2,8 +2,9 @@
 
 With a vocabulary of 262,272 the fp32 logits of one sequence of 4,096 tokens are 4.3 GB, and their gradient as
 much again. The loss therefore runs over chunks of tokens, and takes each chunk's gradient while its logits
-exist: memory for one chunk, and three matrix products in all, as without chunks. What it keeps until backward
-is the gradient of the embedding in fp32 and that of the hidden states. It cannot be differentiated twice.
+exist: memory for one chunk and its softmax, and three matrix products in all, as without chunks. What it keeps
+until backward is the gradient of the embedding in fp32 and that of the hidden states. It cannot be
+differentiated twice.
 """
 
 from __future__ import annotations
@@ -20,17 +21,27 @@ from train.model.precision import at_least_fp32
 IGNORED_TARGET = -100
 """Target of a position that does not count in the loss (torch's own convention)."""
 
-_CHUNK_ELEMENTS = 1 << 28
-"""Logits of one chunk: 1 GiB of fp32, twice while their softmax is taken."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 19}
+"""Logits of one chunk: on a CPU what its caches hold; elsewhere 1 GiB of fp32. Twice, for their softmax."""
+_CHUNK_ELEMENTS_ELSEWHERE = 1 << 28
+_WIDENED_ELEMENTS = 1 << 17
+"""Weights that decoding converts to fp32 at one time."""
+_CHUNK_TOKENS = 64
+"""Tokens of the smallest chunk: fewer make matrix products slow, and every chunk adds to the whole gradient."""
 
 
 def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
     """Logits [B, S, V] of the normed hidden states, in at least fp32."""
-    return F.linear(at_least_fp32(x_BSD), at_least_fp32(embedding_VD))
+    x_BSD = at_least_fp32(x_BSD)
+    if embedding_VD.dtype == x_BSD.dtype or x_BSD.requires_grad or embedding_VD.device.type != "cpu":
+        return F.linear(x_BSD, at_least_fp32(embedding_VD))
+    # A few rows at a time are widened in the cache; all of them would go through memory.
+    chunks = embedding_VD.split(max(1, _WIDENED_ELEMENTS // embedding_VD.shape[1]))
+    return torch.cat([F.linear(x_BSD, at_least_fp32(chunk)) for chunk in chunks], dim=-1)
 
 
 def summed_cross_entropy(
-    x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, *, chunk_elements: int = _CHUNK_ELEMENTS
+    x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, *, chunk_tokens: int | None = None
 ) -> Tensor:
     """Sum over tokens of -log softmax(logits)[target], in nats, a scalar in at least fp32.
 
@@ -38,9 +49,10 @@ def summed_cross_entropy(
         x_TD: normed hidden states.
         embedding_VD: tied embedding.
         targets_T: int64 classes; positions of IGNORED_TARGET add nothing.
-        chunk_elements: logits to hold at one time; at least one token's are.
+        chunk_tokens: tokens whose logits exist at one time; chosen by the device and the vocabulary if None.
     """
-    chunk = max(1, chunk_elements // embedding_VD.shape[0])
+    elements = _CHUNK_ELEMENTS.get(x_TD.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+    chunk = chunk_tokens or max(_CHUNK_TOKENS, elements // embedding_VD.shape[0])
     wanted = torch.is_grad_enabled() and (x_TD.requires_grad or embedding_VD.requires_grad)
     loss: Tensor = _SummedCrossEntropy.apply(x_TD, embedding_VD, targets_T, chunk, wanted)
     return loss
@@ -57,17 +69,22 @@ class _SummedCrossEntropy(torch.autograd.Function):
         loss = weight_VD.new_zeros(())
         grad_x_TD = torch.empty_like(x_TD) if wanted else None
         grad_weight_VD = torch.zeros_like(weight_VD) if wanted else None
-        for start in range(0, x_TD.shape[0], chunk):
-            rows = slice(start, start + chunk)
-            x, target = at_least_fp32(x_TD[rows]), targets_T[rows, None]
+        chunk = max(1, min(chunk, len(x_TD)))
+        logits_TV, softmax_TV = weight_VD.new_empty(2, chunk, len(weight_VD)).unbind()
+        for start in range(0, len(x_TD), chunk):
+            x = at_least_fp32(x_TD[start : start + chunk])
+            target = targets_T[start : start + chunk, None]
             counted = target != IGNORED_TARGET
             target = target.where(counted, 0)
-            log_p = F.linear(x, weight_VD).log_softmax(dim=-1)
-            loss -= log_p.gather(-1, target).where(counted, 0).sum()
+            logits, softmax = logits_TV[: len(x)], softmax_TV[: len(x)]
+            torch.mm(x, weight_VD.T, out=logits)
+            torch.softmax(logits, dim=-1, out=softmax)
+            # The largest probability is exp(largest logit) / sum of exponentials, and never small.
+            log_sum = logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log()
+            loss += (log_sum - logits.gather(-1, target)).where(counted, 0).sum()
             if grad_x_TD is not None and grad_weight_VD is not None:
-                grad_logits = log_p.exp_().scatter_add_(-1, target, -torch.ones_like(x[:, :1]))
-                grad_logits *= counted
-                grad_x_TD[rows] = grad_logits @ weight_VD
+                grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(x[:, :1])).mul_(counted)
+                grad_x_TD[start : start + chunk] = grad_logits @ weight_VD
                 grad_weight_VD.addmm_(grad_logits.T, x)
         if wanted:
             ctx.save_for_backward(grad_x_TD, grad_weight_VD)

@@ -13,28 +13,29 @@ from torch import Tensor
 
 
 class RotaryTable(NamedTuple):
-    """Cosines and sines of every position's angles, one column per pair of channels."""
+    """Cosines and sines of every position's angles, one column per pair of channels.
+
+    Both are [S, A], or [B, S, A] where sequences of a batch count their positions differently.
+    """
 
     cos_SA: Tensor
     sin_SA: Tensor
 
 
 def rotary_table(positions_S: Tensor, rotary_dim: int, base: float, dtype: torch.dtype) -> RotaryTable:
-    """Angles of the given global positions; rotary_dim channels make rotary_dim / 2 pairs.
+    """Angles of the given positions, [S] or [B, S]; rotary_dim channels make rotary_dim / 2 pairs.
 
     The table is a few hundred KiB and serves all layers of a forward pass. dtype is fp32, or fp64 in tests.
     """
     exponents_A = torch.arange(0, rotary_dim, 2, device=positions_S.device, dtype=dtype) / rotary_dim
-    angles_SA = positions_S.to(dtype).unsqueeze(1) * base**-exponents_A
+    angles_SA = positions_S.to(dtype).unsqueeze(-1) * base**-exponents_A
     return RotaryTable(angles_SA.cos(), angles_SA.sin())
 
 
-def rotate(x_BSHP: Tensor, table: RotaryTable) -> Tensor:
-    """Turn the first channels of every head by the angles of its position."""
+def rotate(x_SP: Tensor, table: RotaryTable) -> Tensor:
+    """Turn the first channels of x [..., S, P] by the angles of their positions."""
     pairs = table.cos_SA.shape[-1]
-    cos_S1A, sin_S1A = table.cos_SA.unsqueeze(1), table.sin_SA.unsqueeze(1)
-    first, second, still = x_BSHP.split([pairs, pairs, x_BSHP.shape[-1] - 2 * pairs], dim=-1)
-    return torch.cat(
-        [first * cos_S1A - second * sin_S1A, second * cos_S1A + first * sin_S1A, still],
-        dim=-1,
-    )
+    first, second, still = x_SP.split([pairs, pairs, x_SP.shape[-1] - 2 * pairs], dim=-1)
+    turned_first = torch.addcmul(first * table.cos_SA, second, table.sin_SA, value=-1)
+    turned_second = torch.addcmul(second * table.cos_SA, first, table.sin_SA)
+    return torch.cat([turned_first, turned_second, still], dim=-1)

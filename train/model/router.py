@@ -24,12 +24,12 @@ class Routing(NamedTuple):
     Attributes:
         classes_TK: chosen classes, int64, most preferred first; class E, where there is one, skips.
         weights_TK: their probabilities, in at least fp32, not renormalised over the chosen.
-        state_TR: router state that the next layer averages in.
+        state_TR: router state that the next layer averages in; None from a linear router.
     """
 
     classes_TK: Tensor
     weights_TK: Tensor
-    state_TR: Tensor
+    state_TR: Tensor | None
 
 
 class Router(nn.Module):
@@ -53,7 +53,30 @@ class Router(nn.Module):
         if previous_TR is not None:
             state_TR = state_TR + previous_TR * self.previous_scale
         logits_TC = self.output(F.gelu(self.second(F.gelu(self.first(self.norm(state_TR))))))
-        probabilities_TC = at_least_fp32(logits_TC).softmax(dim=-1)
-        preference_TC = probabilities_TC.detach() + balancing_bias_C
-        classes_TK = preference_TC.topk(self.classes_per_token, dim=-1).indices
-        return Routing(classes_TK, probabilities_TC.gather(-1, classes_TK), state_TR)
+        return Routing(*_choose(logits_TC, balancing_bias_C, self.classes_per_token), state_TR)
+
+
+class LinearRouter(nn.Module):
+    """One matrix and a softmax, every layer by itself: what ZAYA1's router is compared with."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.classes_per_token = config.experts_per_token
+        self.output = nn.Linear(config.hidden_size, config.router_classes, bias=False, dtype=dtype)
+
+    def forward(self, x_TD: Tensor, previous_TR: Tensor | None, balancing_bias_C: Tensor) -> Routing:
+        """As `Router.forward`; the state of the layer before is not looked at."""
+        return Routing(*_choose(self.output(x_TD), balancing_bias_C, self.classes_per_token), None)
+
+
+def make_router(config: ModelConfig, dtype: torch.dtype, *, first: bool) -> Router | LinearRouter:
+    """The router that the configuration asks for."""
+    return LinearRouter(config, dtype) if config.router == "linear" else Router(config, dtype, first=first)
+
+
+def _choose(logits_TC: Tensor, balancing_bias_C: Tensor, choices: int) -> tuple[Tensor, Tensor]:
+    """Classes and their probabilities [T, K]: biased choice, unbiased weight."""
+    probabilities_TC = at_least_fp32(logits_TC).softmax(dim=-1)
+    preference_TC = probabilities_TC.detach() + balancing_bias_C
+    classes_TK = preference_TC.topk(choices, dim=-1).indices
+    return classes_TK, probabilities_TC.gather(-1, classes_TK)

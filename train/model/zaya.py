@@ -3,20 +3,27 @@
     model = build(config, seed, dtype=torch.bfloat16, device=device)
     loss_sum, counts_LC = model(tokens_BS, targets_BS, rope_base=phase.rope_base)
 
-One forward waits for the device once per layer (see `experts.py`) and nowhere else.
+Where the experts are a loop, one forward waits for the device once per layer (see `experts.py`); else nowhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from train.config import ModelConfig
 from train.model.block import Layer, Stream
-from train.model.head import logits, summed_cross_entropy
+from train.model.cache import Cache
+from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy
 from train.model.initial import initial_balancing_bias, initial_tensor
 from train.model.norm import StageEntry
-from train.model.rope import rotary_table
+from train.model.packing import pack, pack_next
+from train.model.rope import RotaryTable
+from train.model.step import LayerStep, ModelStep
 from train.shapes import tensor_table
 
 
@@ -38,9 +45,39 @@ class Zaya(nn.Module):
         self.head_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
         bias_LC = torch.empty(config.layers, config.router_classes, dtype=torch.float32)
         self.register_buffer("balancing_bias", bias_LC)
+        self._recompute = False
+
+    def run_with(
+        self,
+        *,
+        grouped_gemm: Literal["auto", "on", "off"] = "auto",
+        recompute: bool = False,
+        compile: bool = False,
+        backend: str = "inductor",
+    ) -> None:
+        """Choose how the layers run; what they compute stays the same.
+
+        Args:
+            grouped_gemm: when the experts' products are one call; see `Experts`.
+            recompute: keep only each layer's inputs for backward, and run the layer once more there. The
+                experts' load is counted in the first run alone.
+            compile: compile each layer as one graph, when it is first run.
+            backend: torch.compile's backend.
+        """
+        self._recompute = recompute
+        for layer in self._layers():
+            layer.experts.grouped_gemm = grouped_gemm
+            if compile:
+                layer.compile(fullgraph=True, backend=backend)
 
     def forward(
-        self, tokens_BS: Tensor, targets_BS: Tensor | None = None, *, rope_base: float
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor | None = None,
+        *,
+        rope_base: float,
+        valid_BS: Tensor | None = None,
+        document_BS: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the model over whole sequences, which start at position 0.
 
@@ -48,26 +85,91 @@ class Zaya(nn.Module):
             tokens_BS: token ids, int64.
             targets_BS: the tokens to predict; `head.IGNORED_TARGET` marks positions that do not count.
             rope_base: base of the rotary embedding; it belongs to the phase of training.
+            valid_BS: bool, false for padding, before or after the tokens; see `packing.py`.
+            document_BS: integers that change where a new document begins; see `packing.py`.
 
         Returns:
             logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
-            counts_LC, how many of the B*S*K choices fell on each router class, int64.
+            counts_LC, how many of the B*S*K choices fell on each router class, int64. Padding is in neither
+            loss nor counts.
         """
-        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base)
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
         if targets_BS is None:
             return logits(x_BSD, self.embedding.weight), counts_LC
+        if valid_BS is not None:
+            targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
         loss = summed_cross_entropy(x_BSD.flatten(0, 1), self.embedding.weight, targets_BS.flatten())
         return loss, counts_LC
 
-    def _hidden_states(self, tokens_BS: Tensor, rope_base: float) -> tuple[Tensor, Tensor]:
-        table_dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
-        positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
-        rotary = rotary_table(positions_S, self.config.rotary_dim, rope_base, table_dtype)
+    @torch.inference_mode()
+    def new_cache(self, batch: int = 1, room: int = 256) -> Cache:
+        """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows)."""
+        cache = Cache(self.config, [layer.attention.new_cache(batch, room) for layer in self._layers()])
+        if self.embedding.weight.device.type == "cpu":
+            pairs = zip(self._layers(), cache.layers, strict=True)
+            steps = [LayerStep(layer, self.config, part) for layer, part in pairs]
+            cache.step = ModelStep(steps, self.head_entry, self.balancing_bias)
+        return cache
 
+    @torch.inference_mode()
+    def decode(self, tokens_BS: Tensor, cache: Cache, *, rope_base: float, last_only: bool = False) -> Tensor:
+        """Logits [B, S, V] of the next tokens of the cache's sequences, as `forward` on the whole would give them.
+
+        Any number of tokens at a time gives the same result. The cache is advanced.
+
+        Args:
+            tokens_BS: token ids, int64, the same number for every sequence.
+            cache: from `new_cache`, with the weights as they are now.
+            rope_base: base of the rotary embedding, the same in every call.
+            last_only: return the logits of the last token alone [B, 1, V].
+        """
+        length = tokens_BS.shape[1]
+        cache.reserve(length)
+        angles = cache.angles(rope_base, self._wide)
+        if length == 1 and cache.step is not None:
+            x_BSD = cache.step(self.embedding(tokens_BS[:, 0]), angles, cache.length).unsqueeze(1)
+        else:
+            x_BSD = self._decode_many(tokens_BS, cache, angles)
+        cache.length += length
+        return logits(x_BSD[:, -1:] if last_only else x_BSD, self.embedding.weight)
+
+    def _decode_many(self, tokens_BS: Tensor, cache: Cache, angles: RotaryTable) -> Tensor:
+        packing = pack_next(angles, tokens_BS.shape[1], cache.length)
+        stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
+        for layer, bias_C, part in zip(self._layers(), self.balancing_bias, cache.layers, strict=True):
+            stream, _ = layer(stream, packing, bias_C, part)
+        return self.head_entry(stream.hidden_BSD, stream.residual_BSD)[0]
+
+    def _layers(self) -> Iterator[Layer]:
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            yield layer
+
+    @property
+    def _wide(self) -> torch.dtype:
+        return torch.promote_types(self.embedding.weight.dtype, torch.float32)
+
+    def _hidden_states(
+        self, tokens_BS: Tensor, rope_base: float, valid_BS: Tensor | None, document_BS: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        packing = pack(
+            torch.arange(tokens_BS.shape[1], device=tokens_BS.device),
+            rotary_dim=self.config.rotary_dim,
+            rope_base=rope_base,
+            reach=max(1, sum(self.config.conv_widths) - 2),
+            dtype=self._wide,
+            valid_BS=valid_BS,
+            document_BS=document_BS,
+        )
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []
         for layer, bias_C in zip(self.layers, self.balancing_bias, strict=True):
-            stream, counts_C = layer(stream, rotary, bias_C)
+            if self._recompute and torch.is_grad_enabled():
+                stream, counts_C = checkpoint(
+                    layer, stream, packing, bias_C, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                stream, counts_C = layer(stream, packing, bias_C)
             counts.append(counts_C)
         x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
         return x_BSD, torch.stack(counts)

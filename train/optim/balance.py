@@ -2,9 +2,13 @@
 
 Each layer's bias of class c follows the pseudo-gradient p_c - 1/C, p_c being the share of the step's choices
 that fell on class c, over all C classes, the skip class included (arXiv 2605.05365, eq. 5): a class that gets
-more than its share is preferred less. No weight decay. The trainer calls it once per optimizer step, with
-counts summed over microbatches and ranks; the state is [layers, classes] fp32, a few KiB, the same on every
-rank. Every operation is elementwise or a sum of integers, so equal counts give equal bits on every rank.
+more than its share is preferred less. No weight decay.
+
+The scope is a setting, for the two reports differ (2511.17127 balances each microbatch, 2605.05365 the whole
+batch). Either way the biases stand still during an optimizer step and are moved after it, with counts of all
+ranks: once for the batch, or once for each of its microbatches in their order. How many ranks there are, and
+whether activations are recomputed, changes nothing. The state is [layers, classes] fp32, a few KiB, the same on
+every rank. Every operation is elementwise or a sum of integers, so equal counts give equal bits on every rank.
 """
 
 from __future__ import annotations
@@ -59,3 +63,12 @@ def balance_step(
     mean = exp_avg / (1 - betas[0] ** step)
     root = exp_avg_sq.sqrt() / math.sqrt(1 - betas[1] ** step)
     return BalanceState(state.bias - lr * mean / (root + eps), exp_avg, exp_avg_sq, step)
+
+
+def balance_over(
+    state: BalanceState, counts_MLC: Tensor, *, lr: float, betas: tuple[float, float]
+) -> BalanceState:
+    """Return the state after one step for each share of a batch, in their order; share m made counts_MLC[m]."""
+    for counts_LC in counts_MLC:
+        state = balance_step(state, counts_LC, lr=lr, betas=betas)
+    return state

@@ -10,7 +10,21 @@ import typer
 from typer.exceptions import TyperException
 
 from zslurm import __version__
-from zslurm.cli import aegis, cancel, config, data, demo, init, logs, requeue, status, submit, template
+from zslurm.cli import (
+    aegis,
+    cancel,
+    checkpoint,
+    config,
+    data,
+    demo,
+    generate,
+    init,
+    logs,
+    requeue,
+    status,
+    submit,
+    template,
+)
 from zslurm.errors import Exit, ZslurmError
 
 app = typer.Typer(
@@ -23,11 +37,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (init, submit, status, logs, cancel, requeue):
+for module in (init, submit, status, logs, cancel, requeue, generate):
     app.command()(getattr(module, module.__name__.rsplit(".", 1)[1]))
 app.add_typer(config.app, name="config")
 app.add_typer(template.app, name="template")
 app.add_typer(data.app, name="data")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(aegis.app, name="aegis")
 app.command()(demo.demo)
 

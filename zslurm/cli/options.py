@@ -20,3 +20,18 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. phases[0].lr=3e-4 (repeatable)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json to use instead of the weights' own."),
+]
+NoTokenizer = Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out.")]
+RopeBase = Annotated[
+    float | None,
+    typer.Option(
+        "--rope-base", metavar="BASE", min=1, help="Base of the rotary embedding; default: that of the run."
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option("--context", metavar="TOKENS", min=1, help="Longest sequence; default: that of the run."),
+]

@@ -21,7 +21,12 @@ from zslurm.errors import ConfigError
 from zslurm.paths import expand
 
 # Keys that hold paths: relative ones given in a file are relative to that file, others to the working directory.
-PATH_KEYS: tuple[KeyPath, ...] = (("run", "runs_dir"), ("data", "path"), ("cluster", "template"))
+PATH_KEYS: tuple[KeyPath, ...] = (
+    ("run", "runs_dir"),
+    ("data", "path"),
+    ("checkpoint", "start_from"),
+    ("cluster", "template"),
+)
 _FILE_LAYERS = ("cluster profile", "base file", "run file")
 # Paths end up in scripts and in Slurm's own patterns, where these characters cannot be written safely.
 FORBIDDEN_IN_PATHS = "%\\"

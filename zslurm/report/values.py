@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
+
+from zslurm.errors import ConfigError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
 
 def show_value(value: Any) -> str:
@@ -32,6 +37,19 @@ def show_count(number: float) -> str:
         if abs(number) >= limit:
             return f"{number / limit:.3g}{unit}"
     return f"{number:.3g}"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as people write it: `5GB`, `16MiB`, `500000`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?", text.strip().upper())
+    size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
+    if size < 1:
+        raise ConfigError(f"{text!r} is not a size; write one such as 5GB, 500MB or 16MiB")
+    return size
 
 
 def show_time(when: float) -> str:

@@ -1,0 +1,22 @@
+"""Peak memory of tensors: what torch's CPU allocator holds at most while an action runs, beyond what it held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_bytes(action: Callable[[], object]) -> int:
+    """Run the action; return the largest sum of bytes allocated and not yet freed meanwhile."""
+    torch.ones(1)  # the allocator's reports begin with its first use under the profiler
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    held = peak = 0
+    assert profiler.profiler is not None
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak

@@ -1,0 +1,157 @@
+"""Recomputation, compilation and grouped products change how a model runs and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.memory import peak_bytes
+from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
+from tests.train.runs import losses_of, make_corpus, make_run, steps_of, torchrun, train_alone
+from train.config import ModelConfig
+from train.model.zaya import Zaya, build
+
+Step = tuple[Tensor, Tensor, dict[str, Tensor]]
+
+
+def step(model: Zaya, **inputs: Any) -> Step:
+    """Loss, counts and gradients of one forward and backward."""
+    tokens_BS = tokens(model.config)
+    model.zero_grad()
+    loss, counts = model(tokens_BS, tokens_BS, rope_base=ROPE_BASE, **inputs)
+    loss.backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        gradients[name] = parameter.grad
+    return loss.detach(), counts, gradients
+
+
+def assert_same(
+    one: tuple[Tensor, Tensor, dict[str, Tensor]], other: tuple[Tensor, Tensor, dict[str, Tensor]]
+) -> None:
+    torch.testing.assert_close(one[0], other[0])
+    assert torch.equal(one[1], other[1])
+    for name, gradient in one[2].items():
+        torch.testing.assert_close(gradient, other[2][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+CONFIG = tiny_config(hidden_size=16, expert_hidden_size=24, layers=3)
+INPUTS = {
+    "plain": {},
+    "padded": {"valid_BS": torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])},
+    "documents": {"document_BS": torch.tensor([[0] * 4 + [1] * 5, [0] * 9])},
+}
+
+
+@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS.keys())
+def test_recomputation_gives_the_same_bits(inputs: dict[str, Tensor]) -> None:
+    model = scrambled(CONFIG, torch.float32)
+    kept = step(model, **inputs)
+    model.run_with(recompute=True)
+    loss, counts, gradients = step(model, **inputs)
+    assert torch.equal(loss, kept[0])
+    assert torch.equal(counts, kept[1]), "the load is counted once"
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, kept[2][name]), name
+
+
+def test_recomputation_saves_memory() -> None:
+    config = tiny_config(hidden_size=32, layers=6, expert_hidden_size=64, vocab_size=16)
+    model = build(config, 0, dtype=torch.float32)
+    tokens_BS = tokens(config, batch=4, length=128)
+
+    def run() -> None:
+        model(tokens_BS, tokens_BS, rope_base=ROPE_BASE)[0].backward()
+
+    run()  # gradients exist from now on
+    kept = peak_bytes(run)
+    model.run_with(recompute=True)
+    assert peak_bytes(run) < 0.5 * kept
+
+
+@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS.keys())
+@pytest.mark.parametrize("grouped_gemm", ["off", "on"])
+def test_a_layer_compiles_without_a_graph_break(grouped_gemm: Any, inputs: dict[str, Tensor]) -> None:
+    torch.compiler.reset()
+    model = scrambled(CONFIG, torch.bfloat16 if grouped_gemm == "on" else torch.float32)
+    eager = step(model, **inputs)
+    model.run_with(compile=True, grouped_gemm=grouped_gemm, backend="aot_eager")
+    assert_same(step(model, **inputs), eager)
+
+
+def test_compiled_layers_can_be_recomputed() -> None:
+    torch.compiler.reset()
+    model = scrambled(CONFIG, torch.float32)
+    eager = step(model)
+    model.run_with(compile=True, recompute=True, backend="aot_eager")
+    assert_same(step(model), eager)
+
+
+@pytest.mark.soak
+def test_inductor_compiles_a_layer() -> None:
+    torch.compiler.reset()
+    model = scrambled(CONFIG, torch.float32)
+    eager = step(model)
+    model.run_with(compile=True)
+    assert_same(step(model), eager)
+
+
+def test_names_of_parameters_do_not_depend_on_how_the_model_runs() -> None:
+    model = build(CONFIG, 0, dtype=torch.float32)
+    names = [name for name, _ in model.named_parameters()]
+    model.run_with(compile=True, recompute=True, grouped_gemm="on", backend="aot_eager")
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus") / "corpus.h5")
+
+
+def trained(run: Path) -> list[float]:
+    result = train_alone(run)
+    assert result.returncode == 0, result.stderr
+    return losses_of(run)
+
+
+def test_training_with_recomputation_is_the_same_training(tmp_path: Path, corpus: Path) -> None:
+    plain = make_run(tmp_path / "plain", corpus, steps=3)
+    again = make_run(tmp_path / "again", corpus, steps=3, parallel={"recompute": True})
+    assert trained(plain) == trained(again)
+    loads = [[row["load_entropy"] for row in steps_of(run)] for run in (plain, again)]
+    assert loads[0] == loads[1]
+
+
+def balance_steps(run: Path, step: int) -> int:
+    manifest = json.loads((run / "checkpoints" / f"step-{step:08}" / "manifest.json").read_text())
+    return int(manifest["state"]["balance_steps"])
+
+
+def test_microbatches_are_balanced_one_by_one_on_any_number_of_ranks(tmp_path: Path, corpus: Path) -> None:
+    optim = {"balance_scope": "microbatch", "balance_lr": 0.05}
+    alone = make_run(tmp_path / "alone", corpus, steps=3, optim=optim)
+    two = make_run(tmp_path / "two", corpus, steps=3, optim=optim)
+    whole = make_run(tmp_path / "whole", corpus, steps=3, optim=optim | {"balance_scope": "global_batch"})
+    losses = trained(alone)
+    assert torchrun(two, ranks=2).returncode == 0
+    assert losses_of(two) == pytest.approx(losses, rel=1e-5)
+    trained(whole)
+    assert [balance_steps(run, 3) for run in (alone, two, whole)] == [18, 18, 3]
+
+
+def test_a_linear_router_trains_and_has_no_state_between_layers(tmp_path: Path, corpus: Path) -> None:
+    config = ModelConfig(**(CONFIG.model_dump() | {"router": "linear"}))
+    model = scrambled(config, torch.float32)
+    _, counts, gradients = step(model)
+    assert (counts.sum(dim=1) == 18).all()
+    routers = [name for name in gradients if ".router." in name]
+    assert routers == [f"layers.{layer}.router.output.weight" for layer in range(3)]
+    assert all(gradients[name].abs().max() > 0 for name in routers)
+    losses = trained(make_run(tmp_path / "linear", corpus, steps=20, model={"router": "linear"}))
+    assert losses[-1] < losses[0]

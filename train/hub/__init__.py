@@ -1,0 +1,49 @@
+"""Published models: transformers' `zaya` format both ways, Zyphra's first release in. Nothing here needs torch.
+
+with open_weights(Path("runs/first/checkpoints/step-00000400")) as weights:
+    export(weights, Path("first-hf"), tokenizer=weights.tokenizer())
+with open_weights(Path("first-hf")) as weights:
+    import_weights(weights, Path("checkpoints"), tokenizer=weights.tokenizer())
+
+layouts.py          which of their tensors is which range of which of ours
+settings.py         config.json <-> ModelConfig, RoPE base, context, special tokens
+folder.py           reading safetensors files by range
+weights.py          weights from anywhere, one interface
+run_facts.py        what a checkpoint's run knows of it
+tokenizer_files.py  the tokenizer that goes with weights
+export.py, import_.py
+"""
+
+from __future__ import annotations
+
+from train.hub.export import Exported, export
+from train.hub.import_ import Imported, import_weights
+from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
+from train.hub.run_facts import tokenizer_of, weights_only
+from train.hub.settings import Settings, TokenIds, from_config_json, inexact, to_config_json
+from train.hub.tokenizer_files import TokenizerFiles
+from train.hub.weights import CheckpointWeights, FolderWeights, Overrides, Weights, open_weights
+
+__all__ = [
+    "BALANCING_BIAS",
+    "CheckpointWeights",
+    "Exported",
+    "FolderWeights",
+    "Imported",
+    "Layout",
+    "Overrides",
+    "Piece",
+    "Settings",
+    "TokenIds",
+    "TokenizerFiles",
+    "Weights",
+    "export",
+    "from_config_json",
+    "import_weights",
+    "inexact",
+    "open_weights",
+    "pieces",
+    "to_config_json",
+    "tokenizer_of",
+    "weights_only",
+]

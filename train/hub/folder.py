@@ -1,0 +1,184 @@
+"""A folder of safetensors files, as published models are: which tensors are where, read range by range.
+
+    model.safetensors                      all tensors, or
+    model.safetensors.index.json           which tensor is in which file ("weight_map"), and
+    model-00001-of-00004.safetensors ..    those files
+
+Opening reads headers only and collects everything that is wrong with them, so that a person hears of all of it
+at once. Reading is `pread` of a range of elements into fp32; no file is mapped or read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from checkpoint_tools import layout as checkpoint_layout
+from checkpoint_tools import shard_header
+from train.errors import HubError, HubIOError
+from train.hub.number_formats import READABLE, to_fp32
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+BUFFER_ELEMENTS = 1 << 21
+"""Elements that are converted at once: 8 MiB in fp32."""
+
+_MAX_HEADER = 100 << 20  # the limit of the safetensors library
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: its bytes are [begin, begin + numel * item size)."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+
+class TensorFolder:
+    """The tensors of a folder. Use it as a context manager; not for use from two threads at once.
+
+    Attributes:
+        tensors: every tensor that can be read, by name.
+        problems: what is wrong with files or single tensors, one line each.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read all headers.
+
+        Raises:
+            HubError: the folder holds no safetensors files, or its index cannot be understood.
+            HubIOError: the operating system refused.
+        """
+        self.path = path
+        self.tensors: dict[str, Stored] = {}
+        self.problems: list[str] = []
+        self._told: set[str] = set()  # tensors that a problem is about; "" stands for all
+        self._open: tuple[str, int] | None = None
+        self._buffer = np.empty(0, np.uint8)
+        expected = self._expected()
+        for file in sorted(set(expected.values())):
+            self._read_header(file, {name for name, where in expected.items() if where == file})
+
+    def told(self, name: str) -> bool:
+        """Whether `problems` says already why this tensor is not among `tensors`."""
+        return name in self._told or "" in self._told
+
+    def close(self) -> None:
+        """Close the open file."""
+        if self._open is not None:
+            os.close(self._open[1])
+            self._open = None
+
+    def read(self, name: str, start: int, out: NDArray[np.float32]) -> None:
+        """Fill `out` (contiguous) with elements [start, start + out.size) of a tensor, row-major.
+
+        Raises:
+            HubIOError: the operating system refused, or the file became shorter.
+        """
+        stored = self.tensors[name]
+        carrier = np.dtype(READABLE[stored.dtype])
+        for done in range(0, out.size, BUFFER_ELEMENTS):
+            part = out[done : done + BUFFER_ELEMENTS]
+            raw = self._room(part.size * carrier.itemsize)
+            try:
+                self._pread(stored.file, stored.begin + (start + done) * carrier.itemsize, raw.data)
+            except OSError as error:
+                raise HubIOError(f"{self.path / stored.file}: cannot be read: {error.strerror}") from error
+            to_fp32(raw.view(carrier), stored.dtype, part)
+
+    def _room(self, size: int) -> NDArray[np.uint8]:
+        if self._buffer.size < size:
+            self._buffer = np.empty(size, np.uint8)
+        return self._buffer[:size]
+
+    def _expected(self) -> dict[str, str]:
+        """Tensor -> file, from the index; of a single file, nothing but that it exists."""
+        if (self.path / SINGLE).exists():
+            return {"": SINGLE}
+        if not (self.path / INDEX).exists():
+            raise HubError(f"{self.path}: holds neither {SINGLE} nor {INDEX}; other formats cannot be read")
+        try:
+            found = json.loads((self.path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            if not all(isinstance(file, str) and checkpoint_layout.is_plain(file) for file in found.values()):
+                raise ValueError("weight_map must name files of the folder")
+        except OSError as error:
+            raise HubIOError(f"{self.path / INDEX}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise HubError(f"{self.path / INDEX}: not an index of safetensors files: {error!r}") from error
+        return dict(found)
+
+    def _read_header(self, file: str, expected: set[str]) -> None:
+        try:
+            size = (self.path / file).stat().st_size
+            spans = self._spans(file, size)
+        except FileNotFoundError:
+            self.problems.append(f"{file}: missing, though {INDEX} names it")
+            self._told |= expected
+            return
+        except OSError as error:
+            raise HubIOError(f"{self.path / file}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            self.problems.append(f"{file}: {error}")
+            self._told |= expected
+            return
+        for name in sorted(expected - {"", *spans}):
+            self.problems.append(f"{file}: does not hold {name}, though {INDEX} says so")
+            self._told.add(name)
+        for name, span in spans.items():
+            if problem := _problem_of(span, size):
+                self.problems.append(f"{file}: {name}: {problem}")
+                self._told.add(name)
+            elif name in self.tensors:
+                self.problems.append(f"{file}: {name}: also in {self.tensors[name].file}")
+            else:
+                self.tensors[name] = Stored(file, span.dtype, span.shape, span.begin)
+
+    def _spans(self, file: str, size: int) -> dict[str, shard_header.Span]:
+        if size < shard_header.LENGTH_BYTES:
+            raise ValueError(f"truncated: {size} bytes are too few for a safetensors file")
+        opening = bytearray(shard_header.LENGTH_BYTES)
+        self._pread(file, 0, memoryview(opening))
+        length = shard_header.decode_length(bytes(opening))
+        if length > _MAX_HEADER:
+            raise ValueError("not a safetensors file")
+        if shard_header.LENGTH_BYTES + length > size:
+            raise ValueError(f"truncated: {size} bytes end inside its header")
+        header = bytearray(length)
+        self._pread(file, shard_header.LENGTH_BYTES, memoryview(header))
+        return shard_header.decode(bytes(header))
+
+    def _pread(self, file: str, begin: int, out: memoryview) -> None:
+        if self._open is None or self._open[0] != file:
+            self.close()
+            self._open = (file, os.open(self.path / file, os.O_RDONLY | os.O_CLOEXEC))
+        done = 0
+        while done < len(out):
+            count = os.preadv(self._open[1], [out[done:]], begin + done)
+            if count == 0:
+                raise HubIOError(f"{self.path / file}: became shorter while it was read")
+            done += count
+
+
+def _problem_of(span: shard_header.Span, size: int) -> str | None:
+    """Why a tensor cannot be read from its file of `size` bytes; None if it can."""
+    if span.dtype not in READABLE:
+        return f"dtype {span.dtype}; only {', '.join(READABLE)} can be read"
+    numbers: tuple[Any, ...] = (*span.shape, span.begin, span.end)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        return f"shape {list(span.shape)} is none"
+    needed = math.prod(span.shape) * np.dtype(READABLE[span.dtype]).itemsize
+    if span.end - span.begin != needed:
+        return f"{span.end - span.begin} bytes do not fit {span.dtype} {list(span.shape)}"
+    if span.end > size:
+        return f"truncated: it ends at byte {span.end}, the file at byte {size}"
+    return None

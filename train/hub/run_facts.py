@@ -1,0 +1,147 @@
+"""What a checkpoint does not say itself, from the run that it lies in: RoPE base, context, tokenizer.
+
+    RUN/config.json                          phases, data.path
+    RUN/checkpoints/step-00000400/           the checkpoint
+
+A run's RoPE base and context belong to the phase that the checkpoint's last step was in. A checkpoint that was
+imported holds these facts in its manifest's `state` and its tokenizer among its own files, so it needs no run.
+A checkpoint that was copied away from its run has neither: the caller must say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoint_tools import Checkpoint, Manifest
+from train.config import ModelConfig, PhaseConfig, TrainConfig, load_train_config
+from train.data.bundle import Corpus
+from train.errors import ConfigError, DataError, HubError
+from train.hub.settings import Settings, TokenIds
+from train.hub.tokenizer_files import TokenizerFiles
+from train.optim.schedule import Plan
+
+WEIGHTS_ONLY = "weights_only"
+"""Key of a manifest's `state`: the facts of a checkpoint that holds weights and no optimizer state."""
+
+
+def weights_only(manifest: Manifest) -> bool:
+    """Whether the checkpoint holds weights and no optimizer state: it was imported, no run saved it."""
+    return WEIGHTS_ONLY in manifest.state
+
+
+def tokenizer_of(manifest: Manifest) -> str | None:
+    """SHA-256 of the tokenizer.json that the weights were trained with; None where it is not known."""
+    where = manifest.state[WEIGHTS_ONLY] if weights_only(manifest) else manifest.cursor
+    found = where.get("tokenizer_sha256")
+    return None if found is None else str(found)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What belongs to the weights of a checkpoint."""
+
+    settings: Settings
+    directory: Path
+    data: Path | None
+    tokenizer_sha256: str | None
+    imported: bool
+
+    def tokenizer(self) -> TokenizerFiles | None:
+        """See `Weights.tokenizer`."""
+        if self.imported:
+            found = TokenizerFiles.beside(self.directory)
+            if found is None and self.tokenizer_sha256 is not None:
+                raise HubError(f"{self.directory}: its tokenizer.json is gone; name it with --tokenizer")
+            return found
+        if self.tokenizer_sha256 is None:
+            return None
+        if self.data is None:
+            raise HubError(
+                f"{self.directory}: lies in no run, so its tokenizer is not known; name it with --tokenizer"
+            )
+        return TokenizerFiles.of_data(self.data, self.tokenizer_sha256)
+
+
+def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
+    """The facts of a checkpoint of `model`.
+
+    Raises:
+        HubError: the configuration of its run cannot be read.
+    """
+    manifest = checkpoint.manifest
+    if weights_only(manifest):
+        return _imported(checkpoint.path, model, manifest.state[WEIGHTS_ONLY])
+    sha256 = tokenizer_of(manifest)
+    config = _run_config(checkpoint.path)
+    if config is None:
+        return Facts(Settings(model), checkpoint.path, None, sha256, imported=False)
+    phase = _phase(config, manifest.step)
+    data = Path(config.data.path) if config.data.path is not None else None
+    settings = Settings(
+        model,
+        rope_base=phase.rope_base,
+        context=phase.context,
+        tokens=_tokens(data, sha256),
+        dtype=config.parallel.dtype,
+    )
+    return Facts(settings, checkpoint.path, data, sha256, imported=False)
+
+
+def to_state(settings: Settings, origin: str, tokenizer_sha256: str | None) -> dict[str, Any]:
+    """The `state` of the manifest of an imported checkpoint."""
+    tokens = settings.tokens
+    return {
+        WEIGHTS_ONLY: {
+            "origin": origin,
+            "rope_base": settings.rope_base,
+            "context": settings.context,
+            "dtype": settings.dtype,
+            "tokens": {"pad": tokens.pad, "begin": tokens.begin, "end": list(tokens.end)},
+            "tokenizer_sha256": tokenizer_sha256,
+        }
+    }
+
+
+def _imported(path: Path, model: ModelConfig, state: dict[str, Any]) -> Facts:
+    tokens = state["tokens"]
+    settings = Settings(
+        model,
+        rope_base=state["rope_base"],
+        context=state["context"],
+        tokens=TokenIds(tokens["pad"], tokens["begin"], tuple(tokens["end"])),
+        dtype=state["dtype"],
+    )
+    return Facts(settings, path, None, state["tokenizer_sha256"], imported=True)
+
+
+def _run_config(checkpoint: Path) -> TrainConfig | None:
+    path = checkpoint.absolute().parent.parent / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        return load_train_config(path)
+    except ConfigError as error:
+        raise HubError(str(error)) from error
+
+
+def _phase(config: TrainConfig, step: int) -> PhaseConfig:
+    plan = Plan(config.phases)
+    return plan.at(min(max(step - 1, 0), plan.total_steps - 1)).phase
+
+
+def _tokens(data: Path | None, sha256: str | None) -> TokenIds:
+    """Special tokens of a run's data; none known where the data are gone (the caller may name a tokenizer)."""
+    if data is None or sha256 is None:
+        return TokenIds()
+    try:
+        header = Corpus.open(data).header
+        if header.tokenizer_sha256 != sha256:
+            return TokenIds()
+        from train.data.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(TokenizerFiles.of_data(data, sha256).file)
+    except (DataError, HubError):
+        return TokenIds()
+    return TokenIds(tokenizer.token_to_id("<pad>"), tokenizer.token_to_id("<bos>"), (header.end_token,))

@@ -1,0 +1,30 @@
+"""Weights from files into a model of torch, range by range: no second copy of them is ever held."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from train.hub import Weights
+from train.hub.folder import BUFFER_ELEMENTS
+from train.model.zaya import Zaya
+
+
+@torch.no_grad()
+def load_model(weights: Weights, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Zaya:
+    """A model with these weights, rounded to `dtype`; its balancing biases are in fp32.
+
+    Raises:
+        HubIOError, CheckpointError: the files cannot be read.
+    """
+    with torch.device("meta"):
+        model = Zaya(weights.settings.model, dtype)
+    model.to_empty(device=device)
+    buffer = np.empty(BUFFER_ELEMENTS, np.float32)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        flat = tensor.view(-1)
+        for start in range(0, flat.numel(), BUFFER_ELEMENTS):
+            values = buffer[: min(BUFFER_ELEMENTS, flat.numel() - start)]
+            weights.read(name, start, values)
+            flat[start : start + values.size].copy_(torch.from_numpy(values))
+    return model

@@ -1,0 +1,108 @@
+"""Products of groups of rows with one matrix per group, in one call or in a loop.
+
+`torch.nn.functional.grouped_mm` takes the groups' ends from the device, so nobody waits for them, but asks for
+strides that are multiples of 16 bytes and knows few formats. The loop runs anywhere; it needs the number of
+rows of every group on the host. Both multiply the same rows with the same matrices; empty groups are fine, and
+rows behind the last group are left undefined.
+
+Under `torch.compile` the loop is an operator of its own: the compiler need not know how long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
+
+
+class Groups(NamedTuple):
+    """Groups of consecutive rows.
+
+    Attributes:
+        ends_E: where each group ends, int32, on the device.
+        rows: how many rows each has, on the host; None if no one has asked the device.
+        one_call: whether to use grouped_mm.
+    """
+
+    ends_E: Tensor
+    rows: Sequence[int] | None
+    one_call: bool
+
+
+def grouped_mm_applies(dtype: torch.dtype, device: torch.device, widths: Sequence[int]) -> bool:
+    """Whether `grouped_mm` can multiply matrices of these widths in this format on this device."""
+    # Its CPU kernel also takes fp32, which the compiler's description of the operator does not know.
+    fp32_too = device.type == "cpu" and not torch.compiler.is_compiling()
+    formats = (torch.float32, torch.bfloat16) if fp32_too else (torch.bfloat16,)
+    aligned = all(width * dtype.itemsize % _ALIGNMENT == 0 for width in widths)
+    return hasattr(F, "grouped_mm") and dtype in formats and aligned
+
+
+def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
+    """Multiply the rows of group e by matrix e; returns [N, O]."""
+    if groups.one_call:
+        return F.grouped_mm(x_NI, weight_EIO, offs=groups.ends_E)
+    if groups.rows is None:
+        return _looped_multiply(x_NI, weight_EIO, groups.ends_E)
+    return _multiply_in_loop(x_NI, weight_EIO, groups.rows)
+
+
+def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor:
+    """Left transposed times right, over the rows of each group; returns [E, I, O], zero for empty groups."""
+    if groups.one_call:
+        return F.grouped_mm(left_NI.T, right_NO, offs=groups.ends_E)
+    if groups.rows is None:
+        return _looped_weight_gradient(left_NI, right_NO, groups.ends_E)
+    return _weight_gradient_in_loop(left_NI, right_NO, groups.rows)
+
+
+def _multiply_in_loop(x_NI: Tensor, weight_EIO: Tensor, rows_E: Sequence[int]) -> Tensor:
+    y_NO = x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
+    start = 0
+    for rows, weight_IO in zip(rows_E, weight_EIO.unbind(), strict=True):
+        if rows:
+            torch.mm(x_NI[start : start + rows], weight_IO, out=y_NO[start : start + rows])
+        start += rows
+    return y_NO
+
+
+def _weight_gradient_in_loop(left_NI: Tensor, right_NO: Tensor, rows_E: Sequence[int]) -> Tensor:
+    gradient_EIO = left_NI.new_empty(len(rows_E), left_NI.shape[-1], right_NO.shape[-1])
+    start = 0
+    for rows, gradient_IO in zip(rows_E, gradient_EIO.unbind(), strict=True):
+        if rows:
+            torch.mm(left_NI[start : start + rows].T, right_NO[start : start + rows], out=gradient_IO)
+        else:
+            gradient_IO.zero_()
+        start += rows
+    return gradient_EIO
+
+
+def _rows(ends_E: Tensor) -> list[int]:
+    ends = ends_E.tolist()
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@torch.library.custom_op("zslurm::looped_multiply", mutates_args=())
+def _looped_multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    return _multiply_in_loop(x_NI, weight_EIO, _rows(ends_E))
+
+
+@_looped_multiply.register_fake
+def _(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    return x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
+
+
+@torch.library.custom_op("zslurm::looped_weight_gradient", mutates_args=())
+def _looped_weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor:
+    return _weight_gradient_in_loop(left_NI, right_NO, _rows(ends_E))
+
+
+@_looped_weight_gradient.register_fake
+def _(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor:
+    return left_NI.new_empty(ends_E.shape[0], left_NI.shape[-1], right_NO.shape[-1])

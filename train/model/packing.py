@@ -1,0 +1,118 @@
+"""How documents and padding lie in the sequences of a microbatch, and what attention must know of it.
+
+A sequence is usually one stream: every token sees all before it. Two things change that:
+
+    valid_BS      marks padding as false. A padding position's input to attention is zero, no other position
+                  attends to it, and it is counted neither in the loss nor in the experts' load. What the
+                  model returns for it means nothing.
+    document_BS   numbers documents packed into one sequence; a new one begins wherever the number changes.
+                  Attention, convolutions and the value shift then stay inside a document and positions start
+                  again at 0, so that each is computed as if it stood alone.
+
+Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from train.model.rope import RotaryTable, rotary_table
+
+
+class Packing(NamedTuple):
+    """What every attention stage of one forward pass shares.
+
+    Attributes:
+        rotary: angles of all positions, [S, A] or [B, S, A].
+        attend_B1SS: which query (third dimension) sees which key; None where that is all up to itself.
+        linked: element j - 1 [B, S, 1] says whether the token j before belongs to the same document; None
+            where sequences are not divided.
+        valid_BS1: false for padding; None where there is none.
+        start: position of the first token; above 0 only when tokens before it are in a cache.
+    """
+
+    rotary: RotaryTable
+    attend_B1SS: Tensor | None = None
+    linked: tuple[Tensor, ...] | None = None
+    valid_BS1: Tensor | None = None
+    start: int = 0
+
+
+def pack(
+    positions_S: Tensor,
+    *,
+    rotary_dim: int,
+    rope_base: float,
+    reach: int,
+    dtype: torch.dtype,
+    valid_BS: Tensor | None = None,
+    document_BS: Tensor | None = None,
+) -> Packing:
+    """Work out masks and angles of one forward pass.
+
+    Args:
+        positions_S: positions of the tokens in their sequences, consecutive.
+        rotary_dim: channels of each head that rotate.
+        rope_base: base of the rotary embedding.
+        reach: how many tokens the convolutions and the value shift look back.
+        dtype: format of the angles, at least fp32.
+        valid_BS: bool, false for padding.
+        document_BS: integers that change where a new document begins.
+    """
+    if valid_BS is None and document_BS is None:
+        return Packing(rotary_table(positions_S, rotary_dim, rope_base, dtype))
+
+    seen_BSS = positions_S.unsqueeze(1) >= positions_S
+    linked, positions = None, positions_S
+    if document_BS is not None:
+        segment_BS = _segments(document_BS)
+        seen_BSS = seen_BSS & (segment_BS.unsqueeze(2) == segment_BS.unsqueeze(1))
+        linked = tuple(_same_as_before(segment_BS, distance) for distance in range(1, reach + 1))
+        positions = positions_S - _first_positions(segment_BS, positions_S)
+    if valid_BS is not None:
+        # Padding sees itself, or its softmax would have nothing to share out.
+        itself_SS = torch.eye(positions_S.shape[0], dtype=torch.bool, device=positions_S.device)
+        seen_BSS = seen_BSS & valid_BS.unsqueeze(1) | itself_SS
+    return Packing(
+        rotary_table(positions, rotary_dim, rope_base, dtype),
+        seen_BSS.unsqueeze(1),
+        linked,
+        None if valid_BS is None else valid_BS.unsqueeze(-1),
+    )
+
+
+def pack_next(angles: RotaryTable, tokens: int, start: int) -> Packing:
+    """For `tokens` tokens that follow `start` others, which are in a cache; angles are those of all positions."""
+    rotary = RotaryTable(*(part[start : start + tokens] for part in angles))
+    if start == 0 or tokens == 1:
+        return Packing(rotary, start=start)
+    position_S = torch.arange(start + tokens, device=rotary.cos_SA.device)
+    return Packing(rotary, (position_S[start:, None] >= position_S)[None, None], start=start)
+
+
+def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:
+    """Number the documents of each sequence, int64 [B, S]; an end token is the last of its document."""
+    ends_BS = tokens_BS == end_token
+    return ends_BS.cumsum(dim=1) - ends_BS.long()
+
+
+def _segments(document_BS: Tensor) -> Tensor:
+    """Number the runs of equal ids 0, 1, ...: an id that comes back later is another document."""
+    changed_BS = document_BS[:, 1:] != document_BS[:, :-1]
+    return torch.cat([changed_BS.new_zeros(changed_BS.shape[0], 1), changed_BS], dim=1).cumsum(dim=1)
+
+
+def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
+    same_BS = torch.zeros_like(segment_BS, dtype=torch.bool)
+    same_BS[:, distance:] = segment_BS[:, distance:] == segment_BS[:, :-distance]
+    return same_BS.unsqueeze(-1)
+
+
+def _first_positions(segment_BS: Tensor, positions_S: Tensor) -> Tensor:
+    """Position of the first token of each token's document."""
+    starts_BS = torch.ones_like(segment_BS, dtype=torch.bool)
+    starts_BS[:, 1:] = segment_BS[:, 1:] != segment_BS[:, :-1]
+    return torch.where(starts_BS, positions_S, 0).cummax(dim=1).values
