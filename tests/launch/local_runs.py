@@ -147,7 +147,8 @@ def in_a_terminal(
     """Start a command as the leader of a session on a terminal; returns it and the terminal's other end."""
     master, slave = os.openpty()
     process = subprocess.Popen(
-        ["setsid", "--ctty", *command],
+        # Whoever started the tests under nohup made all their children deaf to a hang-up.
+        ["env", "--default-signal=HUP", "setsid", "--ctty", *command],
         cwd=cwd, env=environment, stdin=slave, stdout=slave, stderr=slave,
     )  # fmt: skip
     os.close(slave)

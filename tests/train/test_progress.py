@@ -121,10 +121,12 @@ print(waits_for_a_word())
         )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(STACK_SIGNAL)
-    wait_for(
-        lambda: all(name in stacks.read_text() for name in ("waits_in_a_thread", "waits_for_a_word")), "the stacks"
-    )
+
+    def both_are_seen() -> bool:
+        process.send_signal(STACK_SIGNAL)  # again where it came before they waited
+        return all(name in stacks.read_text() for name in ("waits_in_a_thread", "waits_for_a_word"))
+
+    wait_for(both_are_seen, "the stacks")
     out, _ = process.communicate("still here\n")
     assert "still here" in out
     assert process.returncode == 0
