@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
 from train.config import ModelConfig
+from train.model.attend import attend
 from train.model.attention import CompressedConvolutionalAttention
 from train.model.mixing import MixingKernel, _windows, mix
 from train.model.packing import Packing, pack
@@ -172,3 +173,22 @@ def test_a_larger_base_turns_the_last_pair_more_slowly() -> None:
     slow, fast = (table(2, 4, base).sin_SA[1, 1].item() for base in (1e4, 1e2))
     assert slow == pytest.approx(math.sin(1e4**-0.5))
     assert fast == pytest.approx(math.sin(1e2**-0.5))
+
+
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
+def test_attention_in_blocks_is_that_of_torch(length: int) -> None:
+    q, k, v = (random_like(torch.empty(2, heads, length, 4), f"{heads}").requires_grad_() for heads in (6, 2, 2))
+    y_BSQ = attend(q, k, v, None)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(y_BSQ, expected)
+    direction = random_like(expected, "direction")
+    ours, theirs = (torch.autograd.grad(y, [q, k, v], direction) for y in (y_BSQ, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_long_sequences_on_a_cpu_are_left_to_torch() -> None:
+    q, k, v = (random_like(torch.empty(1, 1, 1100, 4), name).float().requires_grad_() for name in "qkv")
+    assert "CausalBlocks" not in str(attend(q, k, v, None).grad_fn)
+    expected = attend(q[:, :, :1000], k[:, :, :1000], v[:, :, :1000], None)
+    torch.testing.assert_close(attend(q, k, v, None)[:, :1000], expected, rtol=1e-4, atol=1e-5)

@@ -79,10 +79,21 @@ def test_recomputation_saves_memory() -> None:
 @pytest.mark.parametrize("grouped_gemm", ["off", "on"])
 def test_a_layer_compiles_without_a_graph_break(grouped_gemm: Any, inputs: dict[str, Tensor]) -> None:
     torch.compiler.reset()
-    model = scrambled(CONFIG, torch.bfloat16 if grouped_gemm == "on" else torch.float32)
+    # The compiler knows grouped_mm in bf16 only. It takes torch's attention, which rounds elsewhere than ours.
+    in_bf16 = grouped_gemm == "on"
+    model = scrambled(CONFIG, torch.bfloat16 if in_bf16 else torch.float32)
+    if in_bf16:
+        model.balancing_bias[:] = torch.tensor([0.0, 5.0, 0.0, 0.0])  # rounding cannot change the routing
     eager = step(model, **inputs)
     model.run_with(compile=True, grouped_gemm=grouped_gemm, backend="aot_eager")
-    assert_same(step(model, **inputs), eager)
+    if not in_bf16:
+        assert_same(step(model, **inputs), eager)
+        return
+    loss, counts, gradients = step(model, **inputs)
+    torch.testing.assert_close(loss, eager[0], rtol=1e-3, atol=0)
+    assert torch.equal(counts, eager[1])
+    one, other = (torch.cat([part.float().flatten() for part in each.values()]) for each in (gradients, eager[2]))
+    assert (one - other).norm() <= 0.05 * other.norm()
 
 
 def test_compiled_layers_can_be_recomputed() -> None:

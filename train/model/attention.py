@@ -8,13 +8,12 @@ For ZAYA1-base the cache is 8x smaller than that of 16 full heads.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import ModelConfig
+from train.model.attend import attend
 from train.model.cache import LayerCache
 from train.model.mixing import Linked, MixingKernel, joined_kernel, mix
 from train.model.packing import Packing
@@ -52,16 +51,7 @@ class CompressedConvolutionalAttention(nn.Module):
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         q_BHSP, k_BJSP = mix(z_BSQ, self.kernel(), self.temperature, packing.rotary, packing.linked)
         v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
-        y_BHSP = F.scaled_dot_product_attention(
-            q_BHSP,
-            k_BJSP,
-            v_BJSP,
-            attn_mask=packing.attend_B1SS,
-            is_causal=packing.attend_B1SS is None,
-            scale=1 / math.sqrt(self.head_dim),
-            enable_gqa=True,
-        )
-        return self.output(y_BHSP.transpose(1, 2).flatten(2))
+        return self.output(attend(q_BHSP, k_BJSP, v_BJSP, packing.attend_B1SS))
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
         """An empty cache with room for `room` tokens of each sequence."""
@@ -100,7 +90,6 @@ class CompressedConvolutionalAttention(nn.Module):
             v_BJSP,
             attn_mask=packing.attend_B1SS,
             is_causal=packing.start == 0 and packing.attend_B1SS is None,
-            scale=1 / math.sqrt(self.head_dim),
             enable_gqa=True,
         )
         return self.output(y_BHSP.transpose(1, 2).flatten(2))

@@ -5,6 +5,9 @@ much again. The loss therefore runs over chunks of tokens, and takes each chunk'
 exist: memory for one chunk and its softmax, and three matrix products in all, as without chunks. What it keeps
 until backward is the gradient of the embedding in fp32 and that of the hidden states. It cannot be
 differentiated twice.
+
+Logits, softmax and loss are in at least fp32. The two products of the gradient are, as everywhere in backward,
+in the parameters' format: with bf16 parameters their results are rounded to bf16 anyway.
 """
 
 from __future__ import annotations
@@ -58,6 +61,14 @@ def summed_cross_entropy(
     return loss
 
 
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product to a total of at least its format."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
 class _SummedCrossEntropy(torch.autograd.Function):
     """Gradient of the logits is softmax - onehot; it is taken in forward and only scaled in backward."""
 
@@ -84,8 +95,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
             loss += (log_sum - logits.gather(-1, target)).where(counted, 0).sum()
             if grad_x_TD is not None and grad_weight_VD is not None:
                 grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(x[:, :1])).mul_(counted)
-                grad_x_TD[start : start + chunk] = grad_logits @ weight_VD
-                grad_weight_VD.addmm_(grad_logits.T, x)
+                narrow = grad_logits.to(embedding_VD.dtype)
+                grad_x_TD[start : start + chunk] = narrow @ embedding_VD
+                _add_product(grad_weight_VD, narrow.T, x_TD[start : start + chunk])
         if wanted:
             ctx.save_for_backward(grad_x_TD, grad_weight_VD)
         return loss
