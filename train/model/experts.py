@@ -146,8 +146,8 @@ class _ExpertNetwork(torch.autograd.Function):
         groups = ctx.groups
         grad_ND = grad_ND.contiguous()  # grouped_mm refuses expanded gradients
         grad_active_NF = multiply(grad_ND, down_EDF, groups)
-        grad_down_EDF = weight_gradient(grad_ND, _activate(both_NO), groups)
-        grad_both_NO = _activate_backward(grad_active_NF, both_NO)
+        active_NF, grad_both_NO = _activate_again(grad_active_NF, both_NO)
+        grad_down_EDF = weight_gradient(grad_ND, active_NF, groups)
         grad_gate_up_EOD = weight_gradient(grad_both_NO, x_ND, groups)
         grad_x_ND = multiply(grad_both_NO, gate_up_EOD, groups)
         return _fill_rest(grad_x_ND, grad_ND, groups, ctx.pass_on), grad_gate_up_EOD, grad_down_EDF, None, None
@@ -158,13 +158,15 @@ def _activate(both_NO: Tensor) -> Tensor:
     return F.silu(gate_NF).mul_(up_NF)
 
 
-def _activate_backward(grad_NF: Tensor, both_NO: Tensor) -> Tensor:
+def _activate_again(grad_NF: Tensor, both_NO: Tensor) -> tuple[Tensor, Tensor]:
+    """The activation once more, and the gradient of what went into it."""
     gate_NF, up_NF = both_NO.chunk(2, dim=-1)
     grad_both_NO = torch.empty_like(both_NO)
     grad_gate_NF, grad_up_NF = grad_both_NO.chunk(2, dim=-1)
     grad_gate_NF.copy_(torch.ops.aten.silu_backward(grad_NF * up_NF, gate_NF))
-    grad_up_NF.copy_(F.silu(gate_NF).mul_(grad_NF))
-    return grad_both_NO
+    active_NF = F.silu(gate_NF)
+    grad_up_NF.copy_(active_NF * grad_NF)
+    return active_NF.mul_(up_NF), grad_both_NO
 
 
 def _fill_rest(y_ND: Tensor, x_ND: Tensor, groups: Groups, pass_on: bool) -> Tensor:

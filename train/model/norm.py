@@ -73,13 +73,9 @@ class _Join(torch.autograd.Function):
         weight: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        wide_scale = at_least_fp32(hidden_scale)
-        constant = wide_scale * hidden_bias
+        joined = (at_least_fp32(hidden) + hidden_bias).mul_(hidden_scale)
         if residual is not None and residual_scale is not None and residual_bias is not None:
-            constant = constant.addcmul(at_least_fp32(residual_scale), at_least_fp32(residual_bias))
-        joined = torch.addcmul(constant, at_least_fp32(hidden), wide_scale)
-        if residual is not None and residual_scale is not None:
-            joined.addcmul_(residual, at_least_fp32(residual_scale))
+            joined.addcmul_(residual + residual_bias, at_least_fp32(residual_scale))
         inverse = torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
         inverse = inverse.square_().div_(joined.shape[-1]).add_(eps).rsqrt_()
         x = (joined * inverse).mul_(at_least_fp32(weight)).to(weight.dtype)

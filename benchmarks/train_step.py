@@ -1,0 +1,285 @@
+"""Forward and backward, memory, and decoding against `ZayaForCausalLM` of transformers.
+
+Peer: the published implementation in the same process, with the same weights, tokens, format and threads, as
+its defaults are (scaled_dot_product_attention, grouped_mm experts), turn by turn with ours. Beside them the
+model's own matrix products alone: every product of a forward pass and both of its gradients' (attention's for
+the causal half).
+
+Models: the tiny recipe, and one of 108.8 million parameters. Skipped tokens get zero in both, as is the
+reference's rule. On a GPU, where there is one, the larger model also runs eager and compiled in bf16.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.common import Timing, alternate, write_result
+from benchmarks.memory import peak_bytes
+from tests.train.reference import reference_of
+from train.config import ModelConfig
+from train.generate import generate
+from train.model.cache import bytes_per_token
+from train.model.zaya import build
+from train.shapes import parameter_counts
+
+THREADS = 1
+ROPE_BASE = 1e4
+TINY = ModelConfig(
+    vocab_size=4096,
+    hidden_size=128,
+    layers=4,
+    query_heads=4,
+    kv_heads=2,
+    head_dim=32,
+    experts=4,
+    expert_hidden_size=256,
+    router_hidden_size=32,
+    skip_rule="zero",
+)
+LARGER = ModelConfig(
+    vocab_size=8192,
+    hidden_size=512,
+    layers=8,
+    query_heads=4,
+    kv_heads=2,
+    head_dim=64,
+    experts=16,
+    expert_hidden_size=512,
+    router_hidden_size=64,
+    skip_rule="zero",
+)
+LARGE_VOCABULARY = TINY.model_copy(update={"vocab_size": 262_272})
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DECODED = 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its microbatch."""
+
+    name: str
+    config: ModelConfig
+    batch: int
+    context: int
+    runs: int
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.context
+
+
+SIZES = (Size("tiny", TINY, 4, 256, 30), Size("larger", LARGER, 2, 512, 8))
+
+
+class Pair:
+    """Our model and the reference with its weights, and a step of each."""
+
+    def __init__(self, size: Size, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.ours = build(size.config, 1, dtype=dtype, device=device)
+        self.reference: nn.Module = reference_of(self.ours, ROPE_BASE, attn_implementation="sdpa").to(device)
+        generator = torch.Generator().manual_seed(0)
+        shape = (size.batch, size.context + 1)
+        tokens_BS = torch.randint(size.config.vocab_size, shape, generator=generator).to(device)
+        self.inputs_BS, self.targets_BS = tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()
+
+    def step(self) -> Tensor:
+        """Forward and backward of our model; mean loss."""
+        self.ours.zero_grad()
+        loss = self.ours(self.inputs_BS, self.targets_BS, rope_base=ROPE_BASE)[0] / self.targets_BS.numel()
+        loss.backward()
+        return loss.detach()
+
+    def reference_step(self) -> Tensor:
+        """Forward and backward of the reference; mean loss."""
+        self.reference.zero_grad()
+        logits_BSV = self.reference(self.inputs_BS, use_cache=False).logits.float()
+        loss = F.cross_entropy(logits_BSV.flatten(0, 1), self.targets_BS.flatten())
+        loss.backward()
+        return loss.detach()
+
+
+def products(size: Size, dtype: torch.dtype) -> Callable[[], None]:
+    """All matrix products of a step, forward and backward, of the model's shapes and nothing else."""
+    operands = []
+    for batch, rows, inner, columns, head in _product_shapes(size):
+        form = torch.float32 if head else dtype
+        x, weight, gradient = (
+            torch.randn(shape, dtype=form)
+            for shape in ((batch, rows, inner), (batch, inner, columns), (batch, rows, columns))
+        )
+        if batch == 1:
+            x, weight, gradient = x[0], weight[0], gradient[0]
+        operands.append((x, weight, gradient))
+
+    def run() -> None:
+        for x, weight, gradient in operands:
+            torch.matmul(x, weight)
+            torch.matmul(gradient, weight.mT)
+            torch.matmul(x.mT, gradient)
+
+    return run
+
+
+def _product_shapes(size: Size) -> Iterator[tuple[int, int, int, int, bool]]:
+    """(batch, rows, inner, columns, whether it is the head's): an even load of the experts is assumed."""
+    config, rows = size.config, size.tokens
+    hidden, head_dim, heads = config.hidden_size, config.head_dim, config.query_heads + config.kv_heads
+    queries, keys = config.query_heads * head_dim, config.kv_heads * head_dim
+    width, routed = config.router_hidden_size, rows // config.experts
+    for _ in range(config.layers):
+        yield 1, rows, hidden, queries + 2 * keys, False
+        yield heads, rows, config.conv_widths[1] * head_dim, head_dim, False
+        yield size.batch * config.query_heads, size.context, head_dim, size.context // 2, False
+        yield size.batch * config.query_heads, size.context, size.context // 2, head_dim, False
+        yield 1, rows, queries, hidden, False
+        yield 1, rows, hidden, width, False
+        yield 1, rows, width, width, False
+        yield 1, rows, width, width, False
+        for _ in range(config.experts):
+            yield 1, routed, hidden, 2 * config.expert_hidden_size, False
+            yield 1, routed, config.expert_hidden_size, hidden, False
+    yield 1, rows, hidden, config.vocab_size, True
+
+
+def _training(size: Size, dtype_name: str) -> dict[str, Any]:
+    dtype = DTYPES[dtype_name]
+    pair = Pair(size, dtype)
+    losses = pair.step().item(), pair.reference_step().item()
+    assert abs(losses[0] - losses[1]) < 0.02, losses
+    timings = alternate(
+        {"ours": pair.step, "reference": pair.reference_step, "products": products(size, dtype)}, runs=size.runs
+    )
+    rates = {f"{name}_tokens_per_s": round(size.tokens / timing.median) for name, timing in timings.items()}
+    return {
+        "model": size.name,
+        "parameters": parameter_counts(size.config).total,
+        "dtype": dtype_name,
+        "batch": size.batch,
+        "context": size.context,
+        **rates,
+        "speed_ratio": _ratio(timings["reference"], timings["ours"]),
+        "speed_ratio_of_fastest_runs": _fastest(timings["reference"], timings["ours"]),
+        "time_over_products": _ratio(timings["ours"], timings["products"]),
+        **_memory(pair),
+        "timings": [timing.row() for timing in timings.values()],
+    }
+
+
+def _memory(pair: Pair) -> dict[str, Any]:
+    """Peak bytes of tensors in a step that begins without gradients."""
+    peaks = {}
+    for name, model, step in (
+        ("ours", pair.ours, pair.step),
+        ("reference", pair.reference, pair.reference_step),
+    ):
+        model.zero_grad()
+        peaks[name] = peak_bytes(step)
+    return {
+        "ours_peak_mib": round(peaks["ours"] / 2**20, 1),
+        "reference_peak_mib": round(peaks["reference"] / 2**20, 1),
+        "peak_ratio": round(peaks["ours"] / peaks["reference"], 3),
+    }
+
+
+def _large_vocabulary(dtype_name: str) -> dict[str, Any]:
+    size = Size("tiny, vocabulary 262,272", LARGE_VOCABULARY, 4, 256, 0)
+    pair = Pair(size, DTYPES[dtype_name])
+    return {"model": size.name, "dtype": dtype_name, "tokens": size.tokens, **_memory(pair)}
+
+
+def _decoding(size: Size, dtype_name: str) -> dict[str, Any]:
+    pair = Pair(size, DTYPES[dtype_name])
+    prompt_1S = pair.inputs_BS[:1, :64]
+
+    def ours() -> list[int]:
+        return list(
+            generate(pair.ours, prompt_1S[0].tolist(), max_new_tokens=DECODED, temperature=0, rope_base=ROPE_BASE)
+        )
+
+    def reference() -> list[int]:
+        made = pair.reference.generate(prompt_1S, max_new_tokens=DECODED, do_sample=False)  # type: ignore[operator]
+        return made[0, prompt_1S.shape[1] :].tolist()
+
+    same = ours() == reference()
+    timings = alternate({"ours": ours, "reference": reference}, runs=max(5, size.runs // 3))
+    return {
+        "model": size.name,
+        "dtype": dtype_name,
+        "prompt_tokens": prompt_1S.shape[1],
+        "new_tokens": DECODED,
+        "same_tokens": same,
+        **{f"{name}_tokens_per_s": round(DECODED / timing.median, 1) for name, timing in timings.items()},
+        "speed_ratio": _ratio(timings["reference"], timings["ours"]),
+        "timings": [timing.row() for timing in timings.values()],
+    }
+
+
+def _ratio(slower: Timing, faster: Timing) -> float:
+    return round(slower.median / faster.median, 2)
+
+
+def _fastest(slower: Timing, faster: Timing) -> float:
+    return round(min(slower.seconds) / min(faster.seconds), 2)
+
+
+def _on_gpu() -> list[dict[str, Any]]:
+    """The larger model in bf16 on this machine's GPU: both implementations, eager and compiled."""
+    if not torch.cuda.is_available():
+        return []
+    size = Size("larger", LARGER, 16, 4096, 10)
+    eager, compiled = Pair(size, torch.bfloat16, "cuda"), Pair(size, torch.bfloat16, "cuda")
+    compiled.ours.run_with(compile=True)
+    compiled.reference.compile()
+
+    def waited(step: Callable[[], Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            step()
+            torch.cuda.synchronize()
+
+        return run
+
+    timings = alternate(
+        {
+            "ours": waited(eager.step),
+            "ours compiled": waited(compiled.step),
+            "reference": waited(eager.reference_step),
+            "reference compiled": waited(compiled.reference_step),
+        },
+        runs=size.runs,
+        warm_up=3,
+    )
+    return [
+        {
+            "gpu": torch.cuda.get_device_name(),
+            "model": size.name,
+            "tokens_per_s": {name: round(size.tokens / timing.median) for name, timing in timings.items()},
+        }
+    ]
+
+
+def run() -> None:
+    """Measure and write results/train_step.json."""
+    import transformers
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(THREADS)
+    write_result(
+        "train_step",
+        {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "threads": THREADS,
+            "cache_bytes_per_token_of_the_published_model": bytes_per_token(ModelConfig(), torch.bfloat16),
+            "training": [_training(size, dtype) for size in SIZES for dtype in DTYPES],
+            "large_vocabulary": [_large_vocabulary(dtype) for dtype in DTYPES],
+            "decoding": [_decoding(size, dtype) for size in SIZES for dtype in DTYPES],
+            "gpu": _on_gpu(),
+        },
+    )
