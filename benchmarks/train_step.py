@@ -69,13 +69,14 @@ class Size:
     batch: int
     context: int
     runs: int
+    compiled: bool = False
 
     @property
     def tokens(self) -> int:
         return self.batch * self.context
 
 
-SIZES = (Size("tiny", TINY, 4, 256, 30), Size("larger", LARGER, 2, 512, 8))
+SIZES = (Size("tiny", TINY, 4, 256, 30, compiled=True), Size("larger", LARGER, 2, 512, 8))
 
 
 class Pair:
@@ -153,10 +154,21 @@ def _training(size: Size, dtype_name: str) -> dict[str, Any]:
     pair = Pair(size, dtype)
     losses = pair.step().item(), pair.reference_step().item()
     assert abs(losses[0] - losses[1]) < 0.02, losses
-    timings = alternate(
-        {"ours": pair.step, "reference": pair.reference_step, "products": products(size, dtype)}, runs=size.runs
-    )
-    rates = {f"{name}_tokens_per_s": round(size.tokens / timing.median) for name, timing in timings.items()}
+    contenders: dict[str, Callable[[], object]] = {
+        "ours": pair.step,
+        "reference": pair.reference_step,
+        "products": products(size, dtype),
+    }
+    if size.compiled:
+        compiled = Pair(size, dtype)
+        compiled.ours.run_with(compile=True)
+        contenders["ours_compiled"] = compiled.step
+    timings = alternate(contenders, runs=size.runs)
+    rates: dict[str, float] = {
+        f"{name}_tokens_per_s": round(size.tokens / timing.median) for name, timing in timings.items()
+    }
+    if size.compiled:
+        rates["speed_ratio_compiled"] = _ratio(timings["reference"], timings["ours_compiled"])
     return {
         "model": size.name,
         "parameters": parameter_counts(size.config).total,

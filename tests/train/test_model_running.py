@@ -79,7 +79,7 @@ def test_recomputation_saves_memory() -> None:
 @pytest.mark.parametrize("grouped_gemm", ["off", "on"])
 def test_a_layer_compiles_without_a_graph_break(grouped_gemm: Any, inputs: dict[str, Tensor]) -> None:
     torch.compiler.reset()
-    # The compiler knows grouped_mm in bf16 only. It takes torch's attention, which rounds elsewhere than ours.
+    # The compiler knows grouped_mm in bf16 only, and may round elsewhere.
     in_bf16 = grouped_gemm == "on"
     model = scrambled(CONFIG, torch.bfloat16 if in_bf16 else torch.float32)
     if in_bf16:

@@ -1,6 +1,6 @@
 """Attention itself: torch's scaled_dot_product_attention, and a plainer way for short sequences on a CPU.
 
-On GPUs (and for masks, long sequences and compiled layers) torch chooses the kernel. Its flash kernel for CPUs
+On GPUs (and for masks and long sequences) torch chooses the kernel. Its flash kernel for CPUs
 spends most of a short sequence on bookkeeping, in bf16 two thirds. Up to 1,024 tokens we therefore take blocks
 of queries with matrix products against the keys up to the block's end, query heads that share a key head in one
 product. Blocks skip what causality hides: 5/8 of the products with four blocks. The probabilities are kept for
@@ -26,7 +26,7 @@ _BLOCK = 128
 def attend(q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, mask_B1SS: Tensor | None) -> Tensor:
     """Grouped-query attention with scale 1 / sqrt(P), causal unless a mask is given; returns [B, S, H * P]."""
     short_on_cpu = q_BHSP.device.type == "cpu" and q_BHSP.shape[2] <= _LONGEST
-    if mask_B1SS is None and short_on_cpu and not torch.compiler.is_compiling():
+    if mask_B1SS is None and short_on_cpu:
         y_BSHP: Tensor = _CausalBlocks.apply(q_BHSP, k_BJSP, v_BJSP, _BLOCK)
         return y_BSHP.flatten(2)
     y_BHSP = F.scaled_dot_product_attention(
