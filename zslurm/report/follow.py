@@ -77,14 +77,13 @@ def _on_terminal(run: RunDir) -> RunState:
 def _watch(run: RunDir, show: Callable[[dict[str, Any], RunState], None], tell: Callable[[str], None]) -> RunState:
     """Show every new metric and change of state until the run rests, or Ctrl-C detaches from a Slurm job."""
     tail = JsonLinesTail(run.metrics)
-    started = time.time()
+    tail.new_records()  # what earlier attempts wrote is not news; a new one takes seconds to its first step
     last_state = ""
     try:
         while True:
             state = look(run)
             for row in tail.new_records():
-                # What earlier attempts wrote is not news.
-                if row.get("kind") in ("step", "checkpoint") and row["time"] >= started - 2.0:
+                if row.get("kind") in ("step", "checkpoint"):
                     show(row, state)
             if state.state != last_state and state.state in _WAITING:
                 tell(state.state + (f" ({state.reason})" if state.reason else ""))
