@@ -1,11 +1,11 @@
-"""The checkpoint format: partition, write, commit, read, keep. Usable alone; needs numpy and nothing else.
+"""The checkpoint format: partition, write, commit, read, keep. Usable alone; needs numpy, is faster with zlib-ng.
 
     checkpoints/step-00000400/
       manifest.json                       what it holds, where, and the checksums of everything
       shard-00003-of-00008.safetensors    what rank 3 owned; any safetensors reader opens it
 
 Saving, on every rank (`begin` on rank 0 only, which tells the others the path). `tensors` is the table, the
-same on all ranks: `Tensor(name, shape, {"master": "F32"})` of each.
+same on all ranks: `Tensor(name, shape, {"master": "F32"})` of each, with `whole=K` where ranks own matrices whole.
 
     directory = begin(root, step=400, nonce="attempt2-a81f")
     entries = [
@@ -40,6 +40,7 @@ from checkpoint_tools.errors import (
     CheckpointError,
     Damaged,
     Incomplete,
+    InUse,
     Mismatch,
     NoSpace,
     NotACheckpoint,
@@ -48,6 +49,8 @@ from checkpoint_tools.errors import (
     WriteFailed,
 )
 from checkpoint_tools.listing import Listing, list_checkpoints
+from checkpoint_tools.local_tier import forget_copies, keep_copy, local_tier
+from checkpoint_tools.lock import Holder, Lock, holder_of, take
 from checkpoint_tools.manifest import (
     BLOCK_SIZE,
     Buffer,
@@ -57,45 +60,81 @@ from checkpoint_tools.manifest import (
     Tensor,
 )
 from checkpoint_tools.manifest_json import fingerprint
-from checkpoint_tools.partition import ALIGN, Extent, Partition, Placement, TensorRow, partition
+from checkpoint_tools.numbers import Comparison, Difference, Statistics, compare, statistics
+from checkpoint_tools.partition import (
+    ALIGN,
+    Balance,
+    Batch,
+    Extent,
+    Matrix,
+    Partition,
+    Placement,
+    TensorRow,
+    partition,
+)
 from checkpoint_tools.read import Checkpoint
 from checkpoint_tools.report import ShardReport, assemble
-from checkpoint_tools.retention import prune
+from checkpoint_tools.reshape import ReshapePlan, plan_reshape, reshape
+from checkpoint_tools.retention import prunable, prune
+from checkpoint_tools.verify import Damage, Verification, verify
 from checkpoint_tools.write import BufferEntry, Entry, write_shard
 
 __all__ = [
     "ALIGN",
     "BLOCK_SIZE",
+    "Balance",
+    "Batch",
     "Buffer",
     "BufferEntry",
     "Checkpoint",
     "CheckpointError",
+    "Comparison",
+    "Damage",
     "Damaged",
+    "Difference",
     "Entry",
     "Extent",
+    "Holder",
+    "InUse",
     "Incomplete",
     "Listing",
+    "Lock",
     "Manifest",
+    "Matrix",
     "Mismatch",
     "NoSpace",
     "NotACheckpoint",
     "Partition",
     "Placement",
     "ReadFailed",
+    "ReshapePlan",
     "ShardFile",
     "ShardReport",
+    "Statistics",
     "StoredExtent",
     "Tensor",
     "TensorRow",
+    "Verification",
     "VersionTooNew",
     "WriteFailed",
     "assemble",
     "begin",
     "commit",
+    "compare",
     "discard",
     "fingerprint",
+    "forget_copies",
+    "holder_of",
+    "keep_copy",
     "list_checkpoints",
+    "local_tier",
     "partition",
+    "plan_reshape",
+    "prunable",
     "prune",
+    "reshape",
+    "statistics",
+    "take",
+    "verify",
     "write_shard",
 ]

@@ -6,16 +6,17 @@ copied. The last such block is kept, so neighbours that share one cost one read:
 back in any pieces is read once.
 
 Cost: one `preadv` and one CRC pass per block touched, and one block of memory. The price of checking is
-that the smallest read is a block. Nothing is read ahead, retried or repaired.
+the smallest read is a block. The kernel is asked to read ahead, and told what a long request needs: it reads on
+while a block is checked. Nothing is retried or repaired.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import zlib
 from pathlib import Path
 
+from checkpoint_tools.checksum import crc32
 from checkpoint_tools.errors import Damaged, read_failed
 from checkpoint_tools.manifest import ShardFile
 
@@ -23,8 +24,8 @@ from checkpoint_tools.manifest import ShardFile
 class BlockFile:
     """An open file of a checkpoint; not for use from two threads at once."""
 
-    def __init__(self, path: Path, directory: int, file: ShardFile, block_size: int) -> None:
-        """Open `file` in the directory that descriptor `directory` refers to; errors call it `path`.
+    def __init__(self, path: Path, directory: int | None, file: ShardFile, block_size: int) -> None:
+        """Open `path`, or its name in the directory that descriptor `directory` refers to, as what `file` says.
 
         Raises:
             Damaged: the file is missing, is no regular file, or has another size than the manifest says.
@@ -37,13 +38,15 @@ class BlockFile:
         self._cached = -1  # number of the block in _cache
         self._cache = bytearray()
         try:
-            self._descriptor = os.open(file.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+            where = path if directory is None else path.name
+            self._descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
         except FileNotFoundError:
             raise Damaged(path, "the file is missing") from None
         except OSError as cause:
             raise read_failed(path, cause) from cause
         try:
             check_size(path, file, os.fstat(self._descriptor))
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         except BaseException:
             self.close()
             raise
@@ -60,6 +63,8 @@ class BlockFile:
             Damaged: a checksum does not match, or the file ends early. What `out` holds then is undefined.
             ReadFailed: the operating system refused.
         """
+        if len(out) > self._block_size:
+            os.posix_fadvise(self._descriptor, offset, len(out), os.POSIX_FADV_WILLNEED)
         done = 0
         while done < len(out):
             block, inside = divmod(offset + done, self._block_size)
@@ -98,7 +103,7 @@ class BlockFile:
                     self.path, f"it ends after {begin + done} bytes instead of {self.size}", tensor, block
                 )
             done += count
-        if zlib.crc32(out) != self._crcs[block]:
+        if crc32(out) != self._crcs[block]:
             where = f"block {block} (bytes {begin} to {begin + len(out)}) does not match its checksum"
             raise Damaged(self.path, where, tensor, block)
 

@@ -91,7 +91,7 @@ def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = nowhere)
     superseded = root / layout.superseded_name(manifest.step)
     data = manifest_json.encode(manifest)
     with writing(directory):
-        _write_manifest(directory, data, at)
+        write_manifest(directory, data, at)
         sync_directory(directory)
         at("commit: directory synced")
         replaces = os.path.lexists(final)
@@ -113,7 +113,8 @@ def discard(directory: Path) -> None:
     remove(directory)
 
 
-def _write_manifest(directory: Path, data: bytes, at: At) -> None:
+def write_manifest(directory: Path, data: bytes, at: At = nowhere) -> None:
+    """Write, sync and name the manifest of the save in `directory`; raises OSError."""
     temporary = directory / layout.MANIFEST_TEMPORARY
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:

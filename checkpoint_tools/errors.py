@@ -49,6 +49,10 @@ class Mismatch(CheckpointError):
     """What was handed in does not fit: an array, a range, a name, a setting. Act: correct the call."""
 
 
+class InUse(CheckpointError):
+    """Another run writes into this directory. Act: wait for it, or, if it is dead, remove its lock."""
+
+
 class ReadFailed(CheckpointError):
     """The operating system refused a read (permission, file limit, I/O error). Act: mend and try again."""
 

@@ -92,6 +92,11 @@ def shard_name(rank: int, world_size: int) -> str:
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
+def copy_name(step: int, shard: str) -> str:
+    """File name of a node's own copy of a shard of `step` (local_tier.py)."""
+    return f"{step_name(step)}.{shard}"
+
+
 def extent_key(tensor: str, state: str, start: int, stop: int) -> str:
     """Key of an extent inside its safetensors file: `embed.weight:master[128:256]`.
 

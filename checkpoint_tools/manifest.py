@@ -26,11 +26,17 @@ BLOCK_SIZE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A row of the tensor table; `states` names what is kept of it ("master", ...) and the dtype of each."""
+    """A row of the tensor table.
+
+    `states` names what is kept of it ("master", ...) and the dtype of each. `whole` is the number of matrices that
+    one rank each must own whole, 0 for a flat tensor: `partition` takes the row as it is, so who owned what, and
+    who will at another world size, can be told from a manifest alone.
+    """
 
     name: str
     shape: tuple[int, ...]
     states: Mapping[str, str]
+    whole: int = 0
 
     @property
     def numel(self) -> int:

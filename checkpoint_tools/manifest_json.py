@@ -7,7 +7,7 @@
     "model": {..} "model_fingerprint": ".."     the model's configuration, opaque, and its fingerprint
     "cursor": {..} "state": {..}                the data cursor; what else the trainer wants back; opaque
     "block_size": 4194304                       bytes that each checksum covers
-    "tensors": [{"name", "shape", "states": {"master": "F32"}} ..]
+    "tensors": [{"name", "shape", "states": {"master": "F32"}, "whole"} ..]      "whole" only where it is not 0
     "buffers": [{"name", "dtype", "shape", "file"} ..]
     "files":   [{"name", "size", "crc32": "8 hex digits per block"} ..]
     "extents": [[tensor, "state", start, stop, file, "key"] ..]      tensor, file: indexes into their tables
@@ -25,12 +25,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from checkpoint_tools.checksum import crc32
 from checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
+from checkpoint_tools.garbage import uncollected
 from checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 
 FORMAT = "zslurm-checkpoint"
@@ -60,7 +61,7 @@ def encode(manifest: Manifest) -> bytes:
         "cursor": manifest.cursor,
         "state": manifest.state,
         "block_size": manifest.block_size,
-        "tensors": [{"name": t.name, "shape": t.shape, "states": dict(t.states)} for t in manifest.tensors],
+        "tensors": [_tensor_row(tensor) for tensor in manifest.tensors],
         "buffers": [
             {"name": b.name, "dtype": b.dtype, "shape": b.shape, "file": b.file} for b in manifest.buffers
         ],
@@ -70,9 +71,10 @@ def encode(manifest: Manifest) -> bytes:
         ],
     }
     body = b"{\n" + ",\n".join(f'"{key}":{_lines(value)}' for key, value in document.items()).encode()
-    return body + b',\n"crc32":"%08x"\n}\n' % zlib.crc32(body)
+    return body + b',\n"crc32":"%08x"\n}\n' % crc32(body)
 
 
+@uncollected()
 def decode(data: bytes, path: Path) -> Manifest:
     """Parse and check the manifest file that lies at `path` and holds `data`.
 
@@ -83,7 +85,7 @@ def decode(data: bytes, path: Path) -> Manifest:
         Incomplete: intact, but the tables do not cover every element once.
     """
     body, last_line = data[:-_LAST_LINE_BYTES], _LAST_LINE.fullmatch(data[-_LAST_LINE_BYTES:])
-    if last_line is None or int(last_line[1], 16) != zlib.crc32(body):
+    if last_line is None or int(last_line[1], 16) != crc32(body):
         raise Damaged(path, "its own checksum does not match")
     try:
         document = json.loads(body + b"}")
@@ -135,9 +137,21 @@ def _from_hex(text: str) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4))
 
 
+def _tensor_row(tensor: Tensor) -> dict[str, object]:
+    row: dict[str, object] = {"name": tensor.name, "shape": tensor.shape, "states": dict(tensor.states)}
+    if tensor.whole:
+        row["whole"] = tensor.whole
+    return row
+
+
 def _parse(document: Mapping[str, Any]) -> Manifest:
     tensors = tuple(
-        Tensor(_text(row["name"]), _shape(row["shape"]), {_text(k): _text(v) for k, v in row["states"].items()})
+        Tensor(
+            _text(row["name"]),
+            _shape(row["shape"]),
+            {_text(state): _text(dtype) for state, dtype in row["states"].items()},
+            _natural(row.get("whole", 0)),
+        )
         for row in document["tensors"]
     )
     files = tuple(

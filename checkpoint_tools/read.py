@@ -9,6 +9,9 @@ Cost: opening parses the manifest and stats each file (`check_files=False` leave
 each, so that a thousand ranks do not stat a thousand files each). A shard's header is read when the shard is
 first touched. Memory: the manifest, headers seen, and one block for each of at most OPEN_FILES open shards.
 
+Where a node keeps copies of shards (local_tier.py), `local` names their directory, and a whole copy is read
+instead of its shard; the manifest is the same, so a copy that is not what was written is noticed, and passed over.
+
 The directory is held open, so a checkpoint that is renamed while it is read stays the same one. It reads
 what is asked, no more: damage elsewhere in the files is not looked for.
 """
@@ -29,7 +32,8 @@ import numpy.typing as npt
 
 from checkpoint_tools import layout, manifest_json, shard_header
 from checkpoint_tools.blocks import BlockFile, check_size
-from checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, read_failed
+from checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFailed, read_failed
+from checkpoint_tools.garbage import uncollected
 from checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
 from checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
 
@@ -43,11 +47,16 @@ class Checkpoint:
     Attributes:
         path: where it was opened.
         manifest: what it holds; step, tokens, model, cursor and state are there.
+        bytes, local_bytes: asked for so far, and how many of them came from local copies.
     """
 
-    def __init__(self, path: Path, directory: int, manifest: Manifest) -> None:
+    def __init__(self, path: Path, directory: int, manifest: Manifest, local: Path | None = None) -> None:
         """Use `Checkpoint.open`."""
         self.path = path
+        self.local_bytes = self.bytes = 0
+        self._local = local
+        self._without_copy: set[str] = set()
+        self._copies: set[str] = set()  # of the files that are open: those that are copies
         self.manifest = manifest
         self._directory = directory
         self._tensors = {tensor.name: tensor for tensor in manifest.tensors}
@@ -57,8 +66,10 @@ class Checkpoint:
         self._headers: dict[str, dict[str, Span]] = {}
 
     @classmethod
-    def open(cls, path: Path, *, check_files: bool = True) -> Checkpoint:
+    def open(cls, path: Path, *, check_files: bool = True, local: Path | None = None) -> Checkpoint:
         """Open the checkpoint at `path`, with its manifest checked and, with `check_files`, each file's size.
+
+        `local` is a directory of copies, see local_tier.py; it need not exist.
 
         Raises:
             NotACheckpoint: there is no directory or no manifest, so nothing was ever committed here.
@@ -72,7 +83,7 @@ class Checkpoint:
         except OSError as cause:
             raise read_failed(path, cause) from cause
         try:
-            checkpoint = cls(path, directory, _read_manifest(path, directory))
+            checkpoint = cls(path, directory, _read_manifest(path, directory), local)
             if check_files:
                 for file in checkpoint.manifest.files:
                     checkpoint._check_file(file)
@@ -161,7 +172,7 @@ class Checkpoint:
             raise Mismatch(f"{self.path} has no buffer {name!r}")
         out = np.empty(buffer.shape, DTYPES[buffer.dtype])
         span = self._span(buffer.file, name, buffer.dtype, out.size, name)
-        self._file(buffer.file).read_into(span.begin, _bytes_of(out), name)
+        self._read_bytes(buffer.file, span.begin, _bytes_of(out), name)
         return out
 
     @cached_property
@@ -181,28 +192,68 @@ class Checkpoint:
         """Fill `out` with elements of `extent`, from element `start` of its tensor on."""
         span = self._span(extent.file, extent.key, dtype, extent.stop - extent.start, extent.tensor)
         offset = span.begin + (start - extent.start) * out.itemsize
-        self._file(extent.file).read_into(offset, _bytes_of(out), extent.tensor)
+        self._read_bytes(extent.file, offset, _bytes_of(out), extent.tensor)
+
+    def _read_bytes(self, name: str, offset: int, out: memoryview, tensor: str) -> None:
+        """Fill `out` from byte `offset` of a file: from the node's copy if that is sound, else from the shard."""
+        file = self._file(name)
+        try:
+            file.read_into(offset, out, tensor)
+        except (Damaged, ReadFailed):
+            if name not in self._copies:
+                raise
+            self._distrust(name)
+            self._file(name).read_into(offset, out, tensor)
+        self.bytes += len(out)
+        if name in self._copies:
+            self.local_bytes += len(out)
 
     def _span(self, file: str, key: str, dtype: str, numel: int, tensor: str) -> Span:
         """Where `key` lies in `file`, once the file's own header agrees with the manifest about it."""
         if file not in self._headers:
-            self._headers[file] = _read_header(self._file(file), tensor)
+            try:
+                self._headers[file] = _read_header(self._file(file), tensor)
+            except (Damaged, ReadFailed):
+                if file not in self._copies:
+                    raise
+                self._distrust(file)
+                self._headers[file] = _read_header(self._file(file), tensor)
         span = self._headers[file].get(key)
         if span is None or span.dtype != dtype or span.end - span.begin != numel * DTYPES[dtype].itemsize:
             raise Damaged(self.path / file, f"its header does not hold {numel} {dtype} under {key!r}", tensor)
         return span
 
     def _file(self, name: str) -> BlockFile:
-        """The open file of that name, among the OPEN_FILES used last."""
+        """The open file of that name, or its copy, among the OPEN_FILES used last."""
         if name in self._open:
             self._open.move_to_end(name)
         else:
             if len(self._open) == OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
-            self._open[name] = BlockFile(
+                closed, file = self._open.popitem(last=False)
+                self._copies.discard(closed)
+                file.close()
+            self._open[name] = self._open_copy(name) or BlockFile(
                 self.path / name, self._directory, self._files[name], self.manifest.block_size
             )
         return self._open[name]
+
+    def _open_copy(self, name: str) -> BlockFile | None:
+        if self._local is None or name in self._without_copy:
+            return None
+        path = self._local / layout.copy_name(self.manifest.step, name)
+        try:
+            copy = BlockFile(path, None, self._files[name], self.manifest.block_size)
+        except (Damaged, ReadFailed):
+            self._without_copy.add(name)
+            return None
+        self._copies.add(name)
+        return copy
+
+    def _distrust(self, name: str) -> None:
+        """Read the shard itself from now on."""
+        self._without_copy.add(name)
+        self._copies.discard(name)
+        self._open.pop(name).close()
 
     def _check_file(self, file: ShardFile) -> None:
         path = self.path / file.name
@@ -227,6 +278,7 @@ def _read_manifest(path: Path, directory: int) -> Manifest:
     return manifest_json.decode(data, path / layout.MANIFEST)
 
 
+@uncollected()
 def _read_header(file: BlockFile, tensor: str) -> dict[str, Span]:
     opening = bytearray(min(LENGTH_BYTES, file.size))
     file.read_into(0, memoryview(opening), tensor)

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the newest k that are complete.
+"""Which checkpoints are kept: the newest k that are complete, every n-th step, and those that the caller names.
 
 A checkpoint is renamed to a name that never counts before its first file is deleted, oldest first, so a
 kill at any point leaves only whole checkpoints and hidden leftovers, which the next `begin` sweeps.
@@ -12,32 +12,56 @@ least two, so that the one before is there when the newest turns out damaged.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 
 from checkpoint_tools import layout
 from checkpoint_tools.durable import At, nowhere, remove, sync_directory, writing
 from checkpoint_tools.errors import Mismatch
-from checkpoint_tools.listing import list_checkpoints
+from checkpoint_tools.listing import Listing, list_checkpoints
 
 POINTS = ("prune: hidden", "prune: deleted")
 """Where `prune` calls `at` for each checkpoint that it removes, in order."""
 
 
-def prune(root: Path, keep_last: int, *, at: At = nowhere) -> list[Path]:
-    """Remove all complete checkpoints but the newest `keep_last`; returns what was removed, oldest first.
+def prunable(root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = ()) -> list[Listing]:
+    """The complete checkpoints that nothing keeps, oldest first.
 
-    Call it from the run's one writer, when no save is in progress.
+    Args:
+        root: the run's checkpoints.
+        keep_last: the newest so many stay, so there is always one left.
+        keep_every: those whose step is a multiple of it stay for ever; 0: none do.
+        keep: steps that stay, such as the best one by validation loss; a step without a checkpoint is no error.
 
     Raises:
-        Mismatch: keep_last is below 1; the last checkpoint is never removed.
-        WriteFailed: the file system refused a rename.
+        Mismatch: keep_last is below 1, or keep_every below 0; the last checkpoint is never removed.
         ReadFailed: see `list_checkpoints`.
     """
     if keep_last < 1:
         raise Mismatch(f"keep_last must be at least 1, got {keep_last}")
+    if keep_every < 0:
+        raise Mismatch(f"keep_every must be at least 0, got {keep_every}")
     complete = [listing for listing in list_checkpoints(root) if listing.complete]
+    return [
+        listing
+        for listing in reversed(complete[keep_last:])
+        if listing.step not in keep and not (keep_every and listing.step % keep_every == 0)
+    ]
+
+
+def prune(
+    root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = (), at: At = nowhere
+) -> list[Path]:
+    """Remove what `prunable` names; returns what was removed, oldest first.
+
+    Call it from the run's one writer, when no save is in progress.
+
+    Raises:
+        Mismatch, ReadFailed: see `prunable`.
+        WriteFailed: the file system refused a rename.
+    """
     removed = []
-    for listing in reversed(complete[keep_last:]):
+    for listing in prunable(root, keep_last, keep_every=keep_every, keep=keep):
         hidden = root / layout.deleted_name(listing.step, secrets.token_hex(4))
         with writing(listing.path):
             listing.path.rename(hidden)

@@ -1,8 +1,9 @@
 """One rank's shard, streamed from host buffers to a safetensors file, with checksums computed on the way.
 
 Each byte is read twice (once for its CRC32, once by the kernel), copied by nobody here, and leaves in one
-`writev` per block of 4 MiB, however many tensors the block holds; then one fsync. CRC32 runs at several
-GB/s on one core, and both it and `writev` release the GIL, so a writer thread does not hold up its trainer.
+`writev` per block of 4 MiB, however many tensors the block holds; write-back starts on the way, so the one fsync
+at the end finds little left. CRC32 runs at tens of GB/s on one core (checksum.py), and both it and `writev`
+release the GIL, so a writer thread does not hold up its trainer.
 
 A shard is written under its final name inside a temporary directory, which `commit.py` gives the final name
 when all ranks are done. This module does not stage device memory, coordinate ranks or retry: it writes what
@@ -12,8 +13,7 @@ it is handed, and a failed shard is removed so that its space is free again.
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from checkpoint_tools import layout, shard_header
+from checkpoint_tools.checksum import crc32
 from checkpoint_tools.durable import At, nowhere, write_all, writing
 from checkpoint_tools.errors import Mismatch
 from checkpoint_tools.manifest import BLOCK_SIZE
@@ -33,6 +34,7 @@ POINTS = ("shard: created", "shard: half written", "shard: written", "shard: syn
 """Where `write_shard` calls `at`, in order."""
 
 _MAX_PIECES = 1024  # IOV_MAX of Linux: pieces that one writev takes
+_FLUSH_BYTES = 64 << 20  # written bytes after which the kernel is asked to start on them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,11 +79,13 @@ def write_shard(
     buffers: Iterable[BufferEntry] = (),
     *,
     block_size: int = BLOCK_SIZE,
+    durable: bool = True,
     at: At = nowhere,
 ) -> ShardReport:
     """Write what `rank` owns into `directory` (from `begin`) and sync it to disk; a rank may own nothing.
 
     Arrays must not change until this returns. All ranks of a save must pass the same `block_size`, in bytes.
+    Without `durable` the file is not synced: for copies that may be lost.
 
     Raises:
         Mismatch: an array does not fit its range, is not contiguous, or cannot be stored; nothing was
@@ -99,15 +103,25 @@ def write_shard(
     ]
     if len({field.key for field in fields}) != len(fields):
         raise Mismatch(f"two arrays of rank {rank} have the same name; give each extent and buffer once")
-    # Larger elements first, so that each array is aligned to its own; stable, so arrays stay in order.
-    fields.sort(key=lambda field: -field.array.itemsize)
+    fields.sort(key=lambda field: file_order(field.dtype))
 
     name = layout.shard_name(rank, world_size)
-    metadata = {"format": FORMAT, "rank": str(rank), "world_size": str(world_size)}
-    header = shard_header.encode([(f.key, f.dtype, f.array.shape) for f in fields], metadata)
+    header = shard_opening([(f.key, f.dtype, f.array.shape) for f in fields], rank, world_size)
     pieces = [memoryview(header), *(_bytes_of(field.array) for field in fields)]
-    size, crcs = _write_file(directory / name, pieces, block_size, at)
+    size, crcs = write_file(
+        directory / name, pieces, block_size, half=(len(pieces) + 1) // 2, durable=durable, at=at
+    )
     return ShardReport(rank, world_size, name, size, block_size, crcs, extents, arrays)
+
+
+def file_order(dtype: str) -> int:
+    """Sort key of a shard's fields: larger elements first, so that each array is aligned to its own."""
+    return -shard_header.DTYPES[dtype].itemsize
+
+
+def shard_opening(fields: Iterable[tuple[str, str, tuple[int, ...]]], rank: int, world_size: int) -> bytes:
+    """The bytes of a shard before its data; `fields` are (key, dtype, shape), in `file_order`."""
+    return shard_header.encode(fields, {"format": FORMAT, "rank": str(rank), "world_size": str(world_size)})
 
 
 def _written_extent(entry: Entry) -> WrittenExtent:
@@ -139,21 +153,37 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _write_file(path: Path, pieces: Sequence[memoryview], block_size: int, at: At) -> tuple[int, tuple[int, ...]]:
-    """Write and sync a new file of `pieces`; returns its size in bytes and the CRC32 of each block."""
+def write_file(
+    path: Path,
+    pieces: Iterable[memoryview],
+    block_size: int,
+    *,
+    half: int = -1,
+    durable: bool = True,
+    at: At = nowhere,
+) -> tuple[int, tuple[int, ...]]:
+    """Write and sync a new file of `pieces`; returns its size in bytes and the CRC32 of each block.
+
+    A piece's bytes must stay as they are until the block that holds its end is complete. Piece number `half`
+    is where `at` hears of the half. What fails, here or in making the pieces, leaves no file.
+
+    Raises:
+        NoSpace, WriteFailed: the file system would not take it.
+    """
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             at("shard: created")
-            blocks = _BlockWriter(descriptor, block_size)
+            blocks = _BlockWriter(descriptor, block_size, flush=durable)
             for index, piece in enumerate(pieces):
-                if index == (len(pieces) + 1) // 2:
+                if index == half:
                     at("shard: half written")
                 blocks.write(piece)
             blocks.finish()
             at("shard: written")
-            os.fsync(descriptor)
-        except OSError:
+            if durable:
+                os.fsync(descriptor)
+        except Exception:
             with suppress(OSError):
                 path.unlink()
             raise
@@ -166,9 +196,11 @@ def _write_file(path: Path, pieces: Sequence[memoryview], block_size: int, at: A
 class _BlockWriter:
     """Writes pieces one after another, and keeps the CRC32 of each block of the file."""
 
-    def __init__(self, descriptor: int, block_size: int) -> None:
+    def __init__(self, descriptor: int, block_size: int, *, flush: bool) -> None:
         self._descriptor = descriptor
         self._block_size = block_size
+        self._flush = flush
+        self._flushed = 0  # bytes that the kernel was asked to write out
         self._pending: list[memoryview] = []
         self._filled = 0  # bytes of the current block
         self._crc = 0  # of those bytes
@@ -181,7 +213,7 @@ class _BlockWriter:
         while piece:
             part = piece[: self._block_size - self._filled]
             piece = piece[len(part) :]
-            self._crc = zlib.crc32(part, self._crc)
+            self._crc = crc32(part, self._crc)
             self._filled += len(part)
             self._pending.append(part)
             if self._filled == self._block_size:
@@ -198,3 +230,13 @@ class _BlockWriter:
         write_all(self._descriptor, self._pending)
         self.crcs.append(self._crc)
         self._filled = self._crc = 0
+        if self._flush and self.size - self._flushed >= _FLUSH_BYTES:
+            self._start_write_back()
+
+    def _start_write_back(self) -> None:
+        """Let the disk work while the rest is made; else all of it waits for the fsync.
+
+        The advice that pages are not needed starts their write-back, and drops only those already clean.
+        """
+        os.posix_fadvise(self._descriptor, self._flushed, self.size - self._flushed, os.POSIX_FADV_DONTNEED)
+        self._flushed = self.size

@@ -21,3 +21,4 @@ def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("ZSLURM_NICE", "0")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,25 +115,27 @@ def cluster_directory(slurm_cluster: SlurmCluster, local: Path) -> Iterator[Path
     slurm_cluster.run(["chmod", "-R", "u+rwX", directory], check=False)
     slurm_cluster.zslurm("init", "--yes")
     yield directory
-    slurm_cluster.run(["scancel", "--user", slurm_cluster.user.pw_name])
+    slurm_cluster.restore()  # and wait: a job that still ends would write into the next test's directory
     shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(slurm_cluster.instance.user / "home" / ".config" / "zslurm" / "templates", ignore_errors=True)
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("document", with_blocks("bash cluster"), ids=lambda path: path.name)
 def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluster_directory: Path) -> None:
-    """Line by line; a requeue waits for the job to run, as a person would."""
+    """Line by line; requeue and exec wait for the job to run, as a person would."""
     python = slurm_cluster.installation().python
     zslurm = f'zslurm() {{ "{python}" -P -m zslurm "$@"; }}'
     for block in blocks("bash cluster", document):
-        for chunk in re.split(r"^(?=zslurm requeue)", block.text, flags=re.MULTILINE):
-            if chunk.startswith("zslurm requeue"):
-                wait_for(lambda: "running" in _status(slurm_cluster, cluster_directory), "the run to start")
+        for chunk in re.split(r"^(?=zslurm (?:requeue|exec))", block.text, flags=re.MULTILINE):
+            if chunk.startswith(("zslurm requeue", "zslurm exec")):
+                status = partial(_status, slurm_cluster, cluster_directory, chunk.split()[2])
+                wait_for(lambda status=status: "running" in status(), "the run to start")
             slurm_cluster.run(["bash", "-euo", "pipefail", "-c", f"{zslurm}\n{chunk}"], cwd=cluster_directory)
 
 
-def _status(cluster: SlurmCluster, directory: Path) -> str:
-    return cluster.zslurm("status", "first", cwd=directory).stdout
+def _status(cluster: SlurmCluster, directory: Path, run: str) -> str:
+    return cluster.zslurm("status", run, cwd=directory).stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -47,6 +47,9 @@ def test_templates_recipes_and_types_are_there(names: set[str]) -> None:
         "sbatch_templates/train.sbatch.j2",
         "sbatch_templates/local.sh.j2",
         "train/recipes/zaya1-tiny.yaml",
+        "zslurm/cluster/profiles/mi300x-pollara.yaml",
+        "zslurm/cluster/rccl_rules.yaml",
+        "zslurm/cluster/rccl_variables.yaml",
         *(f"{package}/py.typed" for package in ("zslurm", "train", "kernels", "checkpoint_tools")),
     ):
         assert name in names
@@ -80,6 +83,7 @@ def test_it_works_where_nothing_else_of_ours_is(wheel: Path, tmp_path: Path) -> 
     assert all(Path(file).is_relative_to(site) for file in place.split())
     template = run("-m", "zslurm", "template", "show", "train")
     assert template == (ROOT / "sbatch_templates" / "train.sbatch.j2").read_text()
+    assert "export NCCL_PXN_DISABLE=0\n" in run("-m", "zslurm", "env", "--cluster", "mi300x-pollara")
     schema = json.loads(run("-m", "zslurm", "config", "schema"))
     assert {"run", "model", "phases", "slurm"} <= set(schema["properties"])
 

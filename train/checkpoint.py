@@ -1,26 +1,28 @@
 """Checkpoints of a run: what the trainer saves, and how ranks agree on saving and loading.
 
 The format belongs to `checkpoint_tools`; here is the trainer's side. Each rank writes its chunk of the master
-weights and of both moments (12 bytes a parameter in all, each byte written once), rank 0 also the balancing
-state; each rank its RNG state. bf16 weights are the rounded masters and are not written.
+weights and of the optimizer's state (8 bytes a parameter of Muon's matrices, 12 of the rest, each byte written
+once), rank 0 also the balancing state; each rank its RNG state. bf16 weights are the rounded masters and are not
+written.
 
-Ranks report through keys of the store, not through collectives or the file system: a report is the shard's
-size, checksums and extents, or the reason why it could not be written. Rank 0 commits when all have reported,
-and everyone learns from a key how it went. For now the save is synchronous: training waits for the commit.
+A save costs training the copy of the state into host memory (staging.py), which runs beside the next forward and
+backward pass; a thread of each rank writes, and rank 0's commits (saver.py). Where `checkpoint.local_dir` is set,
+each rank's newest shard also stays on its node, and a restart in place reads it from there. One run writes into a
+directory: rank 0 holds its lock.
 
 Loading takes the newest checkpoint that every rank could read and check; a damaged one is named and passed over
-by all ranks together. Any world size can load: a rank reads the extents that it owns now.
+by all ranks together. Any world size can load: a rank reads the extents that it owns now, and every block it reads
+is compared with the checksum in the manifest. Then the weights are gathered, and all ranks compare what they hold.
 
-A run that has no checkpoint of its own may start from another one's weights (`checkpoint.start_from`): a run's,
-or an imported one, which holds nothing but weights and is never taken for a checkpoint to resume from.
+A run that has no checkpoint of its own may start from other weights (`init`, see init.py). An imported checkpoint
+holds nothing but weights and is never taken for one to resume from.
 """
 
 from __future__ import annotations
 
 import os
-import time
-import zlib
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +35,39 @@ from checkpoint_tools import (
     Checkpoint,
     CheckpointError,
     Entry,
+    Lock,
     Manifest,
     Mismatch,
     ShardReport,
     Tensor,
     assemble,
-    begin,
-    commit,
-    discard,
+    forget_copies,
+    keep_copy,
     list_checkpoints,
+    local_tier,
     prune,
-    write_shard,
+    take,
 )
-from train.config import ModelConfig
-from train.errors import ConfigError, TrainError
-from train.hub import tokenizer_of, weights_only
-from train.optim.adamw import STATES, ShardedAdamW
+from checkpoint_tools.checksum import crc32
+from train.config import CheckpointConfig, ModelConfig, model_differences
+from train.errors import ConfigError, HubIOError, TrainError
+from train.hub import balancing_bias, weights_only
+from train.init import open_init
+from train.load import load_extents
 from train.optim.balance import BalanceState
+from train.optim.sharded import MASTER, MOMENTUM, OwnedState, ShardedOptimizer, states_of
 from train.parallel.world import World
 from train.parallel.zero import ZeroShards
+from train.saver import Hooks, Request, Saver
 from train.shapes import TensorInfo
+from train.staging import Staging, Unstaged, available_memory, staging_bytes
 
+_HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
 _NUMPY_DTYPE = {torch.float32: "F32", torch.float64: "F64"}
-_NOT_RESUMABLE = "it holds weights only, no optimizer state: checkpoint.start_from starts a run from it"
+RESUMED_FROM = "resumed_from"
+"""Key of the cursor: the value of checkpoint.resume_from in the run that made a checkpoint."""
 
-
-@dataclass(frozen=True)
-class Saved:
-    """A committed checkpoint."""
-
-    path: Path
-    bytes: int
-    seconds: float
+_NOT_RESUMABLE = "it holds weights only, no optimizer state: `init: ckpt:DIR` starts a run from it"
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,33 @@ class Restored:
     balance: BalanceState
 
 
-@dataclass(frozen=True)
-class Started:
-    """What a checkpoint that a run starts from said besides its weights."""
+class _Retention(Hooks):
+    """Which checkpoints and copies stay."""
 
-    balance: BalanceState
-    tokenizer_sha256: str | None
+    def __init__(self, owner: Checkpointer, staging: Staging | Unstaged) -> None:
+        self._owner, self._staging = owner, staging
+        self._copy: Path | None = None
+
+    def written(self, request: Request, report: ShardReport) -> None:
+        tier = self._owner._tier
+        if tier is None:
+            return
+        entries = self._owner._entries(self._staging.arrays)
+        try:
+            self._copy = keep_copy(tier, request.step, report, entries, request.buffers)
+        except CheckpointError as error:  # it is only a copy
+            print(f"note: checkpoint.local_dir: {error}", flush=True)
+
+    def retain(self, request: Request) -> None:
+        config = self._owner.config
+        try:
+            prune(self._owner.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
+        except CheckpointError as error:  # the new one is there
+            print(f"note: old checkpoints stay: {error}", flush=True)
+
+    def committed(self, request: Request) -> None:
+        if self._owner._tier is not None:
+            forget_copies(self._owner._tier, self._owner.world.rank, but=self._copy)
 
 
 class Checkpointer:
@@ -95,88 +119,150 @@ class Checkpointer:
         world: World,
         model: ModelConfig,
         shards: ZeroShards,
-        optimizer: ShardedAdamW,
+        optimizer: ShardedOptimizer,
+        config: CheckpointConfig,
         *,
-        keep_last: int,
         attempt: int,
+        timeout_s: float,
     ) -> None:
-        """Prepare; touches no file.
+        """Make this run the only one that writes into `root`.
 
         Args:
             root: the run's `checkpoints` directory.
-            keep_last: complete checkpoints that stay.
             attempt: makes temporary names unique among the attempts of a run.
+            timeout_s: seconds after which a rank that says nothing about its part of a save is given up.
+
+        Raises:
+            TrainError: another run writes there.
         """
         self.root, self.world, self.model = root, world, model
-        self.shards, self.optimizer = shards, optimizer
-        self.keep_last = keep_last
+        self.shards, self.optimizer, self.config = shards, optimizer, config
         self.nonce = f"attempt{attempt}-{os.getpid():x}"
+        self._timeout_s = timeout_s
+        self._tier = local_tier(Path(config.local_dir), root) if config.local_dir is not None else None
+        self._saver: Saver | None = None
+        self._lock = self._take_lock()
+
+    def _take_lock(self) -> Lock | None:
+        lock, problem = None, ""
+        if self.world.is_first:
+            try:
+                lock = take(self.root, job=os.environ.get("SLURM_JOB_ID", ""))
+            except CheckpointError as error:
+                problem = str(error)
+        if problem := self._first_problem(problem):
+            raise TrainError(f"checkpoint: {problem}")
+        return lock
 
     # ------------------------------------------------------------------ saving
 
-    def save(self, step: int, tokens: int, cursor: dict[str, Any], balance: BalanceState) -> Saved:
-        """Write a checkpoint; returns on every rank when it is committed.
+    def prepare(self) -> str:
+        """Get ready to save, once everything is loaded; returns what to tell the user of it.
 
         Raises:
-            CheckpointError: a rank could not write; every rank gets the first reason. Nothing half-written is
-                left, and older checkpoints are untouched.
+            ConfigError: the copy of the state does not fit into this node's memory.
         """
-        started = time.monotonic()
-        store = dist.PrefixStore(f"save/{step}", self.world.store)
-        if self.world.is_first:
-            store.set("directory", _try(lambda: str(begin(self.root, step, self.nonce))))
-        directory = Path(_unwrap(store.get("directory").decode()))
-        rank = self.world.rank
-        store.set(f"shard/{rank}", _try(lambda: self._write_shard(directory, balance).to_json()))
-        if self.world.is_first:
-            store.set("committed", _try(lambda: self._commit(store, directory, step, tokens, cursor, balance)))
-        path, _, size = _unwrap(store.get("committed").decode()).rpartition(" ")
-        return Saved(Path(path), int(size), time.monotonic() - started)
+        live = self._arrays()
+        size, problem = staging_bytes(live), ""
+        on_node = size * self.world.local_size
+        if self.config.background and on_node > (free := available_memory()):
+            problem = (
+                f"checkpoint.background: a copy of the state takes {on_node / 2**30:.2f} GiB on a node, "
+                f"{free / 2**30:.2f} GiB are free; use more nodes, or set checkpoint.background: false"
+            )
+        if problem := self._first_problem(problem):
+            raise ConfigError(problem)
+        staging = Staging(live) if self.config.background else Unstaged(live)
+        store = self.world.store_of_its_own()
+        self._saver = Saver(
+            self.root,
+            store,
+            self.world.rank,
+            self.world.size,
+            staging,
+            lambda: self._entries(staging.arrays),
+            nonce=self.nonce,
+            timeout_s=self._timeout_s,
+            hooks=_Retention(self, staging),
+        )
+        if not self.config.background:
+            return "checkpoints: training waits for every save (checkpoint.background: false)"
+        return (
+            f"checkpoints: {size / 2**20:.1f} MiB of host memory on each rank, {on_node / 2**20:.1f} MiB on each "
+            "node, to save from in the background"
+        )
 
-    def _write_shard(self, directory: Path, balance: BalanceState) -> ShardReport:
-        arrays = {name: _host(chunk) for name, chunk in self.optimizer.arrays().items()}
-        entries = [
-            Entry(extent.tensor, state, extent.start, extent.stop, array[extent.in_chunk])
-            for state, array in arrays.items()
-            for extent in self.shards.extents
-        ]
-        rank = self.world.rank
-        buffers = [BufferEntry(f"rng/{rank}", _host(torch.get_rng_state()))]
-        if self.world.device.type == "cuda":
-            buffers.append(BufferEntry(f"rng_device/{rank}", _host(torch.cuda.get_rng_state(self.world.device))))
-        if self.world.is_first:
-            buffers += [BufferEntry(f"balance/{name}", _host(value)) for name, value in _tensors(balance).items()]
-        return write_shard(directory, rank, self.world.size, entries, buffers)
+    @property
+    def saver(self) -> Saver:
+        """What runs the saves, once `prepare` was called."""
+        assert self._saver is not None
+        return self._saver
 
-    def _commit(
+    def request(
         self,
-        store: dist.Store,
-        directory: Path,
         step: int,
         tokens: int,
         cursor: dict[str, Any],
         balance: BalanceState,
-    ) -> str:
-        try:
-            texts = [store.get(f"shard/{rank}").decode() for rank in range(self.world.size)]
-            reports = [ShardReport.from_json(_unwrap(text)) for text in texts]
-            dtype = _NUMPY_DTYPE[self.shards.master.dtype]
-            manifest = assemble(
+        *,
+        keep: Collection[int] = (),
+    ) -> None:
+        """Begin to save the state as it is now; none is in progress. Checkpoints of steps in `keep` stay."""
+        optimizer_steps = self.optimizer.steps
+        dtype = _NUMPY_DTYPE[self.shards.master.dtype]
+
+        def manifest(reports: list[ShardReport]) -> Manifest:
+            return assemble(
                 reports,
                 step=step,
                 tokens=tokens,
                 model=self.model.model_dump(mode="json"),
                 cursor=cursor,
-                state={"optimizer_steps": self.optimizer.steps, "balance_steps": balance.step},
-                tensors=[Tensor(row.name, row.shape, dict.fromkeys(STATES, dtype)) for row in self.shards.table],
+                state={"optimizer_steps": optimizer_steps, "balance_steps": balance.step},
+                tensors=[
+                    Tensor(row.name, row.shape, dict.fromkeys(states_of(row), dtype), row.whole)
+                    for row in self.shards.table
+                ],
                 buffers=[buffer.name for report in reports for buffer in report.buffers],
             )
-            path = commit(self.root, directory, manifest)
-        except CheckpointError:
-            discard(directory)
-            raise
-        prune(self.root, self.keep_last)
-        return f"{path} {sum(report.size for report in reports)}"
+
+        self.saver.request(Request(step, self._buffers(balance), manifest, keep))
+
+    def close(self) -> None:
+        """Wait for the save in progress, and let others write into the directory."""
+        if self._saver is not None:
+            self._saver.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def forget_copies(self) -> None:
+        """Remove what this node keeps of the run: it is complete, and will not be restarted here."""
+        if self._tier is not None:
+            forget_copies(self._tier, self.world.rank)
+
+    def _arrays(self) -> dict[str, torch.Tensor]:
+        return {state.name: state.values for state in self.optimizer.states}
+
+    def _entries(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Entry]:
+        return [
+            Entry(extent.tensor, state.name, extent.start, extent.stop, arrays[state.name][state.where(extent)])
+            for state in self.optimizer.states
+            for extent in self.shards.extents
+            if state.covers(extent)
+        ]
+
+    def _buffers(self, balance: BalanceState) -> list[BufferEntry]:
+        """Copies of what this rank has besides its share: they may change as soon as this returns."""
+        rank = self.world.rank
+        buffers = [BufferEntry(f"rng/{rank}", _host(torch.get_rng_state()))]
+        if self.world.device.type == "cuda":
+            state = torch.cuda.get_rng_state(self.world.device)
+            buffers.append(BufferEntry(f"rng_device/{rank}", _host(state)))
+        if self.world.is_first:
+            buffers += [
+                BufferEntry(f"balance/{name}", _host(value).copy()) for name, value in _tensors(balance).items()
+            ]
+        return buffers
 
     # ----------------------------------------------------------------- loading
 
@@ -186,20 +272,28 @@ class Checkpointer:
         Imported weights in the run's own directory are no checkpoint to resume from, but a run that does not
         start elsewhere (`starts_elsewhere`) is not to start without them, unasked.
 
+        With `checkpoint.resume_from` it is that checkpoint or, once the run has saved after it, the newest sound
+        one of these; never another. Checkpoints of later steps, of the way given up, are renamed.
+
         Raises:
             ConfigError: the checkpoint is of another model.
-            TrainError: there are checkpoints, and none of them can be read.
+            TrainError: there are checkpoints, and none of them can be read; or the one asked for cannot.
         """
+        asked = self.config.resume_from
         candidates = self._agree_on_candidates()
         problems = []
         for path in candidates:
             restored, problem = self._try_load(path)
             if restored is not None:
                 self._gather_and_compare()
+                if asked is not None and path == Path(asked) and self.world.is_first:
+                    self._abandon_after(restored.step)
                 return restored
             if self.world.is_first:
                 print(f"checkpoint {path.name} is passed over: {problem}", flush=True)
             problems.append(problem)
+        if asked is not None:
+            raise TrainError(f"checkpoint.resume_from: {problems[-1]}; no other checkpoint is taken for it")
         if any(_NOT_RESUMABLE not in problem for problem in problems) or (problems and not starts_elsewhere):
             raise TrainError(
                 f"{self.root}: none of its {len(candidates)} checkpoints can be read (reasons above); "
@@ -207,25 +301,30 @@ class Checkpointer:
             )
         return None
 
-    def start_from(self, path: Path) -> Started:
-        """Fill the master weights of a new run from any checkpoint of its model; moments stay at zero.
+    def start_from(self, init: str, tokenizer_sha256: str) -> BalanceState:
+        """Fill the master weights of a new run with those that `init` names; moments stay at zero.
+
+        Args:
+            tokenizer_sha256: of the tokenizer of the run's data.
+
+        Returns:
+            the balancing state: their biases, and no steps.
 
         Raises:
-            ConfigError: the checkpoint is of another model.
-            TrainError: it cannot be read.
+            ConfigError: the weights cannot be read, or are of another model or tokenizer.
         """
-        started, problem = None, ""
+        balance, problem = BalanceState.initial(self.model, self.world.device), ""
         try:
-            with Checkpoint.open(path, check_files=self.world.is_first) as checkpoint:
-                check_same_model(checkpoint.manifest, self.model, self.shards.table)
-                started = self._load_weights(checkpoint)
-        except CheckpointError as error:
+            with open_init(init, self.model, tokenizer_sha256) as weights:
+                load_extents(weights, self.shards.extents, self.shards.master)
+                bias_LC = torch.from_numpy(balancing_bias(weights)).to(self.world.device)
+                balance = replace(balance, bias=bias_LC)
+        except (ConfigError, HubIOError, CheckpointError) as error:
             problem = str(error)
-        problem = self._first_problem(problem)
-        if problem or started is None:
-            raise TrainError(f"checkpoint.start_from: {problem}")
+        if problem := self._first_problem(problem):
+            raise ConfigError(problem)
         self._gather_and_compare()
-        return started
+        return balance
 
     def _agree_on_candidates(self) -> list[Path]:
         """Rank 0's list: file systems may show ranks different ones."""
@@ -235,14 +334,36 @@ class Checkpointer:
             for listing in listings:
                 if not listing.complete:
                     print(f"checkpoint {listing.path.name} is passed over: {listing.reason}", flush=True)
-            names = [[str(listing.path) for listing in listings if listing.complete]]
+            paths = [str(listing.path) for listing in listings if listing.complete]
+            asked = self.config.resume_from
+            names = [
+                paths if asked is None else [*(path for path in paths if self._comes_from(path, asked)), asked]
+            ]
         dist.broadcast_object_list(names, src=0)
         return [Path(name) for name in names[0]]
+
+    def _comes_from(self, path: str, asked: str) -> bool:
+        """Whether a checkpoint was made by a run that resumed from the one asked for."""
+        try:
+            with Checkpoint.open(Path(path), check_files=False) as checkpoint:
+                return checkpoint.manifest.cursor.get(RESUMED_FROM) == asked
+        except CheckpointError:
+            return False
+
+    def _abandon_after(self, step: int) -> None:
+        """Rename the checkpoints of later steps: the run will come to these steps once more, another way."""
+        for listing in list_checkpoints(self.root):
+            if listing.step > step:
+                aside = self.root / f"abandoned-{self.nonce}-{listing.path.name}"
+                listing.path.rename(aside)
+                print(
+                    f"note: {listing.path.name} is now {aside.name}: the run goes on from step {step}", flush=True
+                )
 
     def _try_load(self, path: Path) -> tuple[Restored | None, str]:
         restored, problem = None, ""
         try:
-            with Checkpoint.open(path, check_files=self.world.is_first) as checkpoint:
+            with Checkpoint.open(path, check_files=self.world.is_first, local=self._tier) as checkpoint:
                 check_same_model(checkpoint.manifest, self.model, self.shards.table)
                 restored = self._load(checkpoint)
         except CheckpointError as error:
@@ -260,8 +381,9 @@ class Checkpointer:
         manifest = checkpoint.manifest
         if weights_only(manifest):
             raise Mismatch(_NOT_RESUMABLE)
-        for name, chunk in self.optimizer.arrays().items():
-            self._read(checkpoint, name, chunk)
+        check_same_optimizer(manifest, self.shards.table, _NUMPY_DTYPE[self.shards.master.dtype])
+        for state in self.optimizer.states:
+            self._read(checkpoint, state)
         self.optimizer.restore(int(manifest.state["optimizer_steps"]))
         self._load_rng(checkpoint)
         parts = {
@@ -271,19 +393,12 @@ class Checkpointer:
         balance = BalanceState(**parts, step=int(manifest.state["balance_steps"]))
         return Restored(checkpoint.path, manifest.step, manifest.tokens, dict(manifest.cursor), balance)
 
-    def _load_weights(self, checkpoint: Checkpoint) -> Started:
-        self._read(checkpoint, "master", self.shards.master)
-        initial = BalanceState.initial(self.model, self.world.device)
-        bias = torch.from_numpy(checkpoint.read_buffer("balance/bias")).to(self.world.device)
-        balance = BalanceState(bias, initial.exp_avg, initial.exp_avg_sq, step=0)
-        return Started(balance, tokenizer_of(checkpoint.manifest))
-
-    def _read(self, checkpoint: Checkpoint, state: str, chunk: torch.Tensor) -> None:
-        """Fill this rank's chunk of one state."""
-        array = _host(chunk)
-        for extent in self.shards.extents:
-            checkpoint.read(extent.tensor, state, extent.start, extent.stop, array[extent.in_chunk])
-        chunk.copy_(torch.from_numpy(array))
+    def _read(self, checkpoint: Checkpoint, state: OwnedState) -> None:
+        """Fill one state of this rank's chunk; every block that is read is compared with its checksum."""
+        array = _host(state.values)
+        for extent in filter(state.covers, self.shards.extents):
+            checkpoint.read(extent.tensor, state.name, extent.start, extent.stop, array[state.where(extent)])
+        state.values.copy_(torch.from_numpy(array))
 
     def _load_rng(self, checkpoint: Checkpoint) -> None:
         """Each rank its own state; a rank that the writers did not have keeps its freshly seeded one."""
@@ -297,7 +412,9 @@ class Checkpointer:
     def _gather_and_compare(self) -> None:
         """Rebuild the weights on every rank, and make sure that all ranks got the same ones."""
         self.shards.gather_weights()
-        crc = zlib.crc32(_host(self.shards.weights.view(torch.uint8)).data)
+        crc = 0
+        for part in self.shards.weights.view(torch.uint8).split(_HASHED_BYTES):
+            crc = crc32(_host(part).data, crc)
         found = torch.tensor([crc, -crc], dtype=torch.int64, device=self.world.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         if found[0] != -found[1]:
@@ -312,22 +429,32 @@ def check_same_model(manifest: Manifest, model: ModelConfig, table: tuple[Tensor
     Raises:
         ConfigError: naming the keys that differ.
     """
-    ours = model.model_dump(mode="json")
-    # A setting that is newer than the checkpoint was at its default, whatever that was called then.
-    theirs = ModelConfig().model_dump(mode="json") | dict(manifest.model)
-    differing = [
-        f"model.{key} is {ours.get(key)!r}, the checkpoint has {theirs.get(key)!r}"
-        for key in ours.keys() | theirs.keys()
-        if key != "init_std" and ours.get(key) != theirs.get(key)
-    ]
-    if differing:
+    if differing := model_differences(model, manifest.model):
         raise ConfigError(
-            f"the checkpoint at step {manifest.step} is of another model: {'; '.join(sorted(differing))}; "
+            f"the checkpoint at step {manifest.step} is of another model: {'; '.join(differing)}; "
             "set the model back, or submit with --new"
         )
     stored = [(tensor.name, tensor.shape) for tensor in manifest.tensors]
     if stored != [(row.name, row.shape) for row in table]:
         raise ConfigError(f"the checkpoint at step {manifest.step} has other tensors than this version's model")
+
+
+def check_same_optimizer(manifest: Manifest, table: tuple[TensorInfo, ...], dtype: str) -> None:
+    """Refuse a checkpoint whose states are those of another optimizer, or in another format than `dtype`.
+
+    Raises:
+        ConfigError: naming the setting that differs.
+    """
+    where = f"the checkpoint at step {manifest.step}"
+    act = "set it back, or submit with --new (and `init: ckpt:DIR` to start from its weights)"
+    for tensor, row in zip(manifest.tensors, table, strict=True):
+        if not set(states_of(row)) <= tensor.states.keys():
+            theirs, ours = ("muon", "adamw") if MOMENTUM in tensor.states else ("adamw", "muon")
+            raise ConfigError(f"{where} was trained with optim.matrices: {theirs}, this run has {ours}; {act}")
+        if tensor.states[MASTER] != dtype:
+            raise ConfigError(
+                f"{where} has master weights in {tensor.states[MASTER]}, parallel.dtype asks for {dtype}; {act}"
+            )
 
 
 def _tensors(balance: BalanceState) -> dict[str, torch.Tensor]:
@@ -337,23 +464,3 @@ def _tensors(balance: BalanceState) -> dict[str, torch.Tensor]:
 def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     array: np.ndarray[Any, Any] = tensor.detach().cpu().contiguous().numpy()
     return array
-
-
-def _try(action: Any) -> str:
-    """Run `action`; its answer or its failure as text that travels through the store."""
-    try:
-        return "ok " + str(action())
-    except CheckpointError as error:
-        return "failed " + str(error)
-
-
-def _unwrap(text: str) -> str:
-    """The answer in a text from `_try`.
-
-    Raises:
-        CheckpointError: it holds a failure.
-    """
-    kind, _, rest = text.partition(" ")
-    if kind != "ok":
-        raise CheckpointError(rest)
-    return rest

@@ -7,13 +7,26 @@ prints. Nothing here imports torch.
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from train.errors import ConfigError
+from train.optim.stages import Stage, stages_of
 
 
 def _number_only(value: object) -> object:
@@ -31,6 +44,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_n
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number_only)]
 Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number_only)]
 Share = Annotated[float, Field(gt=0, le=1), BeforeValidator(_number_only)]
+SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 
 
 class Section(BaseModel):
@@ -111,18 +125,65 @@ class DataConfig(Section):
     path: str | None = Field(
         None, description="a token bundle (.h5), or a directory of them, made by `zslurm data build`"
     )
+    sources: dict[SourceName, str] = Field(
+        default_factory=dict,
+        description="instead of one path, several bundles by name, to be mixed by phases[].mix",
+    )
     isolate_documents: bool = Field(
         False, description="keep attention, convolutions and positions inside each document of a sequence"
+    )
+    prefetch: Whole = Field(2, description="microbatches that each rank reads ahead in the background; 0: none")
+
+    @model_validator(mode="after")
+    def _one_or_many(self) -> DataConfig:
+        if self.path is not None and self.sources:
+            raise ValueError("give path or sources, not both")
+        return self
+
+
+class MuonConfig(Section):
+    """Muon, for matrices: momentum, orthogonalised by Newton-Schulz steps (arXiv 2502.16982)."""
+
+    momentum: Fraction = Field(0.95, description="decay rate of the momentum")
+    nesterov: bool = Field(True, description="look ahead by one momentum step")
+    steps: Count = Field(5, description="Newton-Schulz steps")
+    coefficients: Literal["keller", "you", "polar_express", "deepseek_v4"] = Field(
+        "keller", description="polynomial of each Newton-Schulz step; see train/optim/newton_schulz.py"
+    )
+    dtype: Literal["bf16", "fp32"] = Field("bf16", description="format of the Newton-Schulz products")
+    scale: Literal["match_rms_adamw", "original"] = Field(
+        "match_rms_adamw",
+        description="what the learning rate is multiplied by: 0.2 sqrt(max(m, n)), so that AdamW's rates fit, or "
+        "sqrt(max(1, m / n))",
+    )
+    lr_factor: Positive = Field(1.0, description="learning rate of matrices, as a multiple of phases[].lr")
+    split_gate_up: bool = Field(
+        False, description="orthogonalise the gate and the up half of an expert's first matrix apart"
     )
 
 
 class OptimConfig(Section):
-    """AdamW, clipping, and the balancing of experts."""
+    """Muon for matrices and AdamW for the rest, clipping, unusual steps, and the balancing of experts."""
 
+    matrices: Literal["muon", "adamw"] = Field(
+        "muon", description="optimizer of 2-D weights and of each expert's matrices; all else is AdamW's"
+    )
+    muon: MuonConfig = Field(MuonConfig(), description="how Muon updates them")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's decay rates")
     eps: Positive = Field(1e-8, description="AdamW's epsilon")
     weight_decay: NonNegative = Field(0.1, description="decoupled decay; tensors of one dimension are not decayed")
     clip_norm: Positive | None = Field(1.0, description="largest global gradient norm; null turns it off")
+    z_loss: NonNegative = Field(
+        0.0, description="weight of the mean squared log-sum-exp of the logits, added to the loss (PaLM's is 1e-4)"
+    )
+    skip_limit: Whole = Field(
+        5, description="steps in a row that may be skipped (not finite, or a spike); one more stops the run"
+    )
+    spike_factor: Positive | None = Field(
+        None,
+        description="skip a step whose loss or gradient norm is above so many recent medians; null: never",
+    )
+    spike_window: Count = Field(64, description="steps that the recent median is taken over")
     balance_lr: NonNegative = Field(1e-3, description="learning rate of the experts' balancing biases")
     balance_betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.999), description="AdamW decay rates of the balancing biases"
@@ -132,6 +193,13 @@ class OptimConfig(Section):
         description="what the load is balanced over: one step of the biases for the whole batch, or one for each "
         "microbatch in turn (all after the optimizer step, so that the number of ranks changes nothing)",
     )
+
+
+class RampStage(Section):
+    """A stage of a batch ramp."""
+
+    until_tokens: Count = Field(description="the stage ends when the phase has trained on this many tokens")
+    global_batch: Count = Field(description="sequences in one optimizer step of this stage")
 
 
 class PhaseConfig(Section):
@@ -147,35 +215,94 @@ class PhaseConfig(Section):
     rope_base: Positive = Field(10_000.0, description="base of the rotary embedding")
     lr: Positive = Field(description="peak learning rate")
     final_lr: NonNegative = Field(0.0, description="learning rate at the end of the phase")
-    warmup_steps: Whole = Field(0, description="steps of linear warm-up from zero")
-    schedule: Literal["cosine"] = Field("cosine", description="shape of the decay from lr to final_lr")
+    warmup_steps: Whole = Field(0, description="steps of linear warm-up")
+    warmup_from: NonNegative = Field(
+        0.0,
+        description="learning rate that the warm-up starts from; to re-warm, what the phase before ended with",
+    )
+    schedule: Literal["cosine", "wsd", "linear", "constant"] = Field(
+        "cosine",
+        description="from lr to final_lr along a cosine or a line, or (wsd) constant, then down in decay_steps",
+    )
+    decay_steps: Whole = Field(
+        0, description="steps of the decay at the end of a wsd schedule, along 1 - sqrt (arXiv 2405.18392)"
+    )
+    batch_ramp: tuple[RampStage, ...] = Field(
+        (), description="smaller batches at the start of the phase, each up to a number of its tokens"
+    )
+    mix: dict[str, NonNegative] = Field(
+        default_factory=dict,
+        description="share of each of data.sources, to any scale; one that is not named has 0; default: in "
+        "proportion to their tokens",
+    )
 
     @model_validator(mode="after")
-    def _batch_divides(self) -> PhaseConfig:
+    def _adds_up(self) -> PhaseConfig:
         if self.global_batch % self.micro_batch:
             raise ValueError(
                 f"global_batch ({self.global_batch}) must be a multiple of micro_batch ({self.micro_batch})"
             )
-        if self.final_lr > self.lr:
-            raise ValueError(f"final_lr ({self.final_lr:g}) must not exceed lr ({self.lr:g})")
-        if self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps ({self.warmup_steps}) exceeds the phase's {self.steps} steps")
+        self._check_ramp()
+        self._check_rates()
+        self._check_schedule()
         return self
 
+    def _check_ramp(self) -> None:
+        reached = 0
+        for index, (stage, taken) in enumerate(zip(self.batch_ramp, self.stages, strict=False)):
+            where, until = f"batch_ramp[{index}]", stage.until_tokens
+            if stage.global_batch % self.micro_batch:
+                raise ValueError(
+                    f"{where}.global_batch ({stage.global_batch}) must be a multiple of "
+                    f"micro_batch ({self.micro_batch})"
+                )
+            if until >= self.tokens:
+                raise ValueError(
+                    f"{where}.until_tokens ({until}) must be below the phase's tokens ({self.tokens})"
+                )
+            if until <= reached:
+                raise ValueError(f"{where}.until_tokens ({until}) must exceed the {reached} of the stage before")
+            if not taken.steps:
+                raise ValueError(f"{where} has no step: the steps before it train on {until} tokens or more")
+            reached = until
+        if not self.stages[-1].steps:
+            raise ValueError(f"global_batch has no step: those of batch_ramp train on all {self.tokens} tokens")
+
+    def _check_rates(self) -> None:
+        if self.final_lr > self.lr:
+            raise ValueError(f"final_lr ({self.final_lr:g}) must not exceed lr ({self.lr:g})")
+        if self.schedule == "constant" and self.final_lr not in (0, self.lr):
+            raise ValueError(f"final_lr ({self.final_lr:g}) is never reached: schedule is constant")
+        if self.warmup_from > self.lr:
+            raise ValueError(f"warmup_from ({self.warmup_from:g}) must not exceed lr ({self.lr:g})")
+        if self.warmup_from and not self.warmup_steps:
+            raise ValueError(f"warmup_from ({self.warmup_from:g}) needs warmup_steps")
+
+    def _check_schedule(self) -> None:
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) exceeds the phase's {self.steps} steps")
+        if self.schedule == "wsd" and not self.decay_steps:
+            raise ValueError(
+                "decay_steps: required by schedule wsd: the steps in which the rate falls to final_lr"
+            )
+        if self.schedule != "wsd" and self.decay_steps:
+            raise ValueError(f"decay_steps ({self.decay_steps}) belongs to schedule wsd, not {self.schedule}")
+        if self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) and decay_steps ({self.decay_steps}) exceed "
+                f"the phase's {self.steps} steps together"
+            )
+
     @property
-    def step_tokens(self) -> int:
-        """Tokens that one optimizer step trains on."""
-        return self.global_batch * self.context
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of the phase: those of the batch ramp, and the phase's own batch."""
+        ramp = [(stage.until_tokens, stage.global_batch) for stage in self.batch_ramp]
+        return stages_of(self.tokens, self.context, self.global_batch, ramp)
 
     @property
     def steps(self) -> int:
         """Optimizer steps of this phase: enough for its tokens."""
-        return -(-self.tokens // self.step_tokens)
-
-    @property
-    def microbatches(self) -> int:
-        """Microbatches in one optimizer step."""
-        return self.global_batch // self.micro_batch
+        return sum(stage.steps for stage in self.stages)
 
 
 class ParallelConfig(Section):
@@ -184,9 +311,24 @@ class ParallelConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where to train; `cuda` is also torch's name for AMD GPUs"
     )
-    dtype: Literal["fp32", "bf16"] = Field("bf16", description="format of weights and activations")
+    dtype: Literal["fp32", "bf16", "fp64"] = Field(
+        "bf16", description="format of weights and activations; fp64 is for tests of exactness"
+    )
     gradient_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="format in which gradients are accumulated and reduced"
+        "fp32", description="format in which gradients are accumulated"
+    )
+    reduce_dtype: Literal["fp32", "bf16"] | None = Field(
+        None, description="format in which gradients are summed over ranks; default: gradient_dtype"
+    )
+    bucket_mb: Positive = Field(
+        64.0, description="MiB of gradients in one reduction: the smallest message that saturates the network"
+    )
+    overlap: bool = Field(True, description="reduce each bucket while backward goes on")
+    deterministic: bool = Field(
+        False, description="use torch's deterministic algorithms only: resuming on a GPU is then bit-exact"
+    )
+    attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
+        "auto", description="attention kernels: torch's own (auto, sdpa), or those of an installed package"
     )
     grouped_gemm: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -206,11 +348,150 @@ class CheckpointConfig(Section):
 
     every_steps: Count = Field(500, description="optimizer steps between two checkpoints")
     keep_last: Count = Field(3, description="newest complete checkpoints that are kept")
-    start_from: str | None = Field(
-        None,
-        description="a checkpoint whose weights a new run starts from: another run's, or an imported one "
-        "(`zslurm checkpoint import`)",
+    keep_every: Whole = Field(0, description="also keep those whose step is a multiple of this; 0: none")
+    keep_best: bool = Field(
+        True, description="also keep the one with the lowest loss on evaluation.data, of those made at such a step"
     )
+    background: bool = Field(
+        True,
+        description="write while training goes on, from a copy of the state in host memory; false: without that "
+        "memory, and training waits",
+    )
+    longest_delay_s: Positive = Field(
+        1800.0, description="seconds that a save may take before training waits for it, when the next one is due"
+    )
+    failures: Whole = Field(
+        3, description="failed saves in a row that a run survives; one more, or a failed last save, ends it"
+    )
+    resume_from: str | None = Field(
+        None,
+        description="a checkpoint to resume from, and no other; saved on from there, a run takes its own newest",
+    )
+    local_dir: str | None = Field(
+        None,
+        description="directory on each node (NVMe, /dev/shm) that keeps its newest shards for restarts in place",
+    )
+
+
+LONGEST_PROFILE = 32
+"""Steps that may be profiled at once: a trace holds every operation of every one of them."""
+
+
+class MetricsConfig(Section):
+    """What is measured and reported while training."""
+
+    log_every: Count = Field(
+        10,
+        description="steps between two lines of the log, and between two records of every layer's load; "
+        "metrics.jsonl has all else for every step",
+    )
+    tensorboard: bool = Field(False, description="also write RUN_DIR/tensorboard (needs the tensorboard package)")
+    profile: str | None = Field(
+        None, description="FIRST:LAST steps to profile, e.g. 20:25; rank 0's trace goes to RUN_DIR/profile"
+    )
+    peak_tflops: Positive | None = Field(
+        None,
+        description="peak of one device in its format, for MFU; default: from a table of devices, or measured",
+    )
+    gc_every: Whole = Field(
+        100, description="steps between two garbage collections, on all ranks at once; 0 leaves it to Python"
+    )
+
+    @model_validator(mode="after")
+    def _profile_is_a_window(self) -> MetricsConfig:
+        if self.profile is not None and not re.fullmatch(r"\d{1,15}:\d{1,15}", self.profile, re.ASCII):
+            raise ValueError(f"profile ({self.profile}) must be FIRST:LAST, two numbers of steps")
+        if self.profile_steps is not None:
+            first, last = self.profile_steps
+            if first < 1 or last < first:
+                raise ValueError(f"profile ({self.profile}) must be FIRST:LAST with 1 <= FIRST <= LAST")
+            if last - first >= LONGEST_PROFILE:
+                raise ValueError(
+                    f"profile ({self.profile}) covers {last - first + 1} steps, more than {LONGEST_PROFILE}"
+                )
+        return self
+
+    def check_profile(self, total_steps: int) -> None:
+        """Raise a ValueError where the steps to profile are beyond those of the run."""
+        if self.profile_steps is not None and self.profile_steps[1] > total_steps:
+            raise ValueError(f"metrics.profile ({self.profile}) ends after the last step, {total_steps}")
+
+    @property
+    def profile_steps(self) -> tuple[int, int] | None:
+        """First and last step to profile, counted from 1."""
+        if self.profile is None:
+            return None
+        first, last = self.profile.split(":")
+        return int(first), int(last)
+
+
+class EvaluationConfig(Section):
+    """Loss on held-out data, and commands that judge the model."""
+
+    data: str | None = Field(None, description="a token bundle of held-out text, or a directory of them")
+    every_steps: Whole = Field(
+        0, description="optimizer steps between two evaluations on data; 0: only one, at the end"
+    )
+    sequences: Count = Field(64, description="sequences of held-out text that are looked at, the same each time")
+    micro_batch: Count | None = Field(None, description="sequences in one forward pass; default: the phase's")
+    command: str | None = Field(
+        None,
+        description="command to run on an export of the weights in transformers' format; {model}, {step} and "
+        "{run} are replaced",
+    )
+    command_every_steps: Whole = Field(
+        0, description="optimizer steps between two such exports, each from a checkpoint of that step; 0: none"
+    )
+    keep_exports: Count = Field(1, description="newest exports that stay in RUN_DIR/exports")
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> EvaluationConfig:
+        if self.every_steps and self.data is None:
+            raise ValueError("every_steps needs data: a token bundle of held-out text")
+        if bool(self.command_every_steps) != (self.command is not None):
+            raise ValueError("command and command_every_steps need each other")
+        if self.command is not None:
+            try:
+                words = shlex.split(self.command)
+            except ValueError as error:
+                raise ValueError(f"command ({self.command}): {error}") from error
+            if not words:
+                raise ValueError("command is empty")
+        return self
+
+
+def _kind_and_place(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"(hf|ckpt):.+", value):
+        raise ValueError(
+            "expected hf:DIR (a folder in transformers' format) or ckpt:DIR (a checkpoint), "
+            f"got {json.dumps(value)}"
+        )
+    return value
+
+
+Init = Annotated[
+    str | None,
+    AfterValidator(_kind_and_place),
+    Field(
+        description="weights that a new run starts from, with a fresh optimizer: hf:DIR (transformers' format) or "
+        "ckpt:DIR (a checkpoint)",
+    ),
+]
+
+
+def check_mixes(data: DataConfig, phases: tuple[PhaseConfig, ...]) -> None:
+    """Raise a ValueError unless every phase mixes sources that the run has, and at least one of them."""
+    for index, phase in enumerate(phases):
+        key = f"phases[{index}].mix"
+        if phase.mix and not data.sources:
+            raise ValueError(f"{key}: needs data.sources, the names and paths of what is mixed")
+        for name in phase.mix:
+            if name not in data.sources:
+                near = difflib.get_close_matches(name, data.sources, 1)
+                hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(data.sources)}"
+                raise ValueError(f"{key}.{name}: is not in data.sources; {hint}")
+        if phase.mix and not any(phase.mix.values()):
+            raise ValueError(f"{key}: every share is 0; give at least one source more")
 
 
 class TrainConfig(BaseModel):
@@ -219,12 +500,25 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
 
     run: RunIdentity = RunIdentity()
+    init: Init = None
     model: ModelConfig
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     phases: Annotated[tuple[PhaseConfig, ...], Field(min_length=1)]
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _mixes_its_own_sources(self) -> TrainConfig:
+        check_mixes(self.data, self.phases)
+        return self
+
+    @model_validator(mode="after")
+    def _profiles_its_own_steps(self) -> TrainConfig:
+        self.metrics.check_profile(sum(phase.steps for phase in self.phases))
+        return self
 
 
 def load_train_config(path: Path) -> TrainConfig:
@@ -245,7 +539,21 @@ def load_train_config(path: Path) -> TrainConfig:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path}: {where}: {first['msg']}") from error
+        raise ConfigError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+
+
+def model_differences(ours: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
+    """The keys in which the model of some weights, as a mapping, differs from a run's; a clause for each.
+
+    A setting that the mapping lacks is newer than the weights, and was at its default, whatever that was called.
+    """
+    here = ours.model_dump(mode="json")
+    there = ModelConfig().model_dump(mode="json") | dict(theirs)
+    return [
+        f"model.{key} is {here.get(key)!r}, the weights have {there.get(key)!r}"
+        for key in sorted(here.keys() | there.keys())
+        if key != "init_std" and here.get(key) != there.get(key)
+    ]
 
 
 def model_fingerprint(model: ModelConfig) -> str:

@@ -19,6 +19,12 @@ class DataError(TrainError):
     exit_code = 2
 
 
+class BuildFailed(DataError):
+    """Data could not be built though nothing is wrong with what was asked: no room, a process was killed."""
+
+    exit_code = 1
+
+
 class Diverged(TrainError):
     """The loss or the gradient is not finite any more."""
 

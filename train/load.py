@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
+from checkpoint_tools import Extent
 from train.hub import Weights
 from train.hub.folder import BUFFER_ELEMENTS
 from train.model.zaya import Zaya
@@ -28,3 +31,19 @@ def load_model(weights: Weights, *, dtype: torch.dtype, device: torch.device | s
             weights.read(name, start, values)
             flat[start : start + values.size].copy_(torch.from_numpy(values))
     return model
+
+
+@torch.no_grad()
+def load_extents(weights: Weights, extents: Iterable[Extent], chunk: torch.Tensor) -> None:
+    """Fill the extents of a rank's flat chunk, in its format and on its device; nothing else is read.
+
+    Raises:
+        HubIOError, CheckpointError: the files cannot be read, or are damaged.
+    """
+    buffer = np.empty(BUFFER_ELEMENTS, np.float32)
+    for extent in extents:
+        for start in range(0, extent.numel, BUFFER_ELEMENTS):
+            values = buffer[: min(BUFFER_ELEMENTS, extent.numel - start)]
+            weights.read(extent.tensor, extent.start + start, values)
+            offset = extent.offset_in_chunk + start
+            chunk[offset : offset + values.size].copy_(torch.from_numpy(values))

@@ -1,8 +1,9 @@
 """The training loop: reads like the algorithm.
 
     for each step:
-        each rank runs its microbatches forward and backward, gradients summed in one flat buffer
-        reduce-scatter the gradients, clip, update this rank's chunk, all-gather the weights
+        each rank runs its microbatches forward and backward, gradients summed in one flat buffer and reduced
+            bucket by bucket during the last backward
+        clip, update this rank's chunk, all-gather the weights
         balance the experts, write metrics, save when it is time or when asked to stop
 
 `train(run_dir)` is the whole program of one rank; `python -m train RUN_DIR` and zslurm's ranks call it.
@@ -10,34 +11,40 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-import time
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from checkpoint_tools import CheckpointError
-from train.checkpoint import Checkpointer, Restored
+from train.checkpoint import RESUMED_FROM, Checkpointer, Restored
 from train.config import TrainConfig, load_train_config
-from train.data.bundle import Corpus
-from train.data.sampler import Sampler, microbatch_counters, rank_microbatches
-from train.errors import ConfigError, DataError, Diverged, TrainError
-from train.metrics import MetricsWriter, last_attempt, routing_metrics
-from train.model.packing import documents_of
+from train.data.loader import Loader
+from train.data.order import DataOrder
+from train.data.sampler import rank_microbatches
+from train.data.training_data import TrainingData
+from train.errors import Diverged, TrainError
+from train.evaluate import Best, Evaluator, HeldOut, due
+from train.instruments import Instruments, StepResult
+from train.metrics import last_attempt
+from train.model.flash import choose_kernels
 from train.model.zaya import build
-from train.optim.adamw import ShardedAdamW
 from train.optim.balance import BalanceState, balance_over
-from train.optim.schedule import Plan, Position
+from train.optim.schedule import Plan, Position, check_ranks, compare
+from train.optim.sharded import ShardedOptimizer
 from train.parallel.world import DTYPES, World, open_world
 from train.parallel.zero import ZeroShards
-from train.progress import CheckpointState, Phase, ProgressWriter, dump_stacks_on_signal
-from train.shapes import tensor_table
+from train.progress import Phase, ProgressWriter, dump_stacks_on_signal
+from train.saves import Saves
+from train.shapes import owned_table
+from train.stability import Recent, why_skip
 from train.stop import StopRequest
+from train.tensorboard import check_installed
+from train.timing import Part
 
 
 class Ending(IntEnum):
@@ -45,16 +52,6 @@ class Ending(IntEnum):
 
     COMPLETED = 0
     INTERRUPTED = 75  # saved and stopped because it was asked to: start again to continue
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step did; the same on every rank."""
-
-    loss: float
-    grad_norm: float
-    counts_LC: Tensor
-    stop: bool
 
 
 class Trainer:
@@ -69,50 +66,88 @@ class Trainer:
         """
         self.config, self.world, self.stop = config, world, stop
         self.plan = Plan(config.phases)
+        if config.metrics.tensorboard:
+            check_installed()
+        notes = check_ranks(config.phases, world.size)
         self.attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir / "metrics.jsonl")
         self.progress = ProgressWriter(world.rank, self.attempt)
-        self.corpus = _open_corpus(config)
+        self.data = TrainingData.open(config.data)
+        self.data.check_fits(config.model.vocab_size)
+        self.order = DataOrder(self.data, self.plan, config.run.seed)
+        self.loader = Loader(
+            self.order,
+            rank=world.rank,
+            world_size=world.size,
+            device=world.device,
+            prefetch=config.data.prefetch,
+            isolate_documents=config.data.isolate_documents,
+        )
+        held_out = HeldOut.open(config, self.data.header.tokenizer_sha256)
+        self.evaluator = Evaluator(held_out, config.evaluation.every_steps)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
-        self.model = build(config.model, config.run.seed, dtype=DTYPES[config.parallel.dtype], device=world.device)
+        dtype, head_dim = DTYPES[config.parallel.dtype], config.model.head_dim
+        attention = choose_kernels(config.parallel.attention, device=world.device, dtype=dtype, head_dim=head_dim)
+        self.model = build(config.model, config.run.seed, dtype=dtype, device=world.device)
         self.model.run_with(
+            attention=attention,
             grouped_gemm=config.parallel.grouped_gemm,
             recompute=config.parallel.recompute,
             compile=config.parallel.compile,
         )
         self.shards = ZeroShards(
             self.model,
-            tensor_table(config.model),
+            owned_table(config.model, config.optim),
             world.dp_group,
-            DTYPES[config.parallel.gradient_dtype],
+            gradient_dtype=DTYPES[config.parallel.gradient_dtype],
+            reduce_dtype=DTYPES[config.parallel.reduce_dtype or config.parallel.gradient_dtype],
+            bucket_bytes=config.parallel.bucket_mb * 2**20,
+            overlap=config.parallel.overlap,
         )
-        self.optimizer = ShardedAdamW(self.shards, config.optim)
+        self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance = BalanceState.initial(config.model, world.device)
+        self.recent = Recent()
+        self.save_owed = self.export_owed = False
         self.checkpointer = Checkpointer(
             run_dir / "checkpoints",
             world,
             config.model,
             self.shards,
             self.optimizer,
-            keep_last=config.checkpoint.keep_last,
+            config.checkpoint,
             attempt=self.attempt,
+            timeout_s=config.parallel.timeout_s,
         )
-        starts_elsewhere = config.checkpoint.start_from is not None
-        self.step = self._resume(self.checkpointer.load_newest(starts_elsewhere=starts_elsewhere))
-        self.metrics = MetricsWriter(run_dir / "metrics.jsonl", self.attempt) if world.is_first else None
+        self.step = self._resume(self.checkpointer.load_newest(starts_elsewhere=config.init is not None))
+        for note in notes:
+            self._say(f"note: {note}")
+        self.instruments = Instruments(
+            run_dir,
+            config,
+            world,
+            attempt=self.attempt,
+            done=self.step,
+            total_steps=self.plan.total_steps,
+            say=self._say,
+        )
+        self.clock, self.metrics = self.instruments.clock, self.instruments.metrics
+        self._say(self.checkpointer.prepare())
+        self.to_export: set[int] = set()
+        self.saves = Saves(
+            self.checkpointer,
+            config.checkpoint,
+            self.progress,
+            first=world.is_first,
+            write=self.metrics.write if self.metrics is not None else None,
+            say=self._say,
+            committed=self._committed,
+        )
 
     def _start(self) -> None:
-        source = self.config.checkpoint.start_from
-        weights = ""
-        if source is not None:
-            started = self.checkpointer.start_from(Path(source))
-            if started.tokenizer_sha256 not in (None, self.corpus.header.tokenizer_sha256):
-                raise DataError(
-                    f"{self.corpus.path}: made with another tokenizer than the weights of {source}; "
-                    "build the data with their tokenizer.json (zslurm data build --tokenizer)"
-                )
-            self.balance = started.balance
-            self.model.balancing_bias.copy_(started.balance.bias)
-            weights = f" from the weights of {source}"
+        init, weights = self.config.init, ""
+        if init is not None:
+            self.balance = self.checkpointer.start_from(init, self.data.header.tokenizer_sha256)
+            self.model.balancing_bias.copy_(self.balance.bias)
+            weights = f" from the weights of {init}"
         on = f"on {self.world.size} ranks ({self.world.device.type})"
         self._say(f"starting {self.config.run.name} {on}{weights}")
 
@@ -121,13 +156,11 @@ class Trainer:
             self._start()
             return 0
         cursor = restored.cursor
-        if cursor["tokenizer_sha256"] != self.corpus.header.tokenizer_sha256:
-            raise DataError(
-                f"{self.corpus.path}: made with another tokenizer than the checkpoint's run; "
-                "set data.path back, or submit with --new"
-            )
-        if cursor["data_fingerprint"] != self.corpus.fingerprint:
-            self._say(f"note: {self.corpus.path} is not the data that the checkpoint was trained on")
+        changes = compare(cursor.get("plan"), self.plan, restored.step)
+        for change in changes + self.order.changes(cursor, restored.step):
+            self._say(f"note: {change}")
+        self.recent = Recent.of(cursor.get("recent", self.recent.record()))
+        self.evaluator.best = Best.of(cursor.get("best"))
         self.balance = restored.balance
         self.model.balancing_bias.copy_(restored.balance.bias)
         self._say(f"resuming {self.config.run.name} from {restored.path.name} on {self.world.size} ranks")
@@ -135,127 +168,183 @@ class Trainer:
 
     def run(self) -> Ending:
         """Train to the end of the plan, or until asked to stop."""
-        saved_at = self.step
+        with self.instruments, self.loader:
+            return self._run()
+
+    def _run(self) -> Ending:
         while self.step < self.plan.total_steps:
-            started = time.monotonic()
             here = self.plan.at(self.step)
             result = self._train_step(here)
+            self.stop.renew()
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step)
-            self._report(here, result, time.monotonic() - started)
+            self.instruments.step_done(self.step, here, result)
+            self.saves.report()
             last = self.step == self.plan.total_steps
-            if self.step % self.config.checkpoint.every_steps == 0 or last or result.stop:
-                self._save()
-                saved_at = self.step
+            if self.evaluator.is_due(self.step, last=last, stop=result.stop):
+                self._evaluate(here)
+            due = self._save_is_due(result.taken)
+            if last or result.stop:
+                self._save(wait=True)
+            elif due and self.saves.may_start():
+                self._save(wait=False)
             if result.stop and not last:
+                self.checkpointer.close()
                 self._say(f"stopped as asked after step {self.step}; start again to continue")
                 return Ending.INTERRUPTED
+        self.checkpointer.close()
+        self.checkpointer.forget_copies()
         self.progress.update(phase=Phase.DONE)
-        self._say(f"completed {self.plan.total_steps} steps" + (f", saved at {saved_at}" if saved_at else ""))
+        self._say(f"completed {self.plan.total_steps} steps, saved at {self.step}")
         return Ending.COMPLETED
 
     def _train_step(self, here: Position) -> StepResult:
-        phase = here.phase
-        sampler = Sampler(self.corpus.sequences(phase.context), self.config.run.seed)
-        self.shards.zero_gradients()
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        mine = rank_microbatches(here.microbatches, self.world.rank, self.world.size)
+        self.shards.begin_step(backwards=len(mine))
+        loss_sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         optim = self.config.optim
-        shares = phase.microbatches if optim.balance_scope == "microbatch" else 1
+        shares = here.microbatches if optim.balance_scope == "microbatch" else 1
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
-        for j in rank_microbatches(phase.microbatches, self.world.rank, self.world.size):
-            counters = microbatch_counters(here.counter, j, phase.micro_batch)
-            windows = torch.from_numpy(self.corpus.windows(sampler.indices(counters), phase.context))
-            tokens_BS = windows.to(self.world.device)
-            loss, counts_LC = self.model(
-                tokens_BS[:, :-1],
-                tokens_BS[:, 1:],
-                rope_base=phase.rope_base,
-                document_BS=self._documents(tokens_BS[:, :-1]),
+        targets = 0
+        self.clock.enter(Part.DATA)
+        for microbatch in self.loader.microbatches(self.step):
+            self.clock.enter(Part.FORWARD)
+            losses, counts_LC = self.model.losses(
+                microbatch.tokens_BS,
+                microbatch.targets_BS,
+                rope_base=here.phase.rope_base,
+                z_weight=optim.z_loss,
+                document_BS=microbatch.document_BS,
             )
-            (loss / phase.step_tokens).backward()
-            loss_sum += loss.detach()
-            counts_MLC[j % shares] += counts_LC
-        totals = torch.stack([loss_sum, loss_sum.new_tensor(float(self.stop.asked))])
+            self.clock.enter(Part.BACKWARD)
+            (losses.objective / here.step_tokens).backward()
+            loss_sums += torch.stack([losses.cross_entropy, losses.z_loss])
+            counts_MLC[microbatch.number % shares] += counts_LC
+            targets += microbatch.targets
+            self.clock.enter(Part.DATA)
+        self.clock.enter(Part.REDUCE)
+        self.shards.reduce_gradients()
+        signals = [float(targets), float(self.stop.asked), *self.saves.signals()]
+        totals = torch.cat([loss_sums, loss_sums.new_tensor(signals)])
         dist.all_reduce(totals, group=self.world.dp_group)
         dist.all_reduce(counts_MLC, group=self.world.dp_group)
-        self.shards.reduce_gradients()
+        targets, stop = int(totals[2].item()), bool(totals[3].item() > 0)
+        self.saves.agree(totals[4:].tolist())
+        if 0 < targets < here.step_tokens:
+            # Some targets are masked: the losses were divided by as many as there might be.
+            self.shards.scale_gradients(here.step_tokens / targets)
         grad_norm = self.shards.clip_gradients(self.config.optim.clip_norm).item()
-        loss_mean = totals[0].item() / phase.step_tokens
-        if not (abs(loss_mean) < float("inf") and grad_norm < float("inf")):
-            raise Diverged(
-                f"step {self.step + 1}: loss {loss_mean:g}, gradient norm {grad_norm:g}: not finite; the weights "
-                "were not updated. Lower phases[].lr or look at the data; the last checkpoint is sound"
-            )
+        loss_mean, z_loss = (totals[:2] / max(1, targets)).tolist()
+        if here.step_in_phase == 0:
+            self.recent = self.recent.in_new_phase()
+        reason = why_skip(self.recent, loss_mean, grad_norm, optim)
+        if reason is not None:
+            self._skip(reason, loss_mean, grad_norm)
+            return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=False)
+        self.recent = self.recent.taken(loss_mean, grad_norm, optim)
+        self.clock.enter(Part.CHECKPOINT)
+        self.saves.hold()
+        self.clock.enter(Part.OPTIMIZER)
         self.optimizer.step(here.lr)
         self.shards.gather_weights()
+        self.clock.enter(Part.OTHER)
         self.balance = balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas)
         self.model.balancing_bias.copy_(self.balance.bias)
-        return StepResult(loss_mean, grad_norm, counts_MLC.sum(dim=0), bool(totals[1].item() > 0))
+        return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=True)
 
-    def _documents(self, tokens_BS: Tensor) -> Tensor | None:
-        """Which document each token belongs to, where these are kept apart."""
-        if not self.config.data.isolate_documents:
-            return None
-        return documents_of(tokens_BS, self.corpus.header.end_token)
+    def _skip(self, reason: str, loss: float, grad_norm: float) -> None:
+        """Leave a step out: say why, and what went wrong first and where.
 
-    def _save(self) -> None:
-        self.progress.update(phase=Phase.SAVE, checkpoint=CheckpointState.REQUESTED)
-        tokens = self._tokens_done()
-        cursor = {
-            "step": self.step,
-            "seed": self.config.run.seed,
-            "data_fingerprint": self.corpus.fingerprint,
-            "tokenizer_sha256": self.corpus.header.tokenizer_sha256,
-        }
-        saved = self.checkpointer.save(self.step, tokens, cursor, self.balance)
-        self.progress.update(phase=Phase.STEP, checkpoint=CheckpointState.COMMITTED, committed_step=self.step)
+        Raises:
+            Diverged: too many were skipped in a row.
+        """
+        self.recent = self.recent.left_out()
+        first = None if math.isfinite(loss) and math.isfinite(grad_norm) else self.shards.first_nonfinite()
+        tensor, rank = first or (None, None)
         if self.metrics is not None:
             self.metrics.write(
-                "checkpoint", step=self.step, state="COMMITTED", bytes=saved.bytes, seconds=saved.seconds
+                "skipped",
+                step=self.step + 1,
+                reason=reason,
+                loss=loss if math.isfinite(loss) else None,
+                grad_norm=grad_norm if math.isfinite(grad_norm) else None,
+                tensor=tensor,
+                rank=rank,
+                in_a_row=self.recent.skipped,
             )
-        self._say(f"saved {saved.path.name} ({saved.bytes / 1e6:.1f} MB in {saved.seconds:.2f} s)")
-
-    def _tokens_done(self) -> int:
-        if self.step == 0:
-            return 0
-        before = self.plan.at(self.step - 1)
-        return before.tokens_before + before.phase.step_tokens
-
-    def _report(self, here: Position, result: StepResult, seconds: float) -> None:
-        if self.metrics is None:
-            return
-        rate = here.phase.step_tokens / seconds
-        self.metrics.write(
-            "step",
-            step=self.step,
-            tokens=here.tokens_before + here.phase.step_tokens,
-            phase=here.phase.name,
-            loss=result.loss,
-            lr=here.lr,
-            grad_norm=result.grad_norm,
-            tokens_per_s=rate,
-            step_time_s=seconds,
-            **routing_metrics(result.counts_LC, self.config.model.skip_expert),
-        )
-        if self.step % 10 == 0 or self.step == 1:
-            self._say(
-                f"step {self.step}/{self.plan.total_steps} loss {result.loss:.4f} lr {here.lr:.3g} "
-                f"grad norm {result.grad_norm:.3g} {rate:,.0f} tokens/s"
+        where = f", first in {tensor} on rank {rank}" if tensor else ""
+        limit = self.config.optim.skip_limit
+        if self.recent.skipped > limit:
+            raise Diverged(
+                f"step {self.step + 1}: {reason}{where}; it is the last of {self.recent.skipped} in a row, more "
+                f"than optim.skip_limit ({limit}) allows; the weights were not updated by them. Lower phases[].lr "
+                "or look at the data; the last checkpoint is from before them"
             )
+        self._say(f"step {self.step + 1} is skipped: {reason}{where} ({self.recent.skipped} in a row, of {limit})")
+
+    def _evaluate(self, here: Position) -> None:
+        self.progress.update(phase=Phase.EVAL)
+        with self.clock.within(None):
+            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update)
+        self.progress.update(phase=Phase.STEP)
+        if self.metrics is not None:
+            self.metrics.write("evaluation", step=self.step, phase=here.phase.name, **found.fields())
+        self._say(f"step {self.step} held-out loss {found.loss:.4f} ({found.seconds:.2f} s)")
+
+    def _save_is_due(self, taken: bool) -> bool:
+        """At the steps of checkpoint.every_steps, and where evaluation.command wants a checkpoint.
+
+        Skipped steps may have ruined weights before them: what is due then waits for a step that is taken.
+        """
+        self.export_owed = self.export_owed or due(self.config.evaluation.command_every_steps, self.step)
+        self.save_owed = self.save_owed or self.export_owed or due(self.config.checkpoint.every_steps, self.step)
+        return self.save_owed and taken
+
+    def _save(self, *, wait: bool) -> None:
+        self.save_owed = False
+        best = self.evaluator.will_save(self.step)
+        cursor = {
+            "step": self.step,
+            **self.order.record(self.step),
+            "plan": self.plan.record(),
+            "recent": self.recent.record(),
+            "best": best.record() if best is not None else None,
+            RESUMED_FROM: self.config.checkpoint.resume_from,
+        }
+        if self.export_owed:
+            self.to_export.add(self.step)
+            self.export_owed = False
+        with self.clock.within(Part.CHECKPOINT):
+            self.saves.start(
+                self.step,
+                wait=wait,
+                best={
+                    "best_step": best.step if best is not None else None,
+                    "best_loss": best.loss if best is not None else None,
+                },
+                tokens=self.plan.tokens_after(self.step),
+                cursor=cursor,
+                balance=self.balance,
+                keep=self._kept(),
+            )
+
+    def _committed(self, step: int, path: Path) -> None:
+        """A checkpoint is there: whatever waited for it can begin."""
+        if self.instruments.command is not None and step in self.to_export:
+            self.instruments.command.start(step, path)
+        self.to_export.discard(step)
+
+    def _kept(self) -> set[int]:
+        """Steps whose checkpoints stay though they are not among the newest."""
+        command = self.instruments.command
+        kept = set(command.reads()) if command is not None else set()
+        if self.evaluator.best is not None and self.config.checkpoint.keep_best:
+            kept.add(self.evaluator.best.step)
+        return kept
 
     def _say(self, text: str) -> None:
         if self.world.is_first:
             print(text, flush=True)
-
-
-def _open_corpus(config: TrainConfig) -> Corpus:
-    if config.data.path is None:
-        raise ConfigError("data.path: required to train; make a bundle with `zslurm data build`")
-    corpus = Corpus.open(config.data.path)
-    corpus.check_fits(config.model.vocab_size)
-    for phase in config.phases:
-        corpus.sequences(phase.context)
-    return corpus
 
 
 def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
@@ -276,7 +365,11 @@ def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
     config = load_train_config(run_dir / "config.json")
     try:
         with open_world(config.parallel) as world:
-            return Trainer(run_dir, config, world, stop).run()
+            trainer = Trainer(run_dir, config, world, stop)
+            ending = trainer.run()
+        # The other ranks have left, or may leave: rank 0 alone waits for what judges the last weights.
+        trainer.instruments.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
+        return ending
     except CheckpointError as error:
         raise TrainError(f"checkpoint: {error}") from error
     finally:

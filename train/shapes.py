@@ -1,7 +1,8 @@
 """Every tensor of the model, known without torch: name, shape, kind, and who may own what of it.
 
 Parameter counts, packing over ranks, memory plans, checkpoint manifests and the mapping to other formats all
-read this table; a test holds it equal, name by name and in order, to `Zaya.named_parameters()`.
+read this table; a test holds it equal, name by name and in order, to `Zaya.named_parameters()`. How ranks divide
+the tensors is the optimizer's matter: `owned_table` is the same table with that in it.
 
 The names are part of the checkpoint format and do not change. L is the layer, counted from 0:
 
@@ -38,10 +39,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from train.config import ModelConfig
+from train.config import ModelConfig, OptimConfig
 
 
 class Kind(StrEnum):
@@ -58,15 +59,20 @@ class Kind(StrEnum):
 
 _MATRICES = frozenset({Kind.MATRIX, Kind.EXPERTS})
 _DECAYED = _MATRICES | {Kind.EMBEDDING, Kind.CONVOLUTION}
+_GATE_UP = ".experts.gate_up.weight"
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One parameter of the model."""
+    """One parameter of the model.
+
+    `whole` is the number of matrices, one after the other, that one rank each owns whole; 0: divided anywhere.
+    """
 
     name: str
     shape: tuple[int, ...]
     kind: Kind
+    whole: int = 0
 
     @property
     def numel(self) -> int:
@@ -80,7 +86,7 @@ class TensorInfo:
 
     @property
     def matrices(self) -> tuple[int, int, int] | None:
-        """(count, rows, columns) of the matrices that a matrix optimizer owns whole; None if owned flat.
+        """(count, rows, columns) of the tensor's linear maps, for an optimizer of matrices; None if it has none.
 
         The embedding is a table of vectors, not a linear map, and the convolutions mix time with channels:
         neither counts.
@@ -120,6 +126,22 @@ def tensor_table(model: ModelConfig) -> tuple[TensorInfo, ...]:
         *(info for layer in range(model.layers) for info in _layer(model, layer)),
         *_entry("head_entry", model, first=False),
     )
+
+
+def owned_table(model: ModelConfig, optim: OptimConfig) -> tuple[TensorInfo, ...]:
+    """`tensor_table`, with what one rank owns whole: the matrices if Muon trains them, nothing if AdamW does.
+
+    The experts of a tensor are a matrix each; with `muon.split_gate_up` the gate rows and the up rows of an expert
+    are one each, for they lie behind one another.
+    """
+    return tuple(replace(info, whole=_whole(info, optim)) for info in tensor_table(model))
+
+
+def _whole(info: TensorInfo, optim: OptimConfig) -> int:
+    if optim.matrices == "adamw" or info.matrices is None:
+        return 0
+    halves = optim.muon.split_gate_up and info.name.endswith(_GATE_UP)
+    return info.matrices[0] * (2 if halves else 1)
 
 
 def buffer_table(model: ModelConfig) -> tuple[BufferInfo, ...]:

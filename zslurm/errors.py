@@ -40,6 +40,12 @@ class NotFound(ZslurmError):
     exit_code = Exit.NOT_FOUND
 
 
+class CheckFailed(ZslurmError):
+    """What was checked is not in order; one line for each fault."""
+
+    exit_code = Exit.CHECK_FAILED
+
+
 class SlurmUnavailable(ZslurmError):
     """Slurm's commands are missing, or its controller does not answer."""
 

@@ -94,7 +94,7 @@ def test_a_users_mistake_reaches_every_place_where_one_looks_for_it(user: LocalU
     state = user.wait_for_end("broken")
     cause = state["cause"]
     assert (state["state"], state["exit_code"], cause["exit_code"]) == ("failed", 2, 2)
-    assert cause["message"].startswith(f"DataError: {user.data}: ")
+    assert cause["message"].startswith(f"DataError: data.path: {user.data}: ")
     assert cause["rank"] in (0, 1)
     assert _verdict(user, "broken")["cause"] == cause
     assert cause["message"] in done.stderr

@@ -32,7 +32,7 @@ ADAM = {"master": "F32", "exp_avg": "BF16", "exp_avg_sq": "F32"}
 MUON = {"master": "F32", "momentum": "F64"}
 TENSORS = (
     Tensor("embed.weight", (13, 7), ADAM),
-    Tensor("layers.0.experts.up", (3, 11, 5), MUON),
+    Tensor("layers.0.experts.up", (3, 11, 5), MUON, whole=3),
     Tensor("layers.0.norm.scale", (7,), ADAM),
     Tensor("layers.0.temperature", (), ADAM),
     Tensor("layers.0.unused", (0, 4), ADAM),

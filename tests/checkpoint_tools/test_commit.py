@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
+import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,3 +211,44 @@ def test_only_what_was_begun_for_the_step_is_committed(tmp_path: Path) -> None:
         commit(tmp_path, directory, manifest)
     with pytest.raises(Mismatch, match="was not begun"):
         commit(tmp_path / "elsewhere", directory, manifest)
+
+
+def save_for_ever(root: Path, started: Any) -> None:
+    """Saves, one after the other, each with the deletion of an old one; until it is killed."""
+    for step in range(2, 10**6):
+        save(root, step, nonce=f"n{step}", world_size=3)
+        prune(root, 2)
+        started.set()
+
+
+def assert_survives_kills(root: Path, count: int) -> None:
+    """Kill a writer `count` times at random moments: what it had committed is whole, nothing else is listed."""
+    context = multiprocessing.get_context("fork")
+    delays = random.Random(20261121)
+    for _ in range(count):
+        started = context.Event()
+        writer = context.Process(target=save_for_ever, args=(root, started))
+        writer.start()
+        assert started.wait(60)
+        time.sleep(delays.uniform(0, 0.03))
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        listed = list_checkpoints(root)
+        assert listed
+        assert all(found.complete for found in listed)
+        for found in listed:
+            assert_holds(found.path, found.step)
+        for found in listed:
+            shutil.rmtree(found.path)
+        save(root, 1, nonce="again")
+        assert names(root) == ["step-00000001"], "leftovers are cleaned at the next save"
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    assert_survives_kills(tmp_path, 5)
+
+
+@pytest.mark.soak
+def test_a_writer_killed_a_hundred_times_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    assert_survives_kills(tmp_path, 100)

@@ -90,6 +90,24 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert prune(tmp_path, 2) == []
 
 
+def test_every_nth_step_and_named_steps_stay_beyond_the_newest(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        save(tmp_path, step)
+    removed = prune(tmp_path, 2, keep_every=4, keep={3, 10, 77})
+    assert [path.name for path in removed] == [f"step-{step:08d}" for step in (1, 2, 5, 6, 7)]
+    assert steps(tmp_path) == [10, 9, 8, 4, 3]
+    assert prune(tmp_path, 2, keep_every=4) == [tmp_path / "step-00000003"], "no longer the best one"
+    assert prune(tmp_path, 1) == [tmp_path / f"step-{step:08d}" for step in (4, 8, 9)]
+
+
+def test_a_kept_step_does_not_replace_the_newest(tmp_path: Path) -> None:
+    """The newest k stay whatever else does: a resume never goes further back than it did."""
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    assert prune(tmp_path, 1, keep={1}) == [tmp_path / "step-00000002"]
+    assert steps(tmp_path) == [3, 1]
+
+
 def test_a_broken_checkpoint_neither_counts_nor_goes(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
@@ -101,6 +119,8 @@ def test_a_broken_checkpoint_neither_counts_nor_goes(tmp_path: Path) -> None:
 def test_the_last_checkpoint_cannot_be_pruned(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with pytest.raises(Mismatch, match="at least 1"):
-        prune(tmp_path, 0)
+        prune(tmp_path, 0, keep={1})
+    with pytest.raises(Mismatch, match="keep_every must be at least 0"):
+        prune(tmp_path, 1, keep_every=-2)
     assert prune(tmp_path, 1) == []
     assert steps(tmp_path) == [1]

@@ -52,6 +52,25 @@ def test_any_json_reader_can_read_a_manifest(reports: list[ShardReport]) -> None
         "shape": [],
         "states": {"master": "F32", "exp_avg": "BF16", "exp_avg_sq": "F32"},
     }
+    assert document["tensors"][1]["whole"] == 3
+
+
+def test_ownership_can_be_told_from_a_manifest_alone(reports: list[ShardReport]) -> None:
+    """What `partition` says of the manifest's own table is what the ranks wrote."""
+    manifest = manifest_json.decode(manifest_json.encode(manifest_of(reports, TENSORS, 400)), MANIFEST)
+    layout = partition(manifest.tensors, manifest.world_size)
+    for rank in range(manifest.world_size):
+        file = shard_name(rank, manifest.world_size)
+        stored = {(e.tensor, e.start, e.stop) for e in manifest.extents if e.file == file}
+        assert {(e.tensor, e.start, e.stop) for e in layout.extents(rank)} == stored
+
+
+def test_a_manifest_of_before_whole_matrices_has_flat_tensors_only(tmp_path: Path) -> None:
+    """Its rows have no such key; nor have ours, where a tensor is flat."""
+    flat = [dataclasses.replace(tensor, whole=0) for tensor in TENSORS]
+    data = manifest_json.encode(manifest_of(write_all_ranks(tmp_path, flat, 2), flat, 1))
+    assert b"whole" not in data
+    assert [tensor.whole for tensor in manifest_json.decode(data, MANIFEST).tensors] == [0] * len(flat)
 
 
 def test_reports_may_come_in_any_order(reports: list[ShardReport]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,15 @@ from checkpoint_tools.shard_header import DTYPES
 
 from .saves import ADAM, MUON, TENSORS, assert_holds, save, values
 
-shapes = st.lists(st.integers(0, 12), max_size=3).map(tuple)
-tables = st.lists(st.tuples(shapes, st.sampled_from([ADAM, MUON])), max_size=6).map(
-    lambda rows: [Tensor(f"t{i}", shape, states) for i, (shape, states) in enumerate(rows)]
+flat = st.builds(Tensor, st.just(""), st.lists(st.integers(0, 12), max_size=3).map(tuple), st.just(ADAM))
+whole = st.builds(
+    lambda count, rows, columns: Tensor("", (count, rows, columns), MUON, whole=count),
+    st.integers(1, 6),
+    st.integers(0, 12),
+    st.integers(1, 12),
+)
+tables = st.lists(st.one_of(flat, whole), max_size=6).map(
+    lambda rows: [replace(row, name=f"t{index}") for index, row in enumerate(rows)]
 )
 
 

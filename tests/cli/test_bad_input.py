@@ -159,11 +159,37 @@ def test_no_data_at_all(shell: Shell) -> None:
     )
 
 
+def test_held_out_data_of_another_tokenizer(shell: Shell) -> None:
+    """Whoever finds out after hours in the queue has waited for nothing."""
+    make_corpus(shell.directory / "other.h5", tokenizer="b" * 64)
+    shell.write_run(evaluation={"data": "other.h5"})
+    for command in (("submit", "--dry-run"), ("submit",)):
+        code, message = shell.fails(*command, "run.yaml")
+        assert code == Exit.USAGE
+        assert message.startswith(
+            f"zslurm: evaluation.data: {shell.directory}/other.h5: made with another tokenizer"
+        )
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        ("25:20", "--set metrics.profile: metrics: profile (25:20) must be FIRST:LAST with 1 <= FIRST <= LAST"),
+        ("8:20", "--set metrics.profile: metrics.profile (8:20) ends after the last step, 10"),
+        ("soon", "--set metrics.profile: metrics: profile (soon) must be FIRST:LAST, two numbers of steps"),
+    ],
+)
+def test_a_bad_window_of_steps_to_profile(shell: Shell, window: str, message: str) -> None:
+    shell.write_run()
+    assert shell.fails("submit", "run.yaml", "--profile", window) == (Exit.USAGE, f"zslurm: {message}")
+
+
 def test_data_commands_refuse_what_is_no_data(shell: Shell) -> None:
     (shell.directory / "tokens.h5").write_text("PAR1")
     assert shell.fails("data", "show", "tokens.h5")[0] == Exit.USAGE
-    assert shell.fails("data", "show", "none.h5")[0] == Exit.USAGE
-    assert shell.fails("data", "build", "none", "--out", "out", "--vocab-size", "600")[0] == Exit.USAGE
+    assert shell.fails("data", "verify", "tokens.h5")[0] == Exit.CHECK_FAILED
+    assert shell.fails("data", "show", "none.h5")[0] == Exit.NOT_FOUND
+    assert shell.fails("data", "build", "none", "--out", "out", "--vocab-size", "600")[0] == Exit.NOT_FOUND
 
 
 # --- places and machines ----------------------------------------------------------------------------------------
@@ -282,8 +308,9 @@ def _pretend_submitted(shell: Shell) -> None:
         (("submit", "run.yaml", "--nodes", "-3"), "Invalid value for '--nodes'"),
         (("submit", "run.yaml", "--nodes", "two"), "Invalid value for '--nodes'"),
         (("submit", "run.yaml", "--dryrun"), "No such option: --dryrun"),
-        (("submit", "run.yaml", "other.yaml"), "Got unexpected extra argument"),
-        (("logs", "x", "--rank", "-1"), "Invalid value for '--rank'"),
+        (("submit", "run.yaml", "other.yaml"), "other.yaml: not a long option of sbatch"),
+        (("config", "show", "run.yaml", "other.yaml"), "Got unexpected extra argument"),
+        (("logs", "x", "--rank", "-1"), "--rank -1: expected ranks such as 0,8-15"),
         (("config", "shwo"), "No such command 'shwo'. Did you mean 'show'?"),
         (("data", "build", "texts", "--out", "x", "--vocab-size", "5"), "Invalid value for '--vocab-size'"),
     ],

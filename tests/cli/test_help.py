@@ -61,6 +61,7 @@ def test_the_promised_commands_are_there() -> None:
         ("template", "ls"),
         ("template", "show"),
         ("data", "build"),
+        ("data", "verify"),
     ]
     assert {(name,) for name in promised} | {*groups, ("data", "show"), ("aegis", "run")} <= set(COMMANDS)
 

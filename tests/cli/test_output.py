@@ -45,7 +45,7 @@ def test_config_show_prints_every_value(shell: Shell) -> None:
     assert rows[0] == ["key", "value", "origin"]
     assert ["model.layers", "3", "--set model.layers"] in rows
     assert ["aegis.grace_s", "30.0", "default"] in rows
-    assert ["cluster.launcher", "local", "cluster profile local:1"] in rows
+    assert ["cluster.launcher", "local", "cluster profile local:4"] in rows
     assert len(rows) == len(lines) + 1
 
 
@@ -102,12 +102,20 @@ def _line(run_file: Path, key: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(f'"{key}"'))
 
 
+def test_profile_is_short_for_a_setting(shell: Shell) -> None:
+    shell.write_run()
+    shown = shell.zslurm("submit", "--dry-run", "run.yaml", "--profile", "2:5").stdout
+    assert shown == shell.zslurm("submit", "--dry-run", "run.yaml", "--set", "metrics.profile=2:5").stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "# metrics.profile 2:5 [--set metrics.profile]" in lines
+
+
 def test_templates_are_listed_and_shown(shell: Shell) -> None:
     rows = rows_of(shell.zslurm("template", "ls"))
-    assert rows[0] == ["name", "place"]
+    assert rows[0] == ["name", "owner", "place", ""]
     assert [row[0] for row in rows[1:]] == ["local", "train"]
     assert json_of(shell.zslurm("template", "ls", "--json")) == [
-        {"name": name, "place": place} for name, place in rows[1:]
+        {"name": name, "owner": owner, "used": True, "place": place} for name, owner, place, _ in rows[1:]
     ]
     source = shell.zslurm("template", "show", "train").stdout
     assert "#SBATCH --{{ flag }}{{ value | directive }}" in source

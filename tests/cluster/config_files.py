@@ -9,6 +9,7 @@ import secrets
 import shutil
 import socket
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.cluster.layout import Instance
@@ -39,12 +40,21 @@ class Ports:
     nodes: tuple[int, ...]
 
 
-def write(instance: Instance, ports: Ports, timing: Timing) -> None:
-    """Write all that the daemons read: slurm.conf, gres.conf, slurmdbd.conf, GPU devices, munge key."""
+def write(
+    instance: Instance, ports: Ports, timing: Timing, leaf_switches: Mapping[str, str] | None = None
+) -> None:
+    """Write all that the daemons read: slurm.conf, gres.conf, slurmdbd.conf, GPU devices, munge key.
+
+    With `leaf_switches` (leaf -> hostlist) also topology.conf, with one spine above them.
+    """
+    if leaf_switches:
+        topology = instance.directory / "etc" / "topology.conf"
+        topology.write_text(_topology_conf(leaf_switches), encoding="utf-8")
     _write_munge_key(instance)
     _make_gpu_devices(instance)
     (instance.directory / "etc" / "gres.conf").write_text(_gres_conf(instance), encoding="utf-8")
-    instance.slurm_conf.write_text(_slurm_conf(instance, ports, timing), encoding="utf-8")
+    plugin = "TopologyPlugin=topology/tree\n" if leaf_switches else ""
+    instance.slurm_conf.write_text(_slurm_conf(instance, ports, timing) + plugin, encoding="utf-8")
     if instance.accounting:
         instance.slurmdbd_conf.write_text(_slurmdbd_conf(instance, ports), encoding="utf-8")
         # slurmdbd refuses a file that others can read: on a real site it holds the database's password.
@@ -125,6 +135,11 @@ MinJobAge={timing.min_job_age_s}
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 {accounting}{nodes}PartitionName=batch Nodes=ALL Default=YES DefaultTime=00:10:00 MaxTime=1-00:00:00 State=UP
 """
+
+
+def _topology_conf(leaf_switches: Mapping[str, str]) -> str:
+    leaves = [f"SwitchName={leaf} Nodes={nodes}\n" for leaf, nodes in leaf_switches.items()]
+    return "".join([*leaves, f"SwitchName=spine Switches={','.join(leaf_switches)}\n"])
 
 
 def _gres_conf(instance: Instance) -> str:

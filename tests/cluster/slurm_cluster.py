@@ -17,7 +17,7 @@ import pwd
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.cluster import config_files, hosts_file, ordinary_user, processes
@@ -55,6 +55,7 @@ class SlurmCluster(RunsAsUser):
         accounting: bool = False,
         timing: Timing | None = None,
         outlive_process: bool = False,
+        leaf_switches: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
@@ -63,10 +64,12 @@ class SlurmCluster(RunsAsUser):
             accounting: run MariaDB and slurmdbd, so that sacct answers.
             timing: Slurm's own limits; see `Timing`.
             outlive_process: keep running when this process ends (`python -m tests.cluster up`).
+            leaf_switches: leaf -> hostlist: Slurm knows these as its topology/tree; default: no topology.
         """
         self._settings = (nodes, gpus_per_node, accounting)
         self._timing = timing or Timing()
         self._outlives = outlive_process
+        self._leaf_switches = leaf_switches
         self._started: tuple[Instance, Daemons, pwd.struct_passwd] | None = None
         self.start_took_s = 0.0
 
@@ -109,7 +112,7 @@ class SlurmCluster(RunsAsUser):
         self.start_took_s = time.monotonic() - began
 
     def _start_daemons(self, ports: config_files.Ports) -> None:
-        config_files.write(self.instance, ports, self._timing)
+        config_files.write(self.instance, ports, self._timing, self._leaf_switches)
         for name in ("home", "tmp"):
             self.user_dir(name)
         self.write_shell()

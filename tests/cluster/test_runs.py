@@ -30,7 +30,7 @@ class User:
         self.cluster, self.directory = cluster, directory
         make_corpus(directory / "tokens.h5")
 
-    def write_run(self, name: str, *, steps: int = STEPS, nodes: int = 2, **sections: dict[str, Any]) -> Path:
+    def write_run(self, name: str, *, steps: int = STEPS, nodes: int = 2, **sections: Any) -> Path:
         """A run file; JSON is YAML."""
         config = {
             "run": {"name": name, "seed": 3},
@@ -217,7 +217,8 @@ def test_refusals_pass_slurms_words_on(user: User) -> None:
 
 
 def test_a_job_that_cannot_start_says_why(user: User) -> None:
-    user.zslurm("submit", user.write_run("toomany", nodes=9))
+    phase = {"tokens": 18 * 16, "context": 16, "global_batch": 18, "micro_batch": 1, "lr": 3e-3}
+    user.zslurm("submit", user.write_run("toomany", nodes=9, phases=[phase]))
     wait_for(lambda: user.state("toomany")["reason"], "Slurm to look at the job")
     state = user.state("toomany")
     assert state["state"] == "pending"

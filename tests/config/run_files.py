@@ -30,10 +30,10 @@ def write(path: Path, text: str) -> Path:
 def resolve_text(directory: Path, text: str, *overrides: str, profile: str | None = None) -> Resolved:
     """Resolve `text` as DIRECTORY/run.yaml, over the text of a profile and under `--set` overrides."""
     run_file = write(directory / "run.yaml", text)
-    laid_under = None
+    laid_under = []
     if profile is not None:
         path = write(directory / "lab.yaml", profile)
-        laid_under = (yaml12.read(path), str(path))
+        laid_under = [(yaml12.read(path), str(path))]
     return resolve(run_file, profile=laid_under, overrides=overrides)
 
 

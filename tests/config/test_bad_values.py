@@ -16,14 +16,21 @@ from tests.config.run_files import PHASES, complaint, complaints, resolve_text, 
         ("model:\n  hiden_size: 64", "run.yaml:8: model.hiden_size: unknown key; did you mean `hidden_size`?"),
         ("modle:\n  layers: 2", "run.yaml:7: modle: unknown key; did you mean `model`?"),
         ("extend: zaya1-tiny", "run.yaml:7: extend: unknown key; did you mean `extends`?"),
+        ("init: first-hf", "run.yaml:7: init: expected hf:DIR (a folder in transformers' format) or ckpt:DIR ("),
+        ("init: 'hf:'", "run.yaml:7: init: expected hf:DIR (a folder in transformers' format) or ckpt:DIR (a "),
+        ("init: 5", "run.yaml:7: init: expected a valid string, got 5"),
+        (
+            "checkpoint:\n  start_from: x",
+            "run.yaml:8: checkpoint.start_from: unknown key; did you mean `resume_from`?",
+        ),
         ("run:\n  nodes: 2", "run.yaml:8: run.nodes: unknown key; did you mean `slurm.nodes`?"),
         ("lr: 1e-3", "run.yaml:7: lr: unknown key; did you mean `phases[0].lr`?"),
         (
             "data:\n  zzz: 1",
             "run.yaml:8: data.zzz: unknown key; known here: path",
         ),
-        ('"two\\nlines": 1', 'run.yaml:7: "two\\nlines": unknown key; known here: extends, run, model, '),
-        ("<<: {layers: 2}", 'run.yaml:7: "<<": unknown key; known here: extends, run, model, '),
+        ('"two\\nlines": 1', 'run.yaml:7: "two\\nlines": unknown key; known here: extends, run, init, '),
+        ("<<: {layers: 2}", 'run.yaml:7: "<<": unknown key; known here: extends, run, init, '),
         # wrong types
         ("model:\n  layers: two", 'run.yaml:8: model.layers: expected a number, got "two"'),
         ("model:\n  layers: '2'", 'run.yaml:8: model.layers: expected a number, got "2"'),
@@ -38,7 +45,7 @@ from tests.config.run_files import PHASES, complaint, complaints, resolve_text, 
         ("phases: [5]", "run.yaml:7: phases[0]: expected a mapping of keys to values, got 5"),
         ("model:\n  conv_widths: [2]", "run.yaml:8: model.conv_widths[1]: required, but not given"),
         ("model:\n  skip_expert: maybe", 'run.yaml:8: model.skip_expert: expected a valid boolean, got "maybe"'),
-        ("parallel:\n  dtype: fp8", "run.yaml:8: parallel.dtype: expected 'fp32' or 'bf16', got \"fp8\""),
+        ("parallel:\n  dtype: fp8", "run.yaml:8: parallel.dtype: expected 'fp32', 'bf16' or 'fp64', got \"fp8\""),
         (
             "slurm:\n  time: soon",
             "run.yaml:8: slurm.time: must be a Slurm time such as 24:00:00, 2-12 or minutes, ",
@@ -71,7 +78,7 @@ from tests.config.run_files import PHASES, complaint, complaints, resolve_text, 
             "run.yaml:9: cluster.env.A-B: is not a name of an environment variable: ",
         ),
         ("slurm:\n  flags:\n    --x: 1", "run.yaml:8: slurm: flags.--x: not a long option of sbatch (write it "),
-        ("slurm:\n  flags:\n    nodes: 1", "run.yaml:8: slurm: flags.nodes: zslurm sets --nodes itself; use the "),
+        ("slurm:\n  flags:\n    nodes: 1", "run.yaml:9: slurm: flags.nodes: zslurm sets --nodes itself; use the "),
         # what needs several keys
         (
             "model:\n  query_heads: 3",
@@ -107,7 +114,29 @@ def test_a_bad_value_is_one_line_with_its_place(tmp_path: Path, text: str, messa
         ("warmup_steps: 11", "run.yaml:7: phases[0]: warmup_steps (11) exceeds the phase's 10 steps"),
         ("context: 1", "run.yaml:3: phases[0].context: expected greater than or equal to 2, got 1"),
         ("lr: 0", "run.yaml:6: phases[0].lr: expected greater than 0, got 0"),
-        ("schedule: linear", "run.yaml:7: phases[0].schedule: expected 'cosine', got \"linear\""),
+        (
+            "schedule: step",
+            "run.yaml:7: phases[0].schedule: expected 'cosine', 'wsd', 'linear' or 'constant', got \"step\"",
+        ),
+        (
+            "schedule: wsd",
+            "run.yaml:7: phases[0]: decay_steps: required by schedule wsd: the steps in which the rate falls "
+            "to final_lr",
+        ),
+        ("decay_steps: 2", "run.yaml:7: phases[0]: decay_steps (2) belongs to schedule wsd, not cosine"),
+        ("warmup_from: 1e-4", "run.yaml:7: phases[0]: warmup_from (0.0001) needs warmup_steps"),
+        (
+            "batch_ramp: [{until_tokens: 100, global_batch: 3}]",
+            "run.yaml:7: phases[0]: batch_ramp[0].global_batch (3) must be a multiple of micro_batch (2)",
+        ),
+        (
+            "batch_ramp: [{until_tokens: 960, global_batch: 2}]",
+            "run.yaml:7: phases[0]: batch_ramp[0].until_tokens (960) must be below the phase's tokens (960)",
+        ),
+        (
+            "batch_ramp: [{until_tokens: 0, global_batch: 2}]",
+            "run.yaml:7: phases[0].batch_ramp[0].until_tokens: expected greater than 0, got 0",
+        ),
     ],
 )
 def test_a_bad_phase_names_the_key_that_broke_it(tmp_path: Path, change: str, message: str) -> None:

@@ -79,6 +79,23 @@ def test_relative_paths_belong_to_the_file_that_gives_them(
     assert resolve_text(tmp_path, PHASES).spec.run.runs_dir == str(elsewhere / "runs"), "the default"
 
 
+def test_a_relative_place_of_weights_is_that_of_the_file_that_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    write(tmp_path / "base" / "base.yaml", "init: hf:zaya-hf\n")
+    text = f"extends: base/base.yaml\n{PHASES}"
+    assert resolve_text(tmp_path, text).spec.init == f"hf:{tmp_path}/base/zaya-hf"
+    assert resolve_text(tmp_path, text, "init=ckpt:runs/a").spec.init == f"ckpt:{elsewhere}/runs/a"
+    assert resolve_text(tmp_path, text + "init: ckpt:~/a\n").spec.init == f"ckpt:{Path.home()}/a"
+    assert resolve_text(tmp_path, text + "init: ckpt:/a/b:c\n").spec.init == "ckpt:/a/b:c"
+    assert resolve_text(tmp_path, text, "init=null").spec.init is None
+    assert resolve_text(tmp_path, text + "init:\n").spec.init is None
+    assert complaint(tmp_path, PHASES + "init: hf:a%j\n").startswith("run.yaml:7: init: a path here cannot hold")
+
+
 def test_a_relative_run_file_gives_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "sub" / "run.yaml", f"{PHASES}data: {{path: tokens}}\n")
     monkeypatch.chdir(tmp_path)

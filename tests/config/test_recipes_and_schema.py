@@ -113,3 +113,5 @@ def test_what_follows_from_a_run(tmp_path: Path) -> None:
     spec = resolve_text(tmp_path, PHASES + cluster, "slurm.ranks_per_node=2", "slurm.cpus_per_task=5").spec
     assert (spec.ranks_per_node, spec.world_size, spec.cpus_per_task) == (2, 8, 5)
     assert resolve_text(tmp_path, PHASES, "phases[0].tokens=961").spec.total_steps == 11, "the last step is whole"
+    ramp = "phases[0].batch_ramp=[{until_tokens: 160, global_batch: 2}]"
+    assert resolve_text(tmp_path, PHASES, ramp).spec.total_steps == 5 + 9, "800 of 960 tokens are left, 96 a step"

@@ -37,18 +37,26 @@ class ScriptedSlurm:
 
     def gives(self, job_id: str) -> None:
         """sbatch accepts, and squeue says of the job what it was recorded to say."""
-        self._write(
+        self.write_program(
             "sbatch",
             f'cat "$1" > {self.directory}/submitted; env > {self.directory}/seen\n'
             f"echo Submitted batch job {job_id}",
         )
         known = job_id != FORGOTTEN
         text = recorded.SQUEUE if known else recorded.UNKNOWN_JOB
-        self._write("squeue", f"printf %s {shlex.quote(text)} {'' if known else '>&2; exit 1'}")
+        self.write_program("squeue", f"printf %s {shlex.quote(text)} {'' if known else '>&2; exit 1'}")
+
+    def says_version(self, version: str) -> None:
+        """Slurm is of this version, and accepts."""
+        self.write_program("squeue", f"echo {shlex.quote(version)}")
+        self.write_program(
+            "sbatch",
+            f'[ "$1" = --version ] && echo {shlex.quote(version)} && exit; echo Submitted batch job {FORGOTTEN}',
+        )
 
     def refuses(self, message: str) -> None:
         """sbatch says no."""
-        self._write("sbatch", f"printf %s {shlex.quote(message)} >&2; exit 1")
+        self.write_program("sbatch", f"printf %s {shlex.quote(message)} >&2; exit 1")
 
     @property
     def submitted(self) -> str:
@@ -60,7 +68,7 @@ class ScriptedSlurm:
         """The environment that sbatch saw."""
         return (self.directory / "seen").read_text().splitlines()
 
-    def _write(self, program: str, script: str) -> None:
+    def write_program(self, program: str, script: str) -> None:
         path = self.directory / program
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)

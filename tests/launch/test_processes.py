@@ -317,7 +317,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, data: Path)
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     done = one_rank(attempt)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {tmp_path}/nowhere.h5")
+    assert done.stderr.startswith(f"error: data.path: {tmp_path}/nowhere.h5")
     assert len(done.stderr.splitlines()) == 1
     record = json.loads(attempt.rank_end(0).read_text())
     assert (record["exit_code"], record["error"], record["step"]) == (2, "DataError", -1)

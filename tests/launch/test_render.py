@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from tests.launch.specs import run_spec
 from zslurm.config.spec import RESERVED_FLAGS, RunSpec
 from zslurm.errors import ConfigError, NotFound
-from zslurm.launch.render import directives, find_template, job_environment, render, shipped_templates
+from zslurm.launch.render import directives, job_environment, render
 from zslurm.launch.run_dir import RunDir
+from zslurm.launch.templates import find_template, shipped_templates
 
 ON_SLURM = {"launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x", "cpus_per_node": 96}
 # What a shell, sbatch or a terminal could take for more than text; no control characters, which RunSpec refuses.
@@ -112,6 +113,7 @@ def test_the_directives_are_those_of_the_run_in_a_fixed_order(tmp_path: Path) ->
         f"--output={tmp_path}/runs/tiny/logs/job-%j.log",
         "--open-mode=append",
         "--requeue",
+        "--export=ALL",
         "--signal=B:USR2@120",
         "--reservation=spring",
         "--exclusive",
@@ -128,6 +130,7 @@ def test_what_is_not_given_is_left_to_slurm(tmp_path: Path) -> None:
         "--output",
         "--open-mode",
         "--requeue",
+        "--export",
         "--signal",
     ]
 
@@ -135,7 +138,7 @@ def test_what_is_not_given_is_left_to_slurm(tmp_path: Path) -> None:
 def test_every_directive_is_reserved_from_flags(tmp_path: Path) -> None:
     """Else a flag could silently win over the run's own key."""
     slurm = dict.fromkeys(("partition", "account", "qos", "constraint", "nodelist", "exclude", "mem"), "x")
-    spec = run_spec(tmp_path, slurm={**slurm, "time": "5"}, cluster=ON_SLURM)
+    spec = run_spec(tmp_path, slurm={**slurm, "time": "5", "spares": 1}, cluster=ON_SLURM)
     assert {flag for flag, _ in directives(spec, run_dir(spec))} <= RESERVED_FLAGS
 
 
@@ -156,7 +159,7 @@ def test_variables_and_site_lines_come_before_the_supervisor(tmp_path: Path) -> 
     ]
     assert places == sorted(places)
     assert "export PYTHONUNBUFFERED=0" in lines, "the run's own value wins"
-    assert {"export GLOO_SOCKET_IFNAME=eth0", "export NCCL_SOCKET_IFNAME=eth0"} <= set(lines)
+    assert {"export GLOO_SOCKET_IFNAME=eth0", "export NCCL_SOCKET_IFNAME='=eth0'"} <= set(lines)
     assert "export PYTHONSAFEPATH=1" in lines
     assert job_environment(spec)["HSA_NO_SCRATCH_RECLAIM"] == "1"
 
@@ -316,7 +319,7 @@ def test_a_template_of_the_users_own_is_found_by_its_path(tmp_path: Path) -> Non
         ("a\nb\n{{ 1 // 0 }}\n", r":3: cannot be rendered: integer division or modulo by zero"),
         ('a\n{{ spec.slurm.nodes + "x" }}\n', r":2: cannot be rendered: unsupported operand"),
         ("{{ job_name | nonesuch }}\n", r":1: not a valid template: No filter named 'nonesuch'"),
-        ('a\n{% include "nonesuch.j2" %}\n', r":2: includes `nonesuch\.j2`, which does not exist"),
+        ('a\n{% include "nonesuch.j2" %}\n', r":2: includes or extends `nonesuch\.j2`, which does not exist"),
         ("a\n{{ ['x'][3].y }}\n", r":2: cannot be rendered: "),
     ],
 )
@@ -328,7 +331,7 @@ def test_a_broken_template_names_its_file_and_line(tmp_path: Path, text: str, me
 
 
 def test_an_error_below_an_include_names_the_file_that_it_is_in(tmp_path: Path) -> None:
-    text = 'ok\n{% set env = 5 %}\n{% include "_supervise.sh.j2" %}\n'
+    text = 'ok\n{% set run_dir = nonesuch %}\n{% include "_supervise.sh.j2" %}\n'
     with pytest.raises(ConfigError, match=r"^sbatch_templates/_supervise\.sh\.j2:\d+: cannot be rendered: "):
         script_of(run_spec(tmp_path, cluster=site_template(tmp_path, text)))
 

@@ -7,12 +7,18 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from checkpoint_tools import Entry, Tensor, assemble, begin, commit, write_shard
 from tests.launch.scripted_slurm import BAD_TIME, CANCELLED, FORGOTTEN, NO_CONTROLLER, RUNNING, ScriptedSlurm
 from tests.launch.specs import run_spec
-from tests.train.runs import make_corpus
+from tests.train.hub.models import MemoryWeights, random_weights
+from tests.train.runs import MODEL, make_corpus
+from train.config import ModelConfig, PhaseConfig
+from train.hub import import_weights
 from train.jsonl import read_jsonl
+from train.optim.schedule import Plan
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ConfigError, Exit, RunActive, SlurmRefused, SlurmUnavailable
@@ -61,6 +67,38 @@ def test_sbatch_sees_nothing_of_a_surrounding_job(
     submit(spec_of(tmp_path))
     assert "SLURM_CONF=/etc/slurm.conf" in slurm.seen
     assert not [line for line in slurm.seen if line.startswith(("SLURM_CPU_BIND", "SBATCH_"))]
+
+
+def test_variables_that_would_hang_the_ranks_are_told(
+    tmp_path: Path, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_IB_TIMEOUT", "0")
+    assert any(note.startswith("NCCL_IB_TIMEOUT=0: waits for ever") for note in submit(spec_of(tmp_path)).notes)
+
+
+@pytest.mark.parametrize(("export", "told"), [("ALL", True), ("NONE", False), ("HOME,NCCL_IB_TIMEOUT", True)])
+def test_only_variables_that_reach_the_job_are_told(
+    tmp_path: Path, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, export: str, told: bool
+) -> None:
+    monkeypatch.setenv("NCCL_IB_TIMEOUT", "0")
+    notes = submit(spec_of(tmp_path, slurm={"export": export})).notes
+    assert any(note.startswith("NCCL_IB_TIMEOUT=0") for note in notes) == told
+
+
+@pytest.mark.parametrize(
+    ("cluster", "slurm_section", "told"),
+    [
+        ({"gpus_per_node": 2}, {}, True),
+        ({"gpus_per_node": 2, "cpus_per_node": 16}, {}, False),
+        ({"gpus_per_node": 2}, {"cpus_per_task": 1}, False),
+        ({}, {}, False),
+    ],
+)
+def test_ranks_with_a_gpu_and_one_core_by_default_are_told(
+    tmp_path: Path, slurm: ScriptedSlurm, cluster: dict[str, Any], slurm_section: dict[str, Any], told: bool
+) -> None:
+    spec = spec_of(tmp_path, cluster={"name": "lab", "launcher": "slurm", **cluster}, slurm=slurm_section)
+    assert any("1 core" in note for note in submit(spec).notes) == told
 
 
 def test_submitting_again_continues_and_tells_what_changed(tmp_path: Path, slurm: ScriptedSlurm) -> None:
@@ -198,7 +236,7 @@ def test_without_sbatch_nothing_is_written(tmp_path: Path, slurm: ScriptedSlurm)
     (slurm.directory / "sbatch").unlink()
     with pytest.raises(SlurmUnavailable, match=r"^sbatch: not found on this machine; .* --cluster local"):
         submit(spec_of(tmp_path))
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs" / "tiny").exists()
 
 
 def test_a_broken_template_is_found_before_anything_is_written_or_moved(
@@ -207,12 +245,12 @@ def test_a_broken_template_is_found_before_anything_is_written_or_moved(
     template = tmp_path / "bad.sbatch.j2"
     template.write_text("{{ nonesuch }}")
     broken = spec_of(tmp_path, cluster={"name": "lab", "launcher": "slurm", "template": str(template)})
-    with pytest.raises(ConfigError, match=r"bad\.sbatch\.j2:1: cannot be rendered"):
+    with pytest.raises(ConfigError, match=r"bad\.sbatch\.j2:1: .nonesuch. is undefined"):
         submit(broken)
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs" / "tiny").exists()
     run = submit(spec_of(tmp_path)).run
     before = contents(run.path.parent)
-    with pytest.raises(ConfigError, match=r"bad\.sbatch\.j2:1: cannot be rendered"):
+    with pytest.raises(ConfigError, match=r"bad\.sbatch\.j2:1: .nonesuch. is undefined"):
         submit(broken, new=True)
     assert contents(run.path.parent) == before
 
@@ -225,3 +263,92 @@ def test_the_group_may_read_where_the_run_says_so(tmp_path: Path, slurm: Scripte
 def contents(directory: Path) -> dict[str, bytes]:
     """Every file below a directory."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# --------------------------------------------------------------------------- phases, and what a run starts from
+
+
+def saved(run: RunDir, step: int, phases: tuple[PhaseConfig, ...]) -> None:
+    """A checkpoint of the run after `step`, as far as its manifest goes."""
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    directory = begin(run.checkpoints, step, "test")
+    report = write_shard(directory, 0, 1, [Entry("w", "master", 0, 2, np.zeros(2, np.float32))], [])
+    manifest = assemble(
+        [report],
+        step=step,
+        tokens=96 * step,
+        model={},
+        cursor={"plan": Plan(phases).record()},
+        state={},
+        tensors=[Tensor("w", (2,), {"master": "F32"})],
+        buffers=[],
+    )
+    commit(run.checkpoints, directory, manifest)
+
+
+def longer(directory: Path, tokens: int) -> RunSpec:
+    spec = spec_of(directory)
+    return spec.model_copy(update={"phases": (spec.phases[0].model_copy(update={"tokens": tokens}),)})
+
+
+def test_phases_that_change_ahead_are_told_and_steps_that_are_done_do_not_move(
+    tmp_path: Path, slurm: ScriptedSlurm
+) -> None:
+    spec = spec_of(tmp_path)
+    first = submit(spec)
+    assert first.notes == []
+    saved(first.run, 8, spec.phases)
+    slurm.gives(CANCELLED)
+    again = submit(longer(tmp_path, 1920))
+    assert again.changed == ["phases[0].tokens: 960 -> 1920"]
+    assert again.notes == ["phases[0] (train) now has 20 steps, and had 10"]
+    before = contents(first.run.path)
+    with pytest.raises(ConfigError, match=r"now has 5 steps, and had 10, and the 8 steps that are done") as caught:
+        submit(longer(tmp_path, 480))
+    assert caught.value.exit_code == Exit.USAGE
+    assert contents(first.run.path) == before
+
+
+def test_ranks_without_work_are_told_and_ranks_without_sequences_refused(
+    tmp_path: Path, slurm: ScriptedSlurm
+) -> None:
+    assert submit(spec_of(tmp_path, slurm={"nodes": 4})).notes == [
+        "phases[0].global_batch (6) is 3 microbatches for 4 ranks: 1 idle; a smaller micro_batch gives them work"
+    ]
+    with pytest.raises(ConfigError) as caught:
+        submit(spec_of(tmp_path, run={"name": "wide"}, slurm={"nodes": 7}))
+    assert str(caught.value) == (
+        "phases[0].global_batch (6) has fewer sequences than there are ranks (7); use fewer ranks"
+    )
+    assert not (tmp_path / "runs" / "wide").exists()
+
+
+def test_weights_to_start_from_are_looked_at_before_anything_is_written(
+    tmp_path: Path, slurm: ScriptedSlurm
+) -> None:
+    config = ModelConfig(**MODEL, skip_rule="zero")
+    weights = import_weights(MemoryWeights(config, random_weights(config)), tmp_path / "weights").path
+    spec = spec_of(tmp_path).model_copy(update={"init": f"ckpt:{weights}"})
+    with pytest.raises(ConfigError) as caught:
+        submit(spec)
+    assert str(caught.value) == (
+        f"init: {weights} holds another model: model.skip_rule is 'identity', the weights have 'zero'; "
+        "set the model to theirs"
+    )
+    assert not (tmp_path / "runs" / "tiny").exists()
+    fits = spec_of(tmp_path, model={"skip_rule": "zero"}).model_copy(update={"init": f"ckpt:{weights}"})
+    done = submit(fits)
+    assert json.loads(done.run.config.read_text())["init"] == f"ckpt:{weights}"
+
+
+def test_a_run_that_has_a_checkpoint_needs_the_weights_no_more(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    spec = spec_of(tmp_path).model_copy(update={"init": f"ckpt:{tmp_path}/gone"})
+    run = submit(spec_of(tmp_path)).run
+    slurm.gives(CANCELLED)
+    with pytest.raises(ConfigError, match="gone is not a directory"):
+        submit(spec)
+    saved(run, 3, spec.phases)
+    assert submit(spec).changed == [f'init: null -> "ckpt:{tmp_path}/gone"']
+    with pytest.raises(ConfigError, match="gone is not a directory"):
+        submit(spec, new=True)
+    assert run.submitted, "it was not moved aside"

@@ -10,25 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.config.run_files import PHASES, write
+from tests.profiles.places import own
 from zslurm.cluster import profile
-from zslurm.cluster.detect import _scalar, detect
+from zslurm.cluster.detect import detect
 from zslurm.cluster.profile import default_name, load_profile, profile_files, profile_path, save_profile
+from zslurm.cluster.profile_text import scalar
 from zslurm.config import yaml12
 from zslurm.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
 from zslurm.launch.resolve import resolve_run
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the site's profiles, in a place of its own."""
-    folder = tmp_path / "site"
-    monkeypatch.setattr(profile, "SITE_PROFILES", folder)
-    return folder
-
-
-def own(name: str, text: str = "cluster: {launcher: slurm}\n") -> Path:
-    """A profile of the user's own."""
-    return write(profile_path(name), text)
 
 
 def test_without_any_profile_the_next_step_is_named(site: Path) -> None:
@@ -104,7 +93,7 @@ def test_an_unknown_profile_suggests_the_nearest(site: Path) -> None:
     own("frontier")
     with pytest.raises(NotFound, match=r"^fronteir: no cluster profile has this name; did you mean `frontier`\?"):
         load_profile("fronteir")
-    with pytest.raises(NotFound, match=r"^xyz: no cluster profile has this name; profiles: frontier, local; "):
+    with pytest.raises(NotFound, match=r"^xyz: no cluster profile has this name; profiles: frontier, h100-ib, "):
         load_profile("xyz")
 
 
@@ -115,7 +104,7 @@ def test_an_unknown_profile_suggests_the_nearest(site: Path) -> None:
         ("- a\n", "lab.yaml:1: expected sections such as "),
         ("cluster: 5\n", "lab.yaml:1: cluster: expected a mapping of keys to values, got 5"),
         ("cluster:\n  gpu: 8\n", "lab.yaml:2: cluster.gpu: unknown key; did you mean `gpu_type`?"),
-        ("extends: zaya1-tiny\n", "lab.yaml:1: extends: unknown key; "),
+        ("extends: h100-ib\n", "lab.yaml:1: extends: in a profile it stands in the section cluster: "),
         ("slurm:\n  partition: [a]\n", "lab.yaml:2: slurm.partition: expected a valid string"),
     ],
 )
@@ -199,11 +188,11 @@ _NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn", "Zl", "Zp"]
     _NAMES | st.sampled_from(["*a", "'a", '"', "- a", "010", "no", "null", "24:00:00", "8e12", "a: b", "a #b", ""])
 )
 def test_whatever_slurm_calls_things_a_profile_says_the_same(name: str) -> None:
-    assert yaml12.parse(f"cluster:\n  name: {_scalar(name)}\n", "profile").data == {"cluster": {"name": name}}
+    assert yaml12.parse(f"cluster:\n  name: {scalar(name)}\n", "profile").data == {"cluster": {"name": name}}
 
 
 def test_plain_names_are_written_plainly() -> None:
-    assert [_scalar(name) for name in ("batch", "mi300x", "gpu-large", "010")] == [
+    assert [scalar(name) for name in ("batch", "mi300x", "gpu-large", "010")] == [
         "batch",
         "mi300x",
         "gpu-large",

@@ -38,6 +38,7 @@ class Story:
         self.run.config.write_text(self.spec.model_dump_json())
         self.clock = 1_780_000_000.0
         self.job_id = ""
+        self.best_step: int | None = None
 
     def submitted(self, job_id: str = "local-1", *, process: int | None = None) -> Story:
         """The launcher took it; `process` holds it, else one that is gone."""
@@ -58,14 +59,23 @@ class Story:
         place.description.write_text(json.dumps({"nodes": "node[0-1]", "world_size": self.spec.world_size}))
         return self._event("attempt_started", attempt=attempt, nodes="node[0-1]", world_size=2)
 
-    def trained(self, *steps: int, attempt: int = 1, saved: int | None = None) -> Story:
+    def trained(self, *steps: int, attempt: int = 1, saved: int | None = None, mfu: float | None = None) -> Story:
         with JsonLinesWriter(self.run.metrics) as lines:
             for step in steps:
-                row = {"kind": "step", "attempt": attempt, "step": step, "loss": 4 - step / 100}
+                row = {"kind": "step", "attempt": attempt, "step": step, "loss": 4 - step / 100, "mfu": mfu}
                 lines.append(row | {"tokens_per_s": 1234.5, "step_time_s": 2.0, "time": self._tick()})
             if saved is not None:
                 row = {"kind": "checkpoint", "attempt": attempt, "step": saved, "state": "COMMITTED"}
+                row |= {"best_step": self.best_step, "best_loss": None}
                 lines.append(row | {"bytes": 10, "seconds": 0.1, "time": self._tick()})
+        return self
+
+    def evaluated(self, step: int, loss: float, attempt: int = 1) -> Story:
+        """The held-out loss was taken; the next checkpoint says that it is the lowest."""
+        self.best_step = step
+        with JsonLinesWriter(self.run.metrics) as lines:
+            row = {"kind": "evaluation", "attempt": attempt, "step": step, "loss": loss}
+            lines.append(row | {"time": self._tick()})
         return self
 
     def ended(self, outcome: Any, exit_code: int, cause: Cause | None = None, attempt: int = 1) -> Story:

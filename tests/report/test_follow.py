@@ -10,6 +10,7 @@ import pytest
 from tests.report.stories import STEPS, Holder, Story
 from tests.waiting import wait_for
 from zslurm.aegis.verdict import Cause
+from zslurm.launch.run_state import look_all
 from zslurm.report import follow as module
 from zslurm.report.follow import follow
 
@@ -49,6 +50,8 @@ def test_steps_and_checkpoints_are_told_while_they_happen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LINE_EVERY_S", 0.0)
+    looked = threading.Event()  # from here on, what is appended is news
+    monkeypatch.setattr(module, "look_all", lambda runs, cached: (looked.set(), look_all(runs, cached=cached))[1])
     with Holder() as holder:
         story = Story(tmp_path / "tiny").submitted(process=holder.pid).started()
         story.clock = 4e9  # what is told is new, whatever this machine's clock says
@@ -62,10 +65,13 @@ def test_steps_and_checkpoints_are_told_while_they_happen(
             said += capsys.readouterr().err
             return text in said
 
+        assert looked.wait(timeout=90)
         story.trained(1)
         wait_for(lambda: told(f"tiny: step 1/{STEPS}  loss 3.9900  1.23k tokens/s  1m 18s left"), "step 1")
         story.trained(2, saved=2)
         wait_for(lambda: told("tiny: saved step 2"), "the checkpoint")
+        story.evaluated(2, 3.25)
+        wait_for(lambda: told("tiny: step 2  held-out loss 3.2500"), "the evaluation")
         story.trained(STEPS, saved=STEPS).ended("completed", 0)
         holder.end()
         thread.join(timeout=90)

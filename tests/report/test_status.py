@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.report.stories import STEPS, Holder, Story
+from train.jsonl import JsonLinesWriter
 from zslurm.aegis.verdict import Cause
 from zslurm.launch.run_state import RunState, look, look_all
-from zslurm.report.status import COLUMNS, as_json, as_row, details
+from zslurm.report.status import COLUMNS, as_json, as_row, details, details_as_json
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)
 NO_SPACE = Cause("OSError: No space left on device", rank=0, node="node0", exit_code=1, step=12)
@@ -74,7 +75,7 @@ def test_a_run_that_rests(tmp_path: Path, name: str) -> None:
 def test_a_run_that_was_never_accepted_by_a_launcher(tmp_path: Path) -> None:
     state = look(Story(tmp_path / "tiny").run)
     assert state.state == "prepared"
-    assert as_row(state) == ["tiny", "prepared", "-", "-", "0/?", "-", "-", "-", ""]
+    assert as_row(state) == ["tiny", "prepared", "-", "-", "0/?", "-", "-", "-", "-", "-", "-", ""]
     assert list(details(state)) == ["tiny: prepared", f"  directory   {tmp_path}/tiny"]
 
 
@@ -83,14 +84,18 @@ def test_a_running_run(tmp_path: Path) -> None:
         story = Story(tmp_path / "tiny").submitted(process=holder.pid).started().trained(1, 2, 10, saved=8)
         state = look(story.run)
         assert state.active
-        assert cells(state) == {
+        shown = cells(state)
+        assert shown.pop("last event").startswith("attempt started ")
+        assert shown == {
             "run": "tiny",
             "state": "running",
             "job": "local-1",
             "attempt": "1",
             "step": f"10/{STEPS}",
             "loss": "3.9000",
+            "held-out": "-",
             "tokens/s": "1.23k",
+            "MFU": "-",
             "left": "1m 00s",
             "note": "",
         }
@@ -109,6 +114,7 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
     story = Story(tmp_path / "tiny").submitted().started().trained(11, 12, saved=10).ended("failed", 1, NO_SPACE)
     found = as_json(look(story.run))
     assert found.pop("submitted") > 1_700_000_000
+    assert found.pop("last_event")["event"] == "run_ended"
     assert found == {
         "run": "tiny",
         "run_dir": str(tmp_path / "tiny"),
@@ -118,6 +124,10 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "cluster": "local",
         "launcher": "local",
         "reason": None,
+        "reason_words": None,
+        "expected_start": None,
+        "as_of": None,
+        "successor": None,
         "nodes": "node[0-1]",
         "restarts": 0,
         "attempt": 1,
@@ -125,7 +135,11 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "total_steps": STEPS,
         "loss": 3.88,
         "tokens_per_s": 1234.5,
+        "mfu": None,
+        "evaluation_step": None,
+        "evaluation_loss": None,
         "checkpoint_step": 10,
+        "best_step": None,
         "exit_code": 1,
         "cause": {
             "message": "OSError: No space left on device",
@@ -135,6 +149,36 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
             "step": 12,
         },
     }
+
+
+def test_speed_and_held_out_loss_are_told_where_they_are_known(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(9, 10, mfu=0.4123).evaluated(10, 3.25)
+    state = look(story.trained(11, 12, saved=12, mfu=0.4123).ended("completed", 0).run)
+    assert (cells(state)["held-out"], cells(state)["tokens/s"], cells(state)["MFU"]) == (
+        "3.2500",
+        "1.23k",
+        "41.2 %",
+    )
+    lines = list(details(state))
+    assert "  speed       1.23k tokens/s, MFU 41.2 %" in lines
+    assert "  held-out    loss 3.2500 at step 10" in lines
+    assert "  checkpoint  step 12, the best: step 10" in lines
+    found = as_json(state)
+    assert (found["mfu"], found["evaluation_step"], found["evaluation_loss"], found["best_step"]) == (
+        0.4123,
+        10,
+        3.25,
+        10,
+    )
+
+
+def test_one_slow_step_does_not_change_what_is_left(tmp_path: Path) -> None:
+    """A step's time may hold a checkpoint."""
+    with Holder() as holder:
+        story = Story(tmp_path / "tiny").submitted(process=holder.pid).started().trained(*range(1, 10))
+        with JsonLinesWriter(story.run.metrics) as lines:
+            lines.append({"kind": "step", "attempt": 1, "step": 10, "loss": 3.9, "step_time_s": 600.0})
+        assert cells(look(story.run))["left"] == "1m 00s"
 
 
 def test_every_attempt_is_told_with_its_end(tmp_path: Path) -> None:
@@ -180,3 +224,31 @@ def test_many_runs_are_looked_at_together(tmp_path: Path) -> None:
     stories = [Story(tmp_path / name) for name in ("a", "b")]
     stories[1].submitted().started().ended("completed", 0)
     assert [state.state for state in look_all([story.run for story in stories])] == ["prepared", "completed"]
+
+
+def test_one_run_in_full_as_json_has_attempts_and_checkpoints(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started(1).ended("interrupted", 75, attempt=1)
+    story.submitted("local-2").started(2).ended("failed", 137, KILLED, attempt=2)
+    for step in (20, 8):
+        folder = story.run.checkpoints / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "manifest.json").touch()
+    (story.run.checkpoints / "step-00000024").mkdir()
+    found = details_as_json(look(story.run), "node7")
+    assert (found["checkpoints"], found["excluded_nodes"]) == ([8, 20], "node7"), "uncommitted ones are none"
+    assert [(row["attempt"], row["nodes"], row["outcome"], row["exit_code"]) for row in found["attempts"]] == [
+        (1, "node[0-1]", "interrupted", 75),
+        (2, "node[0-1]", "failed", 137),
+    ]
+    assert found["attempts"][1]["cause"]["message"] == "Killed"
+
+
+def test_kept_checkpoints_and_excluded_nodes_are_listed(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started().trained(20, saved=20)
+    for step in (8, 20):
+        folder = story.run.checkpoints / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "manifest.json").touch()
+    lines = list(details(look(story.run), "node[3,7]"))
+    assert "  checkpoint  step 20; kept: 8, 20" in lines
+    assert "  excluded    node[3,7]" in lines

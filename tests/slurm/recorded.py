@@ -107,6 +107,15 @@ CONFIG = (
     "ClusterName             = z5ul83luw\n"
 )
 
+# scontrol show topology: eight nodes with topology/tree; 2026-11-22
+TOPOLOGY = (
+    "SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=node[0,2,4,6]\n"
+    "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node[1,3,5,7]\n"
+    "SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[0-7] Switches=leaf0,leaf1\n"
+)
+# and without a topology, exit code 0; on stderr `scontrol: error: No topology information available`
+NO_TOPOLOGY = ""
+
 # squeue --jobs=999, exit code 1
 UNKNOWN_JOB = "slurm_load_jobs error: Invalid job id specified\n"
 

@@ -15,6 +15,7 @@ from tests.slurm import recorded
 from zslurm.errors import Exit, NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
+from zslurm.slurm.states import JobState
 
 Program = Callable[[str, str], None]
 AT_ONCE = Retries(attempts=3, first_pause_s=0.0)
@@ -117,3 +118,41 @@ def test_without_slurm_there_is_one_clear_line() -> None:
     assert slurm.history(["1"]) == {}
     with pytest.raises(SlurmUnavailable, match="squeue: not found on PATH"):
         slurm.queue()
+
+
+def test_a_rate_limit_is_waited_out(tmp_path: Path, program: Program) -> None:
+    """Slurm's words since 23.02: src/common/slurm_errno.c, SLURMCTLD_COMMUNICATIONS_BACKOFF."""
+    limited = says("slurm_load_jobs error: Rate limit exceeded, please retry momentarily\n", 1)
+    program("squeue", f"[ $(wc -l < {tmp_path}/squeue.calls) -lt 3 ] && {{ {limited}; }}; exit 0")
+    assert client(tmp_path).queue() == {}
+    assert calls(tmp_path, "squeue") == 3
+
+
+def test_a_field_that_this_squeue_does_not_know_is_done_without(tmp_path: Path, program: Program) -> None:
+    """Any version may drop a field: squeue complains, leaves it out and ends with 0. Then it is asked again."""
+    without = "\x1e\n".join(
+        "\x1f".join(value for index, value in enumerate(record.split("\x1f")) if index != 6)
+        for record in recorded.SQUEUE.split("\x1e\n")
+    )
+    complaint = "squeue: error: Invalid job format specification: RestartCnt\n"
+    program(
+        "squeue",
+        f'case "$*" in *RestartCnt*) printf %s {shlex.quote(complaint)} >&2;; esac\n'
+        f"printf %s {shlex.quote(without)}",
+    )
+    slurm = client(tmp_path)
+    jobs = slurm.queue()
+    assert (jobs["7"].state, jobs["7"].restarts, jobs["2"].exit_code.code) == (JobState.PENDING, 0, 3)
+    assert calls(tmp_path, "squeue") == 2
+    slurm.queue()
+    assert calls(tmp_path, "squeue") == 3, "what it does not know is not asked for again"
+
+
+def test_the_version_costs_no_question_to_the_controller(tmp_path: Path, program: Program) -> None:
+    program("squeue", "echo slurm-wlm 22.05.8")
+    slurm = client(tmp_path)
+    assert slurm.version() == slurm.version() == (22, 5, 8)
+    assert (tmp_path / "squeue.calls").read_text() == "--version\n"
+    program("squeue", "echo no such thing")
+    with pytest.raises(SlurmRefused, match="no version in `no such thing`"):
+        client(tmp_path).version()

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.slurm import recorded
 from zslurm.errors import SlurmRefused
-from zslurm.slurm.jobs import ExitCode, parse_duration, parse_history, parse_queue, parse_time
+from zslurm.slurm.jobs import (
+    ExitCode,
+    JobRecord,
+    parse_duration,
+    parse_history,
+    parse_queue,
+    parse_time,
+    time_limit,
+)
 from zslurm.slurm.states import JobState
 
 STRANGE_NAME = 'we|ird, "na me" JobState=RUNNING'
@@ -102,3 +111,29 @@ def test_durations(text: str, duration: timedelta | None) -> None:
 @pytest.mark.parametrize("text", ["N/A", "Unknown", "None", ""])
 def test_an_unknown_time_is_none(text: str) -> None:
     assert parse_time(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("5", timedelta(minutes=5)),
+        ("10:00", timedelta(minutes=10)),
+        ("1:02:03", timedelta(hours=1, minutes=2, seconds=3)),
+        ("2-12", timedelta(days=2, hours=12)),
+        ("UNLIMITED", None),
+    ],
+)
+def test_time_limits_as_sbatch_takes_them(text: str, limit: timedelta | None) -> None:
+    assert time_limit(text) == limit
+
+
+def test_a_record_survives_a_file() -> None:
+    records = [*parse_queue(recorded.SQUEUE).values(), *parse_history(recorded.SACCT)["7"]]
+    assert [JobRecord.from_json(json.loads(json.dumps(job.as_json()))) for job in records] == records
+
+
+def test_fields_that_were_not_asked_for_are_empty() -> None:
+    job = parse_queue("12\x1fRUNNING\x1e\n", ["JobArrayID", "State"])["12"]
+    assert (job.state, job.nodes, job.n_nodes, job.start_time, job.exit_code) == (
+        JobState.RUNNING, "", 0, None, ExitCode(0, 0),
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
+from zslurm.slurm.srun_output import TaskFailure, failed_nodes, launch_failures, task_failures
 
 
 def test_failures_are_read_in_the_order_of_their_report() -> None:
@@ -35,3 +35,14 @@ def test_a_failed_node_is_named_once() -> None:
 
 def test_a_line_that_is_still_being_written_is_not_read_as_another_one() -> None:
     assert task_failures("srun: error: node1: task") == []
+
+
+def test_nodes_on_which_no_task_can_be_started() -> None:
+    """What srun 22.05.8 said of eight nodes, of which one had just lost its slurmd."""
+    text = (
+        "srun: error: Task launch for StepId=2.0 failed on node node6: Communication connection failure\n"
+        "srun: error: Application launch failed: Communication connection failure\n"
+        "srun: Job step aborted\n"
+    )
+    assert launch_failures(text) == {"node6": "tasks cannot be started: Communication connection failure"}
+    assert task_failures(text) == []

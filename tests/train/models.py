@@ -51,6 +51,18 @@ def scrambled(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int
     return model
 
 
+def autograd_nodes(y: Tensor) -> set[str]:
+    """Names of what backward from `y` will go through."""
+    found: set[str] = set()
+    waiting = [y.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            found.add(node.name())
+            waiting += [following for following, _ in node.next_functions]
+    return found
+
+
 def tokens(config: ModelConfig, batch: int = 2, length: int = 9, seed: int = 0) -> Tensor:
     """Random token ids [batch, length]."""
     generator = torch.Generator().manual_seed(seed)

@@ -27,7 +27,8 @@ _TIMEOUT_S = 300
 class Ranks:
     """The ranks of one run, under way."""
 
-    def __init__(self, run: Path, ranks: int) -> None:
+    def __init__(self, run: Path, ranks: int, prepare: Callable[[], None] | None = None) -> None:
+        """Start them; each calls `prepare`, a function of a module, before it trains."""
         self._outputs = [run / f"rank-{rank}.{stream}" for rank in range(ranks) for stream in ("out", "err")]
         for output in self._outputs:
             output.unlink(missing_ok=True)
@@ -35,7 +36,7 @@ class Ranks:
         self.processes: list[ForkServerProcess] = []
         for rank in range(ranks):
             environment = clean_environment() | _torchruns_variables(rank, ranks, self._store.port)
-            arguments = (run, rank, environment)
+            arguments = (run, rank, environment, prepare)
             self.processes.append(_CONTEXT.Process(target=_rank, args=arguments, daemon=True))
         for process in self.processes:
             process.start()
@@ -56,9 +57,9 @@ class Ranks:
         return subprocess.CompletedProcess([], max(codes), out, err)
 
 
-def train_on(run: Path, ranks: int) -> subprocess.CompletedProcess[str]:
+def train_on(run: Path, ranks: int, prepare: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     """Train on so many ranks to the end."""
-    return Ranks(run, ranks).wait()
+    return Ranks(run, ranks, prepare).wait()
 
 
 def _torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -75,7 +76,7 @@ def _torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _rank(run: Path, rank: int, environment: dict[str, str]) -> None:
+def _rank(run: Path, rank: int, environment: dict[str, str], prepare: Callable[[], None] | None) -> None:
     from train.loop import main
 
     os.environ.clear()
@@ -83,6 +84,8 @@ def _rank(run: Path, rank: int, environment: dict[str, str]) -> None:
     for descriptor, stream in ((1, "out"), (2, "err")):
         file = os.open(run / f"rank-{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, descriptor)
+    if prepare is not None:
+        prepare()
     sys.exit(main([str(run)]))
 
 

@@ -59,7 +59,7 @@ def make_run(directory: Path, corpus: Path, *, steps: int = 6, **sections: dict[
         "data": {"path": str(corpus)},
         "phases": [phase],
         "parallel": {"dtype": "fp32", "threads": 1} | sections.pop("parallel", {}),
-        "checkpoint": {"every_steps": 3} | sections.pop("checkpoint", {}),
+        "checkpoint": {"every_steps": 3, "background": False} | sections.pop("checkpoint", {}),
         **sections,
     }
     directory.mkdir(parents=True, exist_ok=True)

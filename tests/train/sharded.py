@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,12 +12,23 @@ from torch import Tensor, nn
 from train.parallel.zero import ZeroShards
 from train.shapes import Kind, TensorInfo
 
-TABLE = (
+FLAT = (
     TensorInfo("matrix", (7, 9), Kind.MATRIX),
     TensorInfo("norm", (9,), Kind.NORM),
     TensorInfo("experts", (2, 5, 3), Kind.EXPERTS),
     TensorInfo("bias", (5,), Kind.BIAS),
 )
+TABLE = (
+    TensorInfo("embedding", (11, 6), Kind.EMBEDDING),
+    TensorInfo("matrix", (7, 9), Kind.MATRIX, whole=1),
+    TensorInfo("norm", (9,), Kind.NORM),
+    TensorInfo("experts", (3, 8, 3), Kind.EXPERTS, whole=3),
+    TensorInfo("halves", (2, 10, 4), Kind.EXPERTS, whole=4),
+    TensorInfo("bias", (5,), Kind.BIAS),
+    TensorInfo("second", (9, 7), Kind.MATRIX, whole=1),
+)
+TINY_BUCKETS = 512.0
+"""Bytes: a few matrices of TABLE at a time, and some of them cut."""
 
 
 class Few(nn.Module):
@@ -35,20 +47,30 @@ def values_of(row: TensorInfo, seed: int = 0) -> Tensor:
 
 
 def shards_of(
-    model: nn.Module,
-    group: dist.ProcessGroup,
-    table: tuple[TensorInfo, ...] = TABLE,
-    gradient_dtype: torch.dtype = torch.float32,
+    model: nn.Module, group: dist.ProcessGroup, table: tuple[TensorInfo, ...] = TABLE, **settings: Any
 ) -> ZeroShards:
-    return ZeroShards(model, table, group, gradient_dtype)
+    """The shards of a model in buckets of TINY_BUCKETS, unless `settings` say otherwise."""
+    return ZeroShards(model, table, group, **({"bucket_bytes": TINY_BUCKETS} | settings))
 
 
-def backward(model: nn.Module, seed: int, *, whole: bool = False) -> None:
+def backward(model: nn.Module, seed: int, *, integers: bool = False) -> None:
     """Give every parameter a gradient by back-propagation: noise, or small whole numbers that add up exactly."""
     total = torch.zeros(())
     for name, parameter in model.named_parameters():
-        row = TensorInfo(name, tuple(parameter.shape), Kind.MATRIX)
-        gradient = values_of(row, seed)
-        gradient = (4 * gradient).round() if whole else gradient
+        gradient = gradient_of(name, tuple(parameter.shape), seed, integers=integers)
         total = total + (parameter * gradient.to(parameter.dtype)).float().sum()
     total.backward()
+
+
+def gradient_of(name: str, shape: tuple[int, ...], seed: int, *, integers: bool = False) -> Tensor:
+    """The gradient that `backward` gives."""
+    gradient = values_of(TensorInfo(name, shape, Kind.MATRIX), seed)
+    return (4 * gradient).round() if integers else gradient
+
+
+def by_tensor(shards: ZeroShards, chunk: Tensor) -> dict[str, Tensor]:
+    """What this rank owns of every tensor, in its shape; NaN where another rank does."""
+    found = {row.name: torch.full((row.numel,), math.nan, dtype=chunk.dtype) for row in shards.table}
+    for extent in shards.extents:
+        found[extent.tensor][extent.start : extent.stop] = chunk[extent.in_chunk]
+    return {row.name: found[row.name].view(row.shape) for row in shards.table}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.memory import peak_bytes
 from tests.train.models import random_like
-from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy
+from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy, summed_losses
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -33,11 +33,44 @@ def test_loss_and_gradients_are_those_of_whole_logits(chunk_tokens: int | None) 
         torch.testing.assert_close(one, other)
 
 
-def test_ignored_positions_get_no_gradient() -> None:
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_ignored_positions_get_no_gradient(weight: float) -> None:
     x, embedding, targets = case()
-    (grad,) = torch.autograd.grad(summed_cross_entropy(x, embedding, targets), [x])
+    (grad,) = torch.autograd.grad(summed_losses(x, embedding, targets, z_weight=weight).objective, [x])
     assert (grad[4] == 0).all()
     assert (grad[[0, 1, 2, 3, 5, 6]].abs().amax(dim=-1) > 0).all()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, TOKENS, None])
+def test_the_z_loss_and_its_gradients_are_those_of_whole_logits(chunk_tokens: int | None) -> None:
+    weight = 0.05
+    x, embedding, targets = case()
+    losses = summed_losses(x, embedding, targets, z_weight=weight, chunk_tokens=chunk_tokens)
+    whole = logits(x, embedding)
+    cross_entropy = F.cross_entropy(whole, targets, reduction="sum", ignore_index=IGNORED_TARGET)
+    z_loss = weight * whole[targets != IGNORED_TARGET].logsumexp(dim=-1).square().sum()
+    torch.testing.assert_close(losses.cross_entropy, cross_entropy.detach())
+    torch.testing.assert_close(losses.z_loss, z_loss.detach())
+    ours = torch.autograd.grad(0.25 * losses.objective, [x, embedding])
+    theirs = torch.autograd.grad(0.25 * (cross_entropy + z_loss), [x, embedding])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+    plain = torch.autograd.grad(0.25 * F.cross_entropy(logits(x, embedding), targets, reduction="sum"), [x])[0]
+    assert (ours[0] - plain).abs().max() > 1e-3, "the z-loss shows"
+
+
+def test_only_the_objective_has_a_gradient() -> None:
+    x, embedding, targets = case()
+    losses = summed_losses(x, embedding, targets, z_weight=0.1)
+    assert [part.requires_grad for part in losses] == [True, False, False]
+    assert losses.objective.item() == pytest.approx(losses.cross_entropy.item() + losses.z_loss.item())
+
+
+def test_without_a_weight_there_is_no_z_loss() -> None:
+    x, embedding, targets = case()
+    losses = summed_losses(x, embedding, targets)
+    assert losses.z_loss == 0
+    assert torch.equal(losses.objective, losses.cross_entropy)
 
 
 def test_bf16_inputs_are_multiplied_in_fp32() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
 from train.model.router import Router, Routing
+from train.model.zaya import build
 
 BIAS = torch.zeros(4)
 
@@ -72,3 +73,17 @@ def test_softmax_is_fp32_whatever_the_parameters(dtype: torch.dtype) -> None:
     assert routing.weights_TK.dtype == torch.float32
     assert (routing.weights_TK.sum(dim=-1) - 1).abs().max() < 1e-6
     assert routing.state_TR.dtype == dtype
+
+
+@pytest.mark.parametrize(("hidden_size", "width"), [(128, 32), (512, 64), (1024, 256)])
+def test_tokens_differ_in_their_first_choice_as_much_at_any_width(hidden_size: int, width: int) -> None:
+    """A router that starts flat sends all tokens to one expert, whichever the balancing bias prefers."""
+    config = tiny_config(hidden_size=hidden_size, router_hidden_size=width, experts=16, layers=1)
+    router: Router = build(config, 0, dtype=torch.float32).layers[0].router
+    x_TD = random_like(torch.empty(2000, hidden_size), "normed").float()
+    bias_C = torch.zeros(17)
+    routing: Routing = router(x_TD, None, bias_C)
+    assert len(routing.classes_TK.unique()) >= 12
+    nudged = router(x_TD, None, bias_C.index_fill(0, torch.tensor(0), 1e-3)).classes_TK
+    moved = (nudged != routing.classes_TK).float().mean().item()
+    assert 0 < moved < 0.1, "a balancing step of 1e-3 moves some tokens, not all"

@@ -198,6 +198,8 @@ def test_initial_values_have_the_documented_sizes() -> None:
         "layers.1.attention.output.weight": 0.02 / 4,
         "layers.1.experts.down.weight": 0.02 / 4,
         "layers.1.router.down.weight": 0.02,
+        "layers.1.router.first.weight": 64**-0.5,
+        "layers.1.router.second.weight": 64**-0.5,
         "layers.1.attention.depthwise_conv.weight": 2**-0.5,
         "layers.1.attention.grouped_conv.weight": 128**-0.5,
     }.items():

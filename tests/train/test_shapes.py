@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.models import tiny_config
-from train.config import ModelConfig
+from train.config import ModelConfig, MuonConfig, OptimConfig
 from train.model.zaya import Zaya
-from train.shapes import Kind, buffer_table, parameter_counts, tensor_table
+from train.shapes import Kind, buffer_table, owned_table, parameter_counts, tensor_table
 
 LAYER_1 = """
 layers.1.attention_entry.hidden_scale (12,)
@@ -167,6 +167,30 @@ def test_matrices_are_the_linear_maps_and_nothing_else() -> None:
         "embedding.weight",
         *(f"layers.{layer}.attention.{c}_conv.weight" for layer in (0, 1) for c in ("depthwise", "grouped")),
     }
+
+
+def test_muons_matrices_are_owned_whole_and_adamws_are_not() -> None:
+    model = tiny_config()
+    table = owned_table(model, OptimConfig(matrices="muon"))
+    assert [(row.name, row.shape, row.kind) for row in table] == [
+        (row.name, row.shape, row.kind) for row in tensor_table(model)
+    ]
+    for row in table:
+        assert row.whole == (0 if row.matrices is None else row.matrices[0]), row.name
+    assert owned_table(model, OptimConfig(matrices="adamw")) == tensor_table(model)
+    assert not any(row.whole for row in tensor_table(model))
+
+
+def test_gate_and_up_can_be_owned_apart() -> None:
+    joined, apart = (
+        {row.name: row.whole for row in owned_table(tiny_config(), OptimConfig(muon=MuonConfig(split_gate_up=s)))}
+        for s in (False, True)
+    )
+    assert {name for name in joined if joined[name] != apart[name]} == {
+        "layers.0.experts.gate_up.weight",
+        "layers.1.experts.gate_up.weight",
+    }
+    assert apart["layers.0.experts.gate_up.weight"] == 2 * joined["layers.0.experts.gate_up.weight"] == 6
 
 
 def test_weight_decay_spares_vectors_only() -> None:

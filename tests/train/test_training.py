@@ -179,7 +179,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished: Path, tmp_path: Path
     shutil.copytree(finished / "checkpoints", run / "checkpoints")
     done = train_on(run, ranks=1)
     assert done.returncode == 2
-    assert "model.layers is 3, the checkpoint has 2" in done.stderr
+    assert "model.layers is 3, the weights have 2" in done.stderr
     assert "Traceback" not in done.stderr
 
 

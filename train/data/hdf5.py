@@ -7,10 +7,12 @@ File locking is off: flock is unreliable on NFS and Lustre, and bundles are neve
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 os.environ.setdefault("HDF5_USE_FILE_LOCKING", "FALSE")  # read when the library loads
 
@@ -35,6 +37,11 @@ class Extent:
         """The dataset as a read-only mapping."""
         return np.memmap(path, self.dtype, mode="r", offset=self.offset, shape=(self.length,))
 
+    def read(self, file: BinaryIO, start: int, count: int) -> bytes:
+        """Elements [start, start + count), read and not mapped: a file that shrinks gives fewer bytes."""
+        size = self.dtype.itemsize
+        return os.pread(file.fileno(), count * size, self.offset + start * size)
+
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
@@ -49,7 +56,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
         with path.open("rb") as raw:
             signature = raw.read(len(HDF5_SIGNATURE))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file or directory; check data.path, or {BUILD_HINT}") from None
+        raise DataError(f"{path}: no such file or directory; check the path, or {BUILD_HINT}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if not signature:
@@ -65,20 +72,32 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
         raise DataError(f"{path}: is {state} ({reason}); {AGAIN}") from error
 
 
-def create_hdf5(path: Path) -> h5py.File:
+@contextmanager
+def create_hdf5(path: Path) -> Iterator[h5py.File]:
     """Create a file whose larger datasets start on a page and whose metadata carry checksums.
 
     Without checksums a flipped bit in the metadata may hang or crash the library instead of being reported.
     The oldest format that has them is HDF5 1.8's.
+
+    Raises:
+        OSError: there is no room, or it cannot be written for another reason.
     """
-    return h5py.File(
-        path,
-        "w",
-        libver=("v108", "v108"),
-        locking=False,
-        alignment_threshold=ALIGNMENT // 2,
-        alignment_interval=ALIGNMENT,
-    )
+    try:
+        with h5py.File(
+            path,
+            "w",
+            libver=("v108", "v108"),
+            locking=False,
+            alignment_threshold=ALIGNMENT // 2,
+            alignment_interval=ALIGNMENT,
+        ) as file:
+            yield file
+    except (OSError, RuntimeError) as error:  # the latter where the file cannot be closed
+        if found := re.search(r"errno = (\d+)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        if isinstance(error, OSError):
+            raise
+        raise OSError(" ".join(str(error).split())) from error
 
 
 def write_text(file: h5py.File, name: str, text: str) -> None:

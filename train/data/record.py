@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from train.data.encode import Encoded
 from train.data.schema import BUILD_FILE
-from train.data.sources import Document
 from train.data.writer import fsync
 from train.errors import DataError
 
@@ -26,10 +26,12 @@ class BuildSummary:
     tokenizer_sha256: str
     fingerprint: str
     text_bytes: int  # of the documents, in UTF-8
-    empty_files: int
-    skipped_files: tuple[str, ...]  # not UTF-8
+    empty_documents: int
+    skipped_files: tuple[str, ...]  # not UTF-8: which, and where they are not
+    targets: int  # tokens that count as targets
     seconds: float = 0.0
     reused: bool = False  # OUT already held this build
+    continued: int = 0  # bundles that an earlier attempt had finished
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class BuildRecord:
 
     source: str
     settings: dict[str, Any]
-    source_sha256: str  # of every file's length and bytes, in order
+    source_sha256: str  # of every document's bytes, in order
     bundles: int
     documents: int
     tokens: int
@@ -46,8 +48,9 @@ class BuildRecord:
     tokenizer_sha256: str
     fingerprint: str
     text_bytes: int
-    empty_files: int
+    empty_documents: int
     skipped_files: list[str]
+    targets: int
 
     def write(self, directory: Path) -> None:
         """Write build.json, durably."""
@@ -69,7 +72,7 @@ class BuildRecord:
                 f"{directory}: exists and is not a finished corpus; name another directory or remove this one"
             ) from None
 
-    def summary(self, path: Path, *, reused: bool) -> BuildSummary:
+    def summary(self, path: Path, *, reused: bool, continued: int = 0) -> BuildSummary:
         """The part that a caller wants to know."""
         return BuildSummary(
             path=path,
@@ -80,33 +83,31 @@ class BuildRecord:
             tokenizer_sha256=self.tokenizer_sha256,
             fingerprint=self.fingerprint,
             text_bytes=self.text_bytes,
-            empty_files=self.empty_files,
+            empty_documents=self.empty_documents,
             skipped_files=tuple(self.skipped_files),
+            targets=self.targets,
             reused=reused,
+            continued=continued,
         )
 
 
 @dataclass
 class Tally:
-    """What was read so far."""
+    """What was read so far; as JSON in the journal of a build."""
 
     text_bytes: int = 0
-    empty_files: int = 0
+    empty_documents: int = 0
+    targets: int = 0
     skipped_files: list[str] = field(default_factory=list)
-    _digest: Any = field(default_factory=hashlib.sha256)
+    sha256: str = ""  # of the hash before and the document's, in hex: it can be gone on with, unlike hashlib's
 
-    def add(self, document: Document) -> None:
+    def add(self, document: Encoded) -> None:
         """Count one document."""
-        self._digest.update(f"{len(document.content)}\n".encode())
-        self._digest.update(document.content)
-        if document.text is None:
-            self.skipped_files.append(str(document.path))
-        elif not document.text:
-            self.empty_files += 1
+        self.sha256 = hashlib.sha256(bytes.fromhex(self.sha256) + document.sha256).hexdigest()
+        if document.skipped is not None:
+            self.skipped_files.append(document.skipped)
+        elif document.empty:
+            self.empty_documents += 1
         else:
-            self.text_bytes += len(document.content)
-
-    @property
-    def sha256(self) -> str:
-        """Of every document's length and bytes, in order, in hex."""
-        return str(self._digest.hexdigest())
+            self.text_bytes += document.text_bytes
+            self.targets += len(document.tokens) - document.prompt_tokens

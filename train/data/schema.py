@@ -5,8 +5,8 @@
     ...
     build.json                   how the corpus was built, for people and for recognising the same build
 
-A bundle is an HDF5 file with three contiguous (neither chunked nor compressed) little-endian datasets, which
-a reader maps into memory at their offset in the file (those of 2 KiB and more start on a page):
+A bundle is an HDF5 file with contiguous (neither chunked nor compressed) little-endian datasets, which a reader
+maps into memory at their offset in the file (those of 2 KiB and more start on a page):
 
     /tokens       <u2 [tokens], or <u4 where vocab_size > 65,536
                   token ids, document after document, each followed by the end-of-document token
@@ -15,17 +15,24 @@ a reader maps into memory at their offset in the file (those of 2 KiB and more s
     /checksums    <u4 [ceil(tokens / block_tokens)]
                   CRC32 (zlib's) of the bytes of each block of /tokens; attribute `block_tokens`
 
+and, where some tokens are not to be learned (the prompts of fine-tuning data), two more:
+
+    /targets      <u1 [tokens]
+                  1 where the token counts as a target of the loss, 0 where it does not
+    /target_checksums    <u4 [ceil(tokens / block_tokens)]
+                  CRC32 of each block of /targets
+
 and these attributes of the root group (texts of fixed length; all metadata carry HDF5's checksums):
 
     format             "zslurm-tokens"
-    version            1; a reader refuses a newer one
+    version            1, or 2 with /targets, which older readers would not heed; a newer one is refused
     vocab_size         every token id is below it
     tokenizer_sha256   of tokenizer.json's bytes, in hex
     end_token          id of the end-of-document token
     tokens, documents  the counts
     source             where the text came from, for people
 
-Cost: 2 or 4 bytes per token, 8 per document, 4 per 1,048,576 tokens.
+Cost: 2 or 4 bytes per token (one more with /targets), 8 per document, 4 per 1,048,576 tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +46,8 @@ import numpy as np
 from train.errors import DataError
 
 FORMAT = "zslurm-tokens"
-VERSION = 1
+VERSION = 2
+UNMASKED_VERSION = 1
 BLOCK_TOKENS = 1 << 20
 ALIGNMENT = 4096  # bytes
 TOKENIZER_FILE = "tokenizer.json"

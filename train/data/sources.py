@@ -1,42 +1,74 @@
-"""Text files as documents: which files, in which order, and what they say.
+"""Source files: which ones, in which order, and of which kind.
 
-One file is one document. The order is that of the sources as given, and within a directory that of the sorted
-relative paths, so that it is the same on every machine. A file that several sources lead to is read once.
-A file that is not UTF-8 is left out and named, never half-decoded: replacement characters would be learned.
+The order is that of the sources as given, and within a directory that of the sorted relative paths, so that it
+is the same on every machine. A file that several sources lead to is read once. The name says the kind:
+
+    .jsonl .ndjson            JSON lines, one document each; also .json.gz and .json.zst, as C4 and Dolma name them
+    .parquet                  one document per row
+    anything else             text, one document
+
+The first and the last kind may be compressed: .gz, .zst.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from train.errors import DataError
 
 # Directories that hold copies, installed packages or caches rather than the text one means.
 EXCLUDED_DIRECTORIES = frozenset({"__pycache__", "site-packages", "dist-packages", ".git", ".venv"})
+COMPRESSED = (".gz", ".zst")
+
+
+class Kind(StrEnum):
+    """What a file holds."""
+
+    TEXT = "text"
+    JSON_LINES = "JSON lines"
+    PARQUET = "Parquet"
+
+
+class MissingSource(DataError):
+    """A source that was named does not exist."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file and its size in bytes when it was found."""
+    """A file as it was found: its size in bytes and the time of its last change."""
 
     path: Path
     size: int
+    mtime_ns: int = 0
+    named: bool = False  # given by name, not found in a directory
 
+    @property
+    def compression(self) -> str:
+        """`.gz`, `.zst`, or nothing."""
+        suffix = self.path.suffix.lower()
+        return suffix if suffix in COMPRESSED else ""
 
-@dataclass(frozen=True)
-class Document:
-    """A file's content; `text` is None where the bytes are not UTF-8."""
-
-    path: Path
-    content: bytes
-    text: str | None
+    @cached_property
+    def kind(self) -> Kind:
+        """What its name says that it holds."""
+        name = self.path.name.lower()
+        inner = Path(name.removesuffix(self.compression)).suffix
+        if inner in (".jsonl", ".ndjson") or (inner == ".json" and self.compression):
+            return Kind.JSON_LINES
+        return Kind.PARQUET if name.endswith(".parquet") else Kind.TEXT
 
 
 def find_files(
-    sources: Sequence[Path], glob: str, excluded: frozenset[str] = EXCLUDED_DIRECTORIES
+    sources: Sequence[Path],
+    glob: str,
+    excluded: frozenset[str] = EXCLUDED_DIRECTORIES,
+    ours: Sequence[Path] = (),
 ) -> list[SourceFile]:
     """The files that the sources lead to, in document order.
 
@@ -44,17 +76,24 @@ def find_files(
         sources: files, taken as they are, and directories, searched recursively.
         glob: what a file in a directory must match, as `PurePath.match` does: "*.py", "docs/*.md".
         excluded: names of directories below a source that are not entered.
+        ours: directories that are not entered either: what is built is no source.
 
     Raises:
-        DataError: a source is missing or unreadable, or nothing is found.
+        MissingSource: a source does not exist.
+        DataError: a source is unreadable, or nothing is found.
     """
     found: dict[str, SourceFile] = {}
     try:
         for source in sources:
-            for path in _walk(source, glob, excluded) if source.is_dir() else [source]:
-                found.setdefault(os.path.realpath(path), SourceFile(path, path.stat().st_size))
+            named = not source.is_dir()
+            for path in [source] if named else _walk(source, glob, excluded, set(map(os.path.realpath, ours))):
+                status = path.stat()
+                if not stat.S_ISREG(status.st_mode):
+                    raise DataError(f"{path}: is no regular file; sources are read more than once: save it first")
+                file = SourceFile(path, status.st_size, status.st_mtime_ns, named)
+                found.setdefault(os.path.realpath(path), file)
     except FileNotFoundError as error:
-        raise DataError(f"{error.filename}: no such file or directory") from error
+        raise MissingSource(f"{error.filename}: no such file or directory") from error
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
     if not found:
@@ -63,39 +102,19 @@ def find_files(
     return list(found.values())
 
 
-def read_documents(files: Iterable[SourceFile]) -> Iterator[Document]:
-    """Read files one at a time.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
-    for file in files:
-        try:
-            content = file.path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError:
-            text = None
-        yield Document(file.path, content, text)
-
-
-def sample_files(files: Sequence[SourceFile], limit: int) -> list[SourceFile]:
-    """Every k-th file, so that they come to about `limit` bytes; all of them where they fit."""
-    total = sum(file.size for file in files)
-    return list(files[:: max(1, -(-total // limit))])
-
-
-def _walk(top: Path, glob: str, excluded: frozenset[str]) -> Iterator[Path]:
-    """Matching files below `top`, sorted by relative path."""
+def _walk(top: Path, glob: str, excluded: frozenset[str], ours: set[str]) -> Iterator[Path]:
+    """Matching files below `top`, sorted by relative path; `ours` are real paths."""
 
     def fail(error: OSError) -> None:
         raise error
 
     matches = []
     for directory, directories, names in os.walk(top, onerror=fail):
-        directories[:] = [name for name in directories if name not in excluded]
+        directories[:] = [
+            name
+            for name in directories
+            if name not in excluded and os.path.realpath(Path(directory, name)) not in ours
+        ]
         for path in (Path(directory, name) for name in names):
             if path.relative_to(top).match(glob) and path.is_file():
                 matches.append(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,13 +89,13 @@ def end_token_id(tokenizer: Tokenizer, name: str | None = None) -> int:
     for candidate in names:
         if (token := tokenizer.token_to_id(candidate)) is not None:
             return token
-    raise DataError(f"the tokenizer has no {' or '.join(names)}: name its end-of-document token (end_token)")
+    raise DataError(f"the tokenizer has no {' or '.join(names)}: name its end-of-document token (--end-token)")
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
     """Token ids of each text, uint32 [tokens] each, in parallel over the texts (see `encoding_threads`)."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+    return [np.frombuffer(array("I", encoding.ids), dtype=np.uint32) for encoding in encodings]
 
 
 def file_sha256(path: Path) -> str:

@@ -3,14 +3,15 @@
 The number of tokens is known only at the end and a contiguous dataset cannot grow, so tokens are spooled to a
 raw file first and copied once into the HDF5 file (sequential I/O twice; memory stays at one block). Commit
 protocol: write NAME.partial, fsync it, rename it to NAME, fsync the directory. A crash at any point leaves
-NAME absent or complete; the leavings are called NAME.spool and NAME.partial.
+NAME absent or complete; the leavings are called NAME.spool, NAME.targets.spool and NAME.partial.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
 from array import array
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -18,8 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from checkpoint_tools.checksum import crc32
 from train.data.hdf5 import create_hdf5, write_text
-from train.data.schema import BLOCK_TOKENS, FORMAT, VERSION, BundleHeader, bundle_name
+from train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader
 from train.errors import DataError
 
 
@@ -29,13 +31,14 @@ class BundleWriter:
     Not covered: two writers of one path at a time.
     """
 
-    def __init__(self, path: Path, header: BundleHeader) -> None:
+    def __init__(self, path: Path, header: BundleHeader, *, masked: bool = False) -> None:
+        """`masked`: the bundle says of each token whether it counts as a target."""
         self.path = path
         self.header = header
-        self._spool_path = path.with_name(path.name + ".spool")
         self._partial_path = path.with_name(path.name + ".partial")
         self._ends = array("Q", [0])
-        self._spool: BinaryIO = self._spool_path.open("w+b")
+        self._spool = _Spool(path.with_name(path.name + ".spool"))
+        self._target_spool = _Spool(path.with_name(path.name + ".targets.spool")) if masked else None
 
     @property
     def tokens(self) -> int:
@@ -47,8 +50,13 @@ class BundleWriter:
         """Documents appended so far."""
         return len(self._ends) - 1
 
-    def append(self, document: NDArray[np.integer]) -> None:
+    def append(self, document: NDArray[np.integer], targets: NDArray[np.integer] | None = None) -> None:
         """Add one document: its token ids, integers [tokens], the end-of-document token included.
+
+        Args:
+            document: the ids.
+            targets: for a masked bundle, 1 where the token counts as a target and 0 where it does not,
+                integers [tokens]; default: all count.
 
         Raises:
             DataError: an id is negative or not below vocab_size, or the document is empty.
@@ -62,7 +70,9 @@ class BundleWriter:
                 f"but the vocabulary has {self.header.vocab_size} entries; "
                 "use the tokenizer that the ids came from"
             )
-        self._spool.write(document.astype(self.header.token_dtype).tobytes())
+        self._spool.append(document.astype(self.header.token_dtype))
+        if self._target_spool is not None:
+            self._target_spool.append(_mask(document, targets))
         self._ends.append(self.tokens + document.size)
 
     def commit(self) -> Path:
@@ -73,12 +83,12 @@ class BundleWriter:
         """
         if not self.documents:
             raise DataError(f"{self.path}: a bundle needs at least one document")
-        self._spool.flush()
-        self._spool.seek(0)
         with create_hdf5(self._partial_path) as file:
             self._write_header(file)
-            self._write_tokens(file)
+            self._write_blocks(file, "tokens", "checksums", self._spool, self.header.token_dtype)
             self._write_documents(file)
+            if self._target_spool is not None:
+                self._write_blocks(file, "targets", "target_checksums", self._target_spool, np.dtype("u1"))
         fsync(self._partial_path)
         self._partial_path.replace(self.path)
         fsync(self.path.parent)
@@ -87,8 +97,9 @@ class BundleWriter:
 
     def discard(self) -> None:
         """Remove everything unfinished; after a commit there is only the spool."""
-        self._spool.close()
-        self._spool_path.unlink(missing_ok=True)
+        self._spool.discard()
+        if self._target_spool is not None:
+            self._target_spool.discard()
         self._partial_path.unlink(missing_ok=True)
 
     def __enter__(self) -> BundleWriter:
@@ -105,7 +116,7 @@ class BundleWriter:
 
     def _write_header(self, file: Any) -> None:
         write_text(file, "format", FORMAT)
-        file.attrs["version"] = VERSION
+        file.attrs["version"] = VERSION if self._target_spool is not None else UNMASKED_VERSION
         file.attrs["vocab_size"] = self.header.vocab_size
         write_text(file, "tokenizer_sha256", self.header.tokenizer_sha256)
         file.attrs["end_token"] = self.header.end_token
@@ -113,70 +124,52 @@ class BundleWriter:
         file.attrs["tokens"] = self.tokens
         file.attrs["documents"] = self.documents
 
-    def _write_tokens(self, file: Any) -> None:
-        dtype = self.header.token_dtype
-        tokens = file.create_dataset("tokens", shape=(self.tokens,), dtype=dtype)
+    def _write_blocks(self, file: Any, name: str, checksums_name: str, spool: _Spool, dtype: np.dtype) -> None:
+        """One element for each token, and a CRC32 of each block."""
+        elements = file.create_dataset(name, shape=(self.tokens,), dtype=dtype)
         checksums = []
-        for start in range(0, self.tokens, BLOCK_TOKENS):
-            block = self._spool.read(min(BLOCK_TOKENS, self.tokens - start) * dtype.itemsize)
-            checksums.append(zlib.crc32(block))
-            tokens[start : start + BLOCK_TOKENS] = np.frombuffer(block, dtype)
-        table = file.create_dataset("checksums", data=np.array(checksums, dtype="<u4"))
+        for start, block in zip(
+            range(0, self.tokens, BLOCK_TOKENS), spool.read(BLOCK_TOKENS * dtype.itemsize), strict=True
+        ):
+            checksums.append(crc32(block))
+            elements[start : start + BLOCK_TOKENS] = np.frombuffer(block, dtype)
+        table = file.create_dataset(checksums_name, data=np.array(checksums, dtype="<u4"))
         table.attrs["block_tokens"] = BLOCK_TOKENS
 
     def _write_documents(self, file: Any) -> None:
         offsets = np.array(self._ends, dtype="<u8")
         documents = file.create_dataset("documents", data=offsets)
-        documents.attrs["crc32"] = zlib.crc32(offsets.tobytes())
+        documents.attrs["crc32"] = crc32(offsets.tobytes())
 
 
-class BundleSeries:
-    """Writes a directory of bundles of at most `limit` tokens each; a document is never split over two.
+class _Spool:
+    """A raw file that grows by arrays and is read back once, in blocks."""
 
-    How many bundles there are is known at the end only, when they get their names. As a context manager it
-    commits at the end (if it has documents), and discards the unfinished bundle on an exception.
-    """
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO = path.open("w+b")
 
-    def __init__(self, directory: Path, header: BundleHeader, limit: int) -> None:
-        self._directory = directory
-        self._header = header
-        self._limit = limit
-        self._finished: list[Path] = []
-        self._writer: BundleWriter | None = None
-        self.documents = 0
+    def append(self, elements: NDArray[Any]) -> None:
+        self._file.write(elements.tobytes())
 
-    def append(self, document: NDArray[np.integer]) -> None:
-        """Add one document, as BundleWriter.append."""
-        if self._writer is not None and self._writer.tokens + document.size > self._limit:
-            self._finish_bundle()
-        if self._writer is None:
-            part = len(self._finished)
-            self._writer = BundleWriter(self._directory / f"part-{part:05d}.h5", self._header)
-        self._writer.append(document)
-        self.documents += 1
+    def read(self, block_bytes: int) -> Iterator[bytes]:
+        self._file.seek(0)  # flushes
+        while block := self._file.read(block_bytes):
+            yield block
 
-    def commit(self) -> None:
-        """Finish the last bundle and give all of them their names."""
-        self._finish_bundle()
-        for part, path in enumerate(self._finished):
-            path.replace(self._directory / bundle_name(part, len(self._finished)))
-        fsync(self._directory)
+    def discard(self) -> None:
+        with suppress(OSError):  # what was not flushed is not wanted
+            self._file.close()
+        self._path.unlink(missing_ok=True)
 
-    def __enter__(self) -> BundleSeries:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.commit()
-        elif self._writer is not None:
-            self._writer.discard()
-
-    def _finish_bundle(self) -> None:
-        if self._writer is not None:
-            self._finished.append(self._writer.commit())
-            self._writer = None
+def _mask(document: NDArray[np.integer], targets: NDArray[np.integer] | None) -> NDArray[np.uint8]:
+    """The mask of one document, uint8 [tokens]."""
+    if targets is None:
+        return np.ones(document.size, np.uint8)
+    if targets.shape != document.shape or targets.min() < 0 or targets.max() > 1:
+        raise ValueError(f"a mask is 0 or 1 for each of {document.size} tokens, got {targets.shape} of others")
+    return targets.astype(np.uint8)
 
 
 def fsync(path: Path) -> None:

@@ -22,7 +22,14 @@ from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
 from train.hub.run_facts import tokenizer_of, weights_only
 from train.hub.settings import Settings, TokenIds, from_config_json, inexact, to_config_json
 from train.hub.tokenizer_files import TokenizerFiles
-from train.hub.weights import CheckpointWeights, FolderWeights, Overrides, Weights, open_weights
+from train.hub.weights import (
+    CheckpointWeights,
+    FolderWeights,
+    Overrides,
+    Weights,
+    balancing_bias,
+    open_weights,
+)
 
 __all__ = [
     "BALANCING_BIAS",
@@ -37,6 +44,7 @@ __all__ = [
     "TokenIds",
     "TokenizerFiles",
     "Weights",
+    "balancing_bias",
     "export",
     "from_config_json",
     "import_weights",

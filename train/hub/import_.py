@@ -2,8 +2,8 @@
 
 The checkpoint has step 0 and one state, the fp32 masters (bf16 is widened, which is exact); the balancing biases
 are its one buffer; its manifest's `state` says that it holds weights only, and what belongs to them (RoPE base,
-context, special tokens). A tokenizer lies beside the shards. A run starts from it when `checkpoint.start_from`
-names it, and never by finding it among its own checkpoints.
+context, special tokens). A tokenizer lies beside the shards. A run starts from it when its `init` names it, and
+never by finding it among its own checkpoints.
 
 It is written as if by so many ranks that one rank's shard has at most `max_shard_bytes`; that is also the memory
 it takes, since a shard is filled whole, by range, from wherever its tensors lie. The commit is checkpoint_tools'.
@@ -110,8 +110,8 @@ def import_weights(
 
 
 def _write_shards(weights: Weights, plan: Partition, directory: Path, report: Report) -> list[ShardReport]:
-    chunk = np.empty(plan.chunk, np.float32)
-    done, total = 0, plan.length * chunk.itemsize
+    chunk = np.empty(plan.flat_share, np.float32)
+    done, total = 0, plan.flat_length * chunk.itemsize
     reports = []
     for rank in range(plan.world_size):
         entries = []

@@ -1,6 +1,6 @@
 """What a checkpoint does not say itself, from the run that it lies in: RoPE base, context, tokenizer.
 
-    RUN/config.json                          phases, data.path
+    RUN/config.json                          phases, data.path or data.sources
     RUN/checkpoints/step-00000400/           the checkpoint
 
 A run's RoPE base and context belong to the phase that the checkpoint's last step was in. A checkpoint that was
@@ -78,7 +78,9 @@ def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
     if config is None:
         return Facts(Settings(model), checkpoint.path, None, sha256, imported=False)
     phase = _phase(config, manifest.step)
-    data = Path(config.data.path) if config.data.path is not None else None
+    # All sources of a mixture were made with one tokenizer.
+    path = config.data.path or next(iter(config.data.sources.values()), None)
+    data = Path(path) if path is not None else None
     settings = Settings(
         model,
         rope_base=phase.rope_base,

@@ -11,6 +11,7 @@ import json
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -25,7 +26,7 @@ from train.errors import HubError, HubIOError
 from train.hub.companion import Companion, shifted
 from train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
 from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
-from train.hub.run_facts import facts_of
+from train.hub.run_facts import Facts, facts_of, tokenizer_of
 from train.hub.settings import Settings, check_architecture, from_config_json
 from train.hub.tokenizer_files import TokenizerFiles
 from train.shapes import buffer_table, tensor_table
@@ -52,12 +53,18 @@ class Weights(Protocol):
     Attributes:
         path: the folder or checkpoint.
         origin: what it is, for people.
-        settings: the model and what belongs to it.
     """
 
     path: Path
     origin: str
-    settings: Settings
+
+    @property
+    def settings(self) -> Settings:
+        """The model and what belongs to it.
+
+        Raises:
+            HubError: what belongs to it cannot be read.
+        """
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
         """Fill `out` (contiguous) with elements [start, start + out.size), row-major, of one of our tensors.
@@ -101,7 +108,12 @@ class _Closing:
 
 
 class CheckpointWeights(_Closing):
-    """The fp32 master weights of one of our checkpoints; what is not in its manifest, from its run."""
+    """The fp32 master weights of one of our checkpoints; what is not in its manifest, from its run.
+
+    Attributes:
+        model: the model, which the manifest says.
+        tokenizer_sha256: of the tokenizer.json that the weights were trained with; None where it is not known.
+    """
 
     origin = "checkpoint"
 
@@ -113,18 +125,31 @@ class CheckpointWeights(_Closing):
             HubError: it is of a model that this version does not know.
         """
         self.path = path
+        self._overrides = overrides
         self._checkpoint = Checkpoint.open(path)
         try:
             manifest = self._checkpoint.manifest
-            model = _model_of(path, manifest.model)
+            self.model = _model_of(path, manifest.model)
+            self.tokenizer_sha256 = tokenizer_of(manifest)
             stored = [(tensor.name, tensor.shape) for tensor in manifest.tensors]
-            if stored != [(row.name, row.shape) for row in tensor_table(model)]:
+            if stored != [(row.name, row.shape) for row in tensor_table(self.model)]:
                 raise HubError(f"{path}: holds other tensors than this version's model")
-            self._facts = facts_of(self._checkpoint, model)
-            self.settings = overrides.apply(self._facts.settings)
         except BaseException:
             self._checkpoint.close()
             raise
+
+    @cached_property
+    def settings(self) -> Settings:
+        """See `Weights`.
+
+        Raises:
+            HubError: the configuration of the checkpoint's run cannot be read.
+        """
+        return self._overrides.apply(self._facts.settings)
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return facts_of(self._checkpoint, self.model)
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
         if tensor == BALANCING_BIAS:

@@ -1,4 +1,4 @@
-"""Attention itself: torch's scaled_dot_product_attention, and a plainer way for short sequences on a CPU.
+"""Attention by torch: scaled_dot_product_attention, and a plainer way for short sequences on a CPU.
 
 On GPUs (and for masks and long sequences) torch chooses the kernel. Its flash kernel for CPUs
 spends most of a short sequence on bookkeeping, in bf16 two thirds. Up to 1,024 tokens we therefore take blocks
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from train.model.precision import at_least_fp32
 
 _LONGEST = 1024
-_BLOCK = 128
+_BLOCK = 64
 
 
 def attend(q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, mask_B1SS: Tensor | None) -> Tensor:
@@ -29,6 +29,11 @@ def attend(q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, mask_B1SS: Tensor | N
     if mask_B1SS is None and short_on_cpu:
         y_BSHP: Tensor = _CausalBlocks.apply(q_BHSP, k_BJSP, v_BJSP, _BLOCK)
         return y_BSHP.flatten(2)
+    return attend_by_sdpa(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
+
+
+def attend_by_sdpa(q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, mask_B1SS: Tensor | None) -> Tensor:
+    """As `attend`, always by torch's scaled_dot_product_attention."""
     y_BHSP = F.scaled_dot_product_attention(
         q_BHSP, k_BJSP, v_BJSP, attn_mask=mask_B1SS, is_causal=mask_B1SS is None, enable_gqa=True
     )

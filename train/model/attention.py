@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import ModelConfig
-from train.model.attend import attend
+from train.model.attend import attend, attend_by_sdpa
 from train.model.cache import LayerCache
+from train.model.flash import FlashAttention, Kernels
 from train.model.mixing import Linked, MixingKernel, joined_kernel, mix
 from train.model.packing import Packing
 
@@ -25,6 +26,7 @@ class CompressedConvolutionalAttention(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.kernels: Kernels = "auto"
         hidden, heads = config.hidden_size, config.query_heads + config.kv_heads
         queries, keys = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         depthwise, grouped = config.conv_widths
@@ -51,7 +53,14 @@ class CompressedConvolutionalAttention(nn.Module):
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         q_BHSP, k_BJSP = mix(z_BSQ, self.kernel(), self.temperature, packing.rotary, packing.linked)
         v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
-        return self.output(attend(q_BHSP, k_BJSP, v_BJSP, packing.attend_B1SS))
+        return self.output(self._attend(q_BHSP, k_BJSP, v_BJSP, packing))
+
+    def _attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, packing: Packing) -> Tensor:
+        mask_B1SS = packing.attend_B1SS
+        if isinstance(self.kernels, FlashAttention) and mask_B1SS is None:
+            return self.kernels(q_BHSP, k_BJSP, v_BJSP, packing.bounds_N)
+        by_torch = attend if self.kernels == "auto" else attend_by_sdpa
+        return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
         """An empty cache with room for `room` tokens of each sequence."""

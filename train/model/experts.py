@@ -161,12 +161,9 @@ def _activate(both_NO: Tensor) -> Tensor:
 def _activate_again(grad_NF: Tensor, both_NO: Tensor) -> tuple[Tensor, Tensor]:
     """The activation once more, and the gradient of what went into it."""
     gate_NF, up_NF = both_NO.chunk(2, dim=-1)
-    grad_both_NO = torch.empty_like(both_NO)
-    grad_gate_NF, grad_up_NF = grad_both_NO.chunk(2, dim=-1)
-    grad_gate_NF.copy_(torch.ops.aten.silu_backward(grad_NF * up_NF, gate_NF))
-    active_NF = F.silu(gate_NF)
-    grad_up_NF.copy_(active_NF * grad_NF)
-    return active_NF.mul_(up_NF), grad_both_NO
+    silu_NF = F.silu(gate_NF)
+    grad_gate_NF = torch.ops.aten.silu_backward(grad_NF * up_NF, gate_NF)
+    return silu_NF * up_NF, torch.cat([grad_gate_NF, grad_NF * silu_NF], dim=-1)
 
 
 def _fill_rest(y_ND: Tensor, x_ND: Tensor, groups: Groups, pass_on: bool) -> Tensor:

@@ -63,24 +63,22 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
 
 def _multiply_in_loop(x_NI: Tensor, weight_EIO: Tensor, rows_E: Sequence[int]) -> Tensor:
     y_NO = x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
-    start = 0
-    for rows, weight_IO in zip(rows_E, weight_EIO.unbind(), strict=True):
-        if rows:
-            torch.mm(x_NI[start : start + rows], weight_IO, out=y_NO[start : start + rows])
-        start += rows
+    for x, weight_IO, y in zip(_split(x_NI, rows_E), weight_EIO.unbind(), _split(y_NO, rows_E), strict=True):
+        torch.mm(x, weight_IO, out=y)
     return y_NO
 
 
 def _weight_gradient_in_loop(left_NI: Tensor, right_NO: Tensor, rows_E: Sequence[int]) -> Tensor:
     gradient_EIO = left_NI.new_empty(len(rows_E), left_NI.shape[-1], right_NO.shape[-1])
-    start = 0
-    for rows, gradient_IO in zip(rows_E, gradient_EIO.unbind(), strict=True):
-        if rows:
-            torch.mm(left_NI[start : start + rows].T, right_NO[start : start + rows], out=gradient_IO)
-        else:
-            gradient_IO.zero_()
-        start += rows
+    pairs = zip(_split(left_NI, rows_E), _split(right_NO, rows_E), strict=True)
+    for (left, right), gradient_IO in zip(pairs, gradient_EIO.unbind(), strict=True):
+        torch.mm(left.T, right, out=gradient_IO)
     return gradient_EIO
+
+
+def _split(x_NI: Tensor, rows_E: Sequence[int]) -> tuple[Tensor, ...]:
+    """The rows of each group, without those behind the last one."""
+    return x_NI.split([*rows_E, len(x_NI) - sum(rows_E)])[:-1]
 
 
 def _rows(ends_E: Tensor) -> list[int]:

@@ -6,13 +6,17 @@ exist: memory for one chunk and its softmax, and three matrix products in all, a
 until backward is the gradient of the embedding in fp32 and that of the hidden states. It cannot be
 differentiated twice.
 
+The z-loss (PaLM, arXiv 2204.02311, section 5) is a weight times the square of each token's log-sum-exp Z: it
+keeps Z near 0, so that logits do not drift, and adds 2 weight Z softmax to the gradient of the logits. It is taken
+from the same chunk and costs one more pass over it.
+
 Logits, softmax and loss are in at least fp32. The two products of the gradient are, as everywhere in backward,
 in the parameters' format: with bf16 parameters their results are rounded to bf16 anyway.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +28,28 @@ from train.model.precision import at_least_fp32
 IGNORED_TARGET = -100
 """Target of a position that does not count in the loss (torch's own convention)."""
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 19}
-"""Logits of one chunk: on a CPU what its caches hold; elsewhere 1 GiB of fp32. Twice, for their softmax."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 21}
+"""Logits of one chunk: on a CPU 8 MiB of fp32, so that few chunks add to the weight's gradient and a shared cache
+still holds one; elsewhere 1 GiB. Twice, for their softmax."""
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 28
 _WIDENED_ELEMENTS = 1 << 17
 """Weights that decoding converts to fp32 at one time."""
 _CHUNK_TOKENS = 64
 """Tokens of the smallest chunk: fewer make matrix products slow, and every chunk adds to the whole gradient."""
+
+
+class HeadLoss(NamedTuple):
+    """Sums over tokens, scalars in at least fp32; only the objective has a gradient.
+
+    Attributes:
+        objective: what is minimised, the sum of the other two.
+        cross_entropy: -log softmax(logits)[target], in nats.
+        z_loss: the weighted squares of log-sum-exp; 0 without weight.
+    """
+
+    objective: Tensor
+    cross_entropy: Tensor
+    z_loss: Tensor
 
 
 def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
@@ -46,64 +65,89 @@ def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
 def summed_cross_entropy(
     x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, *, chunk_tokens: int | None = None
 ) -> Tensor:
-    """Sum over tokens of -log softmax(logits)[target], in nats, a scalar in at least fp32.
+    """Sum over tokens of -log softmax(logits)[target], in nats, a scalar in at least fp32; see `summed_losses`."""
+    return summed_losses(x_TD, embedding_VD, targets_T, chunk_tokens=chunk_tokens).objective
+
+
+def summed_losses(
+    x_TD: Tensor,
+    embedding_VD: Tensor,
+    targets_T: Tensor,
+    *,
+    z_weight: float = 0.0,
+    chunk_tokens: int | None = None,
+) -> HeadLoss:
+    """The loss of the head, and what it is made of.
 
     Args:
         x_TD: normed hidden states.
         embedding_VD: tied embedding.
         targets_T: int64 classes; positions of IGNORED_TARGET add nothing.
+        z_weight: weight of the squared log-sum-exp.
         chunk_tokens: tokens whose logits exist at one time; chosen by the device and the vocabulary if None.
     """
     elements = _CHUNK_ELEMENTS.get(x_TD.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
     chunk = chunk_tokens or max(_CHUNK_TOKENS, elements // embedding_VD.shape[0])
     wanted = torch.is_grad_enabled() and (x_TD.requires_grad or embedding_VD.requires_grad)
-    loss: Tensor = _SummedCrossEntropy.apply(x_TD, embedding_VD, targets_T, chunk, wanted)
-    return loss
+    return HeadLoss(*_SummedLosses.apply(x_TD, embedding_VD, targets_T, z_weight, chunk, wanted))
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product to a total of at least its format."""
+def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
+    """Add a product to a total of at least its format; the first one is written, whatever the total was."""
     if left.dtype == total.dtype:
-        total.addmm_(left, right)
+        total.addmm_(left, right, beta=0 if first else 1)
+    elif first:
+        total.copy_(left @ right)
     else:
         total += left @ right
 
 
-class _SummedCrossEntropy(torch.autograd.Function):
-    """Gradient of the logits is softmax - onehot; it is taken in forward and only scaled in backward."""
+class _SummedLosses(torch.autograd.Function):
+    """Gradient of the logits is (1 + 2 weight Z) softmax - onehot; taken in forward, only scaled in backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, chunk: int, wanted: bool
-    ) -> Tensor:
+        ctx: Any,
+        x_TD: Tensor,
+        embedding_VD: Tensor,
+        targets_T: Tensor,
+        z_weight: float,
+        chunk: int,
+        wanted: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         weight_VD = at_least_fp32(embedding_VD)
-        loss = weight_VD.new_zeros(())
+        counted_T1 = (targets_T != IGNORED_TARGET).unsqueeze(-1)
+        target_T1 = targets_T.unsqueeze(-1).where(counted_T1, 0)
+        counted_x_TD = x_TD * counted_T1 if wanted else x_TD
+        cross_entropy, z_loss = weight_VD.new_zeros(()), weight_VD.new_zeros(())
         grad_x_TD = torch.empty_like(x_TD) if wanted else None
-        grad_weight_VD = torch.zeros_like(weight_VD) if wanted else None
+        grad_weight_VD = torch.empty_like(weight_VD) if wanted else None
         chunk = max(1, min(chunk, len(x_TD)))
         logits_TV, softmax_TV = weight_VD.new_empty(2, chunk, len(weight_VD)).unbind()
         for start in range(0, len(x_TD), chunk):
-            x = at_least_fp32(x_TD[start : start + chunk])
-            target = targets_T[start : start + chunk, None]
-            counted = target != IGNORED_TARGET
-            target = target.where(counted, 0)
+            rows = slice(start, start + chunk)
+            x, target, counted = x_TD[rows], target_T1[rows], counted_T1[rows]
             logits, softmax = logits_TV[: len(x)], softmax_TV[: len(x)]
-            torch.mm(x, weight_VD.T, out=logits)
+            torch.mm(at_least_fp32(x), weight_VD.T, out=logits)
             torch.softmax(logits, dim=-1, out=softmax)
             # The largest probability is exp(largest logit) / sum of exponentials, and never small.
             log_sum = logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log()
-            loss += (log_sum - logits.gather(-1, target)).where(counted, 0).sum()
+            cross_entropy += (log_sum - logits.gather(-1, target)).where(counted, 0).sum()
+            if z_weight:
+                z_loss += z_weight * log_sum.square().where(counted, 0).sum()
+                softmax.mul_(1 + 2 * z_weight * log_sum)
             if grad_x_TD is not None and grad_weight_VD is not None:
-                grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(x[:, :1])).mul_(counted)
+                grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
                 narrow = grad_logits.to(embedding_VD.dtype)
-                grad_x_TD[start : start + chunk] = narrow @ embedding_VD
-                _add_product(grad_weight_VD, narrow.T, x_TD[start : start + chunk])
-        if wanted:
-            ctx.save_for_backward(grad_x_TD, grad_weight_VD)
-        return loss
+                torch.mm(narrow, embedding_VD, out=grad_x_TD[rows])
+                _add_product(grad_weight_VD, narrow.T, counted_x_TD[rows], first=start == 0)
+        if grad_x_TD is not None:
+            ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
+        ctx.mark_non_differentiable(cross_entropy, z_loss)
+        return cross_entropy + z_loss, cross_entropy, z_loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_x_TD, grad_weight_VD = ctx.saved_tensors
-        return grad_x_TD * grad_loss.to(grad_x_TD.dtype), grad_weight_VD * grad_loss, None, None, None
+        return grad_x_TD.mul_(grad_loss), grad_weight_VD.mul_(grad_loss), None, None, None, None

@@ -8,6 +8,10 @@ Not published for ZAYA1; these are our choices:
     convolutions            normal, 1 / sqrt(fan in): the convolved queries and keys then start as large as
                               the projections. Their sum with the mean skip is normalised, so what counts is
                               their ratio, and with 0.02 the convolutions would start as good as absent
+    router.first, second,   normal, 1 / sqrt(fan in), where the router is an MLP: its logits then differ between
+      output                  tokens by 0.3 at any width. With 0.02 they would by 0.0003 at width 32 and 0.009 at
+                              256: all tokens prefer the same class, and the balancing biases, which shift all of
+                              them alike, only send them together from class to class
     norms, scales           1; so are the keys' temperatures (zero would erase every key)
     biases                  0
     balancing biases        0; the skip class -1, so that it starts unused
@@ -28,6 +32,7 @@ from train.config import ModelConfig
 from train.shapes import Kind, TensorInfo
 
 _RESIDUAL_WRITERS = (".attention.output.weight", ".experts.down.weight")
+_ROUTER_MLP = (".router.first.weight", ".router.second.weight", ".router.output.weight")
 _CONSTANTS = {Kind.NORM: 1.0, Kind.SCALE: 1.0, Kind.BIAS: 0.0}
 
 
@@ -52,6 +57,8 @@ def _standard_deviation(info: TensorInfo, config: ModelConfig) -> float:
         return 1 / math.sqrt(math.prod(info.shape[1:]))
     if info.name.endswith(_RESIDUAL_WRITERS):
         return config.init_std / math.sqrt(2 * config.layers)
+    if config.router == "mlp" and info.name.endswith(_ROUTER_MLP):
+        return 1 / math.sqrt(info.shape[-1])
     return config.init_std
 
 

@@ -14,6 +14,7 @@ norms and rotation are in at least fp32 (arXiv 2605.05365, IV-D).
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -46,17 +47,17 @@ def joined_kernel(
     earlier_taps = depthwise_Q1W.shape[-1]
     first_hPW = at_least_fp32(depthwise_Q1W).view(-1, head_dim, earlier_taps)
     second_hOPW = at_least_fp32(grouped_QPW).view(-1, head_dim, head_dim, later_taps)
-    weight_hOPW = sum(
+    second_hWPO = second_hOPW.permute(0, 3, 2, 1).contiguous()
+    weight_hWPO = reduce(
+        torch.add,
         (
-            F.pad(second_hOPW * first_hPW[:, None, :, tap, None], (tap, earlier_taps - 1 - tap))
+            F.pad(second_hWPO * first_hPW[:, None, :, tap, None], (0, 0, 0, 0, tap, earlier_taps - 1 - tap))
             for tap in range(earlier_taps)
         ),
-        start=second_hOPW.new_zeros(()),
     )
-    carried_hP = second_hOPW.sum(dim=-1) @ at_least_fp32(depthwise_bias_Q).view(-1, head_dim, 1)
-    bias_hP = at_least_fp32(grouped_bias_Q).view(-1, head_dim) + carried_hP.squeeze(-1)
-    weight_hIP = weight_hOPW.permute(0, 3, 2, 1).flatten(1, 2).to(grouped_QPW.dtype)
-    return MixingKernel(weight_hIP, bias_hP)
+    carried_h1O = at_least_fp32(depthwise_bias_Q).view(-1, 1, head_dim) @ second_hWPO.sum(dim=1)
+    bias_hP = at_least_fp32(grouped_bias_Q).view(-1, head_dim) + carried_h1O.squeeze(1)
+    return MixingKernel(weight_hWPO.flatten(1, 2).to(grouped_QPW.dtype), bias_hP)
 
 
 def mix(
@@ -83,7 +84,7 @@ def mix(
 
 
 class _Mix(torch.autograd.Function):
-    """u = window W + b + skip; y = rotate(u) temperature sqrt(P) / |u|. Tensors [h, T, P] hold all heads."""
+    """u = window W + b + skip; y = rotate(u) temperature sqrt(P) / |u|. Tensors [h, B, S, P] hold all heads."""
 
     @staticmethod
     def forward(
@@ -97,97 +98,110 @@ class _Mix(torch.autograd.Function):
         linked: Linked,
         before_BWQ: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        heads, _, head_dim = weight_hIP.shape
-        queries = heads - temperature_J.shape[0]
-        windows_hTI = _windows(z_BSQ, weight_hIP, linked, before_BWQ)
+        z_hBSP = _by_head(z_BSQ, weight_hIP)
+        queries = len(z_hBSP) - len(temperature_J)
+        before_hBWP = None if before_BWQ is None else _by_head(before_BWQ, weight_hIP)
+        windows_hTI = _windows(z_hBSP, weight_hIP, linked, before_hBWP)
         if z_BSQ.dtype == bias_hP.dtype:
             u_hTP = torch.baddbmm(bias_hP.unsqueeze(1), windows_hTI, weight_hIP)
         else:
             u_hTP = at_least_fp32(torch.bmm(windows_hTI, weight_hIP)).add_(bias_hP.unsqueeze(1))
-        _add_mean_skip(u_hTP, at_least_fp32(z_BSQ).view(-1, heads, head_dim).transpose(0, 1), queries)
+        u_hBSP = u_hTP.reshape(z_hBSP.shape)
+        _add_mean_skip(u_hBSP, _by_head(at_least_fp32(z_BSQ), weight_hIP), queries)
 
-        length_hT1 = torch.linalg.vector_norm(u_hTP, dim=-1, keepdim=True)
-        inverse_hT1 = math.sqrt(head_dim) / length_hT1.clamp_min(torch.finfo(u_hTP.dtype).eps)
-        scale_hT1 = _with_temperature(inverse_hT1, temperature_J)
-        y_hTP = rotate(u_hTP.unflatten(1, z_BSQ.shape[:2]), RotaryTable(cos, sin)).flatten(1, 2).mul_(scale_hT1)
-        y_BhSP = y_hTP.to(z_BSQ.dtype).unflatten(1, z_BSQ.shape[:2]).transpose(0, 1)
-        ctx.save_for_backward(z_BSQ, weight_hIP, temperature_J, cos, sin, u_hTP, inverse_hT1)
+        length_hBS1 = torch.linalg.vector_norm(u_hBSP, dim=-1, keepdim=True)
+        inverse_hBS1 = math.sqrt(z_hBSP.shape[-1]) / length_hBS1.clamp_min_(torch.finfo(u_hBSP.dtype).eps)
+        y_hBSP = rotate(u_hBSP, RotaryTable(cos, sin)).mul_(_with_temperature(inverse_hBS1, temperature_J))
+        y_BhSP = y_hBSP.to(z_BSQ.dtype).transpose(0, 1)
+        ctx.save_for_backward(z_BSQ, weight_hIP, temperature_J, cos, sin, u_hBSP, inverse_hBS1)
         ctx.linked = linked
         return y_BhSP[:, :queries], y_BhSP[:, queries:]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_q_BHSP: Tensor, grad_k_BJSP: Tensor) -> tuple[Tensor | None, ...]:
-        z_BSQ, weight_hIP, temperature_J, cos, sin, u_hTP, inverse_hT1 = ctx.saved_tensors
-        heads, _, head_dim = weight_hIP.shape
-        queries = heads - temperature_J.shape[0]
-        grad_hBSP = torch.cat([grad_q_BHSP, grad_k_BJSP], dim=1).transpose(0, 1).to(u_hTP.dtype)
-        grad_hTP = rotate(grad_hBSP, RotaryTable(cos, -sin)).flatten(1, 2)
+        z_BSQ, weight_hIP, temperature_J, cos, sin, u_hBSP, inverse_hBS1 = ctx.saved_tensors
+        z_hBSP = _by_head(z_BSQ, weight_hIP)
+        heads, batch, length, head_dim = z_hBSP.shape
+        queries = heads - len(temperature_J)
+        grad_hBSP = torch.cat([grad_q_BHSP, grad_k_BJSP], dim=1).transpose(0, 1).to(u_hBSP.dtype)
+        grad_hBSP = rotate(grad_hBSP, RotaryTable(cos, -sin))
 
-        unit_hTP = u_hTP * inverse_hT1
-        along_hT1 = (grad_hTP * unit_hTP).sum(dim=-1, keepdim=True)
-        grad_temperature_J = along_hT1[queries:].sum(dim=(1, 2))
-        grad_hTP.addcmul_(unit_hTP, along_hT1, value=-1 / head_dim)
-        grad_hTP.mul_(_with_temperature(inverse_hT1, temperature_J))
+        along_hBS1 = (grad_hBSP * u_hBSP).sum(dim=-1, keepdim=True).mul_(inverse_hBS1)
+        grad_temperature_J = along_hBS1[queries:].sum(dim=(1, 2, 3)).to(temperature_J.dtype)
+        grad_hBSP.addcmul_(u_hBSP, along_hBS1.mul_(inverse_hBS1), value=-1 / head_dim)
+        grad_hBSP.mul_(_with_temperature(inverse_hBS1, temperature_J))
+        grad_bias_hP = grad_hBSP.sum(dim=(1, 2))
 
-        grad_bias_hP = grad_hTP.sum(dim=1)
-        narrow_hTP = grad_hTP.to(z_BSQ.dtype)
-        windows_hTI = _windows(z_BSQ, weight_hIP, ctx.linked, None)
-        grad_weight_hIP = torch.bmm(windows_hTI.transpose(1, 2), narrow_hTP)
-        grad_windows_hTI = torch.bmm(narrow_hTP, weight_hIP.transpose(1, 2))
-
-        grad_z_BShP = grad_hTP.new_empty(*z_BSQ.shape[:2], heads, head_dim)
-        _mean_skip_backward(grad_z_BShP.flatten(0, 1).transpose(0, 1), grad_hTP, queries)
-        _add_windows_backward(grad_z_BShP, grad_windows_hTI.unflatten(1, z_BSQ.shape[:2]), ctx.linked)
-        grad_z_BSQ = grad_z_BShP.flatten(2).to(z_BSQ.dtype)
-        grad_temperature_J = grad_temperature_J.to(temperature_J.dtype)
+        ahead_hTI = _windows_ahead(grad_hBSP.to(z_BSQ.dtype), weight_hIP, ctx.linked)
+        grad_weight_hPI = torch.bmm(z_hBSP.flatten(1, 2).mT, ahead_hTI)
+        grad_z_hTP = torch.bmm(ahead_hTI, _reversed(weight_hIP))
+        grad_z_hBSP = at_least_fp32(grad_z_hTP).reshape(z_hBSP.shape)
+        _add_mean_skip_backward(grad_z_hBSP, grad_hBSP, queries)
+        grad_z_BSQ = z_BSQ.new_empty(batch, length, heads * head_dim)
+        _by_head(grad_z_BSQ, weight_hIP).copy_(grad_z_hBSP)
+        grad_weight_hIP = _reversed(grad_weight_hPI.mT)
         return grad_z_BSQ, grad_weight_hIP, grad_bias_hP, grad_temperature_J, None, None, None, None
 
 
-def _windows(z_BSQ: Tensor, weight_hIP: Tensor, linked: Linked, before_BWQ: Tensor | None) -> Tensor:
-    """Channels of each token and of those before it, oldest first, by head: [h, B * S, taps * P]."""
-    heads, width, head_dim = weight_hIP.shape
-    reach, length = width // head_dim - 1, z_BSQ.shape[1]
-    z_BWQ = F.pad(z_BSQ, (0, 0, reach, 0)) if before_BWQ is None else torch.cat([before_BWQ, z_BSQ], dim=1)
-    parts = [z_BWQ[:, tap : tap + length] for tap in range(reach + 1)]
+def _by_head(z_BSQ: Tensor, weight_hIP: Tensor) -> Tensor:
+    """[B, S, h * P] seen as [h, B, S, P]."""
+    return z_BSQ.unflatten(-1, (weight_hIP.shape[0], weight_hIP.shape[-1])).permute(2, 0, 1, 3)
+
+
+def _reversed(weight_hIP: Tensor) -> Tensor:
+    """The kernel [h, taps * P, P] that leads from outputs back to inputs: taps reversed, [P, P] transposed."""
+    return weight_hIP.unflatten(1, (-1, weight_hIP.shape[-1])).flip(1).mT.flatten(1, 2)
+
+
+def _windows(z_hBSP: Tensor, weight_hIP: Tensor, linked: Linked, before_hBWP: Tensor | None) -> Tensor:
+    """Channels of each token and of those before it, oldest first: [h, B * S, taps * P]."""
+    reach = weight_hIP.shape[1] // weight_hIP.shape[2] - 1
+    padded = F.pad(z_hBSP, (0, 0, reach, 0)) if before_hBWP is None else torch.cat([before_hBWP, z_hBSP], dim=2)
+    windows_hBSWP = padded.unfold(2, reach + 1, 1).mT
     if linked is not None:
-        parts = [part * linked[reach - tap - 1] if tap < reach else part for tap, part in enumerate(parts)]
-    by_head = torch.cat([part.unflatten(-1, (heads, head_dim)) for part in parts], dim=-1)
-    return by_head.flatten(0, 1).transpose(0, 1)
+        windows_hBSWP = windows_hBSWP * _seen(linked, reach).flip(-1).unsqueeze(-1)
+    return windows_hBSWP.reshape(len(weight_hIP), -1, weight_hIP.shape[1])
 
 
-def _add_windows_backward(grad_z_BShP: Tensor, grad_windows_hBSI: Tensor, linked: Linked) -> None:
-    """Give each token its share of the gradient of every window that it lies in."""
-    length, head_dim = grad_z_BShP.shape[1], grad_z_BShP.shape[-1]
-    parts = grad_windows_hBSI.permute(1, 2, 0, 3).split(head_dim, dim=-1)
-    for tap, part_BShP in enumerate(parts):
-        distance = len(parts) - 1 - tap
-        if linked is not None and distance:
-            part_BShP = part_BShP * linked[distance - 1].unsqueeze(-1)
-        if distance < length:
-            grad_z_BShP[:, : length - distance].add_(part_BShP[:, distance:])
+def _windows_ahead(grad_hBSP: Tensor, weight_hIP: Tensor, linked: Linked) -> Tensor:
+    """Gradients of each token and of those after it in whose windows it is, itself first: [h, B * S, taps * P]."""
+    reach = weight_hIP.shape[1] // weight_hIP.shape[2] - 1
+    ahead_hBSWP = F.pad(grad_hBSP, (0, 0, 0, reach)).unfold(2, reach + 1, 1).mT
+    if linked is not None:
+        seen_from_BSWW = F.pad(_seen(linked, reach), (0, 0, 0, reach)).unfold(1, reach + 1, 1)
+        seen_BSW = seen_from_BSWW.diagonal(dim1=-2, dim2=-1).contiguous()
+        ahead_hBSWP = ahead_hBSWP * seen_BSW.unsqueeze(-1)
+    return ahead_hBSWP.reshape(len(weight_hIP), -1, weight_hIP.shape[1])
 
 
-def _add_mean_skip(u_hTP: Tensor, z_hTP: Tensor, queries: int) -> None:
+def _seen(linked: tuple[Tensor, ...], reach: int) -> Tensor:
+    """Whether each token and those before it belong to its document, itself first: bool [B, S, 1 + reach]."""
+    return torch.cat([torch.ones_like(linked[0]), *linked[:reach]], dim=-1)
+
+
+def _add_mean_skip(u_hBSP: Tensor, z_hBSP: Tensor, queries: int) -> None:
     """Add to each query head its mean with its key head, and to each key head the mean of these over its group."""
-    keys = u_hTP.shape[0] - queries
-    z_JGTP, z_JTP = z_hTP[:queries].unflatten(0, (keys, -1)), z_hTP[queries:]
-    u_JGTP, u_JTP = u_hTP[:queries].unflatten(0, (keys, -1)), u_hTP[queries:]
-    u_JGTP.add_(z_JGTP, alpha=0.5).add_(z_JTP.unsqueeze(1), alpha=0.5)
-    u_JTP.add_(z_JTP, alpha=0.5).add_(z_JGTP.sum(dim=1), alpha=0.5 / z_JGTP.shape[1])
+    keys = len(u_hBSP) - queries
+    z_JGBSP, z_JBSP = z_hBSP[:queries].unflatten(0, (keys, -1)), z_hBSP[queries:]
+    mean_JGBSP = z_JGBSP + z_JBSP.unsqueeze(1)
+    u_hBSP[:queries].unflatten(0, (keys, -1)).add_(mean_JGBSP, alpha=0.5)
+    for mean_JBSP in mean_JGBSP.unbind(1):
+        u_hBSP[queries:].add_(mean_JBSP, alpha=0.5 / mean_JGBSP.shape[1])
 
 
-def _mean_skip_backward(grad_z_hTP: Tensor, grad_u_hTP: Tensor, queries: int) -> None:
-    """Write the gradient of `_add_mean_skip` with respect to z."""
-    keys = grad_u_hTP.shape[0] - queries
-    u_JGTP, u_JTP = grad_u_hTP[:queries].unflatten(0, (keys, -1)), grad_u_hTP[queries:]
-    z_JGTP, z_JTP = grad_z_hTP[:queries].unflatten(0, (keys, -1)), grad_z_hTP[queries:]
-    z_JGTP.copy_(u_JGTP).add_(u_JTP.unsqueeze(1), alpha=1 / u_JGTP.shape[1]).mul_(0.5)
-    z_JTP.copy_(u_JTP).add_(u_JGTP.sum(dim=1)).mul_(0.5)
+def _add_mean_skip_backward(grad_z_hBSP: Tensor, grad_u_hBSP: Tensor, queries: int) -> None:
+    """Add the gradient of `_add_mean_skip` with respect to z."""
+    keys = len(grad_u_hBSP) - queries
+    u_JGBSP, u_JBSP = grad_u_hBSP[:queries].unflatten(0, (keys, -1)), grad_u_hBSP[queries:]
+    mean_JGBSP = torch.add(u_JGBSP, u_JBSP.unsqueeze(1), alpha=1 / u_JGBSP.shape[1])
+    grad_z_hBSP[:queries].unflatten(0, (keys, -1)).add_(mean_JGBSP, alpha=0.5)
+    for mean_JBSP in mean_JGBSP.unbind(1):
+        grad_z_hBSP[queries:].add_(mean_JBSP, alpha=0.5)
 
 
-def _with_temperature(inverse_hT1: Tensor, temperature_J: Tensor) -> Tensor:
+def _with_temperature(inverse_hBS1: Tensor, temperature_J: Tensor) -> Tensor:
     """Scale of every head: 1 / its root mean square, for keys times their temperature."""
-    queries = inverse_hT1.shape[0] - temperature_J.shape[0]
-    keys_JT1 = inverse_hT1[queries:] * temperature_J.view(-1, 1, 1)
-    return torch.cat([inverse_hT1[:queries], keys_JT1])
+    queries = len(inverse_hBS1) - len(temperature_J)
+    keys_JBS1 = inverse_hBS1[queries:] * temperature_J.view(-1, 1, 1, 1)
+    return torch.cat([inverse_hBS1[:queries], keys_JBS1])

@@ -73,9 +73,13 @@ class _Join(torch.autograd.Function):
         weight: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        joined = (at_least_fp32(hidden) + hidden_bias).mul_(hidden_scale)
+        wide_scale = at_least_fp32(hidden_scale)
+        shift = hidden_bias * wide_scale
         if residual is not None and residual_scale is not None and residual_bias is not None:
-            joined.addcmul_(residual + residual_bias, at_least_fp32(residual_scale))
+            shift.addcmul_(at_least_fp32(residual_bias), at_least_fp32(residual_scale))
+        joined = torch.addcmul(shift, at_least_fp32(hidden), wide_scale)
+        if residual is not None and residual_scale is not None:
+            joined.addcmul_(residual, at_least_fp32(residual_scale))
         inverse = torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
         inverse = inverse.square_().div_(joined.shape[-1]).add_(eps).rsqrt_()
         x = (joined * inverse).mul_(at_least_fp32(weight)).to(weight.dtype)
@@ -96,12 +100,12 @@ class _Join(torch.autograd.Function):
             assert grad_joined is not None
             grad = grad_joined.clone()
         else:
-            grad_x = at_least_fp32(grad_x)
-            unit = joined * inverse
-            grad_weight = _sum_rows(grad_x * unit).to(weight.dtype)
-            grad = grad_x * at_least_fp32(weight)
-            along = (grad * unit).sum(dim=-1, keepdim=True).div_(joined.shape[-1])
-            grad.addcmul_(unit, along, value=-1).mul_(inverse)
+            grad_x, wide_weight = at_least_fp32(grad_x), at_least_fp32(weight)
+            along = grad_x * joined  # one pass serves both sums: over rows, and with the weight over each row
+            grad_weight = (inverse.flatten() @ along.flatten(0, -2)).to(weight.dtype)
+            along = (along @ wide_weight).unsqueeze(-1) * inverse.pow(3)
+            grad = (grad_x * wide_weight).mul_(inverse)
+            grad.addcmul_(joined, along, value=-1 / joined.shape[-1])
             if grad_joined is not None:
                 grad += grad_joined
         total = _sum_rows(grad)

@@ -9,7 +9,9 @@ A sequence is usually one stream: every token sees all before it. Two things cha
                   Attention, convolutions and the value shift then stay inside a document and positions start
                   again at 0, so that each is computed as if it stood alone.
 
-Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path.
+Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
+documents (`flash.py`), and without padding, a list of the documents' bounds takes the mask's place: its length is
+asked of the device once per forward pass.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from train.model.rope import RotaryTable, rotary_table
@@ -32,6 +35,7 @@ class Packing(NamedTuple):
             where sequences are not divided.
         valid_BS1: false for padding; None where there is none.
         start: position of the first token; above 0 only when tokens before it are in a cache.
+        bounds_N: instead of a mask, where each document begins among the B * S tokens, and their number, int32.
     """
 
     rotary: RotaryTable
@@ -39,6 +43,7 @@ class Packing(NamedTuple):
     linked: tuple[Tensor, ...] | None = None
     valid_BS1: Tensor | None = None
     start: int = 0
+    bounds_N: Tensor | None = None
 
 
 def pack(
@@ -50,6 +55,7 @@ def pack(
     dtype: torch.dtype,
     valid_BS: Tensor | None = None,
     document_BS: Tensor | None = None,
+    by_bounds: bool = False,
 ) -> Packing:
     """Work out masks and angles of one forward pass.
 
@@ -61,27 +67,28 @@ def pack(
         dtype: format of the angles, at least fp32.
         valid_BS: bool, false for padding.
         document_BS: integers that change where a new document begins.
+        by_bounds: list the bounds of documents instead of making a mask, where there is no padding.
     """
     if valid_BS is None and document_BS is None:
         return Packing(rotary_table(positions_S, rotary_dim, rope_base, dtype))
 
-    seen_BSS = positions_S.unsqueeze(1) >= positions_S
-    linked, positions = None, positions_S
+    linked, positions, segment_BS = None, positions_S, None
     if document_BS is not None:
         segment_BS = _segments(document_BS)
-        seen_BSS = seen_BSS & (segment_BS.unsqueeze(2) == segment_BS.unsqueeze(1))
         linked = tuple(_same_as_before(segment_BS, distance) for distance in range(1, reach + 1))
         positions = positions_S - _first_positions(segment_BS, positions_S)
+    rotary = rotary_table(positions, rotary_dim, rope_base, dtype)
+    if by_bounds and segment_BS is not None and valid_BS is None:
+        return Packing(rotary, linked=linked, bounds_N=_bounds(segment_BS))
+
+    seen_BSS = positions_S.unsqueeze(1) >= positions_S
+    if segment_BS is not None:
+        seen_BSS = seen_BSS & (segment_BS.unsqueeze(2) == segment_BS.unsqueeze(1))
     if valid_BS is not None:
         # Padding sees itself, or its softmax would have nothing to share out.
         itself_SS = torch.eye(positions_S.shape[0], dtype=torch.bool, device=positions_S.device)
         seen_BSS = seen_BSS & valid_BS.unsqueeze(1) | itself_SS
-    return Packing(
-        rotary_table(positions, rotary_dim, rope_base, dtype),
-        seen_BSS.unsqueeze(1),
-        linked,
-        None if valid_BS is None else valid_BS.unsqueeze(-1),
-    )
+    return Packing(rotary, seen_BSS.unsqueeze(1), linked, None if valid_BS is None else valid_BS.unsqueeze(-1))
 
 
 def pack_next(angles: RotaryTable, tokens: int, start: int) -> Packing:
@@ -113,6 +120,17 @@ def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
 
 def _first_positions(segment_BS: Tensor, positions_S: Tensor) -> Tensor:
     """Position of the first token of each token's document."""
+    return torch.where(_starts(segment_BS), positions_S, 0).cummax(dim=1).values
+
+
+def _bounds(segment_BS: Tensor) -> Tensor:
+    """Where documents begin among all tokens, row by row, and the number of tokens: int32 [documents + 1]."""
+    starts_N = _starts(segment_BS).flatten().nonzero().squeeze(1)
+    return F.pad(starts_N, (0, 1), value=segment_BS.numel()).int()
+
+
+def _starts(segment_BS: Tensor) -> Tensor:
+    """Which tokens are the first of their document."""
     starts_BS = torch.ones_like(segment_BS, dtype=torch.bool)
     starts_BS[:, 1:] = segment_BS[:, 1:] != segment_BS[:, :-1]
-    return torch.where(starts_BS, positions_S, 0).cummax(dim=1).values
+    return starts_BS

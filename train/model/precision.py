@@ -8,4 +8,4 @@ from torch import Tensor
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """Return x in fp32, or unchanged where it is fp64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype == torch.float64 else x.float()

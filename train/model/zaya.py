@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from train.config import ModelConfig
 from train.model.block import Layer, Stream
 from train.model.cache import Cache
-from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy
+from train.model.flash import FlashAttention, Kernels
+from train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
 from train.model.initial import initial_balancing_bias, initial_tensor
 from train.model.norm import StageEntry
 from train.model.packing import pack, pack_next
@@ -46,10 +47,12 @@ class Zaya(nn.Module):
         bias_LC = torch.empty(config.layers, config.router_classes, dtype=torch.float32)
         self.register_buffer("balancing_bias", bias_LC)
         self._recompute = False
+        self._by_bounds = False
 
     def run_with(
         self,
         *,
+        attention: Kernels = "auto",
         grouped_gemm: Literal["auto", "on", "off"] = "auto",
         recompute: bool = False,
         compile: bool = False,
@@ -58,6 +61,8 @@ class Zaya(nn.Module):
         """Choose how the layers run; what they compute stays the same.
 
         Args:
+            attention: what attention over whole sequences runs on, from `choose_kernels`. A package's kernels see
+                no mask: with padding, attention is torch's. Compiled layers are cut in two graphs around them.
             grouped_gemm: when the experts' products are one call; see `Experts`.
             recompute: keep only each layer's inputs for backward, and run the layer once more there. The
                 experts' load is counted in the first run alone.
@@ -65,10 +70,14 @@ class Zaya(nn.Module):
             backend: torch.compile's backend.
         """
         self._recompute = recompute
+        self._by_bounds = isinstance(attention, FlashAttention)
+        if isinstance(attention, FlashAttention) and compile:
+            attention = attention.outside_of_graphs()
         for layer in self._layers():
+            layer.attention.kernels = attention
             layer.experts.grouped_gemm = grouped_gemm
             if compile:
-                layer.compile(fullgraph=True, backend=backend)
+                layer.compile(fullgraph=not self._by_bounds, backend=backend)
 
     def forward(
         self,
@@ -93,13 +102,30 @@ class Zaya(nn.Module):
             counts_LC, how many of the B*S*K choices fell on each router class, int64. Padding is in neither
             loss nor counts.
         """
-        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
         if targets_BS is None:
+            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
             return logits(x_BSD, self.embedding.weight), counts_LC
+        losses, counts_LC = self.losses(
+            tokens_BS, targets_BS, rope_base=rope_base, valid_BS=valid_BS, document_BS=document_BS
+        )
+        return losses.objective, counts_LC
+
+    def losses(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        *,
+        rope_base: float,
+        z_weight: float = 0.0,
+        valid_BS: Tensor | None = None,
+        document_BS: Tensor | None = None,
+    ) -> tuple[HeadLoss, Tensor]:
+        """As `forward` with targets, with a z-loss of weight `z_weight`; the loss in its parts, and counts_LC."""
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
         if valid_BS is not None:
             targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
-        loss = summed_cross_entropy(x_BSD.flatten(0, 1), self.embedding.weight, targets_BS.flatten())
-        return loss, counts_LC
+        flat_T = targets_BS.flatten()
+        return summed_losses(x_BSD.flatten(0, 1), self.embedding.weight, flat_T, z_weight=z_weight), counts_LC
 
     @torch.inference_mode()
     def new_cache(self, batch: int = 1, room: int = 256) -> Cache:
@@ -160,6 +186,7 @@ class Zaya(nn.Module):
             dtype=self._wide,
             valid_BS=valid_BS,
             document_BS=document_BS,
+            by_bounds=self._by_bounds,
         )
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []

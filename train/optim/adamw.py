@@ -1,8 +1,8 @@
-"""AdamW over this rank's flat chunk: torch's own fused AdamW, on views of the shard.
+"""AdamW over flat elements: torch's own fused AdamW, on views of a rank's chunk.
 
-Every extent of the chunk is one parameter, in one of two groups: decayed matrices, undecayed vectors. Its moments
-are views of two flat buffers, so a checkpoint writes three flat arrays. Elementwise throughout: the result does
-not depend on how the elements are divided.
+Every extent is one parameter, in one of two groups: decayed matrices, undecayed vectors. Its moments are views of
+two flat buffers, so a checkpoint writes three flat arrays. Elementwise throughout: the result does not depend on
+how the elements are divided.
 
 The function is called, not the class `torch.optim.AdamW`, which would import all of torch's compiler: a second
 of every rank's start.
@@ -10,16 +10,17 @@ of every rank's start.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from checkpoint_tools import Extent
 from train.config import OptimConfig
-from train.parallel.zero import ZeroShards
 
-STATES = ("master", "exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -33,37 +34,43 @@ class _Group:
     exp_avg_sqs: list[Tensor] = field(default_factory=list)
 
 
-class ShardedAdamW:
-    """AdamW for one rank's chunk of master weights.
+class AdamW:
+    """AdamW for flat master weights.
 
     Attributes:
-        moments: exp_avg and exp_avg_sq of the chunk, flat, in the master weights' format.
-        steps: optimizer steps taken.
+        moments: exp_avg and exp_avg_sq, flat, in the master weights' format.
     """
 
-    def __init__(self, shards: ZeroShards, config: OptimConfig) -> None:
-        """Set up zero moments."""
-        self.shards, self.config = shards, config
-        self.moments = {name: torch.zeros_like(shards.master) for name in STATES[1:]}
-        self.steps = 0
-        decay = {info.name: info.decay for info in shards.table}
+    def __init__(
+        self,
+        master: Tensor,
+        gradient: Tensor,
+        extents: Iterable[Extent],
+        decays: Mapping[str, bool],
+        config: OptimConfig,
+    ) -> None:
+        """Set up zero moments.
+
+        Args:
+            master, gradient: flat, of one length.
+            extents: what they are made of; padding is in none.
+            decays: by the name of a tensor, whether weight decay applies.
+            config: betas, epsilon and weight decay.
+        """
+        self.config, self._device = config, master.device
+        self.moments = {name: torch.zeros_like(master) for name in MOMENTS}
         groups = {True: _Group(config.weight_decay), False: _Group(0.0)}
-        for extent in shards.extents:
-            group, here = groups[decay[extent.tensor]], extent.in_chunk
-            group.masters.append(shards.master[here])
-            group.gradients.append(shards.master_gradient[here])
+        for extent in extents:
+            group, here = groups[decays[extent.tensor]], extent.in_chunk
+            group.masters.append(master[here])
+            group.gradients.append(gradient[here])
             group.exp_avgs.append(self.moments["exp_avg"][here])
             group.exp_avg_sqs.append(self.moments["exp_avg_sq"][here])
         self._groups = [group for group in groups.values() if group.masters]
 
-    def restore(self, steps: int) -> None:
-        """Continue after `steps` steps; master weights and moments were filled by the caller."""
-        self.steps = steps
-
     @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Update the master weights from `master_gradient`."""
-        device = self.shards.master.device
+    def step(self, lr: float, steps: int) -> None:
+        """Update the master weights from the gradient; `steps` were taken before this one."""
         for group in self._groups:
             adamw(
                 group.masters,
@@ -72,7 +79,7 @@ class ShardedAdamW:
                 group.exp_avg_sqs,
                 max_exp_avg_sqs=[],
                 # torch counts each of them up by itself
-                state_steps=[torch.tensor(float(self.steps), device=device) for _ in group.masters],
+                state_steps=[torch.tensor(float(steps), device=self._device) for _ in group.masters],
                 fused=True,
                 amsgrad=False,
                 beta1=self.config.betas[0],
@@ -82,8 +89,3 @@ class ShardedAdamW:
                 eps=self.config.eps,
                 maximize=False,
             )
-        self.steps += 1
-
-    def arrays(self) -> dict[str, Tensor]:
-        """The flat chunk of every state, by name; they are the live tensors."""
-        return {"master": self.shards.master, **self.moments}

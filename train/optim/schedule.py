@@ -1,14 +1,33 @@
-"""Where a step lies in the list of phases, and its learning rate: pure functions of the configuration.
+"""Where a step lies in the list of phases, its batch, and its learning rate: pure functions of the configuration.
 
-The cosine is Loshchilov and Hutter's (arXiv 1608.03983) without restarts, after a linear warm-up.
+A phase is a warm-up, then a schedule. Counted from 0, w steps of warm-up, n steps in all, the learning rate of
+step i is, from `warmup_from` = a over `lr` = b to `final_lr` = c:
+
+    warm-up    a + (b - a) (i + 1) / w                               the last step of it has b
+    cosine     c + (b - c) (1 + cos(pi x)) / 2, x = (i - w) / (n - w - 1)
+               Loshchilov and Hutter (arXiv 1608.03983) without restarts; the last step of it has c
+    linear     b + (c - b) x, with the same x
+    wsd        b, and in the last d = decay_steps b + (c - b) sqrt(y), y = (i - (n - d) + 1) / d
+               warmup-stable-decay is MiniCPM's (arXiv 2404.06395); this decay is "1 - sqrt" of Haegele et al.
+               (arXiv 2405.18392), who found it better than a line; the last step of it has c
+    constant   b
+
+Finding a step's place takes O(log stages): nothing is made for each of the 800,000 steps of a long run. A run
+moves from phase to phase by itself, and wherever it is interrupted, its step number is all that it needs to go on.
+That holds while the phases stay what they were; so checkpoints record them, and `compare` tells what changed.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
 from train.config import PhaseConfig
+from train.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -19,14 +38,16 @@ class Position:
         phase: the phase it belongs to.
         phase_index: that phase's place in the list.
         step_in_phase: steps of the phase before this one.
-        counter: sampler counter of the step's first sequence, among sequences of this context.
+        global_batch: sequences in the step, over all ranks.
+        sequence: sequences of this phase before the step.
         tokens_before: tokens trained on before this step.
     """
 
     phase: PhaseConfig
     phase_index: int
     step_in_phase: int
-    counter: int
+    global_batch: int
+    sequence: int
     tokens_before: int
 
     @property
@@ -34,40 +55,178 @@ class Position:
         """Learning rate of the step."""
         return learning_rate(self.phase, self.step_in_phase)
 
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in the step, over all ranks."""
+        return self.global_batch // self.phase.micro_batch
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that the step trains on."""
+        return self.global_batch * self.phase.context
+
 
 def learning_rate(phase: PhaseConfig, step: int) -> float:
-    """Learning rate of a phase's step, counted from 0: linear warm-up, then cosine from lr to final_lr."""
-    if step < phase.warmup_steps:
-        return phase.lr * (step + 1) / phase.warmup_steps
-    decay_steps = phase.steps - phase.warmup_steps
-    progress = (step - phase.warmup_steps) / max(1, decay_steps - 1)
-    return phase.final_lr + (phase.lr - phase.final_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    """Learning rate of a phase's step, counted from 0; the formulas are at the top of this file."""
+    steps, warmup = phase.steps, phase.warmup_steps
+    if step < warmup:
+        return phase.warmup_from + (phase.lr - phase.warmup_from) * (step + 1) / warmup
+    fall = phase.final_lr - phase.lr
+    if phase.schedule == "constant":
+        return phase.lr
+    if phase.schedule == "wsd":
+        decayed = step - (steps - phase.decay_steps) + 1
+        return phase.lr + fall * math.sqrt(max(0, decayed) / phase.decay_steps)
+    progress = (step - warmup) / max(1, steps - warmup - 1)
+    if phase.schedule == "linear":
+        return phase.lr + fall * progress
+    return phase.final_lr - fall * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A stage of a phase, and what lies before it."""
+
+    phase_index: int
+    first_step: int
+    first_step_in_phase: int
+    global_batch: int
+    sequence: int
+    tokens_before: int
 
 
 class Plan:
-    """The steps of a run: its phases, one after the other."""
+    """The steps of a run: its phases, one after the other, each in its stages.
+
+    Attributes:
+        total_steps: optimizer steps of all phases.
+        total_tokens: tokens that they train on.
+    """
 
     def __init__(self, phases: tuple[PhaseConfig, ...]) -> None:
         self.phases = phases
-        self.total_steps = sum(phase.steps for phase in phases)
+        self._stretches: list[_Stretch] = []
+        step, tokens = 0, 0
+        for index, phase in enumerate(phases):
+            inside, sequence = 0, 0
+            for stage in phase.stages:
+                self._stretches.append(_Stretch(index, step, inside, stage.global_batch, sequence, tokens))
+                used = stage.steps * stage.global_batch
+                step, inside = step + stage.steps, inside + stage.steps
+                sequence, tokens = sequence + used, tokens + used * phase.context
+        self.total_steps, self.total_tokens = step, tokens
+        self._first_steps = [stretch.first_step for stretch in self._stretches]
 
     def at(self, step: int) -> Position:
         """Where step `step` (from 0) lies.
 
-        A phase with the context of an earlier one goes on in that one's data order.
-
         Raises:
-            IndexError: the run has fewer steps.
+            IndexError: the run has no such step.
         """
-        first, tokens = 0, 0
-        sequences: dict[int, int] = {}  # by context: sequences used by the phases before
-        for index, phase in enumerate(self.phases):
-            inside = step - first
-            if inside < phase.steps:
-                counter = sequences.get(phase.context, 0) + inside * phase.global_batch
-                return Position(phase, index, inside, counter, tokens + inside * phase.step_tokens)
-            first += phase.steps
-            tokens += phase.steps * phase.step_tokens
-            used = phase.steps * phase.global_batch
-            sequences[phase.context] = sequences.get(phase.context, 0) + used
-        raise IndexError(f"the run has {self.total_steps} steps, there is no step {step}")
+        if not 0 <= step < self.total_steps:
+            raise IndexError(f"the run has {self.total_steps} steps, there is no step {step}")
+        here = self._stretches[bisect_right(self._first_steps, step) - 1]
+        phase = self.phases[here.phase_index]
+        sequences = (step - here.first_step) * here.global_batch
+        return Position(
+            phase,
+            here.phase_index,
+            here.first_step_in_phase + step - here.first_step,
+            here.global_batch,
+            here.sequence + sequences,
+            here.tokens_before + sequences * phase.context,
+        )
+
+    def tokens_after(self, steps: int) -> int:
+        """Tokens trained on in the first `steps` steps."""
+        return self.total_tokens if steps >= self.total_steps else self.at(steps).tokens_before
+
+    def record(self) -> list[dict[str, Any]]:
+        """The phases as checkpoints record them: what decides which step trains on what."""
+        return [
+            {
+                "name": phase.name,
+                "context": phase.context,
+                "stages": [[stage.steps, stage.global_batch] for stage in phase.stages],
+            }
+            for phase in self.phases
+        ]
+
+
+def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
+    """Where ranks idle, a line for each batch with fewer microbatches than ranks.
+
+    Raises:
+        ConfigError: a batch has fewer sequences than there are ranks: no micro_batch gives all of them work.
+    """
+    lines = []
+    for index, phase in enumerate(phases):
+        ramp = [f"batch_ramp[{stage}].global_batch" for stage in range(len(phase.batch_ramp))]
+        for key, stage in zip([*ramp, "global_batch"], phase.stages, strict=True):
+            batch = f"phases[{index}].{key} ({stage.global_batch})"
+            microbatches = stage.global_batch // phase.micro_batch
+            if stage.global_batch < ranks:
+                raise ConfigError(f"{batch} has fewer sequences than there are ranks ({ranks}); use fewer ranks")
+            if microbatches < ranks:
+                lines.append(
+                    f"{batch} is {microbatches} microbatches for {ranks} ranks: {ranks - microbatches} idle; "
+                    "a smaller micro_batch gives them work"
+                )
+    return lines
+
+
+def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int) -> list[str]:
+    """What a run that is resumed after `done` steps should be told of changes of its phases, a line for each.
+
+    Args:
+        recorded: the phases that these steps were trained in, from `Plan.record`; None where they are not known.
+
+    Raises:
+        ConfigError: a step that was done would train on other data now.
+    """
+    if recorded is None:
+        return []
+    lines, left = [], done
+    for index, (before, now) in enumerate(zip_longest(recorded, plan.record())):
+        named = now or before
+        assert named is not None
+        name = f"phases[{index}] ({named['name']})"
+        change = _change(before, now)
+        if _first_steps(before, left) != _first_steps(now, left):
+            raise ConfigError(
+                f"{name} {change}, and the {done} steps that are done would not be the first {done} any more; "
+                "set the phase back, or start a new run from the checkpoint's weights (`init: ckpt:DIR`)"
+            )
+        left -= min(left, _steps(before))
+        if change:
+            lines.append(f"{name} {change}")
+    return lines
+
+
+def _steps(phase: Mapping[str, Any] | None) -> int:
+    return sum(steps for steps, _ in phase["stages"]) if phase else 0
+
+
+def _first_steps(phase: Mapping[str, Any] | None, count: int) -> list[tuple[int, int, int]]:
+    """(context, batch, steps) of the first `count` steps of a recorded phase."""
+    found: list[tuple[int, int, int]] = []
+    if phase is None:
+        return found
+    for steps, batch in phase["stages"]:
+        if taken := min(steps, count):
+            found.append((phase["context"], batch, taken))
+            count -= taken
+    return found
+
+
+def _change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """What became of a phase; empty where its steps are what they were."""
+    if now is None:
+        return "is gone"
+    if before is None:
+        return f"is new, with {_steps(now)} steps"
+    if _steps(before) != _steps(now):
+        return f"now has {_steps(now)} steps, and had {_steps(before)}"
+    if before["context"] != now["context"]:
+        return f"now has a context of {now['context']}, and had {before['context']}"
+    return "" if before["stages"] == now["stages"] else "now has other batches in its steps"

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from train.config import ParallelConfig
 from train.errors import ConfigError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class World:
     rank: int
     size: int
     local_rank: int
+    local_size: int
     device: torch.device
     mesh: DeviceMesh
     store: dist.Store
@@ -41,6 +42,10 @@ class World:
     def dp_group(self) -> dist.ProcessGroup:
         """The ranks among which data and optimizer state are divided."""
         return self.mesh.get_group("dp")
+
+    def store_of_its_own(self) -> dist.Store:
+        """Another connection to the store, for another thread: an operation holds its connection."""
+        return self.store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
 
     @property
     def is_first(self) -> bool:
@@ -105,7 +110,7 @@ def open_world(config: ParallelConfig) -> Iterator[World]:
         device_id=device if device.type == "cuda" else None,
     )
     mesh = init_device_mesh(device.type, (size, 1), mesh_dim_names=("dp", "cp"))
-    yield World(rank, size, local_rank, device, mesh, store, threads)
+    yield World(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), device, mesh, store, threads)
     # The host of the store must not leave while others still talk through it. After an error there is nobody
     # to wait for: the process ends, and its peers notice.
     dist.barrier()

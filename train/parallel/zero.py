@@ -1,42 +1,77 @@
 """ZeRO-1: every rank holds all weights, and 1/N of the master weights and of the optimizer's state.
 
-The protocol of one step, P parameters on N ranks:
+Who owns what is `checkpoint_tools.partition`, the same function that checkpoints are written and read by: vectors,
+convolutions and the embedding in equal flat shares, each matrix of Muon whole. The protocol of one step, with P
+parameters on N ranks, of which P_M are in matrices:
 
-    backward, per microbatch     each gradient is added to one flat buffer, in fp32 (or bf16, a setting)
-    reduce_gradients             one reduce-scatter: rank r gets chunk r of the sum         P (N-1)/N elements
-    the optimizer                updates chunk r of the fp32 master weights                 nothing
-    gather_weights               master chunk rounded to the weights' format, all-gather    P (N-1)/N elements
+    backward, per microbatch   each gradient is added to a buffer as it is finished, in fp32 (or bf16, a setting)
+      of the last microbatch   full buckets of matrices are reduce-scattered meanwhile        P_M (N-1)/N elements
+    reduce_gradients           the rest of the buckets; the flat space in one reduce-scatter    (P - P_M) (N-1)/N
+                               one all-to-all: what a rank holds of matrices goes to owners     P_M/N
+    the optimizer              updates this rank's chunk of the master weights                  nothing
+    gather_weights             masters rounded to the weights' format, one all-to-all back      P_M/N
+                               all-gather, bucket by bucket                                     P (N-1)/N
 
-Memory per parameter: 2 or 4 bytes of weights, 4 (2) of gradients, and (4 + optimizer state)/N. Who owns what is
-`checkpoint_tools.partition`, the same function that checkpoints are written and read by.
+so 2 (N-1)/N P elements and 2 P_M/N more, the gradients in `reduce_dtype`, the weights in their own. The flat space
+comes last because the embedding is in it, whose gradient (it is the head as well) is finished last of all.
 
-What it does not do: overlap with backward, buckets, and whole-matrix owners; the reduce-scatter runs after the
-last microbatch. gloo has no native reduce-scatter and sends what an all-reduce would.
+Every rank makes the same collectives in the same order: bucket after bucket, whatever order gradients come in, and
+also where a rank has no microbatch. No other collective of the group may come between the first backward of a step
+and the end of `reduce_gradients`. Sums over ranks are the only thing that depends on their number.
+
+Memory per parameter: 2 or 4 bytes of weights, 4 (2) of gradients, and for 1/N of the parameters 4 of masters, 4
+of their gradient, the optimizer's state, and for matrices 8 of the exchange. All is allocated once; memory.py has
+the exact numbers. Reducing in another format than accumulating takes a staging buffer of two buckets, or of the
+flat space if that is larger. On one rank there is nothing to hold or exchange.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from checkpoint_tools import Extent, partition
+from train.parallel.buckets import MatrixSpace
+from train.parallel.comm import Comm, Handle
+from train.parallel.exchange import Exchange
+from train.parallel.memory import STAGES, stage_elements
 from train.shapes import TensorInfo
 
-# torch 2.13 renamed both collectives.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_NORM_ELEMENTS = 1 << 24  # elements that are squared in fp64 at a time
+_NOWHERE = 2**62
+
+
+@dataclass
+class _Place:
+    """A parameter's gradient in the buffer, and how far it has come in this step.
+
+    Attributes:
+        total: the sum so far, a view of the buffer.
+        buckets: the buckets that it has elements in; none if it is flat.
+        added: backward passes that added to it.
+    """
+
+    name: str
+    total: Tensor
+    buckets: range
+    added: int = 0
 
 
 class ZeroShards:
     """The flat buffers of a model, and this rank's chunk of them.
 
     Attributes:
-        weights: all parameters, flat, in the model's format; the model's parameters are views of it.
-        gradients: all gradients, flat; filled by backward.
+        weights: all parameters, flat, in the model's format, first the flat space, then the matrix space; the
+            model's parameters are views of it.
+        gradients: all gradients of this rank, laid out like the weights; kept until the next step.
         master: this rank's chunk of the weights in fp32 (fp64 for an fp64 model).
         master_gradient: this rank's chunk of the reduced gradient, in the same format.
         extents: what the chunk is made of.
+        comm: the ranks, and the bytes that were sent.
     """
 
     def __init__(
@@ -44,65 +79,227 @@ class ZeroShards:
         model: nn.Module,
         table: tuple[TensorInfo, ...],
         group: dist.ProcessGroup,
-        gradient_dtype: torch.dtype,
+        *,
+        gradient_dtype: torch.dtype = torch.float32,
+        reduce_dtype: torch.dtype | None = None,
+        bucket_bytes: float = 64 << 20,
+        overlap: bool = True,
     ) -> None:
-        """Move the model's parameters into a flat buffer and take this rank's chunk of it."""
-        self.group = group
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self.table = table
+        """Move the model's parameters into a flat buffer and take this rank's chunk of it.
+
+        Args:
+            model: its parameters are those of `table`.
+            table: every parameter, with what one rank owns whole (`train.shapes.owned_table`).
+            group: the ranks.
+            gradient_dtype: format in which the gradients of microbatches are added up.
+            reduce_dtype: format in which they are summed over ranks; default: `gradient_dtype`. An fp64 model has
+                fp64 for both.
+            bucket_bytes: size of one reduction of matrices, rounded down to whole elements for every rank.
+            overlap: reduce buckets while the last backward of a step goes on.
+        """
+        self.comm = Comm(group)
+        self.rank, self.world_size = self.comm.rank, self.comm.size
+        self.table, self.overlap = table, overlap
         self.layout = partition(table, self.world_size)
         self.extents: tuple[Extent, ...] = self.layout.extents(self.rank)
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
+        device, exact = first.device, first.dtype == torch.float64
+        self._sum_dtype = torch.float64 if exact else gradient_dtype
+        self._reduce_dtype = torch.float64 if exact else reduce_dtype or gradient_dtype
+        self._space = MatrixSpace(table, self.layout, int(bucket_bytes / self._reduce_dtype.itemsize))
+        self._buckets = self._space.buckets if self.world_size > 1 else ()  # one rank has nothing to reduce
+
+        length = self.layout.flat_length + self._space.length
+        self.weights = torch.zeros(length, dtype=first.dtype, device=device)
+        self.gradients = torch.zeros(length, dtype=self._sum_dtype, device=device)
         master_dtype = torch.promote_types(first.dtype, torch.float32)
-
-        self.weights = torch.zeros(self.layout.length, dtype=first.dtype, device=first.device)
-        sum_dtype = torch.float64 if first.dtype == torch.float64 else gradient_dtype
-        self.gradients = torch.zeros(self.layout.length, dtype=sum_dtype, device=first.device)
-        for place in self.layout.placements:
-            parameter = parameters[place.name]
-            here = slice(place.offset, place.offset + place.numel)
-            self.weights[here].copy_(parameter.data.flatten())
-            parameter.data = self.weights[here].view(parameter.shape)
-            _accumulate_into(parameter, self.gradients[here].view(parameter.shape))
-        self._mine = slice(self.rank * self.layout.chunk, (self.rank + 1) * self.layout.chunk)
-        self.master = self.weights[self._mine].to(master_dtype, copy=True)
+        self.master = torch.zeros(self.layout.chunk(self.rank), dtype=master_dtype, device=device)
         self.master_gradient = torch.zeros_like(self.master)
+        self._places = self._adopt(parameters)
+        self._take_masters(parameters)
+        self._allocate_reduction()
 
-    def zero_gradients(self) -> None:
-        """Forget the gradients of the last step."""
-        self.gradients.zero_()
+        self._backwards = 0
+        self._next_bucket = 0
+        self._missing = [0] * len(self._buckets)  # of each bucket, the tensors whose gradients are not finished
+        self._handles: list[Handle] = []
+
+    # ---------------------------------------------------------------------------------------------- one step
+
+    def begin_step(self, backwards: int) -> None:
+        """Forget the gradients of the last step; `backwards` passes of this rank will make the next ones."""
+        self._backwards, self._next_bucket = backwards, 0
+        self._missing = [0] * len(self._buckets)
+        for place in self._places:
+            place.added = 0
+            for number in place.buckets:
+                self._missing[number] += 1
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over all ranks; this rank's chunk of the sum goes to `master_gradient`."""
-        same = self.gradients.dtype == self.master_gradient.dtype
-        mine = self.master_gradient if same else torch.empty_like(self.gradients[self._mine])
-        _reduce_scatter(mine, self.gradients, group=self.group)
-        if not same:
-            self.master_gradient.copy_(mine)
+        for place in self._places:
+            if not place.added:
+                place.total.zero_()
+        while self._next_bucket < len(self._buckets):
+            self._reduce_next_bucket()
+        flat = self._reduce_flat()
+        for handle in (*self._handles, flat):
+            handle.wait()
+        self._handles.clear()
+        self._exchange.to_owners(self._held_gradients, self._owned_gradients)
+        if self._flat_sum is not self._flat_gradient:
+            self._flat_gradient.copy_(self._flat_sum)
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of the reduced gradient over all ranks, an fp64 scalar; not finite if any element is not."""
+        total = torch.zeros((), dtype=torch.float64, device=self.master.device)
+        for part in self.master_gradient.split(_NORM_ELEMENTS):
+            total += part.double().square().sum()
+        self.comm.all_reduce(total)
+        return total.sqrt()
+
+    def scale_gradients(self, factor: Tensor | float) -> None:
+        """Multiply the reduced gradient by a number that is the same on all ranks."""
+        self.master_gradient.mul_(factor)
 
     def clip_gradients(self, limit: float | None) -> Tensor:
         """Scale the reduced gradient down to a global norm of `limit`; returns the norm before that, a scalar."""
-        total = self.master_gradient.double().square().sum()
-        dist.all_reduce(total, group=self.group)
-        norm = total.sqrt()
+        norm = self.gradient_norm()
         if limit is not None:
             # A factor of exactly 1 changes no bit of a gradient that is short enough.
-            self.master_gradient.mul_((limit / norm).clamp(max=1.0).to(self.master_gradient.dtype))
+            self.scale_gradients((limit / norm).clamp(max=1.0).to(self.master_gradient.dtype))
         return norm
 
+    def first_nonfinite(self) -> tuple[str, int] | None:
+        """The parameter whose own gradient was the first to be infinite or NaN, and on which rank.
+
+        First in the order of backward, then by rank; None if the gradients of all ranks were finite and only
+        their sum is not. It looks at the gradients before the reduction, which are kept, and reads all of them:
+        to be asked, by all ranks, when the norm is not finite.
+        """
+        found = next((i for i, place in enumerate(self._places) if not place.total.isfinite().all()), None)
+        code = _NOWHERE if found is None else found * self.world_size + self.rank
+        first = torch.tensor(code, dtype=torch.int64, device=self.master.device)
+        self.comm.all_reduce(first, dist.ReduceOp.MIN)
+        index, rank = divmod(int(first.item()), self.world_size)
+        return None if index >= len(self._places) else (self._places[index].name, rank)
+
     def gather_weights(self) -> None:
-        """Round every rank's master chunk to the weights' format and collect all of them."""
-        mine = self.master.to(self.weights.dtype)
-        _all_gather(self.weights, mine, group=self.group)
+        """Round every rank's masters to the weights' format and collect all of them."""
+        self._flat_weights.copy_(self.master[: self.layout.flat_share])
+        flat = self.weights[: self.layout.flat_length]
+        handles = [self.comm.all_gather(flat, self._flat_weights, async_op=True)]
+        self._exchange.to_holders(self._owned_masters, self._held_weights)
+        matrices = self.weights[self.layout.flat_length :]
+        # What the next forward uses first was the last to get its gradient.
+        for bucket in reversed(self._buckets):
+            held = matrices[bucket.held(self.rank)]
+            handles.append(self.comm.all_gather(matrices[bucket.start : bucket.stop], held, async_op=True))
+        for handle in handles:
+            handle.wait()
+
+    # -------------------------------------------------------------------------------------------- the buffers
+
+    def _adopt(self, parameters: dict[str, nn.Parameter]) -> list[_Place]:
+        """Make the parameters views of `weights`, and collect their gradients; places in the order of backward."""
+        matrices = self._space.placements
+        starts = {tensor.name: tensor.offset for tensor in self.layout.placements}
+        starts |= {tensor.name: self.layout.flat_length + tensor.offset for tensor in matrices}
+        buckets = {tensor.name: self._space.buckets_of(tensor) for tensor in matrices if self._buckets}
+        places = []
+        for row in reversed(self.table):
+            parameter = parameters[row.name]
+            here = slice(starts[row.name], starts[row.name] + row.numel)
+            self.weights[here].copy_(parameter.data.flatten())
+            parameter.data = self.weights[here].view(parameter.shape)
+            total = self.gradients[here].view(parameter.shape)
+            place = _Place(row.name, total, buckets.get(row.name, range(0)))
+            self._collect(parameter, place)
+            places.append(place)
+        return places
+
+    def _take_masters(self, parameters: dict[str, nn.Parameter]) -> None:
+        for extent in self.extents:
+            values = parameters[extent.tensor].data.flatten()
+            self.master[extent.in_chunk].copy_(values[extent.start : extent.stop])
+
+    def _allocate_reduction(self) -> None:
+        """The buffers between the gradients and the owners, and all views that a step needs."""
+        length, share = self.layout.flat_length, self.layout.flat_share
+        device, alone = self.master.device, self.world_size == 1
+        self._flat_weights = self.weights[self.rank * share : (self.rank + 1) * share]
+        self._flat_gradient = self.master_gradient[:share]
+        same = alone or self._reduce_dtype == self.master_gradient.dtype
+        self._flat_sum = (
+            self._flat_gradient if same else torch.empty(share, dtype=self._reduce_dtype, device=device)
+        )
+        converts = not alone and self._reduce_dtype != self._sum_dtype
+        staged = stage_elements(self._space, length) if converts else 0
+        self._stage = torch.empty(staged, dtype=self._reduce_dtype, device=device)
+
+        self._exchange = Exchange(
+            self._space, self.comm, device, gradients=self._reduce_dtype, weights=self.weights.dtype
+        )
+        held, owned = self._exchange.held, self._exchange.owned
+        matrices = slice(length, None)
+        self._held_gradients = (
+            _views(self.gradients[matrices], [(piece.start, piece.numel) for piece in held])
+            if alone
+            else _views(self._exchange.share, [(piece.in_share, piece.numel) for piece in held])
+        )
+        self._held_weights = _views(self.weights[matrices], [(piece.start, piece.numel) for piece in held])
+        self._owned_gradients = _views(self.master_gradient, [(piece.offset, piece.numel) for piece in owned])
+        self._owned_masters = _views(self.master, [(piece.offset, piece.numel) for piece in owned])
+
+    # ----------------------------------------------------------------------------------------- the reductions
+
+    def _collect(self, parameter: nn.Parameter, place: _Place) -> None:
+        """Add each gradient of `parameter` to its place as backward finishes it, and free it."""
+
+        def add(finished: Tensor) -> None:
+            assert finished.grad is not None
+            assert place.added < self._backwards, f"{place.name}: more backward passes than begin_step was told of"
+            if place.added:
+                place.total.add_(finished.grad)
+            else:
+                place.total.copy_(finished.grad)
+            finished.grad = None
+            place.added += 1
+            if place.added == self._backwards:
+                self._finished(place)
+
+        parameter.register_post_accumulate_grad_hook(add)
+
+    def _finished(self, place: _Place) -> None:
+        """A gradient will not change any more: reduce what is complete now, in the order of the buckets."""
+        for number in place.buckets:
+            self._missing[number] -= 1
+        while self.overlap and self._next_bucket < len(self._buckets) and not self._missing[self._next_bucket]:
+            self._reduce_next_bucket()
+
+    def _reduce_next_bucket(self) -> None:
+        number = self._next_bucket
+        self._next_bucket += 1
+        bucket, start = self._buckets[number], self.layout.flat_length
+        gradients = self.gradients[start + bucket.start : start + bucket.stop]
+        if len(self._stage):
+            if number >= STAGES:
+                self._handles[number - STAGES].wait()
+            slot = number % STAGES * self._space.bucket
+            gradients = self._stage[slot : slot + len(gradients)].copy_(gradients)
+        first = bucket.start // self.world_size
+        held = self._exchange.share[first : first + bucket.chunk]
+        self._handles.append(self.comm.reduce_scatter(held, gradients, async_op=True))
+
+    def _reduce_flat(self) -> Handle:
+        gradients = self.gradients[: self.layout.flat_length]
+        if len(self._stage):
+            for handle in self._handles[-STAGES:]:
+                handle.wait()
+            gradients = self._stage[: len(gradients)].copy_(gradients)
+        return self.comm.reduce_scatter(self._flat_sum, gradients, async_op=True)
 
 
-def _accumulate_into(parameter: nn.Parameter, total: Tensor) -> None:
-    """Add each gradient of `parameter` to `total` as backward finishes it, and free it."""
-
-    def add(finished: Tensor) -> None:
-        assert finished.grad is not None
-        total.add_(finished.grad)
-        finished.grad = None
-
-    parameter.register_post_accumulate_grad_hook(add)
+def _views(buffer: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
+    return [buffer[start : start + numel] for start, numel in ranges]

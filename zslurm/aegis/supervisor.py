@@ -20,15 +20,24 @@ from types import FrameType
 from typing import Any
 
 from train.jsonl import JsonLinesWriter, read_jsonl
+from zslurm.aegis.rails_check import check_rails
 from zslurm.aegis.verdict import Cause, Verdict, judge, root_failure
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ConfigError, Exit
+from zslurm.errors import ConfigError, Exit, ZslurmError
+from zslurm.launch.checkpoint_lock import free_from_dead_job
+from zslurm.launch.interpreter import Interpreter
+from zslurm.launch.node_order import rank_order
+from zslurm.launch.prepare import clear_up, prepare
 from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
-from zslurm.launch.step import kill_step, local_step, slurm_step
-from zslurm.slurm.hostlist import compress
+from zslurm.launch.step import in_order, kill_step, local_step, slurm_step
+from zslurm.launch.successor import dismiss_successor, why_not_needed
+from zslurm.report.redact import redact_mapping
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
+from zslurm.slurm.topology import hostlist_in_order
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -69,27 +78,58 @@ class Supervisor:
             signal.signal(signum, signal.SIG_IGN)
         ProcessRecord.of(os.getpid()).write(self.run.supervisor)
         with JsonLinesWriter(self.run.events) as self.events:
+            if (reason := why_not_needed(self.run, self.environ)) is not None:
+                self._event("successor_ended", reason=reason)
+                return self._end(Exit.DONE)
             verdict = self._attempt()
             self._event("run_ended", **verdict.fields())
-        write_atomically(self.run.job_exit(self.job_id), f"{verdict.exit_code}\n")
-        return verdict.exit_code
+            clear_up(self.spec, self.job_id, self.environ)
+        if verdict.outcome in ("completed", "failed"):
+            dismiss_successor(self.run, self.job_id)
+        return self._end(verdict.exit_code)
+
+    def _end(self, code: int) -> int:
+        """Tell the batch script that the run is over in this job."""
+        write_atomically(self.run.job_exit(self.job_id), f"{code}\n")
+        return code
 
     def _attempt(self) -> Verdict:
         """Watch the running step of this start of the job, or that of a new attempt, to its end."""
         attempt, process = self._adopt() or (None, None)
         if attempt is None or process is None:
             if self.stop_signal is not None:
-                self._event("signal", signal=signal.Signals(self.stop_signal).name)
-                return Verdict("interrupted", Exit.INTERRUPTED)
-            attempt, process = self._start()
+                return self._stopped_early()
+            verdict = self._preflight()
+            if verdict is not None or self.stop_signal is not None:
+                return verdict or self._stopped_early()
+            try:
+                python = prepare(self.spec, self.run, self.job_id, self.environ, self._event)
+            except ZslurmError as error:
+                return Verdict("failed", error.exit_code, Cause(str(error)))
+            attempt, process = self._start(python)
         verdict = self._watch(attempt, process)
         self._event("attempt_ended", attempt=attempt.number, **verdict.fields())
         return verdict
+
+    def _stopped_early(self) -> Verdict:
+        """Asked to stop before any rank was started."""
+        assert self.stop_signal is not None
+        self._event("signal", signal=signal.Signals(self.stop_signal).name)
+        return Verdict("interrupted", Exit.INTERRUPTED)
+
+    def _preflight(self) -> Verdict | None:
+        """Check the nodes before the ranks start; None where they may. Costs nothing where nothing is known."""
+        if not self.on_slurm or not self.spec.cluster.nics:
+            return None
+        return check_rails(
+            self.spec, self.run, self.job_id, self.environ, self._event, lambda: self.stop_signal is not None
+        )
 
     def _on_stop_signal(self, signum: int, _frame: FrameType | None) -> None:
         self.stop_signal = signum
 
     def _event(self, kind: str, **fields: Any) -> None:
+        fields = redact_mapping(fields)
         self.events.append({"time": time.time(), "event": kind, "job_id": self.job_id, **fields})
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
         print(f"supervisor: {kind} {shown}".rstrip(), flush=True)
@@ -114,15 +154,19 @@ class Supervisor:
         self._event("supervisor_started", pid=os.getpid(), host=socket.gethostname())
         return None
 
-    def _start(self) -> tuple[AttemptDir, DetachedProcess]:
+    def _start(self, python: Interpreter) -> tuple[AttemptDir, DetachedProcess]:
         """Begin the next attempt."""
         attempts = self.run.attempt_dirs()
         attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 1)
         attempt.logs.mkdir(parents=True)
         attempt.ranks.mkdir()
         make = slurm_step if self.on_slurm else local_step
-        plan = make(self.spec, self.run, attempt, self.environ)
+        plan = make(self.spec, self.run, attempt, python)
         nodes = self.environ.get("SLURM_JOB_NODELIST", compress([socket.gethostname()]))
+        ordered = rank_order(self.spec.cluster, expand(nodes), SlurmClient()) if self.on_slurm else None
+        if ordered is not None:
+            nodes = hostlist_in_order(ordered[: self.spec.slurm.nodes])
+            plan = in_order(plan, attempt, expand(nodes), self.spec.ranks_per_node)
         body = {
             "attempt": attempt.number,
             "job_id": self.job_id,
@@ -132,6 +176,8 @@ class Supervisor:
             "command": plan.command,
         }
         write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
+        if self.on_slurm and (dead := free_from_dead_job(self.run.checkpoints, self.job_id, SlurmClient())):
+            self._event("lock_taken_over", holder=str(dead))
         process = plan.start(attempt)
         self._event("attempt_started", attempt=attempt.number, nodes=nodes, world_size=self.spec.world_size)
         return attempt, process

@@ -107,10 +107,11 @@ def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) 
     """True where every rank of the failure recorded that a peer had left."""
     if failure.exit_code is None:
         return False
-    return all(rank in by_rank and _blames_a_peer(by_rank[rank]) for rank in failure.ranks)
+    return all(rank in by_rank and blames_a_peer(by_rank[rank]) for rank in failure.ranks)
 
 
-def _blames_a_peer(end: Mapping[str, Any]) -> bool:
+def blames_a_peer(end: Mapping[str, Any]) -> bool:
+    """True where what a rank recorded is a complaint about somebody else who left."""
     return bool(_CASCADE.search(str(end.get("message"))))
 
 
@@ -118,7 +119,7 @@ def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]
     code = failure.exit_code
     silent = [rank for rank in failure.ranks if rank not in by_rank]
     recorded = sorted((by_rank[rank] for rank in failure.ranks if rank in by_rank), key=_earliest_root)
-    if code is None or not recorded or (silent and _blames_a_peer(recorded[0])):
+    if code is None or not recorded or (silent and blames_a_peer(recorded[0])):
         code, rank = code or step_exit, (silent or failure.ranks)[0]
         return Verdict("failed", code, Cause(failure.what, rank=rank, node=failure.node, exit_code=code))
     return Verdict("failed", code, _from_rank_end(recorded[0]))
@@ -126,7 +127,7 @@ def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]
 
 def _earliest_root(end: Mapping[str, Any]) -> tuple[bool, float]:
     """Sorts what ranks recorded: own errors before complaints about peers, then by time."""
-    return _blames_a_peer(end), float(end["time"])
+    return blames_a_peer(end), float(end["time"])
 
 
 def _from_rank_end(end: Mapping[str, Any]) -> Cause:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from zslurm.cli.options import Runs
+
 
 def cancel(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Names, directories or job ids.", show_default=False)
-    ],
+    runs: Runs,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the run has saved and stopped.")] = False,
 ) -> None:
     """Let runs save and stop; `submit` continues them.
@@ -19,8 +19,8 @@ def cancel(
     """
     from zslurm.cli.output import say
     from zslurm.launch.control import cancel as cancel_run
-    from zslurm.launch.index import find_run
+    from zslurm.launch.find import find_all
 
-    for run in [find_run(name) for name in runs]:
+    for run in find_all(runs):
         job_id = cancel_run(run, wait=wait)
         say(f"cancelled job {job_id} of {run.name}" if job_id else f"{run.name} is not active; nothing to cancel")

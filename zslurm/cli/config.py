@@ -1,4 +1,4 @@
-"""`zslurm config show|schema`."""
+"""`zslurm config show|schema|recipes`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 
-app = typer.Typer(help="Show a run's configuration, and its schema.", no_args_is_help=True)
+app = typer.Typer(help="Show a run's configuration, its schema, and the recipes.", no_args_is_help=True)
 
 
 @app.command()
@@ -26,14 +26,15 @@ def show(
     from zslurm.cli.output import print_json, print_table
     from zslurm.config.layers import show_path
     from zslurm.launch.resolve import resolve_run
+    from zslurm.report.redact import redact_mapping, redact_value
     from zslurm.report.values import show_value
 
     resolved = resolve_run(run_file, cluster=cluster, overrides=overrides or [])
-    rows = resolved.rows()
+    rows = [(path, redact_value(str(path[-1]), value), source) for path, value, source in resolved.rows()]
     if json and origin:
         print_json({show_path(path): {"value": value, "origin": str(source)} for path, value, source in rows})
     elif json:
-        print_json(resolved.spec.model_dump(mode="json"))
+        print_json(redact_mapping(resolved.spec.model_dump(mode="json")))
     elif origin:
         print_table(
             ["key", "value", "origin"],
@@ -54,3 +55,22 @@ def schema() -> None:
     from zslurm.config.schema import run_file_schema
 
     print_json(run_file_schema())
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's file, comments and all.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the recipes that a run file can extend, with the sizes of their models.
+
+    Example: zslurm config recipes zaya1-8b
+    """
+    from zslurm.report.recipes import list_recipes, show_recipe
+
+    if name is None:
+        list_recipes(as_json=json)
+    else:
+        show_recipe(name, as_json=json)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zslurm.cli.options import Run
+from zslurm.cli.options import Json, Run
+
+if TYPE_CHECKING:
+    from zslurm.launch.run_dir import RunDir
 
 
 def logs(
@@ -14,20 +17,71 @@ def logs(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on printing until the run has ended.")
     ] = False,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Which rank's output.")] = 0,
+    rank: Annotated[
+        str,
+        typer.Option(
+            "--rank", metavar="RANKS", help="Whose output: 3, or several such as 0,8-15 or all, merged by time."
+        ),
+    ] = "0",
     attempt: Annotated[
         int | None, typer.Option("--attempt", min=1, help="Which attempt; default: the newest.")
     ] = None,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="What went wrong, over all ranks: the root and its traceback first.")
+    ] = False,
     supervisor: Annotated[
         bool, typer.Option("--supervisor", help="The job's own output (batch script and supervisor) instead.")
     ] = False,
     lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last N lines.")] = None,
+    json: Json = False,
 ) -> None:
-    """Print a rank's output.
+    """Print the output of ranks: one rank's as it is, that of several with time and rank.
 
-    Example: zslurm logs -f my-run --rank 3
+    With --json a line of JSON for each line, with its time, attempt and rank.
+
+    Example: zslurm logs -f my-run --rank 0,8-15
     """
-    from zslurm.launch.index import find_run
-    from zslurm.report.logs import print_logs
+    from zslurm.errors import ConfigError
+    from zslurm.launch.find import find
+    from zslurm.report.logs import parse_ranks, print_logs
 
-    print_logs(find_run(run), rank=rank, attempt=attempt, supervisor=supervisor, last_lines=lines, follow=follow)
+    ranks = parse_ranks(rank)
+    found = find(run)
+    if errors:
+        if follow or supervisor:
+            raise ConfigError("--errors looks at an attempt as it is; leave -f and --supervisor out")
+        _print_errors(run=found, attempt=attempt, as_json=json)
+    elif supervisor and json:
+        raise ConfigError("--supervisor: the job's own output has no ranks and no times; leave --json out")
+    elif supervisor or (ranks is not None and len(ranks) == 1 and not json):
+        print_logs(
+            found,
+            rank=ranks[0] if ranks else 0,
+            attempt=attempt,
+            supervisor=supervisor,
+            last_lines=lines,
+            follow=follow,
+        )
+    else:
+        from zslurm.report.merged_logs import print_merged
+
+        print_merged(found, ranks=ranks, attempt=attempt, last_lines=lines, follow=follow, as_json=json)
+
+
+def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
+    from zslurm.cli.output import print_json, print_table, say
+    from zslurm.report.log_errors import COLUMNS, details_of_root, rank_errors
+    from zslurm.report.logs import chosen_attempt, no_log
+
+    chosen = chosen_attempt(run, attempt)
+    if chosen is None:
+        raise no_log(run)
+    found = rank_errors(run, chosen)
+    if as_json:
+        print_json([error.as_json() for error in found])
+    elif found:
+        print_table(COLUMNS, [error.as_row() for error in found])
+        for line in details_of_root(found):
+            print(line)
+    else:
+        say(f"{run.name}: no rank of attempt {chosen.number} recorded an error")

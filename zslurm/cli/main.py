@@ -14,16 +14,28 @@ from zslurm.cli import (
     aegis,
     cancel,
     checkpoint,
+    cluster,
+    completion,
     config,
     data,
     demo,
+    doctor,
+    env,
+    events,
+    exec_command,
     generate,
+    hold,
+    hostlist,
     init,
     logs,
+    plan,
+    rails,
+    release,
     requeue,
     status,
     submit,
     template,
+    watch,
 )
 from zslurm.errors import Exit, ZslurmError
 
@@ -37,13 +49,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (init, submit, status, logs, cancel, requeue, generate):
+for module in (
+    *(init, doctor, rails, env),
+    *(submit, status, watch, logs, events, cancel, hold, release, requeue),
+    generate,
+):
     app.command()(getattr(module, module.__name__.rsplit(".", 1)[1]))
+app.command("exec")(exec_command.exec_command)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(config.app, name="config")
 app.add_typer(template.app, name="template")
 app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(plan.app, name="plan")
 app.add_typer(aegis.app, name="aegis")
+app.add_typer(hostlist.app, name="hostlist")
+app.command()(completion.completion)
 app.command()(demo.demo)
 
 
@@ -100,5 +121,7 @@ def _complain_of_usage(message: str) -> None:
 
 
 def _complain(text: str) -> None:
-    for line in text.splitlines():
+    from zslurm.report.redact import redact
+
+    for line in redact(text).splitlines():
         print(f"zslurm: {line}", file=sys.stderr)

@@ -7,13 +7,43 @@ from typing import Annotated
 
 import typer
 
+from zslurm.cli.complete import complete_clusters, complete_runs
+
 RunFile = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The YAML run file.", show_default=False)]
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name, its directory, or a job id.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's name, its directory, or a job id.",
+        show_default=False,
+        autocompletion=complete_runs,
+    ),
+]
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Names, directories or job ids.",
+        show_default=False,
+        autocompletion=complete_runs,
+    ),
+]
+SomeRuns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...",
+        help="Names, directories or job ids; default: all your runs.",
+        autocompletion=complete_runs,
+    ),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME", help="Cluster profile; `local` trains on this machine."),
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Cluster profile; `local` trains on this machine.",
+        autocompletion=complete_clusters,
+    ),
 ]
 Set = Annotated[
     list[str] | None,

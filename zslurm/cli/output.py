@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -34,3 +34,17 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console(highlight=False).print(table)
+
+
+def print_styled(lines: Iterable[Sequence[tuple[str, str]]]) -> None:
+    """Lines of (text, style); the styles on a terminal only, where a line is never broken."""
+    if not sys.stdout.isatty():
+        for line in lines:
+            print("".join(text for text, _ in line).rstrip())
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(Text.assemble(*line), no_wrap=True, crop=False, overflow="ignore", soft_wrap=True)

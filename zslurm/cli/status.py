@@ -6,33 +6,56 @@ from typing import Annotated
 
 import typer
 
-from zslurm.cli.options import Json
+from zslurm.cli.options import Json, SomeRuns
 
 
 def status(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Names, directories or job ids; default: all your runs."),
-    ] = None,
+    runs: SomeRuns = None,
+    active: Annotated[bool, typer.Option("--active", help="Only runs that are running or waiting.")] = False,
     json: Json = False,
 ) -> None:
     """Show your runs, or everything about one.
 
+    Exit code 4 where Slurm does not answer: then the states are as old as stderr says.
+
     Example: zslurm status my-run
     """
     from zslurm.cli.output import print_json, print_table, say
-    from zslurm.launch.index import find_run, known_runs
+    from zslurm.errors import Exit
+    from zslurm.launch.find import find_all
+    from zslurm.launch.index import known_runs
     from zslurm.launch.run_state import look_all
-    from zslurm.report.status import COLUMNS, as_json, as_row, details
+    from zslurm.report.status import COLUMNS, as_json, as_row, details, details_as_json, stale_line
 
-    chosen = [find_run(name) for name in runs] if runs else known_runs()
-    states = look_all(chosen)
+    states = look_all(find_all(runs) if runs else known_runs(), cached=True)
+    stale = stale_line(states)
+    if active:
+        states = [state for state in states if state.active]
+    alone = states[0] if runs and len(states) == 1 else None
+    excluded = (
+        _excluded(alone.job_id) if alone and alone.active and alone.launcher == "slurm" and not stale else None
+    )
     if json:
-        print_json([as_json(state) for state in states])
-    elif runs and len(states) == 1:
-        for line in details(states[0]):
+        print_json([details_as_json(alone, excluded)] if alone else [as_json(state) for state in states])
+    elif alone:
+        for line in details(alone, excluded):
             print(line)
     elif states:
         print_table(COLUMNS, [as_row(state) for state in states])
     else:
-        say("no runs yet; `zslurm submit run.yaml` starts one")
+        say("no runs are active" if active else "no runs yet; `zslurm submit run.yaml` starts one")
+    if stale:
+        say(f"zslurm: {stale}")
+        raise typer.Exit(Exit.SLURM_UNAVAILABLE)
+
+
+def _excluded(job_id: str | None) -> str | None:
+    """The nodes that a job must not use; None where Slurm does not say."""
+    from zslurm.errors import ZslurmError
+    from zslurm.slurm.client import SlurmClient
+    from zslurm.slurm.commands import Retries
+
+    try:
+        return SlurmClient(retries=Retries(attempts=1)).excluded_nodes(job_id or "")
+    except ZslurmError:
+        return None

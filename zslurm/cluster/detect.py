@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from zslurm.config.yaml12 import plain_scalar
-from zslurm.errors import NotFound
+from zslurm.cluster.profile_text import Members, local_profile, slurm_profile
+from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
+from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import SlurmCommands
+from zslurm.slurm.hostlist import compress
 from zslurm.slurm.inventory import Node, Partition
+from zslurm.slurm.topology import parse_topology
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./+-]*")
+if TYPE_CHECKING:
+    from zslurm.cluster.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -31,20 +35,32 @@ class Detected:
     partition_choices: list[str]
 
 
-def detect(*, name: str | None = None, partition: str | None = None) -> Detected:
+def detect(
+    *,
+    name: str | None = None,
+    partition: str | None = None,
+    account: str | None = None,
+    probe_timeout_s: float | None = None,
+) -> Detected:
     """Describe this machine's Slurm, or the machine itself where there is none.
 
     Args:
         name: name of the profile; default: Slurm's ClusterName, or `local`.
         partition: partition to describe; default: Slurm's default one, else the first with GPUs.
+        account: to charge, where the site wants one named.
+        probe_timeout_s: ask one node of it for its NICs and drivers too, and wait so long for the answer.
 
     Raises:
         NotFound: there is no such partition.
         SlurmUnavailable: Slurm's commands are here, but its controller does not answer.
+        SlurmRefused: no node could be asked.
     """
     client = SlurmClient()
     if not client.available():
-        return Detected(name or "local", _local_profile(name or "local"), [])
+        if probe_timeout_s is not None:
+            raise SlurmUnavailable("there is no Slurm on this machine to run a probe with")
+        text = local_profile(name or "local", _local_gpus(), len(os.sched_getaffinity(0)))
+        return Detected(name or "local", text, [])
     config = client.scontrol_config()
     partitions, nodes = client.partitions(), client.nodes()
     choices = _choices(partitions, nodes)
@@ -55,7 +71,34 @@ def detect(*, name: str | None = None, partition: str | None = None) -> Detected
         listed = ", ".join(found.name for found in partitions)
         raise NotFound(f"{partition}: Slurm has no such partition; partitions: {listed}")
     cluster = name or config.get("ClusterName", "slurm")
-    return Detected(cluster, _slurm_profile(cluster, chosen, nodes, config), choices)
+    settings = read_settings(config)
+    members = Members.of(chosen, nodes)
+    switches = _leaf_switches(settings)
+    found = None if probe_timeout_s is None else _probe(chosen, members, account, probe_timeout_s)
+    text = slurm_profile(cluster, chosen, members, settings, switches, account, found)
+    return Detected(cluster, text, choices)
+
+
+def _leaf_switches(settings: SlurmSettings) -> dict[str, str]:
+    """Leaf -> hostlist, where Slurm knows and shows them."""
+    if settings.topology not in ("tree", "block"):
+        return {}
+    try:
+        leaves = parse_topology(SlurmCommands().run("scontrol", "show", "topology").stdout)
+    except SlurmRefused:
+        return {}
+    return {leaf: compress(nodes) for leaf, nodes in leaves.items()}
+
+
+def _probe(partition: Partition, members: Members, account: str | None, timeout_s: float) -> Probe:
+    from zslurm.cluster.probe import probe
+
+    options = [f"--partition={partition.name}", "--time=5"]
+    options += [f"--account={account}"] if account else []
+    if members.gpus:
+        kind = f"{members.gpu_type}:" if members.gpu_type else ""
+        options.append(f"--gpus-per-node={kind}{members.gpus}")
+    return probe(options, timeout_s)
 
 
 def _choices(partitions: list[Partition], nodes: list[Node]) -> list[str]:
@@ -65,45 +108,6 @@ def _choices(partitions: list[Partition], nodes: list[Node]) -> list[str]:
     with_gpus = {name for node in nodes if node.gpus for name in node.partitions}
     ordered = sorted(partitions, key=lambda found: (found.name not in with_gpus, -found.n_nodes))
     return [found.name for found in ordered]
-
-
-def _slurm_profile(name: str, partition: Partition, nodes: list[Node], config: dict[str, str]) -> str:
-    members = [node for node in nodes if partition.name in node.partitions]
-    kinds = Counter((node.gpus, node.gpu_type, node.cpus) for node in members)
-    (gpus, gpu_type, cpus), count = kinds.most_common(1)[0] if kinds else ((0, None, 1), 0)
-    version = config.get("SLURM_VERSION", "?")
-    lines = [
-        f"# Cluster profile of zslurm, written by `zslurm init` from Slurm {version}. Edit it freely.",
-        f"# Partition {partition.name}: {len(members)} nodes, {count} of them like this one"
-        + (f"; time limit {partition.max_time}" if partition.max_time else "; no time limit")
-        + ".",
-        "cluster:",
-        f"  name: {_scalar(name)}",
-        "  launcher: slurm",
-        f"  gpus_per_node: {gpus}",
-        *([f"  gpu_type: {_scalar(gpu_type)}"] if gpu_type else []),
-        f"  cpus_per_node: {cpus}",
-        "  # interface: eth0         # management network, for rendezvous; needed where a node has several",
-        "  # setup:                  # shell lines that run in every job first",
-        "  #   - module load rocm",
-        "slurm:",
-        f"  partition: {_scalar(partition.name)}",
-        "  # account: my-account",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _local_profile(name: str) -> str:
-    gpus = _local_gpus()
-    lines = [
-        "# Cluster profile of zslurm, written by `zslurm init` on a machine without Slurm. Edit it freely.",
-        "cluster:",
-        f"  name: {_scalar(name)}",
-        "  launcher: local",
-        f"  gpus_per_node: {gpus}",
-        f"  cpus_per_node: {len(os.sched_getaffinity(0))}",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _local_gpus() -> int:
@@ -116,10 +120,3 @@ def _local_gpus() -> int:
             continue  # nodes that the user may not see
         amd += any(line.startswith("simd_count ") and line.split()[1] != "0" for line in text.splitlines())
     return amd or len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-
-
-def _scalar(text: str) -> str:
-    """A YAML scalar that reads back as the word `text`, which has no control characters."""
-    if _PLAIN.fullmatch(text) and plain_scalar(text) == text:
-        return text
-    return "'" + text.replace("'", "''") + "'"

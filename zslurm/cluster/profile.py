@@ -1,23 +1,65 @@
 """Cluster profiles: YAML files with the sections `cluster` and `slurm`, laid under every run file.
 
-They lie in ~/.config/zslurm/clusters/NAME.yaml ($XDG_CONFIG_HOME is honoured), or for everybody in
-/etc/zslurm/clusters. The profile `local`, this machine without Slurm, needs no file.
+They lie in ~/.config/zslurm/clusters/NAME.yaml ($XDG_CONFIG_HOME is honoured), for everybody in
+/etc/zslurm/clusters, and in this package: those that ship describe kinds of machines, for others to extend with
+`cluster: {extends: NAME}`. A profile hides those of its name that lie further out, and may extend them.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any, Literal
 
 from zslurm.config import yaml12
+from zslurm.config.layers import Layers
 from zslurm.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
 from zslurm.launch.run_dir import write_atomically
 
 LOCAL = "local"
+LAYER = "cluster profile"
 SITE_PROFILES = Path("/etc/zslurm/clusters")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+Place = Literal["user", "site", "shipped"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile and where it lies.
+
+    Attributes:
+        path: its file; None for one that ships with zslurm.
+    """
+
+    name: str
+    place: Place
+    path: Path | None
+
+    @property
+    def file(self) -> str:
+        """What messages and origins call it."""
+        return f"{LAYER} {self.name}" if self.path is None else str(self.path)
+
+    def read(self) -> str:
+        """Its text.
+
+        Raises:
+            ConfigError: it cannot be read, or is not UTF-8.
+        """
+        if self.path is None:
+            return str(_shipped_folder().joinpath(f"{self.name}.yaml").read_text(encoding="utf-8"))
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{self.path}: not a text file in UTF-8") from error
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from error
 
 
 def config_dir() -> Path:
@@ -26,12 +68,26 @@ def config_dir() -> Path:
     return (Path(base) if base else Path.home() / ".config") / "zslurm"
 
 
+def _shipped_folder() -> Any:
+    return resources.files("zslurm").joinpath("cluster").joinpath("profiles")
+
+
+def profiles() -> list[Profile]:
+    """Every profile: the user's own, the site's, those that ship; hidden ones too, after those that hide them."""
+    found: list[Profile] = []
+    folders: tuple[tuple[Place, Path], ...] = (("user", config_dir() / "clusters"), ("site", SITE_PROFILES))
+    for place, folder in folders:
+        found += [Profile(path.stem, place, path) for path in sorted(folder.glob("*.yaml"))]
+    names = sorted(entry.name for entry in _shipped_folder().iterdir() if entry.name.endswith(".yaml"))
+    return found + [Profile(name.removesuffix(".yaml"), "shipped", None) for name in names]
+
+
 def profile_files() -> dict[str, Path]:
-    """Every profile that has a file, by name; a user's own hides the site's of the same name."""
+    """The profiles of the user and the site, by name; a user's own hides the site's of the same name."""
     found: dict[str, Path] = {}
-    for folder in (config_dir() / "clusters", SITE_PROFILES):
-        for path in sorted(folder.glob("*.yaml")):
-            found.setdefault(path.stem, path)
+    for profile in profiles():
+        if profile.path is not None:
+            found.setdefault(profile.name, profile.path)
     return found
 
 
@@ -72,33 +128,114 @@ def default_name() -> str:
     )
 
 
-def load_profile(name: str) -> tuple[yaml12.Document, str]:
-    """The parsed profile `name`, and the file that error messages call it.
+def find_profile(name: str, *, below: Profile | None = None) -> Profile:
+    """The profile that `name` means: the user's own, else the site's, else the one that ships.
+
+    Args:
+        name: of the profile.
+        below: only those that this one hides.
 
     Raises:
         NotFound: there is none; the nearest name is suggested.
-        ConfigError: it is not valid YAML, or its section `cluster` is none.
     """
-    files = profile_files()
-    if name in files:
-        document = yaml12.read(files[name])
-        data = {} if document.data is None else document.data
-        if isinstance(data, dict):
-            section = data["cluster"] = {} if data.get("cluster") is None else data["cluster"]
-            if not isinstance(section, dict):
-                place = f"{files[name]}:{document.lines[('cluster',)]}"
-                raise ConfigError(f"{place}: cluster: expected a mapping of keys to values, got {section!r}")
-            section.setdefault("name", name)
-            # A profile that is written down is a cluster's, unless it says otherwise.
-            section.setdefault("launcher", "slurm")
-        return yaml12.Document(data, document.lines), str(files[name])
-    if name == LOCAL:
-        return yaml12.parse(
-            "cluster: {name: local, launcher: local}", "cluster profile local"
-        ), "cluster profile local"
-    near = difflib.get_close_matches(name, [*files, LOCAL], n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"profiles: {', '.join([*files, LOCAL])}"
+    known = profiles()
+    # One that is only about to be written is not among them yet: it will hide all of its name.
+    start = known.index(below) + 1 if below in known else 0
+    for profile in known[start:]:
+        if profile.name == name:
+            return profile
+    names = list(dict.fromkeys(profile.name for profile in known))
+    near = [] if below is not None else difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"profiles: {', '.join(names)}"
     raise NotFound(f"{name}: no cluster profile has this name; {hint}; `zslurm init` makes one")
+
+
+def profile_layers(name: str) -> list[tuple[yaml12.Document, str]]:
+    """A profile and everything it extends, the base first: each with what error messages call its file.
+
+    Raises:
+        NotFound: there is no profile of this name; the nearest is suggested.
+        ConfigError: one of them is not valid YAML, its section `cluster` is none, or it extends what is not there
+            or itself.
+    """
+    top = find_profile(name)
+    return layers_of(top, top.read())
+
+
+def layers_of(top: Profile, text: str) -> list[tuple[yaml12.Document, str]]:
+    """As `profile_layers`, for a profile whose text is not, or not yet, that of its file.
+
+    Raises:
+        ConfigError: see `profile_layers`.
+    """
+    stack: list[tuple[yaml12.Document, str]] = []
+    seen = [top]
+    while True:
+        profile = seen[-1]
+        document = yaml12.parse(profile.read() if stack else text, profile.file)
+        section, extends = _open_section(document, profile.file)
+        stack.insert(0, (yaml12.Document(section, document.lines), profile.file))
+        if extends is None:
+            break
+        place = f"{profile.file}:{document.lines[('cluster', 'extends')]}: cluster.extends"
+        base = _base(extends, profile, place)
+        if base in seen:
+            chain = " -> ".join([*(profile.name for profile in seen), base.name])
+            raise ConfigError(f"{place}: profiles extend each other in a circle: {chain}")
+        seen.append(base)
+    _fill_in(top.name, [document.data for document, _ in stack])
+    return stack
+
+
+def load_profile(name: str) -> tuple[yaml12.Document, str]:
+    """A profile laid over everything it extends, and what error messages call its file.
+
+    Raises:
+        NotFound, ConfigError: see `profile_layers`.
+    """
+    stack = profile_layers(name)
+    layers = Layers()
+    for document, file in stack:
+        layers.add(document, LAYER, file)
+    document, file = stack[-1]
+    return yaml12.Document(layers.data, document.lines), file
+
+
+def _open_section(document: yaml12.Document, file: str) -> tuple[Any, Any]:
+    """A profile's data with a section `cluster` in it, and what that section extends."""
+    data: Any = {} if document.data is None else document.data
+    if not isinstance(data, dict):
+        return data, None  # refused with the other layers
+    if "extends" in data:
+        place = f"{file}:{document.lines[('extends',)]}"
+        raise ConfigError(
+            f"{place}: extends: in a profile it stands in the section cluster: `cluster: {{extends: NAME}}`"
+        )
+    section = data["cluster"] = {} if data.get("cluster") is None else data["cluster"]
+    if not isinstance(section, dict):
+        place = f"{file}:{document.lines[('cluster',)]}"
+        raise ConfigError(f"{place}: cluster: expected a mapping of keys to values, got {section!r}")
+    return data, section.pop("extends", None)
+
+
+def _base(extends: Any, heir: Profile, place: str) -> Profile:
+    if not isinstance(extends, str):
+        raise ConfigError(f"{place}: expected the name of a cluster profile, got {json.dumps(extends)}")
+    try:
+        return find_profile(extends, below=heir if extends == heir.name else None)
+    except NotFound as error:
+        if extends == heir.name:
+            raise ConfigError(f"{place}: this is the profile itself; no other is called `{extends}`") from None
+        raise ConfigError(f"{place}: {str(error).removesuffix('; `zslurm init` makes one')}") from None
+
+
+def _fill_in(name: str, stack: list[Any]) -> None:
+    """A profile is called by its file, and a cluster's, unless it says otherwise."""
+    top = stack[-1]
+    if isinstance(top, dict):
+        top["cluster"].setdefault("name", name)
+        if not any("launcher" in data["cluster"] for data in stack if isinstance(data, dict)):
+            top["cluster"]["launcher"] = "slurm"
 
 
 def save_profile(name: str, text: str, *, make_default: bool) -> Path:
@@ -116,3 +253,35 @@ def save_profile(name: str, text: str, *, make_default: bool) -> Path:
     except OSError as error:
         raise ZslurmError(f"{path}: cannot be written: {error.strerror}") from error
     return path
+
+
+def keep_before(path: Path, text: str) -> Path | None:
+    """Put a profile that is about to get another text aside; returns where, or None where nothing would be lost.
+
+    Raises:
+        ZslurmError: it cannot be read, or not be written.
+    """
+    kept = path.with_name(f"{path.name}~")
+    try:
+        if not path.exists() or path.read_bytes() == text.encode():
+            return None
+        kept.write_bytes(path.read_bytes())
+    except OSError as error:
+        raise ZslurmError(f"{error.filename or path}: {error.strerror}") from error
+    return kept
+
+
+def set_default(name: str) -> None:
+    """Make a profile the one that is used when none is named.
+
+    Raises:
+        NotFound: there is no such profile.
+        ZslurmError: the configuration directory cannot be written.
+    """
+    find_profile(name)
+    path = config_dir() / "default-cluster"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, name + "\n")
+    except OSError as error:
+        raise ZslurmError(f"{path}: cannot be written: {error.strerror}") from error

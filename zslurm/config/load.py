@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,8 +25,11 @@ from zslurm.paths import expand
 PATH_KEYS: tuple[KeyPath, ...] = (
     ("run", "runs_dir"),
     ("data", "path"),
-    ("checkpoint", "start_from"),
+    ("checkpoint", "resume_from"),
+    ("checkpoint", "local_dir"),
+    ("evaluation", "data"),
     ("cluster", "template"),
+    ("cluster", "venv"),
 )
 _FILE_LAYERS = ("cluster profile", "base file", "run file")
 # Paths end up in scripts and in Slurm's own patterns, where these characters cannot be written safely.
@@ -108,7 +112,7 @@ def resolve(
     run_file: Path,
     *,
     document: yaml12.Document | None = None,
-    profile: tuple[yaml12.Document, str] | None = None,
+    profile: Sequence[tuple[yaml12.Document, str]] = (),
     overrides: tuple[str, ...] = (),
 ) -> Resolved:
     """Resolve a run file over a cluster profile and under overrides.
@@ -116,15 +120,15 @@ def resolve(
     Args:
         run_file: the YAML run file; `-` reads standard input.
         document: the run file where it has been parsed already.
-        profile: the parsed cluster profile and the file it came from.
+        profile: the parsed cluster profile and the file it came from, below it what it extends, the base first.
         overrides: `KEY=VALUE` assignments, applied last, in order.
 
     Raises:
         ConfigError: anything is wrong; one line for each problem, with place, key and what was expected.
     """
     layers = Layers()
-    if profile is not None:
-        layers.add(profile[0], "cluster profile", profile[1])
+    for part, file in profile:
+        layers.add(part, "cluster profile", file)
     given = document or yaml12.read(run_file)
     for part, layer, file in _stack(given, "run file", yaml12.called(run_file), run_file):
         layers.add(part, layer, file)
@@ -140,6 +144,8 @@ def validate(layers: Layers) -> Resolved:
         ConfigError: one line for each problem.
     """
     data = copy.deepcopy(layers.data)
+    _anchor_init(data, layers)
+    _anchor_sources(data, layers)
     for key in PATH_KEYS:
         _anchor(data, layers, key)
     try:
@@ -147,6 +153,26 @@ def validate(layers: Layers) -> Resolved:
     except ValidationError as error:
         raise ConfigError("\n".join(describe(error, layers, RunSpec))) from error
     return Resolved(spec, layers)
+
+
+def _anchor_init(data: dict[str, Any], layers: Layers) -> None:
+    """Make the directory in `init: hf:DIR` or `init: ckpt:DIR` absolute, as `_anchor` does with paths."""
+    if data.get("init") == {}:
+        data["init"] = None  # `init:` and nothing behind it
+    given = data.get("init")
+    kind, colon, place = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if kind in ("hf", "ckpt") and place:
+        data["init"] = kind + colon + _absolute(place, ("init",), layers)
+
+
+def _anchor_sources(data: dict[str, Any], layers: Layers) -> None:
+    """Make the paths of data.sources absolute, as `_anchor` does."""
+    section = data.get("data")
+    sources = section.get("sources") if isinstance(section, dict) else None
+    if isinstance(sources, dict):
+        for name, given in sources.items():
+            if isinstance(given, str):
+                sources[name] = _absolute(given, ("data", "sources", name), layers)
 
 
 def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
@@ -162,6 +188,11 @@ def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
         return  # validation names the wrong type
     if key == ("cluster", "template") and "/" not in given and not given.endswith(".j2"):
         return  # the name of a shipped template
+    section[str(key[1])] = _absolute(given, key, layers)
+
+
+def _absolute(given: str, key: KeyPath, layers: Layers) -> str:
+    """A path that stands at `key`, absolute."""
     origin = layers.leaf_origin(key)
     path = expand(given)
     if not path.is_absolute():
@@ -172,7 +203,7 @@ def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
         raise ConfigError(
             f"{origin.place}: {show_path(key)}: a path here cannot hold '%', '\\' or control characters: {text!a}"
         )
-    section[str(key[1])] = text
+    return text
 
 
 def _default_at(key: KeyPath) -> Any:

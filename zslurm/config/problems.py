@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from zslurm.config.layers import LAYER_ORDER, Layers, Origin, show_path
+from zslurm.config.layers import LAYER_ORDER, Layers, Origin, parse_path, show_path
 from zslurm.config.yaml12 import KeyPath
 
 
@@ -75,8 +75,9 @@ def _latest_mentioned(message: str, path: KeyPath, layers: Layers, spec: type[Ba
     Within a layer it is the first that is named: the message's subject.
     """
     section = _section_at(spec, path)
-    named = re.findall(rf"\b({'|'.join(section.model_fields)})\b", message) if section else []
-    given = [layers.origins[(*path, key)] for key in named if (*path, key) in layers.origins]
+    keys = rf"\b(?:{'|'.join(section.model_fields)})\b(?:\.\w[\w-]*|\[\d+\])*" if section else r"(?!)"
+    paths = [(*path, *parse_path(key)) for key in re.findall(keys, message)]
+    given = [layers.origins[place] for place in paths if place in layers.origins]
     return max(
         given, key=lambda origin: LAYER_ORDER.index(origin.layer.split(" ")[0]), default=layers.origin(path)
     )

@@ -15,6 +15,9 @@ from train.config import (
     CheckpointConfig,
     Count,
     DataConfig,
+    EvaluationConfig,
+    Init,
+    MetricsConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
@@ -23,7 +26,9 @@ from train.config import (
     RunIdentity,
     Section,
     Whole,
+    check_mixes,
 )
+from zslurm.config.doctor import DoctorSection
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII)
@@ -75,8 +80,32 @@ VariableName = Annotated[str, AfterValidator(_variable)]
 RESERVED_FLAGS = frozenset(
     "nodes ntasks ntasks-per-node cpus-per-task gpus-per-node time partition account qos job-name output error "
     "open-mode signal requeue no-requeue chdir array wrap parsable test-only export nodelist exclude mem "
-    "constraint".split()
+    "constraint no-kill export".split()
 )
+
+_BIND = re.compile(r"/[^:]*(:/[^:]*(:[^:]+)?)?")
+_EXPORT = re.compile(r"ALL|NONE|[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
+
+
+def _bind(value: str) -> str:
+    if not _BIND.fullmatch(value) or "," in value:
+        raise ValueError(f"must be /SOURCE, /SOURCE:/PLACE or /SOURCE:/PLACE:ro, without commas, got {value!r}")
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/") or set(value) & set("%\\"):
+        raise ValueError(f"must be an absolute path without '%' and '\\', got {value!r}")
+    return value
+
+
+def _export(value: str) -> str:
+    if not _EXPORT.fullmatch(value):
+        raise ValueError(f"must be ALL, NONE or names of variables with commas between them, got {value!r}")
+    return value
+
+
+Bind = Annotated[Line, AfterValidator(_bind)]
 
 
 class RunSection(RunIdentity):
@@ -85,12 +114,20 @@ class RunSection(RunIdentity):
     name: Name = Field("run", description="name of the run; its directory under runs_dir")
     runs_dir: Line = Field("runs", description="directory that holds the runs; shared by all nodes")
     group_readable: bool = Field(False, description="let the group read the run directory (0750, not 0700)")
+    snapshot: Literal["none", "copy"] = Field(
+        "none",
+        description="copy: keep the code of each submission in RUN_DIR/code and run that, also after a requeue; "
+        "commit and local changes are recorded in any case",
+    )
 
 
 class SlurmSection(Section):
     """What is asked of Slurm."""
 
     nodes: Count = Field(1, description="nodes of the job")
+    spares: Whole = Field(
+        0, description="nodes on top that wait to take a failed one's place; the job then outlives a dead node"
+    )
     ranks_per_node: Count | None = Field(
         None, description="ranks on each node; default: the node's GPUs, or 1 without GPUs"
     )
@@ -108,6 +145,15 @@ class SlurmSection(Section):
     save_margin_s: Annotated[int, Field(ge=10, le=65535)] = Field(
         300, description="seconds before the time limit at which the run saves and stops"
     )
+    export: Annotated[Line, AfterValidator(_export)] = Field(
+        "ALL",
+        description="what of the login environment reaches the job: ALL, NONE, or names of variables (A,B,C)",
+    )
+    successor: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="queue a second job that continues the run where the first ended early; auto: where compute "
+        "nodes have no scontrol (cluster.scontrol_on_nodes: false), so that a job cannot requeue itself",
+    )
     flags: dict[str, Line | bool | None] = Field(
         default_factory=dict, description="any other long option of sbatch, e.g. reservation: spring"
     )
@@ -122,6 +168,28 @@ class SlurmSection(Section):
         return self
 
 
+class ContainerSection(Section):
+    """The container of the training step; the supervisor stays on the host."""
+
+    engine: Literal["apptainer", "singularity", "pyxis"] = Field(
+        "apptainer", description="what runs the image; pyxis is srun's own --container-image"
+    )
+    image: Line = Field(description="a .sif or .sqsh file, a directory, or what the engine takes (docker://...)")
+    python: Line = Field("python3", description="the Python inside that has torch")
+    packages: Literal["host", "image"] = Field(
+        "host",
+        description="whose zslurm and train the ranks import: this installation's, copied to RUN_DIR/code, or the "
+        "image's own",
+    )
+    binds: tuple[Bind, ...] = Field((), description="more directories of the host: /SOURCE[:/PLACE[:ro]]")
+    default_binds: bool = Field(
+        True, description="bind the run, its data, /dev/shm, the GPUs' and the RDMA devices, where they exist"
+    )
+    options: tuple[Line, ...] = Field(
+        (), description="further options, one word each: of `apptainer exec` (--rocm, --nv), or of srun for pyxis"
+    )
+
+
 class ClusterSection(Section):
     """What the site knows. Lives in a cluster profile; a run file may override it."""
 
@@ -131,13 +199,80 @@ class ClusterSection(Section):
     gpu_type: Line | None = Field(None, description="type of the GPUs as Slurm names it, e.g. mi300x")
     cpus_per_node: Count | None = Field(None, description="cores of one node")
     interface: Line | None = Field(None, description="management network interface, for rendezvous")
+    storage_interface: Line | None = Field(
+        None, description="network interface of data and checkpoints; `zslurm doctor` checks the mounts' route"
+    )
+    gpu_family: Line | None = Field(
+        None, description="family of the GPUs for the RCCL rules, e.g. mi300x or h100; default: gpu_type"
+    )
+    network: Literal["pollara", "broadcom", "cx7", "infiniband"] | None = Field(
+        None, description="kind of the NICs between nodes, for the RCCL rules"
+    )
+    rails_only: bool = Field(False, description="no path between rails: NIC i of a node reaches NICs i only")
+    nics: tuple[Line, ...] = Field((), description="RDMA devices of one node in rail order: the first is rail 0's")
+    gpu_nics: tuple[Whole, ...] = Field(
+        (), description="for each GPU the index of its NIC in `nics`; default: GPU i uses NIC i"
+    )
+    gid_index: Whole | None = Field(None, description="GID index of RoCE v2; default: the network's usual one")
+    rccl_version: Line | None = Field(None, description="version of RCCL or NCCL, e.g. 2.22.3, for the rules")
+    rail_policy: Literal["exclude", "refuse", "warn"] = Field(
+        "exclude",
+        description="what to do with a node whose rails are incomplete, before the ranks start: "
+        "exclude it and requeue, refuse to start, or go on with a warning",
+    )
+    leaf_switches: dict[Line, Line] = Field(
+        default_factory=dict, description="leaf switch -> hostlist, where Slurm's topology does not say"
+    )
     setup: tuple[Line, ...] = Field(
         (), description="shell lines that run in the job before anything else (module load ...)"
     )
-    env: dict[VariableName, Line] = Field(
-        default_factory=dict, description="environment variables of the supervisor and of every rank"
+    modules: tuple[Line, ...] = Field((), description="modules to load before `setup` (module load ...)")
+    venv: Annotated[Line, AfterValidator(_absolute)] | None = Field(
+        None,
+        description="virtual or conda environment whose Python runs the job; default: the one zslurm runs in",
+    )
+    stage_env: Annotated[Line, AfterValidator(_absolute)] | None = Field(
+        None,
+        description="node-local directory, e.g. /tmp: the Python environment is copied there, once per node, "
+        "and the ranks run from it",
+    )
+    container: ContainerSection | None = Field(None, description="run the training step inside a container")
+    env: dict[VariableName, Line | None] = Field(
+        default_factory=dict,
+        description="environment variables of the supervisor and of every rank; null takes away what a rule sets",
+    )
+    scontrol_on_nodes: bool | None = Field(
+        None, description="whether compute nodes have scontrol; see slurm.successor"
     )
     template: Line = Field("train", description="sbatch template: the name of one, or a path")
+    doctor: DoctorSection = Field(DoctorSection(), description="limits of `zslurm doctor`")
+
+    @model_validator(mode="after")
+    def _one_environment(self) -> ClusterSection:
+        if self.container is not None and self.stage_env is not None:
+            raise ValueError(
+                "stage_env: a container brings its own Python environment; leave stage_env or container out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_gpu_has_a_nic(self) -> ClusterSection:
+        if not self.nics or not self.gpus_per_node:
+            return self
+        if len(set(self.nics)) != len(self.nics):
+            raise ValueError("nics: a device is listed twice")
+        if not self.gpu_nics and len(self.nics) != self.gpus_per_node:
+            raise ValueError(
+                f"nics: {self.gpus_per_node} GPUs but {len(self.nics)} NICs: list one for each GPU in rail order, "
+                "or say in gpu_nics which NIC each GPU uses"
+            )
+        if self.gpu_nics and len(self.gpu_nics) != self.gpus_per_node:
+            raise ValueError(f"gpu_nics: {self.gpus_per_node} GPUs but {len(self.gpu_nics)} entries")
+        if self.gpu_nics and max(self.gpu_nics) >= len(self.nics):
+            raise ValueError(
+                f"gpu_nics: {max(self.gpu_nics)} is none of the {len(self.nics)} NICs (0 is the first)"
+            )
+        return self
 
 
 class AegisSection(Section):
@@ -162,15 +297,28 @@ class RunSpec(Section):
     """One run, resolved. RUN_DIR/config.json holds it as JSON."""
 
     run: RunSection = RunSection()
+    init: Init = None
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     phases: Annotated[tuple[PhaseConfig, ...], Field(min_length=1)]
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     slurm: SlurmSection = SlurmSection()
     cluster: ClusterSection = ClusterSection()
     aegis: AegisSection = AegisSection()
+
+    @model_validator(mode="after")
+    def _mixes_its_own_sources(self) -> RunSpec:
+        check_mixes(self.data, self.phases)
+        return self
+
+    @model_validator(mode="after")
+    def _profiles_its_own_steps(self) -> RunSpec:
+        self.metrics.check_profile(self.total_steps)
+        return self
 
     @property
     def ranks_per_node(self) -> int:
@@ -181,6 +329,15 @@ class RunSpec(Section):
     def world_size(self) -> int:
         """Ranks of the whole run."""
         return self.slurm.nodes * self.ranks_per_node
+
+    @property
+    def wants_successor(self) -> bool:
+        """Whether a second job waits for the end of the first."""
+        if self.cluster.launcher != "slurm":
+            return False
+        return self.slurm.successor == "on" or (
+            self.slurm.successor == "auto" and self.cluster.scontrol_on_nodes is False
+        )
 
     @property
     def total_steps(self) -> int:

@@ -50,6 +50,21 @@ def find_checkpoint(reference: str) -> Path:
     raise NotFound(f"{reference}: no complete checkpoint in {root}{reasons}")
 
 
+def find_newest(reference: str) -> Path:
+    """As `find_checkpoint`, but of many the newest whatever state it is in.
+
+    Raises:
+        NotFound, ZslurmError: as `find_checkpoint`.
+    """
+    path = Path(reference).expanduser()
+    if (path / _MANIFEST).exists():
+        return path
+    root, found = find_checkpoints(reference)
+    if not found:
+        raise NotFound(f"{reference}: no checkpoint in {root}")
+    return found[0].path
+
+
 def find_weights(reference: str) -> Path:
     """A checkpoint, as `find_checkpoint`, or the folder of a published model.
 

@@ -1,17 +1,24 @@
-"""Cancel and requeue: through Slurm for its jobs, through signals for local ones."""
+"""Cancel, hold, release and requeue: through Slurm for its jobs, through signals for local ones."""
 
 from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from zslurm.config.load import load_spec
-from zslurm.errors import NotFound, RunActive, ZslurmError
+from zslurm.config.spec import RunSpec
+from zslurm.errors import ConfigError, NotFound, RunActive, SlurmUnavailable, ZslurmError
 from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import last_job, look
+from zslurm.launch.run_state import RunState, last_job, look
+from zslurm.launch.secrets import with_secrets
 from zslurm.launch.submission import record_action, submit
+from zslurm.launch.successor import cancel_successor
 from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
 
 _POLL_S = 0.2
@@ -34,7 +41,10 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
         return None
     spec = load_spec(run.config)
     if state.launcher == "slurm":
-        SlurmClient().cancel(state.job_id)
+        client = SlurmClient()
+        if state.successor is not None:  # first: it would start where the other ends
+            cancel_successor(client, state.successor)
+        client.cancel(state.job_id)
     else:
         _stop_local(run)
     record_action(run, "cancel", state.job_id, spec)
@@ -70,14 +80,68 @@ def _stop_ranks(run: RunDir) -> None:
         step.signal_group(signal.SIGUSR2)
 
 
-def requeue(run: RunDir, *, now: bool = False) -> str:
-    """Start the run's job again: it continues from its last checkpoint. Returns the job id.
+def hold(run: RunDir) -> str:
+    """Keep a run that waits in the queue from starting; returns the job id.
+
+    Raises:
+        NotFound: it was never submitted.
+        ConfigError: it is a local run.
+        RunActive: it has started already.
+        ZslurmError: it is over.
+        SlurmUnavailable, SlurmRefused: from Slurm.
+    """
+    state = _waiting_state(run, "hold")
+    if state.state != "held":
+        SlurmClient().hold(state.job_id or "")
+        record_action(run, "hold", state.job_id or "", load_spec(run.config))
+    return state.job_id or ""
+
+
+def release(run: RunDir) -> str:
+    """Let a held run start; returns the job id. One that waits unheld is fine. Raises as `hold`."""
+    state = _waiting_state(run, "release")
+    SlurmClient().release(state.job_id or "")
+    record_action(run, "release", state.job_id or "", load_spec(run.config))
+    return state.job_id or ""
+
+
+def _waiting_state(run: RunDir, what: str) -> RunState:
+    """The state of a run whose job waits in Slurm's queue."""
+    state = look(run)
+    if state.job_id is None:
+        raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
+    if state.launcher != "slurm":
+        raise ConfigError(f"{run.name}: a local run waits in no queue; there is nothing to {what}")
+    if state.state == "unknown":
+        raise SlurmUnavailable(f"{run.name}: {state.reason}")
+    if state.state not in ("pending", "requeued", "held"):
+        if state.active:
+            raise RunActive(
+                f"{run.name}: it is {state.state} as job {state.job_id}, and only what waits can be held or "
+                f"released; `zslurm cancel {run.name}` saves and stops it"
+            )
+        raise ZslurmError(f"{run.name}: job {state.job_id} is over ({state.state}); nothing to {what}")
+    return state
+
+
+class Requeued(NamedTuple):
+    """What `requeue` did."""
+
+    job_id: str
+    action: str
+    """`requeue`; or `exclude` where the job waited in the queue, and only its list of nodes was changed."""
+
+
+def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
+    """Start the run's job again: it continues from its last checkpoint.
 
     Args:
         now: on Slurm, do not wait for the pause that Slurm makes before a requeued job may start.
+        exclude: a hostlist of nodes that it must not use from now on, besides those excluded already.
 
     Raises:
-        NotFound: the run was never submitted, or Slurm has forgotten its job.
+        NotFound: the run was never submitted, Slurm has forgotten its job, or a node does not exist.
+        ConfigError: nodes are to be excluded that the run asks for, or from a local run.
         SlurmUnavailable, SlurmRefused: from Slurm.
     """
     job = last_job(run)
@@ -85,18 +149,82 @@ def requeue(run: RunDir, *, now: bool = False) -> str:
         raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
     spec = load_spec(run.config)
     if job.launcher == "local":
+        if exclude is not None:
+            raise ConfigError(f"{run.name}: a local run has no nodes to exclude")
         cancel(run, wait=True)
-        return submit(spec).job_id
+        return Requeued(submit(with_secrets(spec, run.secrets)).job_id, "requeue")
     client = SlurmClient()
-    if client.job(job.job_id) is None:
+    job_id = look(run).job_id or job.job_id  # its successor's, where that took its place
+    record = client.job(job_id)
+    if record is None:
         raise NotFound(
-            f"{run.name}: Slurm has forgotten job {job.job_id}; `zslurm submit` continues the run as a new job"
+            f"{run.name}: Slurm has forgotten job {job_id}; `zslurm submit` continues the run as a new job"
         )
-    client.requeue(job.job_id)
-    record_action(run, "requeue", job.job_id, spec)
-    if now:
-        _start_now(client, job.job_id)
-    return job.job_id
+    action = "requeue"
+    if exclude is None:
+        client.requeue(job_id)
+        record_action(run, action, job_id, spec)
+    else:
+        nodes = _nodes_to_exclude(client, exclude, spec)
+        action = requeue_without(client, record, nodes)
+        record_action(run, action, job_id, spec, excluded=compress(nodes))
+    if now and action == "requeue":
+        _start_now(client, job_id)
+    return Requeued(job_id, action)
+
+
+def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> list[str]:
+    """The nodes of a hostlist, checked before anything is done to the job."""
+    nodes = expand(exclude)
+    if not nodes:
+        raise ConfigError("--exclude: no node is named")
+    known = {node.name for node in client.nodes()}
+    if unknown := [name for name in nodes if name not in known]:
+        raise NotFound(f"--exclude: the cluster has no node {compress(unknown)}")
+    wanted = set(expand(spec.slurm.nodelist or ""))
+    if both := sorted(wanted.intersection(nodes)):
+        raise ConfigError(f"--exclude: the run asks for {compress(both)} by name (slurm.nodelist)")
+    return nodes
+
+
+def requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) -> str:
+    """Move a job off nodes for good: held while its list of excluded nodes grows, it cannot start on them.
+
+    Returns:
+        What was done: `requeue`, or `exclude` where the job only waited in the queue.
+
+    Raises:
+        ZslurmError: Slurm refused or did not answer; the message says where the job was left.
+    """
+    job_id, requeued = job.job_id, not job.state.is_waiting
+    if requeued:
+        client.requeue_hold(job_id)
+    try:
+        if requeued:
+            _wait_until_held(client, job_id)
+        excluded = compress([*expand(client.excluded_nodes(job_id)), *nodes])
+        client.update(job_id, ExcNodeList=excluded)
+        if requeued:
+            client.release(job_id)
+    except ZslurmError as error:
+        left = (
+            f"; job {job_id} is requeued and held: `zslurm release` lets it start all the same" if requeued else ""
+        )
+        raise type(error)(f"{error}{left}") from error
+    return "requeue" if requeued else "exclude"
+
+
+def _wait_until_held(client: SlurmClient, job_id: str) -> None:
+    """Wait until the job has left its nodes: before that, its settings are those of a running job."""
+    deadline = time.monotonic() + 300.0
+    while time.monotonic() < deadline:
+        record = client.job(job_id)
+        if record is None:
+            raise NotFound(f"job {job_id}: Slurm does not know it any more")
+        if record.state.is_waiting:
+            return
+        time.sleep(1.0)
+    raise RunActive(f"job {job_id} did not stop within 5 minutes")
 
 
 def _start_now(client: SlurmClient, job_id: str) -> None:

@@ -35,7 +35,7 @@ class _Executor(submitit.LocalExecutor):
 
     def _submit_command(self, command: str) -> submitit.LocalJob[Any]:
         script = self._run.script
-        self._run.write_text(script, render(self._spec, self._run, command=command, job_id=self._job_id))
+        self._run.write_text(script, render(self._spec, self._run, job_id=self._job_id))
         environment = {
             **os.environ,
             "PYTHONSAFEPATH": "1",

@@ -21,7 +21,9 @@ from typing import Any
 from train.errors import TrainError
 from train.progress import last_step, record_path
 from train.stop import StopRequest
+from zslurm.launch.log_times import keep_times
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
+from zslurm.report.redact import redact
 from zslurm.slurm.environment import step_info
 
 RENDEZVOUS_TIMEOUT_S = 900.0
@@ -40,7 +42,8 @@ def map_environment(environ: MutableMapping[str, str]) -> None:
     environ["WORLD_SIZE"] = str(info.world_size)
     environ["LOCAL_RANK"] = str(info.local_rank)
     environ["LOCAL_WORLD_SIZE"] = str(info.local_world_size)
-    environ["GROUP_RANK"] = str(info.node_index)
+    # Not SLURM_NODEID, which counts the nodes in Slurm's own order also where ranks are placed in another.
+    environ["GROUP_RANK"] = str(info.rank // info.local_world_size)
 
 
 def _rendezvous_host(environ: MutableMapping[str, str]) -> str:
@@ -113,8 +116,8 @@ def _record_end(
     }
     if error is not None:
         body["error"] = type(error).__name__
-        body["message"] = " ".join(str(error).split())[:2000]
-        body["traceback"] = "".join(traceback.format_exception(error))[-20000:]
+        body["message"] = redact(" ".join(str(error).split()))[:2000]
+        body["traceback"] = redact("".join(traceback.format_exception(error)))[-20000:]
     write_atomically(attempt.rank_end(body["rank"]), json.dumps(body) + "\n")
 
 
@@ -135,7 +138,9 @@ def main(argv: list[str]) -> int:
     error: BaseException | None = None
     store: Any = None
     try:
-        _open_progress(progress, int(environ["RANK"]))
+        rank = int(environ["RANK"])
+        _open_progress(progress, rank)
+        keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
         from train.loop import train
 
         store = rendezvous(attempt, environ)

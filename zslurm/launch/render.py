@@ -9,95 +9,20 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Callable
+from typing import Any
 
 import jinja2
 
+from zslurm.cluster.rccl import Setting, environment
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ConfigError, NotFound
+from zslurm.errors import ConfigError
+from zslurm.launch.code_copy import job_code
 from zslurm.launch.run_dir import RunDir
-from zslurm.paths import expand
+from zslurm.launch.secrets import split_secrets
+from zslurm.launch.templates import Template, TemplateEnvironment, find_template
 
 SUPERVISOR_STARTS = 20
-_SUFFIXES = (".sbatch.j2", ".sh.j2")
-
-
-@dataclass(frozen=True)
-class Template:
-    """A template and where it lies."""
-
-    name: str
-    source: str
-    place: str
-
-
-def shipped_templates() -> dict[str, Template]:
-    """Every template that ships with zslurm, by name; parts that others include start with `_`."""
-    found: dict[str, Template] = {}
-    folder = resources.files("sbatch_templates")
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        for suffix in _SUFFIXES:
-            if entry.name.endswith(suffix):
-                name = entry.name.removesuffix(suffix)
-                found[name] = Template(name, entry.read_text(encoding="utf-8"), f"sbatch_templates/{entry.name}")
-    return found
-
-
-def find_template(name: str) -> Template:
-    """A shipped template by name, or a file of the user's by path.
-
-    Raises:
-        NotFound: neither.
-        ConfigError: the file is not text.
-    """
-    shipped = shipped_templates()
-    if name in shipped:
-        return shipped[name]
-    path = expand(name)
-    if path.is_file():
-        try:
-            return Template(path.name, path.read_text(encoding="utf-8"), str(path))
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: not a template: not a text file in UTF-8") from error
-    listed = ", ".join(sorted(n for n in shipped if not n.startswith("_")))
-    raise NotFound(f"{name}: no template and no file has this name; templates: {listed}")
-
-
-def _directive(value: str | bool) -> str:
-    """The value of an #SBATCH line with its equals sign; nothing for a bare flag.
-
-    Slurm strips one level of quotes, and reads backslash escapes inside them too.
-    """
-    if value is True:
-        return ""
-    text = str(value)
-    if all(character.isalnum() or character in "-_.,:/@=+[]%" for character in text) and text:
-        return f"={text}"
-    return "='" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _environment(template: Template) -> jinja2.Environment:
-    """Jinja2 that knows `template` by its place, and the shipped ones by their file names."""
-    known = {part.place.rsplit("/", 1)[1]: part for part in shipped_templates().values()} | {
-        template.place: template
-    }
-
-    def load(name: str) -> tuple[str, str, None] | None:
-        return (known[name].source, known[name].place, None) if name in known else None
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(load),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["sh"] = lambda value: shlex.quote(str(value))
-    environment.filters["directive"] = _directive
-    environment.filters["comment"] = lambda value: "".join(c if c.isprintable() else "?" for c in str(value))
-    return environment
 
 
 def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
@@ -106,7 +31,7 @@ def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
     kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
     options: list[tuple[str, str | bool | None]] = [
         ("job-name", slurm.job_name or spec.run.name),
-        ("nodes", str(slurm.nodes)),
+        ("nodes", str(slurm.nodes + slurm.spares)),
         ("ntasks-per-node", str(spec.ranks_per_node)),
         ("cpus-per-task", str(spec.cpus_per_task)),
         ("gpus-per-node", f"{kind}{cluster.gpus_per_node}" if cluster.gpus_per_node else None),
@@ -121,72 +46,126 @@ def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
         ("output", str(run.logs / "job-%j.log")),
         ("open-mode", "append"),
         ("requeue", True),
+        ("no-kill", True if slurm.spares else None),
+        ("export", slurm.export),
         ("signal", f"B:USR2@{slurm.save_margin_s}"),
     ]
     options += [(flag, value) for flag, value in slurm.flags.items() if value is not False]
     return [(flag, value) for flag, value in options if value is not None]
 
 
-def job_environment(spec: RunSpec) -> dict[str, str]:
-    """Variables that the script exports: zslurm's own, then the profile's and the run's."""
-    own = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+def job_settings(
+    spec: RunSpec, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
+) -> list[Setting]:
+    """Variables that the script exports, each with its reason and origin: zslurm's own, the rules', cluster.env's.
+
+    Args:
+        spec: the run.
+        origin_of: where the value of a variable in cluster.env came from.
+    """
+    own = {
+        "PYTHONSAFEPATH": ("1", "a user's own train.py must not win over the trainer"),
+        "PYTHONUNBUFFERED": ("1", "logs show what was printed when it was printed"),
+    }
     if spec.cluster.interface:
-        own["ZSLURM_INTERFACE"] = spec.cluster.interface
-        own["GLOO_SOCKET_IFNAME"] = spec.cluster.interface
-        own["NCCL_SOCKET_IFNAME"] = spec.cluster.interface
-    return {**own, **spec.cluster.env}
+        own["ZSLURM_INTERFACE"] = (spec.cluster.interface, "interface of the rendezvous")
+    settings = [
+        Setting(name, value, reason, "", "zslurm")
+        for name, (value, reason) in own.items()
+        if name not in spec.cluster.env
+    ]
+    return settings + environment(spec.cluster, origin_of)
 
 
-def supervisor_command(run: RunDir) -> str:
+def job_environment(spec: RunSpec) -> dict[str, str]:
+    """Variables that the script exports."""
+    return {setting.name: setting.value for setting in job_settings(spec)}
+
+
+def job_python(spec: RunSpec) -> str:
+    """The Python that runs the supervisor, and the ranks where nothing else is said."""
+    return f"{spec.cluster.venv}/bin/python" if spec.cluster.venv else sys.executable
+
+
+def supervisor_command(spec: RunSpec, run: RunDir) -> str:
     """The shell command that runs submitit's pickled call (the same that submitit's executors build)."""
-    return f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
+    return f"{shlex.quote(job_python(spec))} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
 
 
-def render(spec: RunSpec, run: RunDir, *, command: str | None = None, job_id: str = "local") -> str:
+def template_of(spec: RunSpec) -> Template:
+    """The template of a run's script.
+
+    Raises:
+        NotFound: cluster.template names nothing.
+    """
+    return find_template("local" if spec.cluster.launcher == "local" else spec.cluster.template)
+
+
+def template_variables(
+    spec: RunSpec, run: RunDir, *, command: str | None = None, job_id: str = "local"
+) -> dict[str, Any]:
+    """Everything that a template may use, by name; see docs/templates.md."""
+    env, secrets = split_secrets(job_environment(spec))
+    return {
+        "job_name": spec.slurm.job_name or spec.run.name,
+        "directives": directives(spec, run),
+        "modules": spec.cluster.modules,
+        "env": env,
+        "secrets": list(secrets),
+        "secrets_file": str(run.secrets),
+        "setup": spec.cluster.setup,
+        "venv": spec.cluster.venv,
+        "code": job_code(spec, run),
+        "run_dir": str(run.path),
+        "job_log": str(run.job_log(job_id)),
+        "job_id": job_id,
+        "supervisor_command": command or supervisor_command(spec, run),
+        "supervisor_starts": SUPERVISOR_STARTS,
+        "spec": spec,
+    }
+
+
+def render(
+    spec: RunSpec,
+    run: RunDir,
+    *,
+    command: str | None = None,
+    job_id: str = "local",
+    template: Template | None = None,
+) -> str:
     """The script of a run's job.
 
     Args:
         spec: the resolved run.
         run: its directory (it need not exist).
-        command: shell command of the supervisor; default: supervisor_command(run).
+        command: shell command of the supervisor; default: supervisor_command(spec, run).
         job_id: id of a local job; Slurm tells a Slurm job its own.
+        template: default: the run's own.
 
     Raises:
         ConfigError: the template is not valid, or uses a variable that does not exist.
         NotFound: cluster.template names nothing.
     """
-    template = find_template("local" if spec.cluster.launcher == "local" else spec.cluster.template)
+    template = template or template_of(spec)
+    environment = TemplateEnvironment(template)
+    variables = template_variables(spec, run, command=command, job_id=job_id)
     try:
-        text = (
-            _environment(template)
-            .get_template(template.place)
-            .render(
-                job_name=spec.slurm.job_name or spec.run.name,
-                directives=directives(spec, run),
-                env=job_environment(spec),
-                setup=spec.cluster.setup,
-                run_dir=str(run.path),
-                job_log=str(run.job_log(job_id)),
-                job_id=job_id,
-                supervisor_command=command or supervisor_command(run),
-                supervisor_starts=SUPERVISOR_STARTS,
-                spec=spec,
-            )
-        )
+        return environment.get_template(template.place).render(variables)
     except jinja2.TemplateSyntaxError as error:
         place = f"{error.filename or template.place}:{error.lineno}"
         raise ConfigError(f"{place}: not a valid template: {error.message}") from error
     except jinja2.TemplateNotFound as error:
-        raise ConfigError(f"{_place(error, template)}: includes `{error.name}`, which does not exist") from error
+        place = _place(error, template, environment)
+        raise ConfigError(f"{place}: includes or extends `{error.name}`, which does not exist") from error
+    except ConfigError:
+        raise
     except Exception as error:  # a template is a program of the user's: it may raise anything
         message = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{_place(error, template)}: cannot be rendered: {message}") from error
-    return text
+        raise ConfigError(f"{_place(error, template, environment)}: cannot be rendered: {message}") from error
 
 
-def _place(error: Exception, template: Template) -> str:
+def _place(error: Exception, template: Template, environment: TemplateEnvironment) -> str:
     """File and line of the template that raised: Jinja2 writes them into the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    places = {template.place, *(part.place for part in shipped_templates().values())}
-    found = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in places]
+    found = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in environment.places]
     return found[-1] if found else template.place

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zslurm.cluster.profile import default_name, load_profile
+from zslurm.cluster.profile import default_name, profile_layers
 from zslurm.config import yaml12
 from zslurm.config.load import Resolved, resolve
 
@@ -42,4 +42,4 @@ def resolve_run(run_file: Path, *, cluster: str | None = None, overrides: Sequen
     if cluster is not None:
         # The option wins over a run file that names another profile.
         overrides = [*overrides, f"cluster.name={json.dumps(name)}"]
-    return resolve(run_file, document=document, profile=load_profile(name), overrides=tuple(overrides))
+    return resolve(run_file, document=document, profile=profile_layers(name), overrides=tuple(overrides))

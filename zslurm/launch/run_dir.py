@@ -4,22 +4,29 @@ RUN/
   config.json           the resolved run, which the trainer reads        written by: submit
   submissions.jsonl     each submission, requeue and cancel              submit, requeue, cancel
   code.json, code.diff  zslurm's version, git commit and local changes   submit
+  code/                 copy of that code, with run.snapshot             submit
   script.sh             the rendered script of the last submission       submit
+  secrets.env           secrets of cluster.env, for the script (0600)    submit
   submitit/             submitit's pickled call and its result           submit, submitit
   supervisor.json       process of the present supervisor                supervisor
   events.jsonl          what happened and what was decided               supervisor
   job-ID.exit           exit code of the run, once job ID is over        supervisor
   logs/job-ID.log       output of the batch script and supervisor        the job
-  metrics.jsonl         loss, speed, checkpoints                         rank 0
+  metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
+  tensorboard/          the same for TensorBoard, where asked for        rank 0
+  profile/              traces, where asked for                          rank 0
+  exports/              what evaluation.command judges, and its output   rank 0's command
   checkpoints/          step-00000400/ ...                               all ranks
   attempts/000001/
     attempt.json        job, nodes, world size, command                  supervisor
     step.json           process that holds the ranks (srun, or its local twin)
     step.log            what that process says: which task failed how
     step.exit           its exit code, by rename
+    hostfile            the node of each rank, where leaves are known    supervisor
     rendezvous.json     address of rank 0's store, by rename             rank 0
     ranks/00003.json    why rank 3 ended                                 each rank
     logs/rank-00003.log output of rank 3                                 each rank
+    logs/rank-00003.times  when it was how long (launch/log_times.py)    each rank
 """
 
 from __future__ import annotations
@@ -87,6 +94,10 @@ class AttemptDir:
         return self.path / "step.exit"
 
     @property
+    def hostfile(self) -> Path:
+        return self.path / "hostfile"
+
+    @property
     def rendezvous(self) -> Path:
         return self.path / "rendezvous.json"
 
@@ -110,6 +121,9 @@ class AttemptDir:
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
+
+    def rank_log_times(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:05d}.times"
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,14 @@ class RunDir:
     @property
     def code_diff(self) -> Path:
         return self.path / "code.diff"
+
+    @property
+    def code_copy(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def secrets(self) -> Path:
+        return self.path / "secrets.env"
 
     @property
     def script(self) -> Path:
@@ -220,8 +242,9 @@ class RunDir:
         """Names in the directory that no submission, not even one that broke off, leaves there."""
         if not self.path.is_dir():
             return []
-        files = (self.code, self.code_diff, self.config, self.script, self.submissions)
-        own = {path.name for path in (*files, self.logs, self.submitit, self.attempts, self.checkpoints)}
+        files = (self.code, self.code_diff, self.config, self.script, self.secrets, self.submissions)
+        folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints)
+        own = {path.name for path in (*files, *folders)}
         return [path.name for path in self.path.iterdir() if path.name not in own and path.name[0] != "."]
 
     def write_text(self, path: Path, text: str) -> None:

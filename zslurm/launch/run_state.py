@@ -1,22 +1,27 @@
 """The state of a run: what Slurm (or the process table) says of its job, and what its own files say.
 
 Slurm is asked once for all runs. Where it has forgotten a job (some minutes after its end, without accounting),
-the verdict that the supervisor left decides; where there is none, the state says so instead of guessing.
+the verdict that the supervisor left decides; where there is none, the state says so instead of guessing. Where
+Slurm does not answer, a state may be as old as `RunState.as_of` says, or unknown.
 """
 
 from __future__ import annotations
 
-import math
+import getpass
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from train.jsonl import read_jsonl
+from train.optim.stages import Stage, stages_of
 from zslurm.errors import ZslurmError
+from zslurm.launch.metrics_tail import newest_rows
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir, read_json
+from zslurm.slurm import queue_view
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.queue_view import QueueView
 from zslurm.slurm.states import JobState
 
 State = Literal[
@@ -50,6 +55,10 @@ class RunState:
     cluster: str | None = None
     launcher: str | None = None
     reason: str | None = None
+    expected_start: float | None = None
+    """When Slurm means to start a job that waits (UNIX seconds), where it has planned that."""
+    as_of: float | None = None
+    """When Slurm said so, where it does not answer now; None where it did."""
     nodes: str | None = None
     restarts: int = 0
     submitted: float | None = None
@@ -58,10 +67,18 @@ class RunState:
     total_steps: int | None = None
     loss: float | None = None
     tokens_per_s: float | None = None
+    mfu: float | None = None
     step_time_s: float | None = None
+    evaluation_step: int | None = None
+    evaluation_loss: float | None = None
     checkpoint_step: int | None = None
+    best_step: int | None = None
     exit_code: int | None = None
     cause: dict[str, Any] | None = None
+    successor: str | None = None
+    """The job that waits for the end of this one."""
+    last_event: dict[str, Any] | None = None
+    """The newest row of the run's events."""
 
     @property
     def active(self) -> bool:
@@ -88,23 +105,33 @@ class _Job:
     job_id: str
     launcher: str
     cluster: str
+    user: str
     time: float
-    cancelled: bool
     process: ProcessRecord | None
+    cancelled: bool = False
+    successor: str | None = None
+    """The job that waits for the end of this one, to continue the run (launch/successor.py)."""
+    acted: float = 0.0
+    """When somebody last did something to it."""
 
 
 def last_job(run: RunDir) -> _Job | None:
     """The newest job of a run; None where it was never submitted."""
     job: _Job | None = None
     for row in read_jsonl(run.submissions):
-        if row.get("action") == "cancel":
-            if job is not None and job.job_id == row["job_id"]:
-                job = _Job(job.job_id, job.launcher, job.cluster, job.time, True, job.process)
-        elif row.get("action") == "submit":
+        if row.get("action") == "submit":
             process = ProcessRecord(row["pid"], row["created"], row["host"]) if "pid" in row else None
-            job = _Job(row["job_id"], row["launcher"], row["cluster"], row["time"], False, process)
-        elif job is not None:  # a requeue takes an earlier cancel back
-            job = _Job(job.job_id, job.launcher, job.cluster, job.time, False, job.process)
+            user = row.get("user") or getpass.getuser()
+            job = _Job(row["job_id"], row["launcher"], row["cluster"], user, row["time"], process)
+        elif job is None or row["job_id"] not in (job.job_id, job.successor):
+            continue
+        elif row.get("action") == "successor":
+            job = replace(job, successor=row["successor"])
+        elif row.get("action") == "cancel":
+            job = replace(job, cancelled=True)
+        elif row.get("action") == "requeue":  # takes an earlier cancel back
+            job = replace(job, cancelled=False)
+        job = replace(job, acted=row["time"])
     return job
 
 
@@ -113,15 +140,32 @@ def look(run: RunDir) -> RunState:
     return look_all([run])[0]
 
 
-def look_all(runs: Sequence[RunDir]) -> list[RunState]:
-    """The states of many runs, with one question to Slurm."""
+def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
+    """The states of many runs, with one question to Slurm.
+
+    Args:
+        runs: the runs.
+        cached: an answer that Slurm gave some seconds ago will do, or an older one where it does not answer: for
+            what is shown to a person. Whatever decides something asks anew.
+    """
     jobs = [last_job(run) for run in runs]
-    on_slurm = [job.job_id for job in jobs if job is not None and job.launcher == "slurm"]
-    records, problem = _ask_slurm(on_slurm) if on_slurm else ({}, None)
-    return [_state(run, job, records, problem) for run, job in zip(runs, jobs, strict=True)]
+    on_slurm = [job for job in jobs if job is not None and job.launcher == "slurm"]
+    if not on_slurm:
+        seen = QueueView()
+    elif cached:
+        users = {getpass.getuser(), *(job.user for job in on_slurm)}
+        acted = max(job.acted for job in on_slurm)
+        seen = queue_view.view(_job_ids(on_slurm), users, not_before=acted)
+    else:
+        seen = _ask_slurm(_job_ids(on_slurm))
+    return [_state(run, job, seen) for run, job in zip(runs, jobs, strict=True)]
 
 
-def _ask_slurm(job_ids: list[str]) -> tuple[dict[str, JobRecord], str | None]:
+def _job_ids(jobs: Sequence[_Job]) -> list[str]:
+    return [job_id for job in jobs for job_id in (job.job_id, job.successor) if job_id is not None]
+
+
+def _ask_slurm(job_ids: list[str]) -> QueueView:
     client = SlurmClient()
     try:
         records = client.queue(job_ids)
@@ -129,29 +173,32 @@ def _ask_slurm(job_ids: list[str]) -> tuple[dict[str, JobRecord], str | None]:
         for job_id, runs in client.history(forgotten).items():
             records[job_id] = runs[-1]
     except ZslurmError as error:
-        return {}, str(error)
-    return records, None
+        return QueueView(problem=str(error))
+    return QueueView(records)
 
 
-def _state(run: RunDir, job: _Job | None, records: dict[str, JobRecord], problem: str | None) -> RunState:
+def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
     if job is None:
         return RunState(run, "prepared")
-    events = [event for event in read_jsonl(run.events) if event.get("job_id") == job.job_id]
-    verdict = _last_verdict(events)
-    record = records.get(job.job_id)
-    nodes, restarts, reason = None, 0, None
+    everything = list(read_jsonl(run.events))
+    job = _present_job(job, everything, seen)
+    verdict = _verdict_of(job.job_id, everything)
+    record = seen.jobs.get(job.job_id)
+    nodes, restarts, reason, expected, as_of = None, 0, None, None, None
     state: State
     if job.launcher == "local":
         state, reason = _local_state(run, job, verdict)
     elif record is not None:
         state, reason = _slurm_state(job, record, verdict)
         nodes, restarts = record.nodes or None, record.restarts
-    elif problem is not None:
-        state, reason = "unknown", problem
+        if record.state.is_waiting and record.start_time is not None:
+            expected = record.start_time.timestamp()
+        as_of = seen.asked if seen.problem else None
+    elif (problem := seen.problem or seen.no_history) is not None:
+        state, reason = _unanswered_state(job, verdict, problem)
     else:
         state, reason = _forgotten_state(job, verdict)
     ended = verdict if state not in ACTIVE else None
-    cause = ended.get("cause") if ended else None
     return RunState(
         run,
         state,
@@ -159,16 +206,42 @@ def _state(run: RunDir, job: _Job | None, records: dict[str, JobRecord], problem
         job.cluster,
         job.launcher,
         reason,
+        expected,
+        as_of,
         nodes or _nodes_of(run),
         restarts,
         job.time,
         exit_code=ended.get("exit_code") if ended else None,
-        cause=cause,
+        cause=ended.get("cause") if ended else None,
+        successor=job.successor if state in ACTIVE else None,
+        last_event=everything[-1] if everything else None,
         **_progress(run),
     )
 
 
-def _last_verdict(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+def is_settled(job: _Job, events: Sequence[dict[str, Any]]) -> bool:
+    """Whether the run came to its end in this job, so that no successor has to continue it."""
+    verdict = _verdict_of(job.job_id, events)
+    return job.cancelled or (verdict is not None and verdict["outcome"] in ("completed", "failed"))
+
+
+def _present_job(job: _Job, events: Sequence[dict[str, Any]], seen: QueueView) -> _Job:
+    """The job that the run depends on now: the submitted one, or its successor where that took its place."""
+    if job.successor is None or is_settled(job, events):
+        return job
+    first, second = seen.jobs.get(job.job_id), seen.jobs.get(job.successor)
+    if (first is not None and first.state.is_active) or (first is None and seen.problem is not None):
+        return job
+    if second is None and not any(event.get("job_id") == job.successor for event in events):
+        return job
+    return replace(job, job_id=job.successor, successor=None)
+
+
+def _verdict_of(job_id: str, events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    return _last_verdict([event for event in events if event.get("job_id") == job_id])
+
+
+def _last_verdict(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """How the job ended, or its last attempt where no later one was started."""
     verdict: dict[str, Any] | None = None
     for event in events:
@@ -210,6 +283,13 @@ def _forgotten_state(job: _Job, verdict: dict[str, Any] | None) -> tuple[State, 
     return "lost", f"job {job.job_id} is gone and left no verdict; see `zslurm logs --supervisor`"
 
 
+def _unanswered_state(job: _Job, verdict: dict[str, Any] | None, problem: str) -> tuple[State, str | None]:
+    """A run that ended for good, and that nobody touched since, has ended; of others nobody can tell."""
+    if verdict is not None and verdict["outcome"] in ("completed", "failed") and verdict["time"] > job.acted:
+        return _from_verdict(job, verdict), None
+    return "unknown", problem
+
+
 def _slurm_state(job: _Job, record: JobRecord, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
     reason, state = record.reason or None, record.state
     if state.is_waiting:
@@ -239,30 +319,31 @@ def _nodes_of(run: RunDir) -> str | None:
 def _progress(run: RunDir) -> dict[str, Any]:
     """How far the run is: from its metrics and its configuration."""
     config = read_json(run.config) or {}
-    step: dict[str, Any] = {}
-    checkpoint: int | None = None
-    for row in read_jsonl(run.metrics):
-        if row.get("kind") == "step":
-            step = row
-        elif row.get("kind") == "checkpoint" and row.get("state") == "COMMITTED":
-            checkpoint = row["step"]
+    rows = newest_rows(run.metrics)
     attempts = run.attempt_dirs()
     return {
         "attempt": attempts[-1].number if attempts else None,
-        "step": step.get("step"),
+        "step": rows.step.get("step"),
         "total_steps": _total_steps(config),
-        "loss": step.get("loss"),
-        "tokens_per_s": step.get("tokens_per_s"),
-        "step_time_s": step.get("step_time_s"),
-        "checkpoint_step": checkpoint,
+        "loss": rows.step.get("loss"),
+        "tokens_per_s": rows.step.get("tokens_per_s"),
+        "mfu": rows.step.get("mfu"),
+        "step_time_s": rows.step_time_s,
+        "evaluation_step": rows.evaluation.get("step"),
+        "evaluation_loss": rows.evaluation.get("loss"),
+        "checkpoint_step": rows.checkpoint.get("step"),
+        "best_step": rows.checkpoint.get("best_step"),
     }
 
 
 def _total_steps(config: dict[str, Any]) -> int | None:
     """As PhaseConfig.steps, without loading pydantic for each of many runs."""
     try:
-        batches = [(phase["tokens"], phase["global_batch"] * phase["context"]) for phase in config["phases"]]
-        steps: int = sum(math.ceil(tokens / step_tokens) for tokens, step_tokens in batches)
-        return steps
+        return sum(stage.steps for phase in config["phases"] for stage in _stages(phase))
     except (KeyError, TypeError):
         return None
+
+
+def _stages(phase: dict[str, Any]) -> tuple[Stage, ...]:
+    ramp = [(stage["until_tokens"], stage["global_batch"]) for stage in phase.get("batch_ramp", ())]
+    return stages_of(phase["tokens"], phase["context"], phase["global_batch"], ramp)

@@ -7,6 +7,8 @@ the environment is scrubbed) and `affinity`. Its job states, arrays and signal h
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 from pathlib import Path
@@ -17,10 +19,12 @@ from submitit.core import utils
 
 from zslurm.aegis.supervisor import supervise
 from zslurm.config.spec import RunSpec
-from zslurm.errors import SlurmRefused, SlurmUnavailable
+from zslurm.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.launch.render import render
 from zslurm.launch.run_dir import RunDir
+from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.environment import names_to_scrub
+from zslurm.slurm.version import OVERLAP_SHARES_GPUS
 
 
 class _Executor(submitit.SlurmExecutor):
@@ -35,7 +39,7 @@ class _Executor(submitit.SlurmExecutor):
         return 2
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return render(self._spec, self._run, command=command)
+        return render(self._spec, self._run)  # with the Python of the job, which need not be this one
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         scrub = [word for name in names_to_scrub(os.environ) for word in ("-u", name)]
@@ -58,6 +62,17 @@ class SlurmLauncher:
                 "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
             )
 
+    def check(self, spec: RunSpec) -> None:
+        """Raises ConfigError where this Slurm is too old for what the run wants."""
+        if not spec.slurm.spares:
+            return
+        version = SlurmClient().version()
+        if version < OVERLAP_SHARES_GPUS:
+            raise ConfigError(
+                "slurm.spares: needs Slurm 22.05 or newer, where steps can share a job's GPUs; "
+                f"this is {version}; leave spares out, and a failed node costs a requeue"
+            )
+
     def submit(self, spec: RunSpec, run: RunDir) -> str:
         """Submit; returns the job id.
 
@@ -66,7 +81,11 @@ class SlurmLauncher:
             SlurmRefused: sbatch said no; its message is passed on.
         """
         try:
-            job: submitit.Job[Any] = _Executor(spec, run).submit(supervise, str(run.path))
+            # submitit passes sbatch's complaints on while it runs; they come in one line, below.
+            with contextlib.redirect_stderr(io.StringIO()):
+                job: submitit.Job[Any] = _Executor(spec, run).submit(supervise, str(run.path))
+        except OSError as error:
+            raise ZslurmError(f"{error.filename or run.submitit}: cannot be written: {error.strerror}") from error
         except utils.FailedJobError as error:
             raise _refusal(str(error)) from error
         return str(job.job_id)

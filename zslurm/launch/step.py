@@ -6,15 +6,21 @@ its successor finds them again.
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zslurm.config.spec import RunSpec
+from zslurm.errors import SlurmUnavailable
+from zslurm.launch.interpreter import Interpreter
 from zslurm.launch.processes import DetachedProcess
 from zslurm.launch.run_dir import AttemptDir, RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.environment import step_environment
+
+_SRUN_ENDS_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class StepPlan:
         )
 
 
-def _rank_command(run: RunDir, attempt: AttemptDir) -> list[str]:
-    return [sys.executable, "-u", "-m", "zslurm.launch.rank", str(run.path), str(attempt.number)]
+def _rank_command(run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
+    return [*python.words, "-u", "-m", "zslurm.launch.rank", str(run.path), str(attempt.number)]
 
 
 def step_name(attempt: AttemptDir) -> str:
@@ -48,17 +54,18 @@ def step_name(attempt: AttemptDir) -> str:
     return f"attempt-{attempt.number}"
 
 
-def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, environ: Mapping[str, str]) -> StepPlan:
+def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter) -> StepPlan:
     """Ranks on this machine."""
     command = [
         sys.executable, "-u", "-m", "zslurm.launch.local_step",
-        f"--ranks={spec.world_size}", f"--output={attempt.logs}", "--", *_rank_command(run, attempt),
+        f"--ranks={spec.world_size}", f"--output={attempt.logs}", "--",
+        *_rank_command(run, attempt, python),
     ]  # fmt: skip
-    return StepPlan(command, dict(environ))
+    return StepPlan(command, dict(python.environ))
 
 
-def slurm_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, environ: Mapping[str, str]) -> StepPlan:
-    """Ranks on the nodes of the Slurm job that this process runs in."""
+def slurm_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter) -> StepPlan:
+    """Ranks on the nodes of the Slurm job that this process runs in; spares stay idle."""
     slurm, cluster = spec.slurm, spec.cluster
     command = [
         "srun",
@@ -78,16 +85,43 @@ def slurm_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, environ: Mapping
     if cluster.gpus_per_node:
         kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
         command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
+    command += python.srun_options
     # Ranks are born deaf to the request to save and stop, and listen when they can heed it.
     deaf = ["/bin/sh", "-c", "trap '' USR2; exec \"$@\"", "zslurm-rank"]
-    return StepPlan([*command, *deaf, *_rank_command(run, attempt)], step_environment(environ))
+    return StepPlan([*command, *deaf, *_rank_command(run, attempt, python)], step_environment(python.environ))
+
+
+def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_per_node: int) -> StepPlan:
+    """The same Slurm step with its ranks on the nodes in this order, the first node's first.
+
+    srun sorts every list of nodes that it is given. Only a file with one line for each task decides the order.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = [node for node in nodes for _ in range(ranks_per_node)]
+    attempt.hostfile.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["--distribution=arbitrary" if word.startswith("--distribution=") else word for word in plan.command]
+    return StepPlan(command, plan.env | {"SLURM_HOSTFILE": str(attempt.hostfile)})
 
 
 def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None) -> None:
     """End every task of the step now, where it has any left.
 
-    On Slurm the tasks are not children of srun: Slurm ends them.
+    On Slurm the tasks are not children of srun: Slurm ends them. On nodes without squeue and scancel srun is asked
+    to do so; killed, it would leave them behind.
     """
     if job_id is not None:
-        SlurmClient().kill_step(job_id, step_name(attempt))
-    process.signal_group(9)
+        try:
+            SlurmClient().kill_step(job_id, step_name(attempt))
+        except SlurmUnavailable:
+            process.signal_group(signal.SIGTERM)
+            _wait_for_srun(process)
+    process.signal_group(signal.SIGKILL)
+
+
+def _wait_for_srun(process: DetachedProcess) -> None:
+    deadline = time.monotonic() + _SRUN_ENDS_S
+    while process.poll() is None and time.monotonic() < deadline:
+        process.reap()
+        time.sleep(0.1)

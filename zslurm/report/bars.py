@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+
+class Bar(Protocol):
+    """Shows bytes done, bytes in all, and what is being done."""
+
+    def __call__(self, done: int, total: int, description: str | None = None) -> None: ...
 
 
 @contextmanager
-def byte_bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that takes bytes done and bytes in all, and shows them on stderr."""
+def byte_bar(description: str) -> Iterator[Bar]:
+    """A bar on stderr."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda done, total, description=None: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,4 +26,4 @@ def byte_bar(description: str) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(description, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+        yield lambda done, total, now=None: bars.update(task, completed=done, total=total, description=now)

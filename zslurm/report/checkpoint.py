@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools import CheckpointError, Listing, NotACheckpoint
+from checkpoint_tools import CheckpointError, Listing, Mismatch, NotACheckpoint
 from train.errors import DataError, HubError, TrainError
 from train.hub import FolderWeights, Overrides, TokenizerFiles, Weights, export, import_weights, open_weights
 from zslurm.cli.output import print_json, print_table, say
@@ -51,7 +51,7 @@ def as_user_errors() -> Iterator[None]:
         yield
     except NotACheckpoint as error:
         raise NotFound(str(error)) from error
-    except (HubError, DataError) as error:
+    except (HubError, DataError, Mismatch) as error:
         raise ConfigError(str(error)) from error
     except (CheckpointError, TrainError) as error:
         raise ZslurmError(str(error)) from error
@@ -140,7 +140,7 @@ def import_folder(
         return
     without = "" if done.tokenizer else ", without a tokenizer"
     say(f"imported a {origin}: {show_count(done.parameters)} parameters, {show_count(done.bytes)}B{without}")
-    say("start a run from it with checkpoint.start_from and this model: " + _yaml_flow(model))
+    say(f"start a run from it with `init: ckpt:{done.path}` and this model: {_yaml_flow(model)}")
     print(done.path)
 
 

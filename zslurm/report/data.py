@@ -1,4 +1,4 @@
-"""Build and describe token bundles from the command line."""
+"""Build, describe and verify token bundles from the command line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from train.data.build import BuildProgress, Report, build
 from train.data.bundle import Corpus
-from train.data.record import BuildSummary
+from train.data.encode import default_workers
+from train.data.excerpts import Excerpt, excerpts
+from train.data.record import BuildRecord, BuildSummary
+from train.data.series import BUNDLE_BYTES
+from train.data.source_reader import MAX_DOCUMENT_BYTES, Fields
+from train.data.sources import MissingSource
 from train.data.statistics import unigram_entropy
-from train.errors import DataError
+from train.data.verify import verify
+from train.errors import BuildFailed, DataError
 from zslurm.cli.output import print_json, say
-from zslurm.errors import ConfigError
+from zslurm.errors import CheckFailed, ConfigError, NotFound, ZslurmError
+from zslurm.report.bars import byte_bar
 from zslurm.report.values import show_count, show_duration
+
+ENTROPY_TOKENS = 1 << 26  # read to estimate the entropy
+DAMAGES_SHOWN = 20
 
 _STAGES = {
     "tokenizer": "training the tokenizer",
@@ -52,64 +63,178 @@ def _progress() -> Iterator[Report]:
         yield bar
 
 
-def make_bundle(
-    sources: list[Path], out: Path, *, vocab_size: int | None, tokenizer: Path | None, glob: str
-) -> BuildSummary:
-    """Build a bundle with progress on stderr.
-
-    Raises:
-        ConfigError: bad sources, tokenizer or output directory.
-    """
+@contextmanager
+def _as_user_errors() -> Iterator[None]:
+    """Errors of the data, with the exit codes of the command line."""
     try:
-        with _progress() as report:
-            return build(sources, out, vocab_size=vocab_size, tokenizer=tokenizer, glob=glob, report=report)
+        yield
+    except MissingSource as error:
+        raise NotFound(str(error)) from error
+    except BuildFailed as error:
+        raise ZslurmError(str(error)) from error
     except DataError as error:
         raise ConfigError(str(error)) from error
+
+
+def make_bundle(
+    sources: list[Path],
+    out: Path,
+    *,
+    vocab_size: int | None,
+    tokenizer: Path | None,
+    glob: str,
+    fields: Fields = Fields(),  # noqa: B008 (frozen)
+    end_token: str | None = None,
+    bundle_bytes: int = BUNDLE_BYTES,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    workers: int | None = None,
+) -> BuildSummary:
+    """Build a bundle with progress on stderr; the arguments are those of `train.data.build.build`.
+
+    Raises:
+        NotFound: a source does not exist.
+        ConfigError: bad sources, tokenizer or output directory.
+    """
+    with _as_user_errors(), _progress() as report:
+        return build(
+            sources,
+            out,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            glob=glob,
+            fields=fields,
+            end_token=end_token,
+            bundle_bytes=bundle_bytes,
+            max_document_bytes=max_document_bytes,
+            workers=workers or default_workers(),
+            report=report,
+            note=say,
+        )
 
 
 def describe_summary(summary: BuildSummary) -> str:
     """What a build made, in one line."""
     done = "was already there" if summary.reused else f"made in {show_duration(summary.seconds)}"
-    skipped = f", {len(summary.skipped_files)} files skipped (not UTF-8)" if summary.skipped_files else ""
-    return (
-        f"{summary.path}: {done}: {show_count(summary.tokens)} tokens of {summary.vocab_size}, "
-        f"{summary.documents} documents, {show_count(summary.text_bytes)}B of text{skipped}"
-    )
+    parts = [
+        f"{show_count(summary.tokens)} tokens of {summary.vocab_size}",
+        f"{summary.documents} documents",
+        f"{show_count(summary.text_bytes)}B of text",
+    ]
+    if summary.targets < summary.tokens:
+        parts[0] += f" ({show_count(summary.targets)} count as targets)"
+    if summary.skipped_files:
+        parts.append(f"{len(summary.skipped_files)} files skipped (not UTF-8: see build.json)")
+    return f"{summary.path}: {done}: {', '.join(parts)}"
 
 
-def build_bundle(
-    sources: list[Path], out: Path, *, vocab_size: int | None, tokenizer: Path | None, glob: str, as_json: bool
-) -> None:
-    """`zslurm data build`."""
-    summary = make_bundle(sources, out, vocab_size=vocab_size, tokenizer=tokenizer, glob=glob)
+def build_bundle(sources: list[Path], out: Path, *, as_json: bool, **options: Any) -> None:
+    """`zslurm data build`; `options` as those of `make_bundle`."""
+    summary = make_bundle(sources, out, **options)
     if as_json:
         print_json({**asdict(summary), "path": str(summary.path)})
     else:
         say(describe_summary(summary))
 
 
-def show_bundle(path: Path, *, as_json: bool) -> None:
+def show_bundle(path: Path, *, sample: int, as_json: bool) -> None:
     """`zslurm data show`."""
-    try:
+    _check_exists(path)
+    with _as_user_errors():
         corpus = Corpus.open(path)
-        entropy = unigram_entropy(corpus)
-    except DataError as error:
-        raise ConfigError(str(error)) from error
+        facts = _facts(path, corpus)
+        shown = excerpts(corpus, sample) if sample else []
+    if as_json:
+        print_json(facts | ({"sample": [asdict(excerpt) for excerpt in shown]} if sample else {}))
+        return
+    estimated = " (estimated)" if corpus.token_count > ENTROPY_TOKENS else ""
+    facts["unigram_entropy"] = f"{facts['unigram_entropy']:.4f} nats per token{estimated}"
+    facts["targets"] = "all tokens" if facts["targets"] == corpus.token_count else facts["targets"]
+    facts["checksums"] = f"CRC32 of each {facts['checksums']['block_tokens']} tokens, and of the index"
+    files = facts.pop("files")
+    facts["bytes"] = f"{show_count(sum(file['bytes'] for file in files))}B"
+    for name, value in facts.items():
+        print(f"{name:<17} {value}")
+    for excerpt in shown:
+        _print_excerpt(excerpt, corpus.document_count)
+
+
+def _facts(path: Path, corpus: Corpus) -> dict[str, Any]:
+    """What can be said of a corpus without reading all of it."""
     header = corpus.header
-    facts = {
+    return {
         "path": str(path),
         "bundles": len(corpus.bundles),
         "tokens": corpus.token_count,
+        "targets": _targets(path, corpus),
         "documents": corpus.document_count,
         "vocab_size": header.vocab_size,
-        "unigram_entropy": entropy,
+        "unigram_entropy": unigram_entropy(corpus, ENTROPY_TOKENS),
         "tokenizer_sha256": header.tokenizer_sha256,
         "fingerprint": corpus.fingerprint,
+        "checksums": {
+            "block_tokens": corpus.bundles[0].block_tokens,
+            "blocks": sum(len(bundle.checksums) for bundle in corpus.bundles),
+        },
         "source": header.source,
+        "files": [
+            {
+                "path": str(bundle.path),
+                "tokens": bundle.token_count,
+                "documents": bundle.document_count,
+                "masked": bundle.masked,
+                "bytes": bundle.path.stat().st_size,
+            }
+            for bundle in corpus.bundles
+        ],
     }
+
+
+def _targets(path: Path, corpus: Corpus) -> int | str:
+    """How many tokens count as targets: build.json knows."""
+    if not any(bundle.masked for bundle in corpus.bundles):
+        return corpus.token_count
+    try:
+        return BuildRecord.read(path).targets
+    except DataError:
+        return "some tokens"
+
+
+def _print_excerpt(excerpt: Excerpt, documents: int) -> None:
+    """A document for people: what is not learned is marked."""
+    print(f"\n--- document {excerpt.document} of {documents}: {excerpt.tokens} tokens")
+    if all(counts for counts, _ in excerpt.parts):
+        print(excerpt.text)
+    else:
+        for counts, text in excerpt.parts:
+            print(f"[{'learned' if counts else 'prompt, not learned'}]\n{text}")
+    if not excerpt.complete:
+        print("...")
+
+
+def verify_bundle(path: Path, *, workers: int | None, as_json: bool) -> None:
+    """`zslurm data verify`.
+
+    Raises:
+        CheckFailed: something is damaged; one line for each, up to a limit.
+    """
+    _check_exists(path)
+    with _as_user_errors(), byte_bar(f"verifying {path.name}") as report:
+        found = verify(path, workers or default_workers(), report)
     if as_json:
-        print_json(facts)
-        return
-    facts["unigram_entropy"] = f"{entropy:.4f} nats per token"
-    for name, value in facts.items():
-        print(f"{name:<17} {value}")
+        damages = [{**asdict(damage), "path": str(damage.path)} for damage in found.damages]
+        print_json({**asdict(found), "path": str(path), "intact": not damages, "damages": damages})
+    if found.damages:
+        lines = [damage.reason for damage in found.damages[:DAMAGES_SHOWN]]
+        if more := len(found.damages) - len(lines):
+            lines.append(f"... and {more} more (--json lists all)")
+        raise CheckFailed("\n".join(lines))
+    if not as_json:
+        print(
+            f"{path}: intact: {show_count(found.tokens)} tokens ({show_count(found.bytes)}B) read, "
+            f"bundles: {found.bundles}"
+        )
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise NotFound(f"{path}: no such file or directory; `zslurm data build` makes bundles")

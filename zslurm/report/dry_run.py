@@ -1,28 +1,39 @@
-"""`zslurm submit --dry-run`: what would be submitted, without Slurm and without writing anything."""
+"""`zslurm submit --dry-run`: what would be submitted. Writes nothing; asks Slurm only where there is one."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from train.data.order import DataOrder
+from train.data.training_data import ALONE
 from zslurm.config.layers import show_path
 from zslurm.config.load import Resolved
-from zslurm.launch.render import job_environment, render
-from zslurm.launch.submission import check_data, run_dir_of
-from zslurm.report.values import show_count, show_value
+from zslurm.launch.submission import (
+    check_before_submission,
+    check_data,
+    remarks,
+    run_dir_of,
+)
+from zslurm.report.preview import Preview, preview
+from zslurm.report.redact import redact_value
+from zslurm.report.values import show_bytes, show_count, show_value
 
 
 def describe(resolved: Resolved, *, as_json: bool) -> str:
-    """The script, the environment, and every given value with its origin.
+    """The script, the environment, where ranks go, what they take, when it starts, and what changes.
 
     Raises:
         ConfigError: the run's data or template would be refused.
     """
     spec = resolved.spec
     run = run_dir_of(spec)
-    corpus = check_data(spec)
-    script = render(spec, run)
+    check_before_submission(spec, run)
+    order = check_data(spec)
+    notes = remarks(spec, order, continues=run)
+    seen = preview(resolved, run)
     given = [
-        (show_path(path), value, str(source))
+        (show_path(path), redact_value(str(path[-1]), value), str(source))
         for path, value, source in resolved.rows()
         if source.layer != "default"
     ]
@@ -31,23 +42,96 @@ def describe(resolved: Resolved, *, as_json: bool) -> str:
             "run_dir": str(run.path),
             "launcher": spec.cluster.launcher,
             "nodes": spec.slurm.nodes,
+            "spares": spec.slurm.spares,
             "ranks": spec.world_size,
             "steps": spec.total_steps,
-            "environment": job_environment(spec),
+            "mixtures": _mixtures(order),
+            "environment": {row.name: row.value for row in seen.environment},
+            "environment_origins": {row.name: row.origin for row in seen.environment},
+            "placement": [vars(place) for place in seen.placement],
+            "memory": seen.memory,
+            "start": seen.start,
+            "changes": seen.changes,
             "values": {key: {"value": value, "origin": origin} for key, value, origin in given},
-            "script": script,
+            "notes": notes,
+            "script": seen.script,
         }
         return json.dumps(body, indent=2) + "\n"
-    tokens = sum(phase.steps * phase.step_tokens for phase in spec.phases)
-    width = max(len(key) for key, _, _ in given)
+    spares = f" and {spec.slurm.spares} spare" if spec.slurm.spares else ""
     lines = [
-        f"# run {spec.run.name} in {run.path}",
-        f"# {spec.slurm.nodes} nodes x {spec.ranks_per_node} ranks on {spec.cluster.name}; "
-        f"{spec.total_steps} steps, {show_count(tokens)} tokens of {show_count(corpus.token_count)} in the data",
-        "#",
-        "# values that were given (all others are defaults: zslurm config show --origin)",
-        *(f"#   {key:<{width}}  {show_value(value)}    [{origin}]" for key, value, origin in given),
+        f"run {spec.run.name} in {run.path}",
+        f"{spec.slurm.nodes} nodes{spares} x {spec.ranks_per_node} ranks on {spec.cluster.name}; "
+        f"{spec.total_steps} steps, {show_count(order.plan.total_tokens)} tokens of "
+        f"{show_count(order.data.token_count)} in the data",
+        *(_in_words(mixture) for mixture in _mixtures(order)),
+        *(f"note: {note}" for note in notes),
+        *_facts(seen),
         "",
+        "values that were given (all others are defaults: zslurm config show --origin)",
+        *_columns([[key, show_value(value), f"[{origin}]"] for key, value, origin in given]),
+        "",
+        "environment of the job (why: zslurm env --explain)",
+        *(f"  {row.name}={show_value(row.value)}    [{row.origin}]" for row in seen.environment),
     ]
     # Comments stay comments, whatever a name or a path holds: somebody may hand all of this to a shell.
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines) + script
+    shown = (f"# {line}".rstrip() for line in lines)
+    return "".join("".join(c if c.isprintable() else "?" for c in line) + "\n" for line in shown) + seen.script
+
+
+def _facts(seen: Preview) -> list[str]:
+    """Memory, start, placement and changes."""
+    memory, lines = seen.memory, []
+    where = "GPU" if memory["device"] == "gpu" else "CPU"
+    lines.append(
+        f"memory of a rank: {show_bytes(memory['peak_bytes'])} on its {where} at the peak "
+        f"({memory['peak_moment']}), {show_bytes(memory['host_staging_bytes'])} of the host's for a checkpoint"
+    )
+    if seen.start is not None:
+        lines.append(f"start: {seen.start['words']}")
+    if any(place.gpu is not None for place in seen.placement):
+        lines += ["", "on every node: rank = node x ranks + local rank"]
+        cells = [
+            [
+                f"local rank {place.local_rank}",
+                "-" if place.gpu is None else f"GPU {place.gpu}",
+                "NIC of Slurm's or RCCL's choice" if place.nic is None else place.nic,
+            ]
+            for place in seen.placement
+        ]
+        lines += _columns(cells)
+    if seen.changes is not None:
+        lines += ["", f"since the last submission (job {seen.changes['job_id']})"]
+        lines += [f"  {line}" for line in [*seen.changes["keys"], *seen.changes["script"]] or ["nothing changes"]]
+    return lines
+
+
+def _columns(rows: list[list[str]]) -> list[str]:
+    """Rows with their cells below each other, indented."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _mixtures(order: DataOrder) -> list[dict[str, Any]]:
+    """What each phase takes of each source; nothing for a run with one path."""
+    mixtures = []
+    for index, phase in enumerate(order.plan.phases if order.data.names != (ALONE,) else ()):
+        counts = order.counts(index)
+        shares = order.mixtures[index].shares()
+        sources = {
+            name: {
+                "share": shares[name],
+                "tokens": count * phase.context,
+                "epochs": count / order.data.sequences(name, phase.context),
+            }
+            for name, count in counts.items()
+        }
+        mixtures.append({"phase": phase.name, "sources": sources})
+    return mixtures
+
+
+def _in_words(mixture: dict[str, Any]) -> str:
+    parts = [
+        f"{name} {100 * taken['share']:.3g} % ({show_count(taken['tokens'])} tokens, {taken['epochs']:.3g} epochs)"
+        for name, taken in mixture["sources"].items()
+    ]
+    return f"phase {mixture['phase']} mixes {', '.join(parts)}"

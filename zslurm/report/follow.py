@@ -15,8 +15,8 @@ from zslurm.cli.output import say
 from zslurm.errors import Exit
 from zslurm.launch.control import cancel
 from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import RunState, look
-from zslurm.report.status import describe_cause
+from zslurm.launch.run_state import RunState, look, look_all
+from zslurm.report.events import describe_cause
 from zslurm.report.values import show_count, show_duration
 
 _POLL_LOCAL_S = 0.3
@@ -44,6 +44,8 @@ def _as_lines(run: RunDir) -> RunState:
         now = time.monotonic()
         if row["kind"] == "checkpoint":
             say(f"{run.name}: saved step {row['step']}")
+        elif row["kind"] == "evaluation":
+            say(f"{run.name}: step {row['step']}  held-out loss {row['loss']:.4f}")
         elif now - last >= _LINE_EVERY_S or row["step"] == state.total_steps:
             last = now
             say(f"{run.name}: {_describe(row, state)}")
@@ -68,6 +70,8 @@ def _on_terminal(run: RunDir) -> RunState:
         def show(row: dict[str, Any], state: RunState) -> None:
             if row["kind"] == "checkpoint":
                 console.print(f"saved step {row['step']}")
+            elif row["kind"] == "evaluation":
+                console.print(f"step {row['step']}  held-out loss {row['loss']:.4f}")
             else:
                 progress.update(task, total=state.total_steps, completed=row["step"], text=_describe(row, state))
 
@@ -81,9 +85,9 @@ def _watch(run: RunDir, show: Callable[[dict[str, Any], RunState], None], tell: 
     last_state = ""
     try:
         while True:
-            state = look(run)
+            state = look_all([run], cached=True)[0]
             for row in tail.new_records():
-                if row.get("kind") in ("step", "checkpoint"):
+                if _is_shown(row):
                     show(row, state)
             if state.state != last_state and state.state in _WAITING:
                 tell(state.state + (f" ({state.reason})" if state.reason else ""))
@@ -119,3 +123,10 @@ def _say_end(state: RunState) -> int:
         say(f"{state.run.name}: {state.state}: {why}")
         say(f"see: zslurm logs {state.run.name}")
     return int(_EXIT_CODES.get(state.state, Exit.FAILED))
+
+
+def _is_shown(row: dict[str, Any]) -> bool:
+    """Steps, held-out losses, and checkpoints that are there; not the states that lead to one."""
+    if row.get("kind") == "checkpoint":
+        return row.get("state") == "COMMITTED"
+    return row.get("kind") in ("step", "evaluation")

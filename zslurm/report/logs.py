@@ -1,40 +1,87 @@
-"""Print and follow the logs of a run."""
+"""Print and follow the logs of a run: one rank's as it is, several merged by the time of their lines."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
-from zslurm.errors import NotFound
-from zslurm.launch.run_dir import RunDir, read_json
-from zslurm.launch.run_state import last_job, look
+from zslurm.errors import ConfigError, NotFound
+from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
+from zslurm.launch.run_state import last_job, look_all
+from zslurm.slurm.hostlist import HostlistError, expand_ranges
 
 _POLL_S = 0.3
 _STATE_EVERY_S = 3.0
+
+
+def parse_ranks(text: str) -> list[int] | None:
+    """Ranks of `0,8-15`, each once; None for `all`.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if text.strip() == "all":
+        return None
+    try:
+        return sorted(set(expand_ranges(text)))
+    except HostlistError as error:
+        raise ConfigError(f"--rank {text}: expected ranks such as 0,8-15, or `all`") from error
+
+
+def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:
+    """The attempt of a number, or the newest; None where there is none yet.
+
+    Raises:
+        NotFound: there is no attempt of this number.
+    """
+    attempts = run.attempt_dirs()
+    if number is None:
+        return attempts[-1] if attempts else None
+    for attempt in attempts:
+        if attempt.number == number:
+            return attempt
+    raise NotFound(f"{run.name}: there is no attempt {number}")
+
+
+def ranks_with_logs(run: RunDir, attempt: AttemptDir, ranks: Sequence[int] | None) -> list[int]:
+    """The ranks that have a log, of those asked for.
+
+    Raises:
+        NotFound: the attempt has no such rank.
+    """
+    world = (read_json(attempt.description) or {}).get("world_size")
+    for rank in ranks or ():
+        if world is not None and rank >= world and not attempt.rank_log(rank).exists():
+            raise NotFound(f"{run.name}: attempt {attempt.number} has ranks 0 to {world - 1}, not {rank}")
+    if ranks is not None:
+        return [rank for rank in ranks if attempt.rank_log(rank).exists()]
+    names = [path.stem.removeprefix("rank-") for path in attempt.logs.glob("rank-*.log")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def is_active(run: RunDir) -> bool:
+    """Whether more may be logged."""
+    return look_all([run], cached=True)[0].active
+
+
+def no_log(run: RunDir) -> NotFound:
+    """What to say where nothing was logged, and nothing will be."""
+    return NotFound(f"{run.name}: no log yet; `zslurm status {run.name}` says why")
 
 
 def _log_path(run: RunDir, rank: int, attempt: int | None, supervisor: bool) -> Path | None:
     """The log that is asked for; None while it does not exist yet."""
     if supervisor:
         job = last_job(run)
-        path = run.job_log(job.job_id) if job else None
-        return path if path is not None and path.exists() else None
-    attempts = run.attempt_dirs()
-    if attempt is not None:
-        attempts = [found for found in attempts if found.number == attempt]
-        if not attempts:
-            raise NotFound(f"{run.name}: there is no attempt {attempt}")
-    if not attempts:
+        ids = [job_id for job_id in (job.successor, job.job_id) if job_id] if job else []
+        return next((path for path in map(run.job_log, ids) if path.exists()), None)
+    chosen = chosen_attempt(run, attempt)
+    if chosen is None or not ranks_with_logs(run, chosen, [rank]):
         return None
-    path = attempts[-1].rank_log(rank)
-    if path.exists():
-        return path
-    ranks = (read_json(attempts[-1].description) or {}).get("world_size")
-    if ranks is not None and rank >= ranks:
-        raise NotFound(f"{run.name}: attempt {attempts[-1].number} has ranks 0 to {ranks - 1}, not {rank}")
-    return None
+    return chosen.rank_log(rank)
 
 
 def print_logs(
@@ -54,10 +101,10 @@ def print_logs(
         NotFound: there is no such log, and none is to be expected.
     """
     path = _log_path(run, rank, attempt, supervisor)
-    if path is None and not (follow and look(run).active):
-        raise NotFound(f"{run.name}: no log yet; `zslurm status {run.name}` says why")
+    active, asked = follow and is_active(run), time.monotonic()
+    if path is None and not active:
+        raise no_log(run)
     offset = _print_tail(path, last_lines) if path else 0
-    active, asked = follow and look(run).active, time.monotonic()
     while follow:
         newest = _log_path(run, rank, attempt, supervisor)
         if newest is not None and newest != path:
@@ -67,7 +114,7 @@ def print_logs(
         if not active and not printed:
             break
         if time.monotonic() - asked > _STATE_EVERY_S:
-            active, asked = look(run).active, time.monotonic()
+            active, asked = is_active(run), time.monotonic()
         time.sleep(_POLL_S)
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from train.jsonl import read_jsonl
+from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState
+from zslurm.report.events import describe_cause
 from zslurm.report.values import show_count, show_duration, show_time
+from zslurm.slurm.reasons import explain
 
-COLUMNS = ("run", "state", "job", "attempt", "step", "loss", "tokens/s", "left", "note")
+COLUMNS = (*"run state job attempt step loss held-out tokens/s MFU left".split(), "last event", "note")
+
+_WAITING = ("pending", "requeued", "held")
 
 
 def _left(state: RunState) -> str:
@@ -19,23 +24,52 @@ def _left(state: RunState) -> str:
     return show_duration((state.total_steps - state.step) * state.step_time_s)
 
 
-def _note(state: RunState) -> str:
+def _mfu(state: RunState) -> str:
+    return f"{100 * state.mfu:.1f} %" if state.mfu is not None else ""
+
+
+def note(state: RunState) -> str:
+    """What is to be said of a run besides its figures: why it failed, or why it waits and until when."""
+    if state.state in _WAITING and state.reason:
+        return why(state) + _start(state)
+    if not state.cause and not state.reason and state.state == "interrupted":
+        return f"saved at step {state.checkpoint_step}; submit again to continue"
+    return why(state)
+
+
+def why(state: RunState) -> str:
+    """Why it is in its state, where that is known."""
     if state.cause:
         return describe_cause(state.cause)
-    if state.reason:
-        return state.reason
-    if state.state == "interrupted":
-        return f"saved at step {state.checkpoint_step}; submit again to continue"
-    return ""
+    if state.state in _WAITING and state.reason:
+        return explain(state.reason)
+    return state.reason or ""
 
 
-def describe_cause(cause: dict[str, Any]) -> str:
-    """The root of a failure in one line: who, when, what."""
-    where = [f"rank {cause['rank']}" if cause.get("rank") is not None else ""]
-    where.append(f"on {cause['node']}" if cause.get("node") else "")
-    where.append(f"after step {cause['step']}" if cause.get("step", -1) > 0 else "")
-    place = " ".join(word for word in where if word)
-    return f"{place}: {cause['message']}" if place else str(cause["message"])
+def _start(state: RunState) -> str:
+    """When a waiting job is expected to start, where Slurm has planned it."""
+    if state.expected_start is None:
+        return ""
+    ahead = state.expected_start - time.time()
+    soon = f" (in {show_duration(ahead)})" if ahead > 0 else ""
+    return f"; start expected {show_time(state.expected_start)}{soon}"
+
+
+def _last_event(state: RunState) -> str:
+    if state.last_event is None:
+        return "-"
+    kind = str(state.last_event.get("event", "?")).replace("_", " ")
+    return f"{kind} {show_duration(time.time() - float(state.last_event['time']))} ago"
+
+
+def stale_line(states: Sequence[RunState]) -> str | None:
+    """What to say where Slurm did not answer: how old the states are, and why; None where it did."""
+    old = [state.as_of for state in states if state.as_of is not None]
+    if old:
+        age = show_duration(time.time() - min(old))
+        return f"the Slurm controller does not answer; what is shown is {age} old"
+    unknown = [state for state in states if state.state == "unknown" and state.launcher == "slurm"]
+    return unknown[0].reason if unknown else None
 
 
 def as_row(state: RunState) -> list[str]:
@@ -47,9 +81,12 @@ def as_row(state: RunState) -> list[str]:
         str(state.attempt or "-"),
         f"{state.step or 0}/{state.total_steps or '?'}",
         f"{state.loss:.4f}" if state.loss is not None else "-",
+        f"{state.evaluation_loss:.4f}" if state.evaluation_loss is not None else "-",
         show_count(state.tokens_per_s) if state.tokens_per_s is not None else "-",
+        _mfu(state) or "-",
         _left(state),
-        _note(state),
+        _last_event(state),
+        note(state),
     ]
 
 
@@ -64,6 +101,10 @@ def as_json(state: RunState) -> dict[str, Any]:
         "cluster": state.cluster,
         "launcher": state.launcher,
         "reason": state.reason,
+        "reason_words": explain(state.reason) if state.state in _WAITING and state.reason else None,
+        "expected_start": state.expected_start,
+        "as_of": state.as_of,
+        "successor": state.successor,
         "nodes": state.nodes,
         "restarts": state.restarts,
         "submitted": state.submitted,
@@ -72,46 +113,99 @@ def as_json(state: RunState) -> dict[str, Any]:
         "total_steps": state.total_steps,
         "loss": state.loss,
         "tokens_per_s": state.tokens_per_s,
+        "mfu": state.mfu,
+        "evaluation_step": state.evaluation_step,
+        "evaluation_loss": state.evaluation_loss,
         "checkpoint_step": state.checkpoint_step,
+        "best_step": state.best_step,
         "exit_code": state.exit_code,
         "cause": state.cause,
+        "last_event": state.last_event,
     }
 
 
-def details(state: RunState) -> Iterator[str]:
-    """One run in full, line by line."""
+def details_as_json(state: RunState, excluded: str | None) -> dict[str, Any]:
+    """One run in full: its attempts, checkpoints and excluded nodes too."""
+    return as_json(state) | {
+        "excluded_nodes": excluded,
+        "checkpoints": checkpoint_steps(state.run),
+        "attempts": list(_attempts(state)),
+    }
+
+
+def checkpoint_steps(run: RunDir) -> list[int]:
+    """The steps of the checkpoints that lie in the run's directory and were committed."""
+    names = [path.parent.name for path in run.checkpoints.glob("step-*/manifest.json")]
+    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+
+def details(state: RunState, excluded: str | None = None) -> Iterator[str]:
+    """One run in full, line by line.
+
+    Args:
+        state: of the run.
+        excluded: the nodes that its job must not use; None where that is not known.
+    """
     job = f" (job {state.job_id} on {state.cluster})" if state.job_id else ""
     yield f"{state.run.name}: {state.state}{job}"
-    if _note(state):
-        yield f"  {_note(state)}"
+    if note(state):
+        yield f"  {note(state)}"
     yield f"  directory   {state.run.path}"
     if state.submitted:
         yield f"  submitted   {show_time(state.submitted)}, {show_duration(time.time() - state.submitted)} ago"
     if state.nodes:
         yield f"  nodes       {state.nodes}"
+    if excluded:
+        yield f"  excluded    {excluded}"
+    if state.successor:
+        yield f"  successor   job {state.successor} continues the run if this one ends early"
     if state.step is not None:
         loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
         left = f", {_left(state)} left" if _left(state) != "-" else ""
         yield f"  step        {state.step} of {state.total_steps}{loss}{left}"
+    if state.tokens_per_s is not None:
+        mfu = f", MFU {_mfu(state)}" if _mfu(state) else ""
+        yield f"  speed       {show_count(state.tokens_per_s)} tokens/s{mfu}"
+    if state.evaluation_loss is not None:
+        yield f"  held-out    loss {state.evaluation_loss:.4f} at step {state.evaluation_step}"
     if state.checkpoint_step is not None:
-        yield f"  checkpoint  step {state.checkpoint_step}"
+        best = f", the best: step {state.best_step}" if state.best_step is not None else ""
+        kept = checkpoint_steps(state.run)
+        listed = f"; kept: {', '.join(map(str, kept))}" if len(kept) > 1 else ""
+        yield f"  checkpoint  step {state.checkpoint_step}{best}{listed}"
     attempts = list(_attempts(state))
     if attempts:
         yield "  attempts"
-        yield from attempts
+        yield from map(_attempt_line, attempts)
 
 
-def _attempts(state: RunState) -> Iterator[str]:
+def _attempt_line(attempt: dict[str, Any]) -> str:
+    when = show_time(attempt["started"]) if attempt["started"] else "?"
+    cause = f": {describe_cause(attempt['cause'])}" if attempt["cause"] else ""
+    end = f" (exit code {attempt['exit_code']}){cause}" if attempt["ended"] else f" on {attempt['nodes']}"
+    return f"    {attempt['attempt']:>3}  {when}  {attempt['outcome']}{end}"
+
+
+def _attempts(state: RunState) -> Iterator[dict[str, Any]]:
+    """Every attempt with its nodes and its end; one that has none runs, or nobody recorded how it ended."""
     started: dict[int, dict[str, Any]] = {}
     for event in read_jsonl(state.run.events):
         if event.get("event") == "attempt_started":
             started[event["attempt"]] = event
         elif event.get("event") == "attempt_ended":
-            begin = started.pop(event["attempt"], None)
-            when = show_time(begin["time"]) if begin else "?"
-            cause = event.get("cause")
-            why = f": {describe_cause(cause)}" if cause else ""
-            yield f"    {event['attempt']:>3}  {when}  {event['outcome']} (exit code {event['exit_code']}){why}"
+            begin = started.pop(event["attempt"], {})
+            yield _attempt(event["attempt"], begin, event, event["outcome"])
     for number, begin in started.items():
-        word = "running" if state.state == "running" else "no end recorded"
-        yield f"    {number:>3}  {show_time(begin['time'])}  {word} on {begin['nodes']}"
+        yield _attempt(number, begin, {}, "running" if state.state == "running" else "no end recorded")
+
+
+def _attempt(number: int, begin: dict[str, Any], end: dict[str, Any], outcome: str) -> dict[str, Any]:
+    return {
+        "attempt": number,
+        "started": begin.get("time"),
+        "ended": end.get("time"),
+        "nodes": begin.get("nodes"),
+        "outcome": outcome,
+        "exit_code": end.get("exit_code"),
+        "cause": end.get("cause"),
+    }

@@ -39,6 +39,15 @@ def show_count(number: float) -> str:
     return f"{number:.3g}"
 
 
+def show_bytes(count: int) -> str:
+    """`950 B`, `12.3 KiB`, `4.50 MiB`, `16.5 GiB`."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            value = count / size
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{count} B"
+
+
 def parse_size(text: str) -> int:
     """Bytes of a size as people write it: `5GB`, `16MiB`, `500000`.
 

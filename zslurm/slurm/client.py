@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from zslurm.errors import NotFound, SlurmRefused
 from zslurm.slurm import inventory, jobs
 from zslurm.slurm.commands import Retries, SlurmCommands, said
+from zslurm.slurm.estimate import StartEstimate, parse_estimate
 from zslurm.slurm.jobs import FIELD_END, RECORD_END, JobRecord
+from zslurm.slurm.topology import parse_topology
+from zslurm.slurm.version import Version, parse_version
 
 # What sacct says where the site keeps no accounts.
 _NO_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
@@ -37,29 +43,65 @@ class SlurmClient:
             on_retry: told in one line why a command is repeated.
         """
         self._commands = SlurmCommands(environment, timeout_s=timeout_s, retries=retries, on_retry=on_retry)
+        self._queue_fields: Sequence[str] = jobs.QUEUE_FIELDS
+        self._version: Version | None = None
 
     def available(self) -> bool:
         """Whether Slurm's commands are on this machine. Says nothing about the controller; costs no call."""
         return all(self._commands.find(program) for program in ("sbatch", "squeue", "scontrol"))
+
+    def version(self) -> Version:
+        """The version of Slurm's commands here. Asks no controller.
+
+        Raises:
+            SlurmRefused: squeue names no version that can be read.
+        """
+        if self._version is None:
+            text = self._commands.run("squeue", "--version").stdout
+            self._version = parse_version(text)
+            if self._version is None:
+                raise SlurmRefused(f"squeue --version: no version in `{' '.join(text.split())[:80]}`")
+        return self._version
+
+    def estimate_start(self, script: str) -> StartEstimate | None:
+        """When and where Slurm would start a batch script; None where it does not say. Nothing is submitted.
+
+        Raises:
+            SlurmRefused: it would never start; Slurm's reason.
+        """
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".sh") as file:
+            file.write(script)
+            file.flush()
+            done = self._commands.run("sbatch", "--test-only", file.name)
+        return parse_estimate(done.stderr + done.stdout)
 
     # --- jobs: asking ---------------------------------------------------------------------------------------
 
     def queue(self, job_ids: Sequence[str] | None = None, user: str | None = None) -> dict[str, JobRecord]:
         """The jobs that the controller remembers, by id, with one squeue call: finished ones for some minutes too.
 
+        A field that this version of squeue does not know costs one more call, once: it is asked without.
+
         Args:
             job_ids: only these; unknown ones are left out of the answer.
-            user: only this user's.
+            user: only this user's, or those of several, with commas between them.
         """
         if job_ids is not None and not job_ids:
             return {}
-        arguments = ["--noheader", "--states=all", f"--Format={jobs.QUEUE_FORMAT}"]
-        arguments += [] if job_ids is None else [f"--jobs={','.join(job_ids)}"]
-        arguments += [] if user is None else [f"--user={user}"]
+        chosen = [] if job_ids is None else [f"--jobs={','.join(job_ids)}"]
+        chosen += [] if user is None else [f"--user={user}"]
         try:
-            return jobs.parse_queue(self._commands.run("squeue", *arguments).stdout)
+            answer = self._ask_queue(chosen)
+            if unknown := jobs.unknown_fields(answer.stderr):
+                self._queue_fields = [name for name in self._queue_fields if name.lower() not in unknown]
+                answer = self._ask_queue(chosen)
         except NotFound:  # squeue fails where a single job is asked for, and unknown
             return {}
+        return jobs.parse_queue(answer.stdout, self._queue_fields)
+
+    def _ask_queue(self, chosen: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        arguments = ["--noheader", "--states=all", f"--Format={jobs.queue_format(self._queue_fields)}"]
+        return self._commands.run("squeue", *arguments, *chosen)
 
     def job(self, job_id: str) -> JobRecord | None:
         """One job; what the controller has forgotten comes from accounting where there is any. None if unknown."""
@@ -103,6 +145,11 @@ class SlurmClient:
         return dict(record.split(FIELD_END, 1) for record in records)
 
     # --- jobs: telling --------------------------------------------------------------------------------------
+
+    def submit(self, script: Path) -> str:
+        """Submit a batch script; returns the job id."""
+        answer = self._commands.run("sbatch", "--parsable", str(script), repeatable=False).stdout
+        return answer.strip().partition(";")[0]
 
     def cancel(self, job_id: str) -> None:
         """End a job. One that has ended already is fine.
@@ -173,6 +220,10 @@ class SlurmClient:
         changes = [f"{name}={value}" for name, value in settings.items()]
         self._commands.run("scontrol", "update", f"JobId={job_id}", *changes)
 
+    def broadcast(self, job_id: str, source: str, target: str) -> None:
+        """Copy a file to the same place on the disk of every node of a job; nodes pass it on to each other."""
+        self._commands.run("sbcast", "--force", f"--jobid={job_id}", source, target)
+
     # --- the cluster ----------------------------------------------------------------------------------------
 
     def scontrol_config(self) -> dict[str, str]:
@@ -187,6 +238,10 @@ class SlurmClient:
         """The nodes that this user may see."""
         arguments = ["--Node", "--noheader", f"--Format={inventory.NODE_FORMAT}"]
         return inventory.parse_nodes(self._commands.run("sinfo", *arguments).stdout)
+
+    def topology(self) -> dict[str, list[str]]:
+        """Leaf switch -> its nodes, neighbours beside each other; empty where the site has no topology."""
+        return parse_topology(self._commands.run("scontrol", "show", "topology").stdout)
 
     def _scancel(self, *arguments: str) -> None:
         # Without --verbose, scancel says nothing of an unknown job, and ends with 0 in either case.

@@ -24,9 +24,17 @@ _UNREACHED = (
     "Connection refused",
     "Unable to connect to database",
     "Resource temporarily unavailable",
+    "Rate limit exceeded",  # since 23.02, where the site sets rl_enable
+    "Connection timed out establishing",  # since 24.11
 )
 # It may have arrived:
-_UNANSWERED = ("Socket timed out", "Zero Bytes were transmitted", "Transport endpoint is not connected")
+_UNANSWERED = (
+    "Socket timed out",
+    "Zero Bytes were transmitted",
+    "Transport endpoint is not connected",
+    "Connection timed out writing",
+    "Connection timed out reading",
+)
 _NO_CLUSTER = ("Could not establish a configuration source", "Unable to process configuration file")
 _UNKNOWN_JOB = "Invalid job id specified"
 

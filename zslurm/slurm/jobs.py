@@ -7,10 +7,11 @@ a job called `x JobState=FAILED` would read as failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zslurm.errors import SlurmRefused
 from zslurm.slurm.states import JobState, parse_state
@@ -18,15 +19,21 @@ from zslurm.slurm.states import JobState, parse_state
 FIELD_END = "\x1f"
 RECORD_END = "\x1e"
 
-_QUEUE_FIELDS = (
+QUEUE_FIELDS = (
     "JobArrayID State Reason UserName NodeList NumNodes RestartCnt exit_code "
     "SubmitTime StartTime EndTime TimeLimit Partition Name Comment WorkDir"
 ).split()
-# `:0` is squeue's word for the field's own length: without it, 20 characters are shown.
-QUEUE_FORMAT = ",".join(
-    f"{field}:0{RECORD_END if field == _QUEUE_FIELDS[-1] else FIELD_END}" for field in _QUEUE_FIELDS
-)
-"""For squeue --Format."""
+_NO_SUCH_FIELD = re.compile(r"Invalid job format specification: (\w+)")
+
+
+def queue_format(fields: Sequence[str] = QUEUE_FIELDS) -> str:
+    """The fields for squeue --Format; the separators follow them as suffixes, which squeue knows since 19.05."""
+    # `:0` is squeue's word for the field's own length: without it, 20 characters are shown.
+    return ",".join(f"{field}:0{RECORD_END if field == fields[-1] else FIELD_END}" for field in fields)
+
+
+QUEUE_FORMAT = queue_format()
+"""For squeue --Format, where squeue knows every field."""
 
 _HISTORY_FIELDS = (
     "JobID State Reason User NodeList NNodes ExitCode Submit Start End Timelimit Partition JobName Comment WorkDir"
@@ -70,17 +77,48 @@ class JobRecord:
     work_dir: str
     comment: str
 
+    def as_json(self) -> dict[str, Any]:
+        """The record for a file; `from_json` reads it."""
+        times = {name: getattr(self, name) for name in ("submit_time", "start_time", "end_time")}
+        shown = {name: when.isoformat() if when else None for name, when in times.items()}
+        limit = self.time_limit.total_seconds() if self.time_limit is not None else None
+        return asdict(self) | shown | {"state": str(self.state), "time_limit": limit}
 
-def parse_queue(text: str) -> dict[str, JobRecord]:
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> JobRecord:
+        """The record in what `as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        times = {name: body[name] for name in ("submit_time", "start_time", "end_time")}
+        read = {name: datetime.fromisoformat(text) if text else None for name, text in times.items()}
+        limit = body["time_limit"]
+        fields: dict[str, Any] = {**body, **read, "state": JobState(body["state"])}
+        fields["time_limit"] = None if limit is None else timedelta(seconds=limit)
+        return cls(**fields | {"exit_code": ExitCode(*body["exit_code"])})
+
+
+def unknown_fields(stderr: str) -> set[str]:
+    """The fields that squeue of an older or newer Slurm does not know, in lower case, by its own complaint."""
+    return {match[1].lower() for match in _NO_SUCH_FIELD.finditer(stderr)}
+
+
+def parse_queue(text: str, fields: Sequence[str] = QUEUE_FIELDS) -> dict[str, JobRecord]:
     """The answer of `squeue --noheader --Format=QUEUE_FORMAT`, by job id.
+
+    Args:
+        text: the answer.
+        fields: what was asked for, where squeue does not know them all; the others are empty in the records.
 
     Raises:
         SlurmRefused: the fields are not the ones asked for (an unknown one is left out by squeue).
     """
+    nothing = dict.fromkeys(QUEUE_FIELDS, "")
     records: dict[str, JobRecord] = {}
     for line in text.split(RECORD_END):
         if line.strip():
-            values = _named(line.removeprefix("\n").split(FIELD_END), _QUEUE_FIELDS, "squeue")
+            values = nothing | _named(line.removeprefix("\n").split(FIELD_END), fields, "squeue")
             record = JobRecord(
                 job_id=values["JobArrayID"],
                 name=values["Name"],
@@ -154,6 +192,11 @@ def parse_duration(text: str) -> timedelta | None:
     # With days, the clock is read from hours on; without, from its end.
     hours, minutes, seconds = numbers + [0] * (3 - len(numbers)) if dash else [0] * (3 - len(numbers)) + numbers
     return timedelta(days=int(days or 0), hours=hours, minutes=minutes, seconds=seconds)
+
+
+def time_limit(text: str) -> timedelta | None:
+    """A time limit as sbatch takes it: as `parse_duration`, but a number alone is minutes."""
+    return timedelta(minutes=int(text)) if text.isdecimal() else parse_duration(text)
 
 
 def _history_lines(text: str) -> Iterator[str]:

@@ -15,8 +15,14 @@ from zslurm.slurm.hostlist import expand_ranges
 _FAILURE = re.compile(
     r"(?:srun|step): error: (?P<node>[^:\s]+): tasks? (?P<ranks>[\d,\-]+): (?P<what>.+?)\s*$", re.MULTILINE
 )
+_LAUNCH_FAILURE = re.compile(
+    r"srun: error: Task launch for StepId=\S+ failed on node (?P<node>\S+): (?P<what>.+?)\s*$", re.MULTILINE
+)
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+
+CANNOT_START = "tasks cannot be started"
+"""What a reason of `launch_failures` begins with."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +51,8 @@ def task_failures(text: str) -> list[TaskFailure]:
 def failed_nodes(text: str) -> list[str]:
     """Nodes that Slurm itself declared failed, in order, each once."""
     return list(dict.fromkeys(match["node"] for match in _NODE_FAILURE.finditer(text)))
+
+
+def launch_failures(text: str) -> dict[str, str]:
+    """Nodes on which tasks could not even be started, with Slurm's reason."""
+    return {match["node"]: f"{CANNOT_START}: {match['what']}" for match in _LAUNCH_FAILURE.finditer(text)}

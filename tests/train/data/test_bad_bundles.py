@@ -16,6 +16,7 @@ from tests.train.data.corpora import HEADER, write_bundle
 from train.data.bundle import Bundle, Corpus
 from train.data.hdf5 import locate
 from train.data.schema import BundleHeader, bundle_name
+from train.data.verify import verify
 from train.errors import DataError
 
 
@@ -93,24 +94,24 @@ def test_a_file_that_shrinks_while_it_is_opened(good: Path) -> None:
 def test_a_flipped_bit_anywhere_is_reported_or_harmless(good: Path) -> None:
     """HDF5 without metadata checksums hangs or crashes on some of these."""
     content, pristine = good.read_bytes(), Bundle.open(good)
-    for offset in range(0, len(content), 13):
+    for offset in range(0, len(content), 37):
         flipped = bytearray(content)
         flipped[offset] ^= 1 << offset % 8
         good.write_bytes(flipped)
         try:
             bundle = Bundle.open(good)
-            bundle.verify()
         except DataError as error:
             assert str(error).startswith(f"{good}: ")
-        else:
+            continue
+        if not verify(good, 1).damages:
             assert bundle.header == pristine.header
             assert bundle.tokens.tolist() == pristine.tokens.tolist()
             assert bundle.documents.tolist() == pristine.documents.tolist()
 
 
 def test_a_newer_version(good: Path) -> None:
-    message = complaint(edit(good, lambda file: file.attrs.modify("version", 2)))
-    assert "version 2, newer than the 1" in message
+    message = complaint(edit(good, lambda file: file.attrs.modify("version", 3)))
+    assert "version 3, newer than the 2" in message
     assert "upgrade zslurm" in message
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train.data.corpora import write_texts
+from tests.train.data.corpora import contents, texts_of, write_texts
+from train.data import source_reader
 from train.data.build import BuildProgress, build
 from train.data.bundle import Corpus
 from train.data.schema import bundle_name
-from train.data.sources import SourceFile, sample_files
+from train.data.source_reader import Fields
+from train.data.sources import SourceFile
 from train.data.statistics import unigram_entropy
 from train.data.stdlib import STDLIB_GLOB, stdlib_sources
-from train.data.tokenizer import load_tokenizer
+from train.data.training_sample import training_shares
 from train.errors import DataError
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs away from it"
@@ -38,30 +37,14 @@ def texts(tmp_path: Path) -> Path:
     )
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
-
-
-def documents(corpus: Corpus) -> list[str]:
-    """The texts of the documents, decoded; each must end with the end-of-document token, and have no other."""
-    tokenizer = load_tokenizer(corpus.tokenizer_path())
-    end = corpus.header.end_token
-    found = []
-    for bundle in corpus.bundles:
-        for start, stop in zip(bundle.documents[:-1], bundle.documents[1:], strict=True):
-            tokens = bundle.read(int(start), int(stop - start)).tolist()
-            assert tokens.index(end) == len(tokens) - 1
-            found.append(tokenizer.decode(tokens[:-1]))
-    return found
-
-
 def test_the_corpus_holds_the_texts_in_sorted_order(texts: Path, tmp_path: Path) -> None:
     summary = build([texts], tmp_path / "out", vocab_size=300)
     corpus = Corpus.open(tmp_path / "out")
-    assert documents(corpus) == [f"first {WORDS}", f"second {WORDS}", f"third <eos> {WORDS}\r\n"]
+    assert texts_of(corpus) == [f"first {WORDS}", f"second {WORDS}", f"third <eos> {WORDS}\r\n"]
     assert (summary.documents, summary.tokens) == (3, corpus.token_count)
-    assert (summary.empty_files, summary.skipped_files) == (1, (str(texts / "d.txt"),))
-    assert summary.text_bytes == sum(len(text.encode()) for text in documents(corpus))
+    assert summary.empty_documents == 1
+    assert summary.skipped_files == (f"{texts / 'd.txt'}: is not UTF-8: byte 0xff at offset 4",)
+    assert summary.text_bytes == sum(len(text.encode()) for text in texts_of(corpus))
     assert summary.vocab_size == corpus.header.vocab_size == 300
     assert summary.fingerprint == corpus.fingerprint
     assert corpus.header.source == f"{texts} (*)"
@@ -72,21 +55,23 @@ def test_the_corpus_holds_the_texts_in_sorted_order(texts: Path, tmp_path: Path)
     ]
 
 
-def test_two_builds_are_the_same_bytes(texts: Path, tmp_path: Path) -> None:
-    first = build([texts], tmp_path / "one", vocab_size=300, max_tokens_per_bundle=60)
-    second = build([texts], tmp_path / "two", vocab_size=300, max_tokens_per_bundle=60, threads=1)
+def test_two_builds_are_the_same_bytes(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any number of processes."""
+    monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
+    first = build([texts], tmp_path / "one", vocab_size=300, bundle_bytes=150)
+    second = build([texts], tmp_path / "two", vocab_size=300, bundle_bytes=150, workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert first.fingerprint == second.fingerprint
 
 
 def test_bundles_keep_to_their_size_and_documents_whole(texts: Path, tmp_path: Path) -> None:
     whole = build([texts], tmp_path / "whole", vocab_size=300)
-    split = build([texts], tmp_path / "split", vocab_size=300, max_tokens_per_bundle=60)
+    split = build([texts], tmp_path / "split", vocab_size=300, bundle_bytes=150)
     assert split.bundles > 1
     assert (tmp_path / "split" / bundle_name(split.bundles - 1, split.bundles)).is_file()
     one, several = (Corpus.open(summary.path).window(0, whole.tokens - 1) for summary in (whole, split))
     assert np.array_equal(one, several)
-    assert documents(Corpus.open(split.path)) == documents(Corpus.open(whole.path))
+    assert texts_of(Corpus.open(split.path)) == texts_of(Corpus.open(whole.path))
 
 
 def test_the_same_build_is_recognised_and_another_refused(texts: Path, tmp_path: Path) -> None:
@@ -97,10 +82,10 @@ def test_the_same_build_is_recognised_and_another_refused(texts: Path, tmp_path:
     assert replace(again, seconds=0, reused=False) == replace(first, seconds=0)
     assert again.reused
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
-    with pytest.raises(DataError, match="other text or settings; name another directory"):
-        build([texts], out, vocab_size=301)
+    with pytest.raises(DataError, match=r"built with other settings \(end_token, vocab_size\); name another"):
+        build([texts], out, vocab_size=301, end_token="<pad>")
     write_texts(texts, f="one more")
-    with pytest.raises(DataError, match="other text or settings"):
+    with pytest.raises(DataError, match="holds a corpus of other text; name another directory"):
         build([texts], out, vocab_size=300)
     (texts / "f.txt").unlink()
     (out / "tokens-00000-of-00001.h5").unlink()
@@ -123,7 +108,7 @@ def test_a_given_tokenizer_is_used_and_copied(texts: Path, tmp_path: Path) -> No
         out = tmp_path / f"from-{tokenizer.name}"
         second = build([texts / "b.txt"], out, tokenizer=tokenizer)
         assert second.tokenizer_sha256 == first.tokenizer_sha256
-        assert documents(Corpus.open(out)) == [f"second {WORDS}"]
+        assert texts_of(Corpus.open(out)) == [f"second {WORDS}"]
 
 
 def test_sources_are_filtered_and_read_once(texts: Path, tmp_path: Path) -> None:
@@ -133,7 +118,7 @@ def test_sources_are_filtered_and_read_once(texts: Path, tmp_path: Path) -> None
     (texts / "link.txt").symlink_to(texts / "b.txt")
     (texts / "broken.txt").symlink_to(texts / "nowhere")
     build([texts / "e.txt", texts, texts / "a"], tmp_path / "out", vocab_size=300, glob="*.txt")
-    firsts = [text.split()[0] for text in documents(Corpus.open(tmp_path / "out"))]
+    firsts = [text.split()[0] for text in texts_of(Corpus.open(tmp_path / "out"))]
     assert firsts == ["third", "first", "second"]
 
 
@@ -145,9 +130,11 @@ def test_paths_that_are_not_utf8_work(texts: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizers_sample_is_spread_over_the_files() -> None:
-    files = [SourceFile(Path(str(i)), 10) for i in range(100)]
-    assert sample_files(files, 1000) == files
-    assert sample_files(files, 250) == files[::4]
+    files = [SourceFile(Path(f"{i}.txt"), 10) for i in range(100)]
+    assert training_shares(files, 1000) == dict.fromkeys(range(100), 10)
+    assert training_shares(files, 250) == dict.fromkeys(range(0, 100, 4), 10)
+    files.insert(1, SourceFile(Path("many.jsonl"), 1000))
+    assert training_shares(files, 500) == {1: 250} | dict.fromkeys([0, *range(5, 101, 4)], 10)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +146,13 @@ def test_a_tokenizers_sample_is_spread_over_the_files() -> None:
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "/nowhere/tokenizer.json: no such file"),
         ({"vocab_size": 300, "glob": "*.rst"}, r"no file matches '\*\.rst'"),
         ({"vocab_size": 300, "end_token": "<end>"}, "no <end>"),
-        ({"vocab_size": 300, "max_tokens_per_bundle": 0}, "at least 1"),
-        ({"vocab_size": 300, "glob": "[cd].txt"}, "no usable text: 1 files are empty, 1 are not UTF-8"),
+        ({"vocab_size": 300, "bundle_bytes": 0}, "at least 1"),
+        ({"vocab_size": 300, "workers": 0}, "at least 1"),
+        ({"vocab_size": 300, "fields": Fields(prompt_key="prompt")}, "the keys of both, or of neither"),
+        (
+            {"vocab_size": 300, "glob": "[cd].txt"},
+            r"no usable text: 1 documents are empty, 1 files are not UTF-8 \(.*d\.txt: .* 0xff at offset 4\)",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_and_leave_nothing(
@@ -174,6 +166,9 @@ def test_bad_arguments_are_refused_and_leave_nothing(
 def test_bad_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: no such file"):
         build([tmp_path / "nowhere"], tmp_path / "out", vocab_size=300)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe: is no regular file; sources are read more than once"):
+        build([tmp_path / "pipe"], tmp_path / "out", vocab_size=300)
     with pytest.raises(DataError, match="list of sources"):
         build([], tmp_path / "out", vocab_size=300)
 
@@ -192,26 +187,6 @@ def test_an_interrupted_build_leaves_nothing(texts: Path, tmp_path: Path, stage:
     with pytest.raises(KeyboardInterrupt):
         build([texts], tmp_path / "out", vocab_size=300, report=interrupt)
     assert list(tmp_path.iterdir()) == [texts]
-
-
-def test_a_killed_build_leaves_no_corpus_and_the_next_one_cleans_up(texts: Path, tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path; from train.data.build import build\n"
-        "def die(progress):\n"
-        "    if progress.stage == 'tokens' and progress.done == progress.total:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "build([Path(sys.argv[1])], Path(sys.argv[2]), vocab_size=300, max_tokens_per_bundle=60, report=die)"
-    )
-    out = tmp_path / "out"
-    killed = subprocess.run([sys.executable, "-c", code, str(texts), str(out)], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert not out.exists()
-    (leavings,) = (path for path in tmp_path.iterdir() if path != texts)
-    assert leavings.name.startswith(".out.building-")
-    with pytest.raises(DataError):
-        Corpus.open(out)
-    build([texts], out, vocab_size=300)
-    assert sorted(tmp_path.iterdir()) == [out, texts]
 
 
 def test_a_living_process_keeps_its_unfinished_build(texts: Path, tmp_path: Path) -> None:

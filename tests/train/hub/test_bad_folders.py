@@ -20,9 +20,10 @@ from tests.train.hub.models import (
     write_safetensors,
     zero_skipping,
 )
+from train.config import ModelConfig
 from train.errors import HubError
 from train.hub import export, import_weights, open_weights, to_config_json
-from train.hub.settings import Settings
+from train.hub.settings import Settings, inexact
 
 CONFIG = zero_skipping()
 
@@ -178,13 +179,41 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "change", [{"skip_expert": False}, {"experts_per_token": 2}], ids=lambda change: next(iter(change))
-)
-def test_a_model_that_transformers_cannot_express_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    config = zero_skipping(**change)
-    with pytest.raises(HubError, match=next(iter(change))):
-        to_config_json(Settings(config, 1e4, 64), "bf16")
+REFUSED: dict[str, Any] = {"skip_expert": False, "experts_per_token": 2, "router": "linear"}
+WRITTEN: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "layers": 3, "query_heads": 2, "kv_heads": 1, "head_dim": 16,
+    "conv_widths": (3, 4), "rotary_share": 1.0, "experts": 5, "expert_hidden_size": 20, "router_hidden_size": 8,
+    "norm_eps": 1e-6, "init_std": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_model_that_transformers_cannot_express_is_refused_by_name(tmp_path: Path, key: str) -> None:
+    config = zero_skipping(**{key: REFUSED[key]})
+    with pytest.raises(HubError) as caught:
+        export(MemoryWeights(config, random_weights(config)), tmp_path / "hf")
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"model.{key}: ZayaForCausalLM has nothing for {REFUSED[key]!r}, only for ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_cannot_be_expressed_are_all_named_at_once() -> None:
+    with pytest.raises(HubError) as caught:
+        to_config_json(Settings(zero_skipping(**REFUSED), 1e4, 64), "bf16")
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "model.experts_per_token",
+        "model.skip_expert",
+        "model.router",
+    ]
+
+
+def test_every_setting_of_a_model_is_exported_or_refused() -> None:
+    """None is dropped in silence; the skip rule alone goes beside the format, into zslurm.json, with a note."""
+    plain = to_config_json(Settings(CONFIG, 1e4, 64), "bf16")
+    for key, value in WRITTEN.items():
+        assert to_config_json(Settings(zero_skipping(**{key: value}), 1e4, 64), "bf16") != plain, key
+    assert inexact(zero_skipping(skip_rule="identity")) is not None
+    assert ModelConfig.model_fields.keys() == {*REFUSED, *WRITTEN, "skip_rule"}
 
 
 def test_facts_that_are_not_known_are_asked_for() -> None:

@@ -1,0 +1,150 @@
+"""`zslurm submit --dry-run`: everything about a run before it is one, with or without a Slurm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import Shell
+from tests.launch.scripted_slurm import BAD_TIME, CANCELLED, NO_CONTROLLER, ScriptedSlurm
+from tests.slurm.test_estimate import NEVER, TWO
+
+TOKEN = "hf_" + "AbCd" * 8 + "xY"
+CLUSTER: dict[str, Any] = {
+    "name": "local",
+    "launcher": "slurm",
+    "gpus_per_node": 4,
+    "nics": ["a0", "a1"],
+    "gpu_nics": [0, 0, 1, 1],
+    "interface": "eth0",
+    "env": {"HF_TOKEN": TOKEN, "LEVEL": "3"},
+}
+
+
+def dry_run(shell: Shell, *arguments: str) -> dict[str, Any]:
+    done = shell.zslurm("submit", "run.yaml", "--dry-run", "--json", *arguments)
+    assert done.code == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def text_of(shell: Shell, *arguments: str) -> str:
+    done = shell.zslurm("submit", "run.yaml", "--dry-run", *arguments)
+    assert done.code == 0, done.stderr
+    return done.stdout
+
+
+def test_every_variable_has_its_origin_and_no_secret_is_shown(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER)
+    body = dry_run(shell, "--set", "cluster.env.LEVEL=4")
+    environment, origins = body["environment"], body["environment_origins"]
+    assert (environment["PYTHONSAFEPATH"], origins["PYTHONSAFEPATH"]) == ("1", "zslurm")
+    assert (environment["LEVEL"], origins["LEVEL"]) == ("4", "--set cluster.env.LEVEL")
+    assert environment["HF_TOKEN"] == "[redacted]"
+    assert origins["HF_TOKEN"].startswith("run file run.yaml:")
+    assert body["values"]["cluster.env.HF_TOKEN"]["value"] == "[redacted]"
+    text = text_of(shell)
+    assert TOKEN not in json.dumps(body) + text
+    assert "#   LEVEL=3    [run file run.yaml:" in text
+
+
+def test_each_local_rank_has_its_gpu_and_its_nic(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER)
+    assert dry_run(shell)["placement"] == [
+        {"local_rank": 0, "gpu": 0, "nic": "a0"},
+        {"local_rank": 1, "gpu": 1, "nic": "a0"},
+        {"local_rank": 2, "gpu": 2, "nic": "a1"},
+        {"local_rank": 3, "gpu": 3, "nic": "a1"},
+    ]
+    assert "#   local rank 2  GPU 2  a1\n" in text_of(shell)
+
+
+def test_memory_is_that_of_plan_memory(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER)
+    memory = dry_run(shell, "--nodes", "1")["memory"]
+    (plan,) = json.loads(shell.zslurm("plan", "memory", "run.yaml", "--json").stdout)["plans"]
+    assert memory["peak_bytes"] == plan["peak_bytes"] > 0
+    assert memory["host_staging_bytes"] == plan["host_staging_bytes"]
+
+
+def test_without_slurm_there_is_no_start_and_everything_else(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    (slurm.directory / "sbatch").unlink()
+    shell.write_run(cluster=CLUSTER)
+    assert dry_run(shell)["start"] is None
+    assert "start:" not in text_of(shell)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f"printf '{TWO}' >&2", "# start: about 2026-11-22 05:57:29 UTC on node[2-3]\n"),
+        (f"printf '{NEVER}' >&2; exit 1", "# start: never; sbatch: allocation failure: Requested node conf"),
+        (
+            f"printf '{BAD_TIME.strip()}' >&2; exit 1",
+            "# start: never; sbatch: error: Invalid --time specification\n",
+        ),
+        (
+            f"printf '{NO_CONTROLLER.strip()}' >&2; exit 1",
+            "# start: unknown; the Slurm controller does not answer: ",
+        ),
+    ],
+)
+def test_slurm_is_asked_when_it_would_start(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    for program in ("scontrol", "sinfo"):
+        slurm.write_program(program, "exit 1")
+    slurm.write_program("sbatch", f'[ "$1" = --test-only ] || exit 9\n{script}')
+    shell.write_run(cluster=CLUSTER)
+    assert words in text_of(shell)
+
+
+def test_the_changes_since_the_last_submission_are_shown(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    shell.write_run(cluster=CLUSTER)
+    assert dry_run(shell)["changes"] is None
+    slurm.gives(CANCELLED)
+    assert shell.zslurm("submit", "run.yaml").code == 0
+    assert dry_run(shell)["changes"] == {"job_id": CANCELLED, "keys": [], "script": []}
+    assert "#   nothing changes\n" in text_of(shell)
+    changes = dry_run(shell, "--spares", "1", "--set", "cluster.env.HF_TOKEN=other-token")["changes"]
+    assert changes["keys"] == [
+        "slurm.spares: 0 -> 1",
+        'cluster.env.HF_TOKEN: "[redacted]" -> "[redacted]"',
+    ]
+    assert {"-#SBATCH --nodes=1", "+#SBATCH --nodes=2"} <= set(changes["script"])
+    assert not any("SBATCH --export" in line for line in changes["script"])
+
+
+def test_nothing_is_written(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER)
+    before = shell.everything()
+    text_of(shell)
+    assert shell.everything() == before
+
+
+def test_all_but_the_script_are_comments(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER)
+    head, _, script = text_of(shell).partition("#!/bin/bash\n")
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert script
+
+
+def test_options_of_sbatch_and_of_submit_reach_the_script(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER)
+    options = "--time 1:00:00 --partition p --account a --qos q --reservation r --exclude n1 --spares 1 --after 7"
+    script = dry_run(shell, *options.split(), "--", "--mail-type=END", "--comment", "two words", "--contiguous")[
+        "script"
+    ]
+    wanted = ["--time=1:00:00", "--partition=p", "--account=a", "--qos=q", "--reservation=r", "--exclude=n1"]
+    wanted += ["--nodes=2", "--no-kill", "--dependency=afterok:7", "--mail-type=END", "--comment='two words'"]
+    for option in [*wanted, "--contiguous"]:
+        assert f"#SBATCH {option}\n" in script

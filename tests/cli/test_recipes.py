@@ -1,0 +1,53 @@
+"""`zslurm config recipes`: what there is to extend, how large it is, and its text."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.commands import Shell
+from zslurm.config.load import recipes
+from zslurm.errors import Exit
+
+
+def test_recipes_are_listed_with_their_sizes_the_smallest_first(shell: Shell) -> None:
+    done = shell.zslurm("config", "recipes")
+    assert (done.code, done.stderr) == (0, "")
+    header, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert header == "recipe parameters without-embedding active layers hidden experts contexts tokens".split()
+    assert {row[0] for row in rows} == recipes().keys()
+    assert rows[0][0] == "zaya1-tiny"
+    assert rows[-1] == ["zaya1-8b", "8.84B", "8.3B", "754M", "40", "2048", "16", "4096, 4096, 32768", "13.2T"]
+
+
+def test_recipes_as_json_have_exact_numbers(shell: Shell) -> None:
+    facts = json.loads(shell.zslurm("config", "recipes", "--json").stdout)
+    published = next(fact for fact in facts if fact["name"] == "zaya1-8b")
+    assert (published["parameters"], published["without_embedding"], published["active"]) == (
+        8_840_488_784,
+        8_303_355_728,
+        753_608_528,
+    )
+    assert published["tokens"] == 13_200_000_000_000
+    one = json.loads(shell.zslurm("config", "recipes", "zaya1-8b", "--json").stdout)
+    assert one == published | {"text": recipes()["zaya1-8b"]}
+
+
+def test_a_recipes_text_can_be_saved_and_extended_in_its_place(shell: Shell) -> None:
+    done = shell.zslurm("config", "recipes", "zaya1-1b")
+    assert done.stdout == recipes()["zaya1-1b"]
+    (shell.directory / "mine.yaml").write_text(done.stdout)
+    run_file = shell.directory / "run.yaml"
+    shown = []
+    for base in ("zaya1-1b", "mine.yaml"):
+        run_file.write_text(f"extends: {base}\n")
+        shown.append(shell.zslurm("config", "show", run_file, "--cluster", "local").stdout)
+    assert shown[0] == shown[1]
+
+
+def test_a_recipe_that_there_is_not_is_exit_code_3(shell: Shell) -> None:
+    code, message = shell.fails("config", "recipes", "zaya1-9b")
+    assert (code, message) == (
+        Exit.NOT_FOUND,
+        "zslurm: no recipe is called `zaya1-9b`; did you mean `zaya1-8b`?",
+    )
+    assert shell.fails("config", "recipes", "x")[1].endswith(f"there are: {', '.join(recipes())}")

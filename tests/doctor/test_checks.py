@@ -1,0 +1,259 @@
+"""Each check passes on a healthy node, and says what is wrong on one that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.doctor import samples
+from tests.doctor.nodes import Node
+from zslurm.cluster.doctor.check import Status, all_checks, chosen_checks
+from zslurm.cluster.doctor.node import run_checks
+from zslurm.errors import ConfigError
+
+UID = os.getuid()
+NFS_RUNS = {"task": {"directory": "/shared/runs"}}
+
+
+def write(path: str, text: str) -> Callable[[Node], object]:
+    return lambda node: node.fake.write(path, text)
+
+
+def remove(path: str) -> Callable[[Node], object]:
+    return lambda node: (node.root / path).unlink()
+
+
+def orphan(**environ: str) -> Callable[[Node], None]:
+    return lambda node: node.process(4242, "python3", uid=UID, **environ)
+
+
+def hang(program: str) -> Callable[[Node], None]:
+    return lambda node: node.program(program, "exec sleep 600")
+
+
+def zombies(node: Node) -> None:
+    for pid in range(5000, 5030):
+        node.process(pid, "loader", uid=UID, state="Z (zombie)")
+
+
+def hold_memory(node: Node) -> None:
+    node.fake.write("sys/class/kfd/kfd/proc/4242/vram_10000", "1024")
+    node.fake.write("sys/class/kfd/kfd/proc/4243/vram_10000", "0")  # opened the driver, holds nothing
+
+
+def no_tree(*places: str) -> Callable[[Node], None]:
+    def take_away(node: Node) -> None:
+        for place in places:
+            (node.root / place).rename(node.root / f"{place}.gone")
+
+    return take_away
+
+
+def put_pages(kind: str) -> Callable[[Node], None]:
+    def put(node: Node) -> None:
+        pages = json.loads(samples.bad_pages(8))
+        pages[2][kind] = [samples.BAD_PAGE] * 3
+        node.smi(**{"bad-pages": json.dumps(pages)})
+
+    return put
+
+
+def hide_ecc(node: Node) -> None:
+    rows = [samples.metric_row(gpu) for gpu in range(8)]
+    for row in rows:
+        row["ecc"], row["ecc_blocks"] = dict.fromkeys(row["ecc"], "N/A"), "N/A"
+    node.smi(metric=samples.metric(rows))
+
+
+def leave_in_shm(node: Node) -> None:
+    (node.root / "dev/shm/torch_1234").write_bytes(b"x" * (4 << 20))
+
+
+# Check, how the node is broken, options of the examination, the status, and words of the reason.
+FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] = [
+    ("gpu-count", lambda node: None, {"gpus_per_node": 9, "nics": ()}, Status.FAIL, "8 of 9 GPUs are there"),
+    ("gpu-count", lambda node: node.smi(metric=samples.metric([samples.metric_row(0)])), {}, Status.FAIL,
+     "amd-smi shows 1 of 8 GPUs"),
+    ("gpu-count", no_tree("sys", "opt"), {}, Status.UNAVAILABLE, "neither sysfs nor a tool"),
+    ("gpu-driver", hang("amd-smi"), {"doctor": {"canary_s": 0.2}}, Status.FAIL,
+     "`amd-smi version` said nothing within 0.2 s: the driver is wedged"),
+    ("gpu-driver", remove("opt/rocm/bin/amd-smi"), {}, Status.UNAVAILABLE, "neither on PATH nor in /opt/rocm/bin"),
+    ("gpu-driver", lambda node: node.program("amd-smi", f"echo '{samples.MISSING_GROUPS}'"), {},
+     Status.UNAVAILABLE,      "missing the following required groups"),
+    ("gpu-ecc", lambda node: node.rows(gpu2={"uncorrectable": 1}), {}, Status.FAIL,
+     "GPU 2: 1 uncorrectable errors (UMC)"),
+    ("gpu-ecc", lambda node: node.rows(gpu3={"correctable": 10_001}), {}, Status.FAIL, "10001 correctable errors"),
+    ("gpu-ecc", lambda node: node.rows(gpu3={"deferred": 2}), {}, Status.WARN, "GPU 3: 2 deferred errors"),
+    ("gpu-ecc", hide_ecc, {}, Status.UNAVAILABLE, "GPUs 0, 1, 2, 3, 4, 5, 6, 7 do not tell"),
+    ("gpu-pages", put_pages("pending"), {}, Status.FAIL, "GPU 2: bad pages: 3 pending"),
+    ("gpu-pages", put_pages("un_res"), {}, Status.FAIL, "GPU 2: bad pages: 3 unreservable"),
+    ("gpu-pages", put_pages("retired"), {}, Status.WARN, "GPU 2: 3 retired pages"),
+    ("gpu-pages", lambda node: node.smi(**{"bad-pages": ""}), {}, Status.UNAVAILABLE, "0 of 8 GPUs tell"),
+    ("gpu-idle", hold_memory, {}, Status.FAIL, "1 processes hold GPU memory: 4242"),
+    ("gpu-idle", lambda node: node.smi(process=samples.PROCESS_FLAT), {}, Status.FAIL, "4242 python"),
+    ("gpu-idle", lambda node: node.rows(gpu5={"used_mb": 2048}), {}, Status.FAIL,
+     "nobody holds it: GPU 5: 2.0 GiB"),
+    ("nics", lambda node: node.fake.take_nic_down("ionic_3"), {}, Status.FAIL,
+     "rail 3: ionic_3 is DOWN (Disabled)"),
+    ("nics", lambda node: node.fake.remove_nic("ionic_3"), {}, Status.FAIL, "ionic_3 is missing (7 RDMA devices"),
+    ("nics", write("sys/class/infiniband/ionic_3/ports/1/rate", "200 Gb/sec (4X HDR)"), {}, Status.WARN,
+     "runs at 200 Gb/s, others at 400"),
+    ("nics", no_tree("sys"), {}, Status.UNAVAILABLE, "cannot be read"),
+    ("rails", lambda node: None, {"gpu_nics": (1, 0, 2, 3, 4, 5, 6, 7)}, Status.WARN, "ionic_0 is closer on PCIe"),
+    ("gid-index", lambda node: None, {"gid_index": 0}, Status.FAIL, "index 0 is IB/RoCE v1"),
+    ("rdma-abi", lambda node: node.libraries([], samples.IBV_ABI_WARNING), {}, Status.FAIL,
+     "the library's ionic speaks ABI 1 to 1, the kernel's 4"),
+    ("rdma-abi", lambda node: node.libraries([f"ionic_{i}" for i in range(7)]), {}, Status.FAIL,
+     "lists 7 of 8 RDMA devices: not ionic_7"),
+    ("rdma-abi", remove("opt/rocm/bin/ibv_devices"), {"env": {}}, Status.UNAVAILABLE, "the kernel has ionic 4"),
+    ("memlock", lambda node: node.limits(memlock="8388608"), {}, Status.FAIL,
+     "memlock is 8192 KiB, 32 GiB needed"),
+    ("memlock", lambda node: node.limits(memlock=str(16 << 30)), {}, Status.FAIL, "memlock is 16 GiB"),
+    ("memlock", remove("proc/self/limits"), {}, Status.UNAVAILABLE, "cannot be read"),
+    ("ulimits", lambda node: node.limits(files="1024"), {}, Status.FAIL, "1024 open files, 65536 wanted"),
+    ("ulimits", lambda node: node.limits(processes="8192"), {}, Status.WARN, "8192 processes, 16384 wanted"),
+    ("ulimits", remove("proc/self/limits"), {}, Status.UNAVAILABLE, "cannot be read"),
+    ("shm", leave_in_shm, {}, Status.WARN, "1 files of yours that nobody uses, 4 MiB: torch_1234"),
+    ("shm", lambda node: None, {"doctor": {"shm_gib": 1e9}}, Status.FAIL, "1e+09 needed"),
+    ("shm", no_tree("dev/shm"), {}, Status.UNAVAILABLE, "/dev/shm: No such file"),
+    ("kernel", write("proc/sys/kernel/numa_balancing", "1"), {}, Status.WARN, "numa_balancing is 1"),
+    ("kernel", write("proc/cmdline", "root=/dev/sda1"), {}, Status.WARN, "iommu=pt is not"),
+    ("kernel", remove("proc/cmdline"), {}, Status.UNAVAILABLE, "command line cannot be read"),
+    ("versions", lambda node: None, {"rccl_version": "2.21.5"}, Status.WARN,
+     "RCCL is 2.22.3, the profile says 2.21.5"),
+    ("versions", no_tree("opt", "sys"), {}, Status.UNAVAILABLE, "no version of ROCm"),
+    ("leftovers", orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0"), {}, Status.FAIL,
+     "1 processes of ended jobs (77): 4242 python3"),
+    ("leftovers", zombies, {}, Status.WARN, "30 zombies of yours, children of 1"),
+    ("leftovers", lambda node: None, {"task": {"jobs": None}}, Status.UNAVAILABLE, "Slurm did not say"),
+    ("names", lambda node: None, {"task": {"peers": ("node0", "no-such-node.invalid")}}, Status.FAIL,
+     "1 of 2 names do not resolve: no-such-node.invalid"),
+    ("names", write("etc/hosts", "127.0.1.1 node0\n10.0.2.11 node1"), {"task": {"peers": ("node0", "node1")}},
+     Status.WARN, "its own name resolves to 127.0.1.1"),
+    ("disk", lambda node: None, {"doctor": {"tmp_gib": 1e9}}, Status.WARN, "1e+09 wanted"),
+    ("disk", no_tree("tmp"), {}, Status.UNAVAILABLE, "/tmp: No such file"),
+    ("storage-route", write("etc/hosts", "10.100.0.9 nas"), NFS_RUNS, Status.FAIL,
+     "is reached over net-ionic_3, which is rail 3 (ionic_3)"),
+    ("storage-route", write("etc/hosts", "10.1.0.9 nas"), NFS_RUNS | {"storage_interface": "storage0"},
+     Status.WARN, "is reached over eth0, not storage0"),
+    ("storage-route", write("proc/net/route", "Iface\tDestination"), NFS_RUNS, Status.UNAVAILABLE,
+     "no route to nas is known"),
+    ("storage-route", remove("proc/self/mounts"), NFS_RUNS, Status.UNAVAILABLE, "cannot be read"),
+]  # fmt: skip
+
+PEERS = {"task": {"peers": ("node0", "node1")}}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        check.name
+        for check in all_checks()
+        if check.runs_on("node") and not check.on_request and check.name != "shared-files"
+    ],
+)
+def test_a_healthy_node_passes(node: Node, check: str) -> None:
+    outcome = node.examine(check, **(PEERS if check == "names" else {}))
+    assert (outcome.status, outcome.remedy) == (Status.PASS, ""), outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("check", "fault", "options", "status", "words"), FAULTS, ids=[f"{row[0]}: {row[4][:40]}" for row in FAULTS]
+)
+def test_a_fault_is_told_with_its_numbers(
+    node: Node, check: str, fault: Callable[[Node], object], options: dict[str, Any], status: Status, words: str
+) -> None:
+    fault(node)
+    outcome = node.examine(check, **options)
+    assert words in outcome.reason
+    assert outcome.status is status
+    assert "\n" not in outcome.reason
+    assert outcome.remedy or status is Status.UNAVAILABLE
+
+
+def test_every_check_of_a_node_has_a_fault_above() -> None:
+    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "bars", "torch-import"}
+    assert {check.name for check in all_checks()} == {row[0] for row in FAULTS} | elsewhere
+
+
+def test_processes_of_this_job_and_of_active_jobs_are_no_leftovers(node: Node) -> None:
+    orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0")(node)
+    assert node.examine("leftovers", task={"jobs": ("77",)}).status is Status.PASS
+    assert node.examine("leftovers", environ={"SLURM_JOB_ID": "77"}).status is Status.PASS
+    orphan(SLURM_JOB_ID="78", SLURM_ARRAY_JOB_ID="77", SLURMD_NODENAME="node0")(node)
+    assert node.examine("leftovers", task={"jobs": ("77_3",)}).status is Status.PASS
+
+
+def test_processes_of_other_nodes_and_other_users_are_no_leftovers(node: Node) -> None:
+    orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node1")(node)
+    node.process(4343, "python3", uid=UID + 1, SLURM_JOB_ID="77", SLURMD_NODENAME="node0")
+    assert node.examine("leftovers").status is Status.PASS
+
+
+def test_a_job_of_another_cluster_with_the_same_number_is_not_judged(node: Node) -> None:
+    orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0", SLURM_CLUSTER_NAME="other")(node)
+    assert node.examine("leftovers", environ={"SLURM_CLUSTER_NAME": "mi"}).status is Status.PASS
+    assert node.examine("leftovers", environ={"SLURM_CLUSTER_NAME": "other"}).status is Status.FAIL
+
+
+def test_ones_own_processes_may_hold_the_gpus(node: Node) -> None:
+    hold_memory(node)
+    node.process(4242, "python3", uid=UID, SLURM_JOB_ID="9")
+    assert node.examine("gpu-idle", environ={"SLURM_JOB_ID": "9"}).status is Status.PASS
+    assert node.examine("gpu-idle", environ={"SLURM_JOB_ID": "8"}).status is Status.FAIL
+
+
+def test_a_file_in_shm_that_a_process_uses_is_not_stale(node: Node) -> None:
+    leave_in_shm(node)
+    (node.root / "proc/self/fd").mkdir()
+    (node.root / "proc/4242/fd").mkdir(parents=True)
+    (node.root / "proc/4242/fd/3").symlink_to(node.root / "dev/shm/torch_1234")
+    assert node.examine("shm").status is Status.PASS
+
+
+def test_checks_of_gpus_and_networks_do_not_apply_to_nodes_without(node: Node) -> None:
+    no_tree("sys", "opt")(node)
+    sources = node.sources(gpus_per_node=0, gpu_type=None, network=None, nics=(), rails_only=False)
+    found = run_checks([check for check in all_checks() if not check.on_request], sources)
+    assert {name for name, outcome in found.items() if outcome is None} >= {
+        "gpu-count", "gpu-driver", "gpu-ecc", "gpu-pages", "gpu-idle", "nics", "rails", "gid-index", "rdma-abi",
+    }  # fmt: skip
+
+
+def test_what_the_login_node_wrote_must_be_visible(node: Node) -> None:
+    directory = node.root / "shared"
+    probe = directory / "probe"
+    probe.mkdir(parents=True)
+    task = {"directory": str(directory), "probe": str(probe), "token": "word"}
+    assert "not visible" in node.examine("shared-files", task=task).reason
+    (probe / "from-login").write_text("word")
+    outcome = node.examine("shared-files", task=task)
+    assert outcome.status is Status.PASS
+    assert [path.name for path in sorted(probe.iterdir())] == ["from-login", "node0.small"]
+    slow = node.examine("shared-files", task=task, doctor={"write_mib_s": 1e9, "fsync_s": 1e-9})
+    assert (slow.status, slow.remedy != "") == (Status.WARN, True)
+    (probe / "from-login").write_text("another")
+    assert node.examine("shared-files", task=task).status is Status.FAIL
+
+
+def test_a_check_that_hangs_has_failed_and_one_that_breaks_is_unavailable(node: Node) -> None:
+    node.program("ibv_devices", "exec sleep 600")
+    hung = node.examine("rdma-abi", doctor={"check_s": 0.3, "canary_s": 600})
+    assert (hung.status, hung.reason) == (Status.FAIL, "the check said nothing within 0.3 s")
+    broken = node.examine("names", task={"peers": (None,)})
+    assert broken.status is Status.UNAVAILABLE
+    assert "the check itself failed" in broken.reason
+
+
+def test_checks_are_chosen_by_name() -> None:
+    named = [check.name for check in chosen_checks(["disk", "bars"], [])]
+    assert named == ["disk", "bars"]
+    usual = {check.name for check in chosen_checks([], ["disk"])}
+    assert not usual & {"disk", "bars", "torch-import"}
+    assert {"bars", "torch-import"} <= {check.name for check in chosen_checks([], [], bars=True)}
+    with pytest.raises(ConfigError, match=r"^dsik: there is no such check"):
+        chosen_checks(["dsik"], [])

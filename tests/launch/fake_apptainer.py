@@ -1,0 +1,62 @@
+"""An `apptainer` that runs the command here, as a real process below it, and writes down how it was called.
+
+It keeps what matters of the real one: options until the image, an error in its words where the image or a bind is
+missing, a working directory, and an environment that is passed through.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = """#!{python} -S
+import json, os, subprocess, sys
+words = sys.argv[1:]
+assert words.pop(0) == "exec"
+binds, directory, options = [], None, []
+while words and words[0].startswith("-"):
+    word = words.pop(0)
+    if word == "--bind":
+        binds.append(words.pop(0))
+    elif word == "--pwd":
+        directory = words.pop(0)
+    else:
+        options.append(word)
+image = words.pop(0)
+if not os.path.exists(image):
+    sys.exit(f"FATAL:   could not open image {{image}}: failed to retrieve path for {{image}}: "
+             f"lstat {{image}}: no such file or directory")
+for bind in binds:
+    source = bind.split(":")[0]
+    if not os.path.exists(source):
+        sys.exit(f"FATAL:   container creation failed: mount {{source}}->{{source}} error: no file")
+os.chdir(directory)
+call = {{"binds": binds, "options": options, "image": image, "command": words,
+        "pythonpath": os.environ.get("PYTHONPATH"),
+        "rank": os.environ.get("RANK", os.environ.get("SLURM_PROCID"))}}
+with open({log!r}, "a") as log:
+    log.write(json.dumps(call) + "\\n")
+sys.exit(subprocess.call(words))
+"""
+
+
+class FakeApptainer:
+    """The program in a directory of its own, and an image for it."""
+
+    def __init__(self, directory: Path, python: Path = Path(sys.executable)) -> None:
+        self.directory = directory / "bin"
+        self.directory.mkdir()
+        self.log = directory / "apptainer.jsonl"
+        self.log.touch(mode=0o666)
+        self.image = directory / "image.sif"
+        self.image.touch()
+        program = self.directory / "apptainer"
+        program.write_text(SCRIPT.format(python=python, log=str(self.log)))
+        program.chmod(0o755)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Every call so far."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]

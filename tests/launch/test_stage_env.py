@@ -1,0 +1,78 @@
+"""A node unpacks the environment once, whoever comes first, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zslurm.errors import ZslurmError
+from zslurm.launch import stage_env
+from zslurm.launch.run_dir import RunDir
+from zslurm.launch.stage_env import remove, unpack
+from zslurm.slurm.survey import _answers
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small virtual environment in place of this Python's own."""
+    packages = tmp_path / "venv" / "lib" / "python3.11" / "site-packages"
+    (packages / "one").mkdir(parents=True)
+    (packages / "one" / "__init__.py").write_text("x = 1\n")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    return packages
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    (tmp_path / "run").mkdir()
+    return RunDir(tmp_path / "run")
+
+
+def test_the_archive_is_made_once_and_again_when_packages_change(environment: Path, run: RunDir) -> None:
+    first = stage_env._archive(run)
+    made = first.stat().st_mtime_ns
+    assert stage_env._archive(run) == first
+    assert first.stat().st_mtime_ns == made
+    (environment / "two").mkdir()
+    second = stage_env._archive(run)
+    assert second != first
+    assert [path.name for path in run.path.iterdir()] == [second.name], "the old one went, and no part stayed"
+
+
+def test_an_environment_that_cannot_be_packed_leaves_no_archive(
+    environment: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/nonesuch/venv")
+    with pytest.raises(ZslurmError, match="cannot pack /nonesuch/venv"):
+        stage_env._archive(run)
+    assert list(run.path.iterdir()) == []
+
+
+def test_many_unpack_once_and_find_the_same(environment: Path, run: RunDir, tmp_path: Path) -> None:
+    archive = stage_env._archive(run)
+    target = tmp_path / "node" / "zslurm-env-0-7"
+    target.parent.mkdir()
+    archive.rename(f"{target}.tar")
+    command = [sys.executable, "-m", "zslurm.launch.stage_env", "unpack", str(target), "mark"]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in range(4)]
+    said = [racer.communicate()[0] for racer in racers]
+    assert [answer.value for text in said for answer in _answers(text).values()] == [""] * 4
+    assert (
+        target / "venv" / "lib" / "python3.11" / "site-packages" / "one" / "__init__.py"
+    ).read_text() == "x = 1\n"
+    assert target.stat().st_mode & 0o777 == 0o700
+    remove(target)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_damaged_archive_is_said_and_tried_again_next_time(tmp_path: Path) -> None:
+    target = tmp_path / "env"
+    Path(f"{target}.tar").write_text("no archive")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        unpack(target, "mark")
+    assert "tar" in caught.value.stderr
+    assert not (target / ".mark").exists()

@@ -1,0 +1,138 @@
+"""Options of submit become settings of the run, and say what to do where they cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.scripted_slurm import FORGOTTEN, ScriptedSlurm
+from tests.launch.specs import run_spec
+from tests.train.runs import make_corpus
+from zslurm.config.spec import RESERVED_FLAGS
+from zslurm.errors import ConfigError, NotFound
+from zslurm.launch.interpreter import Interpreter
+from zslurm.launch.render import directives
+from zslurm.launch.run_dir import RunDir
+from zslurm.launch.step import slurm_step
+from zslurm.launch.submission import submit
+from zslurm.launch.submit_options import dependency, sbatch_flags
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["--mail-type=END", "--exclusive"], {"mail-type": "END", "exclusive": True}),
+        (["--comment", "two words", "--begin=now+1hour"], {"comment": "two words", "begin": "now+1hour"}),
+        (["--comment=a=b", "--comment=c"], {"comment": "c"}),
+        (["--gres-flags=", "--contiguous"], {"gres-flags": "", "contiguous": True}),
+        ([], {}),
+    ],
+)
+def test_options_behind_the_dashes_are_sbatchs(words: list[str], flags: dict[str, object]) -> None:
+    assert sbatch_flags(words) == flags
+
+
+@pytest.mark.parametrize("flag", sorted(RESERVED_FLAGS))
+def test_an_option_that_zslurm_sets_is_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--{flag}: zslurm sets it itself"):
+        sbatch_flags([f"--{flag}=x"])
+
+
+def test_the_refusal_says_what_to_use_instead() -> None:
+    with pytest.raises(ConfigError, match="use --sweep KEY=VALUE,VALUE"):
+        sbatch_flags(["--array=1-4"])
+
+
+@pytest.mark.parametrize("words", [["-N4"], ["nodes"], ["--"], ["--Upper"], ["--a b"], [""], ["--x", "y", "z"]])
+def test_what_is_no_long_option_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="not a long option of sbatch"):
+        sbatch_flags(words)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["12"], "afterok:12"),
+        (["afterany:12"], "afterany:12"),
+        (["12", "afternotok:13"], "afterok:12,afternotok:13"),
+        (["after:12+30"], "after:12+30"),
+        (["afterok:12:13_4"], "afterok:12:13_4"),
+        (["singleton"], "singleton"),
+        ([], None),
+    ],
+)
+def test_after_is_slurms_dependency(given: list[str], wanted: str | None) -> None:
+    assert dependency(given) == wanted
+
+
+def test_after_takes_the_name_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_corpus(tmp_path / "tokens.h5")
+    ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    submit(run_spec(tmp_path, cluster={"name": "lab", "launcher": "slurm"}))
+    assert dependency(["tiny"]) == f"afterok:{FORGOTTEN}"
+    assert dependency(["afterany:tiny"]) == f"afterany:{FORGOTTEN}"
+
+
+def test_after_names_what_it_does_not_know() -> None:
+    with pytest.raises(ConfigError, match="`befor` is no type of dependency; types: after, afterany"):
+        dependency(["befor:12"])
+    with pytest.raises(NotFound, match="nonesuch"):
+        dependency(["nonesuch"])
+
+
+def test_spares_are_nodes_of_the_job_that_the_ranks_leave_alone(tmp_path: Path) -> None:
+    spec = run_spec(tmp_path, slurm={"nodes": 3, "spares": 2}, cluster={"launcher": "slurm"})
+    run = RunDir(tmp_path)
+    options = dict(directives(spec, run))
+    assert (options["nodes"], options["no-kill"]) == ("5", True)
+    command = slurm_step(spec, run, run.attempt(1), Interpreter.own({})).command
+    assert {"--nodes=3", "--ntasks=3"} <= set(command)
+    assert spec.world_size == 3
+
+
+# `sbatch --version` of SchedMD's and of Debian's build
+@pytest.mark.parametrize("version", ["slurm 21.08.8-2", "slurm-wlm 20.11.9"])
+def test_spares_need_a_slurm_that_can_share_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    make_corpus(tmp_path / "tokens.h5")
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    slurm.says_version(version)
+    spec = run_spec(tmp_path, slurm={"spares": 1}, cluster={"name": "lab", "launcher": "slurm"})
+    short = version.split()[1][:5]
+    with pytest.raises(ConfigError, match=f"^slurm.spares: needs Slurm 22.05 or newer.*this is {short}"):
+        submit(spec)
+    assert not (tmp_path / "runs").exists()
+    slurm.says_version("slurm-wlm 22.05.8")
+    assert submit(spec).job_id == FORGOTTEN
+
+
+@pytest.mark.parametrize(
+    ("limit", "fits"), [("5", False), ("300", True), ("5:00", False), ("5:01", True), ("1-0", True)]
+)
+def test_a_run_that_would_stop_as_soon_as_it_starts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, fits: bool
+) -> None:
+    make_corpus(tmp_path / "tokens.h5")
+    ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    spec = run_spec(tmp_path, slurm={"time": limit}, cluster={"name": "lab", "launcher": "slurm"})
+    if fits:
+        assert submit(spec).job_id == FORGOTTEN
+        return
+    with pytest.raises(
+        ConfigError, match=r"^slurm.time: 0:05:00 is not longer than slurm.save_margin_s \(300 s\)"
+    ):
+        submit(spec)
+
+
+@pytest.mark.parametrize("export", ["ALL", "NONE", "HOME,PATH,MY_VAR"])
+def test_what_of_the_login_environment_reaches_the_job_is_said(tmp_path: Path, export: str) -> None:
+    spec = run_spec(tmp_path, slurm={"export": export}, cluster={"launcher": "slurm"})
+    assert ("export", export) in directives(spec, RunDir(tmp_path))
+
+
+@pytest.mark.parametrize("export", ["", "A B", "A=1", "ALL,A=$(x)", "all;x"])
+def test_an_export_that_is_no_list_of_names_is_refused(tmp_path: Path, export: str) -> None:
+    with pytest.raises(ValueError, match="must be ALL, NONE or names"):
+        run_spec(tmp_path, slurm={"export": export})

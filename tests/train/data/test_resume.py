@@ -1,0 +1,344 @@
+"""A build that was killed at any time goes on when it is started again, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.train.data.corpora import contents, texts_of, write_rows, write_texts
+from tests.waiting import wait_for
+from train.data import source_reader, staging
+from train.data.build import BuildProgress, build
+from train.data.bundle import Corpus
+from train.data.journal import JOURNAL, finished_bundles
+from train.data.record import BuildSummary
+from train.data.tokenizer import train_tokenizer
+from train.errors import DataError
+
+FORMATS = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"]
+SMALL = {"bundle_bytes": 300}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_tokenizer(["some words of text " * 20], 300).save(str(path))
+    return path
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files of each format, of some bundles in all; each record is a batch of its own."""
+    monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
+    numbers = iter(range(100))
+    files = [
+        write_rows(tmp_path / "in" / name, [{"text": f"document {next(numbers)} " * 3} for _ in range(6)])
+        for name in FORMATS
+    ]
+    return [
+        *files[:2],
+        write_texts(tmp_path / "in" / "texts", a="one text", b=b"\xff", c="", d="another"),
+        *files[2:],
+    ]
+
+
+def left_behind(out: Path) -> list[Path]:
+    """Hidden directories of builds: of living ones, killed ones, interrupted ones."""
+    return sorted(out.parent.glob(f".{out.name}.*"))
+
+
+def interrupted(sources: list[Path], out: Path, *, after: int, **options: Any) -> Path:
+    """Begin a build and press Ctrl-C when `after` bundles are finished; what it leaves."""
+
+    def interrupt(progress: BuildProgress) -> None:
+        for path in left_behind(out):
+            if (path / JOURNAL).exists() and (path / JOURNAL).read_text().count("\n") > after:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(sources, out, report=interrupt, **(SMALL | options))
+    (left,) = left_behind(out)
+    return left
+
+
+def in_a_fork(action: Callable[[], object]) -> int:
+    """Run something in a child that shares nothing with us but the code; how it ended."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            action()
+            os._exit(0)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_build_killed_at_any_point_of_its_protocol_ends_the_same(
+    sources: list[Path], tokenizer: Path, tmp_path: Path
+) -> None:
+    """Each thing that is made durable is followed by a kill, one after the other, until none is left."""
+    build(sources, tmp_path / "whole" / "out", tokenizer=tokenizer, **SMALL)
+    expected = contents(tmp_path / "whole" / "out")
+    assert len(expected) > 6
+    sync = os.fsync
+
+    def killed_at(point: int) -> Callable[[], object]:
+        remaining = iter(range(point, -1, -1))
+
+        def sync_or_die(descriptor: int) -> None:
+            sync(descriptor)
+            if next(remaining) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def action() -> BuildSummary:
+            os.fsync = sync_or_die
+            return build(sources, tmp_path / f"{point}" / "out", tokenizer=tokenizer, **SMALL)
+
+        return action
+
+    point = 0
+    while in_a_fork(killed_at(point)) == -signal.SIGKILL:
+        out = tmp_path / f"{point}" / "out"
+        build(sources, out, tokenizer=tokenizer, **SMALL)
+        assert contents(out) == expected, f"killed after {point} fsyncs"
+        point += 1
+    assert point > 20
+    assert contents(tmp_path / f"{point}" / "out") == expected
+
+
+def test_one_killed_again_and_again_gets_done(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    """Each attempt gets one bundle further: nothing finished is done twice."""
+    expected = build(sources, tmp_path / "whole", tokenizer=tokenizer, **SMALL)
+    notes: list[str] = []
+    for finished in range(1, expected.bundles):
+        interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=finished, note=notes.append)
+    summary = build(sources, tmp_path / "out", tokenizer=tokenizer, note=notes.append, **SMALL)
+    assert summary.continued == expected.bundles - 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert left_behind(tmp_path / "out") == []
+    kept_in = tmp_path / ".out.unfinished"
+    assert notes[0] == f"finished bundles are kept in {kept_in}: 1; the same command goes on after them"
+    assert notes[1] == "going on after the finished bundles: 1"
+
+
+KILLED = """
+import sys; from pathlib import Path
+from train.data import source_reader
+from train.data.build import build
+source_reader.BATCH_BYTES = 1 << 12
+build([Path(sys.argv[1])], Path(sys.argv[2]), vocab_size=400, bundle_bytes=1_500, workers=2)
+"""
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 30))])
+def test_a_real_kill_at_a_random_time(tmp_path: Path, seed: int) -> None:
+    """With several processes, of which none survives: once at any time, then soon after a bundle is finished."""
+    generator = random.Random(seed)
+    text = Path(os.__file__).read_text()[:16_000]
+    rows = [{"text": text[start : start + 700]} for start in range(0, len(text), 500)]
+    source, out = write_rows(tmp_path / generator.choice(FORMATS), rows), tmp_path / "out"
+    command = [sys.executable, "-c", KILLED, str(source), str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        time.sleep(generator.uniform(0.2, 2))
+        kill(process)
+    while not out.exists():
+        wanted = finished(out) + generator.randint(1, 12)
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            wait_for(
+                lambda process=process, wanted=wanted: process.poll() is not None or finished(out) >= wanted, ""
+            )
+            time.sleep(generator.uniform(0, 0.05))
+            kill(process)
+        assert process.returncode in (0, -signal.SIGKILL)
+    build([source], tmp_path / "whole", vocab_size=400, bundle_bytes=1_500)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """kill -9, with which its workers end too."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        wait_for(lambda: not any(map(lives, children)), "the workers to end")
+
+
+def finished(out: Path) -> int:
+    """Bundles that are finished, as far as can be seen while everything moves."""
+    return max((finished_bundles(path) for path in left_behind(out)), default=0)
+
+
+def lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_what_is_built_is_no_source(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it lies among the sources: not what an earlier attempt left, and not the result."""
+    monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
+    write_rows(tmp_path / "a.jsonl", [{"text": f"document {number} " * 4} for number in range(12)])
+    interrupted([tmp_path], tmp_path / "out", tokenizer=tokenizer, after=1)
+    summary = build([tmp_path], tmp_path / "out", tokenizer=tokenizer, **SMALL)
+    assert (summary.continued, summary.documents) == (1, 12)
+    assert build([tmp_path], tmp_path / "out", tokenizer=tokenizer, **SMALL).reused
+
+
+def test_a_killed_build_is_no_corpus(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=1)
+    assert left == tmp_path / ".out.unfinished"
+    with pytest.raises(DataError, match="no such file"):
+        Corpus.open(tmp_path / "out")
+
+
+def test_a_faulty_line_can_be_mended(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundles of the files before it are kept, and those made of its own file are made again."""
+    monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
+    rows = [{"text": f"document {number} " * 4} for number in range(12)]
+    good, bad = (write_rows(tmp_path / f"{name}.jsonl", rows) for name in "ab")
+    whole = bad.read_text()
+    bad.write_text(whole + "{\n")
+    notes: list[str] = []
+    with pytest.raises(DataError, match=r"b\.jsonl:13: is not JSON"):
+        build([good, bad], tmp_path / "out", tokenizer=tokenizer, note=notes.append, **SMALL)
+    kept = int(notes[0].split(": ")[1].split(";")[0])
+    bad.write_text(whole + json.dumps({"text": "mended"}) + "\n")
+    summary = build([good, bad], tmp_path / "out", tokenizer=tokenizer, **SMALL)
+    assert 0 < summary.continued < kept
+    build([good, bad], tmp_path / "whole", tokenizer=tokenizer, **SMALL)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert texts_of(Corpus.open(tmp_path / "out"))[-1] == "mended"
+
+
+def test_finished_work_is_never_thrown_away_unasked(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
+    before = {path: path.stat().st_mtime_ns for path in left.rglob("*")}
+    with pytest.raises(DataError, match=r"\.out\.unfinished: .* with other bundle_bytes, end_token; give the"):
+        build(sources, tmp_path / "out", tokenizer=tokenizer, bundle_bytes=400, end_token="<bos>")
+    os.utime(sources[0])
+    with pytest.raises(
+        DataError, match=r"\.out\.unfinished: .* sources have changed since; remove it to begin anew"
+    ):
+        build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL)
+    assert {path: path.stat().st_mtime_ns for path in left.rglob("*")} == before
+    shutil.rmtree(left)
+    assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == 0
+
+
+def test_a_damaged_remnant_is_made_again(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    """A machine that lost power may have lost the end of a file, and of the journal."""
+    left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=3)
+    part = left / "corpus" / "part-00001.h5"
+    os.truncate(part, part.stat().st_size - 1)
+    journal = left / JOURNAL
+    os.truncate(journal, journal.stat().st_size - 5)
+    interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=3)
+    assert finished_bundles(left) == 3
+    assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == 3
+    build(sources, tmp_path / "whole", tokenizer=tokenizer, **SMALL)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_trained_tokenizer_is_kept_too(sources: list[Path], tmp_path: Path) -> None:
+    interrupted(sources, tmp_path / "out", vocab_size=300, after=1)
+    stages: list[str] = []
+    build(sources, tmp_path / "out", vocab_size=300, report=lambda p: stages.append(p.stage), **SMALL)
+    assert set(stages) == {"tokens"}
+    build(sources, tmp_path / "whole", vocab_size=300, **SMALL)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_another_host_goes_on_when_the_first_gives_no_sign_of_life(
+    sources: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "BEAT", 0.01)
+    monkeypatch.setattr(staging, "STALE", 1.0)
+    left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
+    os.utime(left.rename(left.with_name(".out.building-elsewhere-17")))
+    notes: list[str] = []
+    assert build(sources, tmp_path / "out", tokenizer=tokenizer, note=notes.append, **SMALL).continued == 2
+    assert notes[0] == "waiting up to 1 s for a sign of life of process 17 on elsewhere, which was building this"
+    assert left_behind(tmp_path / "out") == []
+
+
+def test_a_build_that_lives_on_another_host_is_left_alone(
+    sources: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "BEAT", 0.01)
+    left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
+    elsewhere = left.rename(left.with_name(".out.building-elsewhere-17"))
+
+    def live(note: str) -> None:
+        os.utime(elsewhere, (time.time() + 5, time.time() + 5))
+
+    with pytest.raises(DataError, match="is being built by process 17 on elsewhere; wait for it"):
+        build(sources, tmp_path / "out", tokenizer=tokenizer, note=live, **SMALL)
+    assert left_behind(tmp_path / "out") == [elsewhere]
+
+
+def test_a_build_gives_signs_of_life(
+    sources: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "BEAT", 0.01)
+    out = tmp_path / "out"
+
+    def wait_for_a_beat(progress: BuildProgress) -> None:
+        (ours,) = left_behind(out)
+        os.utime(ours, (0, 0))
+        wait_for(lambda: ours.stat().st_mtime > 0, "a sign of life")
+
+    build(sources, out, tokenizer=tokenizer, report=wait_for_a_beat)
+
+
+def test_a_living_process_keeps_its_unfinished_build(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    nested = left_behind(out)
+
+    def build_beside(progress: BuildProgress) -> None:
+        if not nested:
+            nested.extend(left_behind(out))
+            with pytest.raises(DataError, match="being built by this very process"):
+                build(sources, out, tokenizer=tokenizer)
+            theirs = nested[0].rename(nested[0].with_name(f".out.building-{socket.gethostname()}-1"))
+            with pytest.raises(DataError, match=f"being built by process 1 on {socket.gethostname()}"):
+                build(sources, out, tokenizer=tokenizer)
+            theirs.rename(nested[0])
+
+    build(sources, out, tokenizer=tokenizer, report=build_beside)
+    assert left_behind(out) == []
+
+
+LIMITED = """
+import resource, sys; from pathlib import Path
+from train.data.build import build
+from train.errors import BuildFailed
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
+try:
+    build([Path(sys.argv[1])], Path(sys.argv[2]), tokenizer=Path(sys.argv[3]))
+except BuildFailed as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("limit", [90_000, 20_000])
+def test_no_room_is_one_line_and_leaves_nothing(tmp_path: Path, tokenizer: Path, limit: int) -> None:
+    """A file that may not grow further stands for a full disk: in the spool, and in the HDF5 file."""
+    (tmp_path / "a.txt").write_text("ab" * 22_000)
+    command = [sys.executable, "-c", LIMITED, tmp_path / "a.txt", tmp_path / "out", tokenizer, str(limit)]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.stderr.startswith(f"{tmp_path}/out: cannot be written: ")
+    assert "File too large" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]

@@ -1,0 +1,165 @@
+"""Newton-Schulz steps: what they leave of the singular values, for any shape, strides and number of matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.memory import peak_bytes
+from train.optim import newton_schulz as module
+from train.optim import workspace
+from train.optim.newton_schulz import CoefficientSet, coefficient_schedule, newton_schulz
+
+SETS: tuple[CoefficientSet, ...] = ("keller", "you", "polar_express", "deepseek_v4")
+SHAPES = ((1, 8, 24), (3, 24, 8), (5, 16, 16), (2, 5, 9), (2, 1, 7), (2, 7, 1))
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ill_conditioned(rows: int, columns: int) -> Tensor:
+    """[1, rows, columns] in fp64, with singular values from 1 down to 0.001 in equal distances."""
+    u_MS, _, vh_SN = torch.linalg.svd(noise(rows, columns).double(), full_matrices=False)
+    values_S = torch.linspace(1, 1e-3, min(rows, columns), dtype=torch.float64)
+    matrix: Tensor = u_MS * values_S @ vh_SN
+    return matrix.unsqueeze(0)
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Tensor:
+    return ill_conditioned(512, 2048)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("coefficients", "steps", "mean"),
+    [
+        ("keller", 5, 0.150),
+        ("you", 5, 0.033),
+        ("polar_express", 5, 0.084),
+        ("deepseek_v4", 10, 0.001),
+        ("deepseek_v4", 5, 0.050),
+    ],
+)
+def test_singular_values_end_near_one(
+    matrix: Tensor, coefficients: CoefficientSet, steps: int, mean: float, dtype: torch.dtype
+) -> None:
+    """The figures of the module's text."""
+    result = newton_schulz(matrix, steps=steps, coefficients=coefficients, dtype=dtype)
+    off_S = (torch.linalg.svdvals(result[0].float()) - 1).abs()
+    assert off_S.mean().item() == pytest.approx(mean, abs=0.001)
+    assert off_S[:256].max() < 0.25  # the upper half of the spectrum has arrived
+
+
+@pytest.mark.parametrize("coefficients", SETS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_step_is_its_polynomial_of_the_singular_values(
+    shape: tuple[int, int, int], coefficients: CoefficientSet
+) -> None:
+    x_KMN = noise(*shape).double()
+    result = newton_schulz(x_KMN, steps=4, coefficients=coefficients, dtype=torch.float64)
+    for x_MN, y_MN in zip(x_KMN, result, strict=True):
+        u_MS, values_S, vh_SN = torch.linalg.svd(x_MN, full_matrices=False)
+        values_S = values_S / x_MN.norm()
+        for a, b, c in coefficient_schedule(coefficients, 4):
+            values_S = a * values_S + b * values_S**3 + c * values_S**5
+        torch.testing.assert_close(y_MN, u_MS * values_S @ vh_SN, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("coefficients", SETS)
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 10, 12])
+def test_there_is_a_triple_for_each_step(coefficients: CoefficientSet, steps: int) -> None:
+    assert len(coefficient_schedule(coefficients, steps)) == steps
+
+
+def test_longer_schedules_go_on_as_documented() -> None:
+    assert coefficient_schedule("you", 7)[4:] == coefficient_schedule("you", 5)[4:] * 3
+    assert coefficient_schedule("polar_express", 9)[7:] == ((1.875, -1.25, 0.375),) * 2
+    assert coefficient_schedule("polar_express", 3) == coefficient_schedule("polar_express", 8)[:3]
+    keller, last = coefficient_schedule("keller", 1), (2.0, -1.5, 0.5)
+    assert coefficient_schedule("deepseek_v4", 10) == keller * 8 + (last,) * 2
+    assert coefficient_schedule("deepseek_v4", 1) == (last,)
+
+
+@pytest.mark.parametrize("coefficients", SETS)
+def test_more_steps_converge(coefficients: CoefficientSet) -> None:
+    """No set leaves the region where it is stable, however often it is repeated."""
+    values_S = torch.linalg.svdvals(
+        newton_schulz(ill_conditioned(16, 48), steps=30, coefficients=coefficients)[0].float()
+    )
+    assert 0.6 < values_S.min() < values_S.max() < 1.25
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 40, 72), (1, 72, 40), (2, 40, 40)])
+def test_panels_give_what_whole_products_give(
+    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x_KMN = noise(*shape)
+    whole = newton_schulz(x_KMN, dtype=dtype)
+    monkeypatch.setattr(module, "_PANELS_FROM", 1)
+    monkeypatch.setattr(module, "_PANEL", 16)
+    panels = newton_schulz(x_KMN, dtype=dtype)
+    if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        assert torch.equal(panels, whole)
+    torch.testing.assert_close(panels, whole, rtol=0, atol=50 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_matrix_does_not_depend_on_its_company(
+    shape: tuple[int, int, int], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x_KMN = noise(*shape)
+    together = newton_schulz(x_KMN, steps=steps)
+    alone = torch.cat([newton_schulz(x_MN.unsqueeze(0), steps=steps) for x_MN in x_KMN])
+    assert torch.equal(together, alone)
+    monkeypatch.setattr(workspace, "CPU_CHUNK_BYTES", 1)
+    assert torch.equal(together, newton_schulz(x_KMN, steps=steps))
+
+
+def test_strides_do_not_matter_and_the_input_stays() -> None:
+    wide = noise(3, 9, 20)
+    for x_KMN in (wide[:, :, ::2], wide[:, 2:7], wide.mT, wide[::2], wide[:1].expand(4, 9, 20)):
+        before = x_KMN.clone()
+        result = newton_schulz(x_KMN)
+        assert torch.equal(result, newton_schulz(x_KMN.contiguous()))
+        assert torch.equal(x_KMN, before)
+        assert result.is_contiguous()
+
+
+def test_tall_and_wide_are_each_others_transposes() -> None:
+    x_KMN = noise(2, 12, 40)
+    wide, tall = (newton_schulz(x, dtype=torch.float64) for x in (x_KMN, x_KMN.mT))
+    torch.testing.assert_close(tall.mT, wide, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 8), (3, 0, 8), (3, 8, 0)])
+def test_nothing_gives_nothing(shape: tuple[int, int, int]) -> None:
+    assert newton_schulz(torch.empty(shape)).shape == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_zeros_stay_zeros_beside_other_matrices(dtype: torch.dtype) -> None:
+    x_KMN = noise(3, 4, 8)
+    x_KMN[1] = 0
+    result = newton_schulz(x_KMN, dtype=dtype)
+    assert result[1].abs().max() == 0
+    assert result[[0, 2]].isfinite().all() and result[0].abs().max() > 0.1
+
+
+def test_the_length_of_a_matrix_does_not_matter() -> None:
+    x_KMN = noise(1, 16, 32)
+    for factor in (2.0**-20, 2.0**20):
+        assert torch.equal(newton_schulz(x_KMN * factor), newton_schulz(x_KMN))
+
+
+def test_temporary_tensors_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_KMN = noise(64, 32, 64)
+    bound = 4 * workspace.iteration_bytes(32, 64, itemsize=2)
+    monkeypatch.setattr(workspace, "CPU_CHUNK_BYTES", bound)
+    small = 64 * 1024  # norms and the like
+    result = 2 * x_KMN.numel()
+    assert result + bound / 2 < peak_bytes(lambda: newton_schulz(x_KMN)) < result + bound + small

@@ -1,0 +1,73 @@
+"""What `sharded_bytes` says is what is allocated."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.train.curves import MODEL
+from tests.train.ranks import in_group
+from train.config import ModelConfig, OptimConfig, ParallelConfig
+from train.model.zaya import build
+from train.optim.sharded import ShardedOptimizer
+from train.parallel.memory import sharded_bytes
+from train.parallel.world import DTYPES
+from train.parallel.zero import ZeroShards
+from train.shapes import owned_table
+
+
+def allocated(group: dist.ProcessGroup, settings: dict[str, Any], matrices: str) -> tuple[int, dict[str, int]]:
+    """Bytes of all tensors that shards and optimizer keep, and what they should be."""
+    parallel = ParallelConfig(**settings)
+    optim = OptimConfig(matrices=matrices)  # type: ignore[arg-type]
+    model = build(MODEL, 0, dtype=DTYPES[parallel.dtype])
+    shards = ZeroShards(
+        model,
+        owned_table(MODEL, optim),
+        group,
+        gradient_dtype=DTYPES[parallel.gradient_dtype],
+        reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
+        bucket_bytes=parallel.bucket_mb * 2**20,
+    )
+    optimizer = ShardedOptimizer(shards, optim)
+    bias = model.balancing_bias.untyped_storage().data_ptr()
+    gc.collect()
+    storages = {
+        found.untyped_storage().data_ptr(): found.untyped_storage().nbytes()
+        for found in gc.get_objects()
+        if isinstance(found, torch.Tensor)
+    }
+    del optimizer
+    total = sum(size for pointer, size in storages.items() if pointer != bias)
+    return total, sharded_bytes(MODEL, optim, parallel, dist.get_world_size(group), dist.get_rank(group))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "matrices"),
+    [
+        (1, {"dtype": "fp32"}, "muon"),
+        (2, {"dtype": "bf16", "bucket_mb": 0.01}, "muon"),
+        (3, {"dtype": "bf16", "bucket_mb": 0.05, "reduce_dtype": "bf16"}, "muon"),
+        (2, {"dtype": "fp64", "reduce_dtype": "bf16"}, "muon"),
+        (2, {"dtype": "bf16", "gradient_dtype": "bf16"}, "adamw"),
+    ],
+)
+def test_every_buffer_is_in_the_plan_and_no_other(ranks: int, settings: dict[str, Any], matrices: str) -> None:
+    for total, planned in in_group(allocated, ranks, settings, matrices):
+        assert total == sum(planned.values()), planned
+
+
+def test_zaya1_base_on_eight_ranks() -> None:
+    """In bf16 with fp32 gradients: 2 + 4 bytes of all 8.84 billion parameters, and an eighth of the rest."""
+    planned = sharded_bytes(ModelConfig(), OptimConfig(), ParallelConfig(), 8, 0)
+    parameters = 8_840_488_784
+    assert planned["weights"] == pytest.approx(2 * parameters, rel=1e-3)
+    assert planned["gradients"] == pytest.approx(4 * parameters, rel=1e-3)
+    assert planned["master weights"] == pytest.approx(4 * parameters / 8, rel=1e-2)
+    assert planned["optimizer state"] == pytest.approx((4 * parameters + 4 * 551_321_424) / 8, rel=1e-2)
+    assert planned["exchange of matrices"] == pytest.approx(8 * 8_289_167_360 / 8, rel=1e-2)
+    assert planned["staging"] == 0

@@ -1,0 +1,164 @@
+"""The optimizer of a rank: AdamW on flat shares is torch's AdamW on the parameters, and Muon gets the matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.train.sharded import FLAT, TABLE, Few, backward, by_tensor, shards_of
+from train.config import MuonConfig, OptimConfig
+from train.optim.adamw import MOMENTS
+from train.optim.sharded import ShardedOptimizer, states_of
+from train.parallel.zero import ZeroShards
+
+CONFIG = OptimConfig(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, muon=MuonConfig(dtype="fp32"))
+RATES = (1e-2, 3e-2, 2e-2)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[dist.ProcessGroup]:
+    """A group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def train(model: Few, shards: ZeroShards, optimizer: ShardedOptimizer, steps: range) -> None:
+    for step in steps:
+        shards.begin_step(backwards=1)
+        backward(model, step)
+        shards.reduce_gradients()
+        optimizer.step(RATES[step])
+        shards.gather_weights()
+
+
+def test_adamw_equals_torchs_optimizer_bit_for_bit(alone: dist.ProcessGroup) -> None:
+    """With `optim.matrices: adamw` everything is flat; with Muon, the rest is."""
+    for table in (FLAT, TABLE):
+        model, reference = Few(table), Few(table)
+        shards = shards_of(model, alone, table)
+        optimizer = ShardedOptimizer(shards, CONFIG)
+        train(model, shards, optimizer, range(3))
+
+        decayed = [parameter for parameter in reference.parameters() if parameter.dim() > 1]
+        vectors = [parameter for parameter in reference.parameters() if parameter.dim() == 1]
+        torchs = torch.optim.AdamW(
+            [{"params": decayed}, {"params": vectors, "weight_decay": 0.0}],
+            betas=CONFIG.betas, eps=CONFIG.eps, weight_decay=CONFIG.weight_decay, fused=True,
+        )  # fmt: skip
+        for step, lr in enumerate(RATES):
+            for group in torchs.param_groups:
+                group["lr"] = lr
+            torchs.zero_grad()
+            backward(reference, step)
+            torchs.step()
+
+        assert optimizer.steps == 3
+        moments = {state.name: state.values for state in optimizer.states if state.name in MOMENTS}
+        for extent in shards.extents:
+            expected = reference.get_parameter(extent.tensor)
+            same = torch.equal(model.get_parameter(extent.tensor), expected)
+            assert same == (extent.offset_in_chunk < shards.layout.flat_share), extent.tensor
+            for state, moment in moments.items() if same else ():
+                found = moment[extent.in_chunk].view(expected.shape)
+                assert torch.equal(found, torchs.state[expected][state]), (extent.tensor, state)
+
+
+def test_muon_steps_every_whole_matrix_by_itself(alone: dist.ProcessGroup) -> None:
+    """One matrix at a time gives the same as all of a rank together."""
+    model = Few()
+    shards = shards_of(model, alone)
+    train(model, shards, ShardedOptimizer(shards, CONFIG), range(2))
+    for row in TABLE:
+        if row.whole:
+            other = Few((row,))
+            single = shards_of(other, alone, (row,))
+            train(other, single, ShardedOptimizer(single, CONFIG), range(2))
+            torch.testing.assert_close(
+                model.get_parameter(row.name), other.get_parameter(row.name), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_gate_and_up_that_are_owned_apart_are_orthogonalised_apart(alone: dist.ProcessGroup) -> None:
+    """[2, 10, 4] as four matrices [5, 4] or as two [10, 4]: the step of each has singular values near 1."""
+    row = next(row for row in TABLE if row.name == "halves")
+    for whole, shape in ((4, (4, 5, 4)), (2, (2, 10, 4))):
+        table = (replace(row, whole=whole),)
+        model = Few(table)
+        shards = shards_of(model, alone, table)
+        before = shards.master.clone()
+        config = OptimConfig(weight_decay=0.0, muon=MuonConfig(dtype="fp32", scale="original"))
+        train(model, shards, ShardedOptimizer(shards, config), range(1))
+        step = by_tensor(shards, before - shards.master)[row.name].view(shape)
+        scale = (shape[1] / shape[2]) ** 0.5 * RATES[0]
+        singular = torch.linalg.svdvals(step) / scale
+        assert singular.min() > 0.5
+        assert singular.max() < 1.3
+
+
+def test_steps_are_taken_on_the_masters_not_on_their_rounding(alone: dist.ProcessGroup) -> None:
+    """Steps far smaller than bf16 can tell add up."""
+    model = Few(FLAT, dtype=torch.bfloat16)
+    shards = shards_of(model, alone, FLAT)
+    optimizer = ShardedOptimizer(shards, OptimConfig(weight_decay=0.0))
+    before = shards.master.clone()
+    for _ in range(50):
+        shards.master_gradient.fill_(1.0)
+        optimizer.step(1e-4)
+        shards.gather_weights()
+    moved = by_tensor(shards, before - shards.master)["matrix"]
+    torch.testing.assert_close(moved, torch.full_like(moved, 50e-4), rtol=1e-2, atol=0)
+
+
+def test_its_states_are_all_there_is_to_continue(alone: dist.ProcessGroup) -> None:
+    whole_model = Few()
+    whole = shards_of(whole_model, alone)
+    whole_optimizer = ShardedOptimizer(whole, CONFIG)
+    train(whole_model, whole, whole_optimizer, range(2))
+    saved = {state.name: state.values.clone() for state in whole_optimizer.states}
+    assert tuple(saved) == ("master", "exp_avg", "exp_avg_sq", "momentum")
+    train(whole_model, whole, whole_optimizer, range(2, 3))
+
+    model = Few()
+    shards = shards_of(model, alone)
+    optimizer = ShardedOptimizer(shards, CONFIG)
+    for state in optimizer.states:
+        state.values.copy_(saved[state.name])
+    optimizer.restore(2)
+    shards.gather_weights()
+    train(model, shards, optimizer, range(2, 3))
+    assert optimizer.steps == 3
+    for state, expected in zip(optimizer.states, whole_optimizer.states, strict=True):
+        assert torch.equal(state.values, expected.values), state.name
+    assert torch.equal(shards.weights, whole.weights)
+
+
+def test_a_tensor_has_the_states_of_its_optimizer(alone: dist.ProcessGroup) -> None:
+    shards = shards_of(Few(), alone)
+    optimizer = ShardedOptimizer(shards, CONFIG)
+    rows = {row.name: row for row in TABLE}
+    for extent in shards.extents:
+        kept = tuple(state.name for state in optimizer.states if state.covers(extent))
+        assert kept == states_of(rows[extent.tensor])
+        for state in optimizer.states:
+            if state.covers(extent):
+                assert len(state.values[state.where(extent)]) == extent.numel
+    assert {len(states_of(row)) for row in TABLE} == {2, 3}
+
+
+def test_padding_stays_zero(alone: dist.ProcessGroup) -> None:
+    model = Few()
+    shards = shards_of(model, alone)
+    optimizer = ShardedOptimizer(shards, CONFIG)
+    train(model, shards, optimizer, range(3))
+    for state in optimizer.states:
+        used = torch.zeros_like(state.values, dtype=torch.bool)
+        for extent in filter(state.covers, shards.extents):
+            used[state.where(extent)] = True
+        assert not used.all()
+        assert state.values[~used].abs().max() == 0

@@ -1,0 +1,214 @@
+"""Feeding a rank: its microbatches on its device, read ahead by a thread while the device computes.
+
+    read       train/data/reader.py, whenever fewer than `prefetch` microbatches are ready, across steps and phases
+    transfer   in the bundles' format (2 or 4 bytes a token) out of pinned memory, in the trainer's stream
+    widen      to int64 on the device, as much as is read at a time; for a CPU in the thread, before it is needed
+
+The thread leaves the trainer its GIL: numpy copies without it (but for sequences of less than 500 tokens). With
+prefetch 0 the trainer's own thread reads when it asks; the bits are equal, whatever prefetch is.
+
+Cost: memory for `prefetch` microbatches and one read as they are stored, and one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train.data.order import DataOrder
+from train.data.reader import Place, Read, read_from
+from train.data.sampler import rank_microbatches
+from train.model.head import IGNORED_TARGET
+from train.model.packing import documents_of
+
+CLOSING_S = 10.0
+
+
+class Microbatch(NamedTuple):
+    """What one forward and backward pass works on.
+
+    Attributes:
+        step: the optimizer step that it belongs to, from 0.
+        number: its place among the step's microbatches.
+        tokens_BS: int64 inputs.
+        targets_BS: int64, the token after each input; IGNORED_TARGET where it does not count.
+        document_BS: numbers of the documents, where these are kept apart.
+        targets: how many targets count.
+    """
+
+    step: int
+    number: int
+    tokens_BS: Tensor
+    targets_BS: Tensor
+    document_BS: Tensor | None
+    targets: int
+
+
+class _Held(NamedTuple):
+    """What was read, as tensors on the host; see `train.data.reader.Read`. `targets`: how many count, of each."""
+
+    places: list[Place]
+    windows_MBS: Tensor
+    mask_MBS: Tensor | None
+    targets: list[int]
+
+
+class Loader:
+    """One rank's microbatches. As a context manager it ends its thread."""
+
+    def __init__(
+        self,
+        order: DataOrder,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        prefetch: int,
+        isolate_documents: bool = False,
+    ) -> None:
+        """Make ready; nothing is read before the first microbatch is asked for.
+
+        Args:
+            order: of the run.
+            rank: data-parallel rank.
+            world_size: data-parallel ranks.
+            device: where microbatches are wanted.
+            prefetch: microbatches that are kept ready; 0: no thread.
+            isolate_documents: number the documents of each sequence.
+
+        Raises:
+            DataError: there are more bundles than this machine lets a process open.
+        """
+        order.data.allow_open_files()
+        self._order, self._rank, self._world_size = order, rank, world_size
+        self._device, self._prefetch = device, prefetch
+        self._end_token = order.data.header.end_token if isolate_documents else None
+        self._stream: Iterator[Microbatch] = iter(())
+        self._ahead: _ReadAhead | None = None
+        self._next_step: int | None = None
+
+    def microbatches(self, step: int) -> Iterator[Microbatch]:
+        """This rank's microbatches of a step, in order; none where ranks outnumber them.
+
+        Steps are usually asked for in order; any other is found as well, and what was read ahead is dropped.
+
+        Raises:
+            DataError, OSError: reading failed, here or in the thread.
+        """
+        if step != self._next_step:
+            self._start(step)
+        self._next_step = None  # until the whole step is taken
+        for _ in rank_microbatches(self._order.plan.at(step).microbatches, self._rank, self._world_size):
+            yield next(self._stream)
+        self._next_step = step + 1
+
+    def close(self) -> None:
+        """End the thread; what was read ahead is dropped."""
+        self._next_step = None
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, step: int) -> None:
+        self.close()
+        reads: Iterator[_Held] = map(self._hold, read_from(self._order, step, self._rank, self._world_size))
+        if self._prefetch:
+            self._ahead = _ReadAhead(reads, self._prefetch, self._device)
+            reads = self._ahead.taken()
+        self._stream = (microbatch for held in reads for microbatch in self._deliver(held))
+
+    def _hold(self, read: Read) -> _Held:
+        """Make a read ready for the device: for a GPU in pinned memory, for the CPU widened; count its targets.
+
+        The allocator of pinned memory keeps a block until the copies out of it are done, however soon it is freed.
+        """
+        targets = [read.windows_MBS[0, :, 1:].size] * len(read.places)
+        mask_MBS = None
+        if read.mask_MBS is not None:
+            targets = read.mask_MBS.sum(axis=(1, 2), dtype=int).tolist()
+            mask_MBS = torch.from_numpy(read.mask_MBS)
+        if self._device.type == "cpu":
+            return _Held(read.places, torch.from_numpy(read.windows_MBS.astype(np.int64)), mask_MBS, targets)
+        windows_MBS = torch.from_numpy(read.windows_MBS).pin_memory()
+        return _Held(read.places, windows_MBS, mask_MBS.pin_memory() if mask_MBS is not None else None, targets)
+
+    def _deliver(self, held: _Held) -> Iterator[Microbatch]:
+        """Move a read to the device, widen it there (on a CPU both are done), and take it apart."""
+        windows_MBS = held.windows_MBS.to(self._device, non_blocking=True).to(torch.int64)
+        targets_MBS = windows_MBS[:, :, 1:]
+        if held.mask_MBS is not None:
+            mask_MBS = held.mask_MBS.to(self._device, non_blocking=True)
+            targets_MBS = targets_MBS.masked_fill(mask_MBS == 0, IGNORED_TARGET)
+        parts = (windows_MBS[:, :, :-1].unbind(), targets_MBS.unbind(), held.targets)
+        for place, tokens_BS, targets_BS, targets in zip(held.places, *parts, strict=True):
+            document_BS = None if self._end_token is None else documents_of(tokens_BS, self._end_token)
+            yield Microbatch(*place, tokens_BS, targets_BS, document_BS, targets)
+
+
+class _ReadAhead:
+    """A thread that keeps microbatches ready."""
+
+    def __init__(self, reads: Iterator[_Held], prefetch: int, device: torch.device) -> None:
+        self._reads, self._prefetch, self._device = reads, prefetch, device
+        self._ready: deque[_Held] = deque()
+        self._microbatches = 0
+        self._changed = threading.Condition()
+        self._closing = self._finished = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="train-data", daemon=True)
+        self._thread.start()
+
+    def taken(self) -> Iterator[_Held]:
+        """What was read, in order; waits for it, and raises what the thread stumbled over."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._finished)
+                if not self._ready:
+                    break
+                held = self._ready.popleft()
+                self._microbatches -= len(held.targets)
+                self._changed.notify_all()
+            yield held
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread after the read that it is at. One that hangs in the file system is left behind."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(CLOSING_S)
+
+    def _run(self) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # each thread has its own; pinning would wake up GPU 0
+            for held in self._reads:
+                with self._changed:
+                    self._ready.append(held)
+                    self._microbatches += len(held.targets)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._closing or self._microbatches < self._prefetch)
+                    if self._closing:
+                        return
+        except BaseException as error:  # the trainer's to handle
+            self._error = error
+        finally:
+            with self._changed:
+                self._finished = True
+                self._changed.notify_all()

@@ -1,0 +1,163 @@
+"""The global order of a run: which sequence of which source is trained on when, a pure function of (seed, place).
+
+A place is a phase and a number among its sequences. The phase's mixture says which source it comes from and how
+many of that source the phase takes before it (train/data/mixture.py); the phases before with the same context
+say how many they took; together that is the counter whose sequence the source's own shuffle gives
+(train/data/sampler.py). So a phase goes on where earlier ones of its context left each source, whatever their
+mixtures were, and a source that a phase leaves out stays where it is. Contexts cut a corpus differently: each
+has an order of its own. A source that comes to its end begins again, shuffled anew.
+
+Ranks, microbatches, workers and prefetching do not appear. Nothing is stored but the configuration: to resume, a
+step is enough. What checkpoints record beside it is there to notice when configuration or data have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.config import PhaseConfig
+from train.data.mixture import Mixture
+from train.data.sampler import Sampler
+from train.data.training_data import ALONE, TrainingData, key_of
+from train.errors import ConfigError, DataError
+from train.optim.schedule import Plan
+
+
+class DataOrder:
+    """The order of a run.
+
+    Attributes:
+        data: its sources.
+        plan: its steps.
+        mixtures: one for each phase.
+    """
+
+    def __init__(self, data: TrainingData, plan: Plan, seed: int) -> None:
+        """Work out the mixtures, and how far the phases before each one got in every source.
+
+        Raises:
+            ConfigError: a share is too small.
+            DataError: a source is too short for a phase that takes from it.
+        """
+        self.data, self.plan, self.seed = data, plan, seed
+        self.mixtures = tuple(self._mixture(index, phase) for index, phase in enumerate(plan.phases))
+        self._before: list[dict[str, int]] = []
+        taken: dict[int, dict[str, int]] = {}
+        for index, phase in enumerate(plan.phases):
+            counts = taken.setdefault(phase.context, {})
+            self._before.append(dict(counts))
+            _add(counts, self.counts(index))
+
+    def counts(self, phase_index: int) -> dict[str, int]:
+        """How many sequences of each source a phase trains on."""
+        stages = self.plan.phases[phase_index].stages
+        return self.mixtures[phase_index].counts(sum(stage.steps * stage.global_batch for stage in stages))
+
+    def at(self, phase_index: int, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where sequences of a phase lie.
+
+        Args:
+            phase_index: the phase's place in the plan.
+            sequences: int64 [k], numbered from 0 in the phase.
+
+        Returns:
+            The source's place in `data.names`, and the sequence's index in it; int64 [k] each.
+        """
+        mixture, context = self.mixtures[phase_index], self.plan.phases[phase_index].context
+        place, before = mixture.at(sequences)
+        source, index = np.empty_like(place), np.empty_like(place)
+        for here in np.unique(place).tolist():
+            mine, name = place == here, mixture.names[here]
+            sampler = Sampler(self.data.sequences(name, context), self.seed, name)
+            source[mine] = self.data.names.index(name)
+            index[mine] = sampler.indices(self._before[phase_index].get(name, 0) + before[mine])
+        return source, index
+
+    def taken(self, done: int) -> dict[str, dict[str, int]]:
+        """How many sequences of each source the first `done` steps train on, by context.
+
+        As {"4096": {"web": 90, "code": 10}}: keys are text, as in JSON.
+        """
+        here = self.plan.at(done) if done < self.plan.total_steps else None
+        finished = len(self.plan.phases) if here is None else here.phase_index
+        counts = [self.counts(index) for index in range(finished)]
+        if here is not None:
+            counts.append(self.mixtures[finished].counts(here.sequence))
+        taken: dict[str, dict[str, int]] = {}
+        for phase, of_phase in zip(self.plan.phases, counts, strict=False):
+            if some := {name: count for name, count in of_phase.items() if count}:
+                _add(taken.setdefault(str(phase.context), {}), some)
+        return taken
+
+    def record(self, done: int) -> dict[str, Any]:
+        """What a checkpoint after `done` steps says of the data."""
+        return {
+            "seed": self.seed,
+            "data_fingerprint": self.data.fingerprint,
+            "tokenizer_sha256": self.data.header.tokenizer_sha256,
+            "sources": {name: corpus.fingerprint for name, corpus in self.data.corpora.items()},
+            "sequences": self.taken(done),
+        }
+
+    def changes(self, recorded: Mapping[str, Any], done: int) -> list[str]:
+        """What a run that is resumed after `done` steps should be told of changes of its data, a line for each.
+
+        Args:
+            recorded: what `record` gave after these steps; checkpoints of older versions lack parts of it.
+
+        Raises:
+            DataError: the tokenizer is another one.
+            ConfigError: the same data were mixed differently in the steps that are done.
+        """
+        ours = self.record(done)
+        if recorded.get("tokenizer_sha256", ours["tokenizer_sha256"]) != ours["tokenizer_sha256"]:
+            raise DataError(
+                f"{self.data.paths}: made with another tokenizer than the checkpoint's run; "
+                "set data.path back, or submit with --new"
+            )
+        lines = []
+        if recorded.get("data_fingerprint", ours["data_fingerprint"]) != ours["data_fingerprint"]:
+            lines = self._changed_sources(recorded.get("sources", {}))
+        if recorded.get("seed", self.seed) != self.seed:
+            lines.append(f"run.seed is {self.seed}, and was {recorded['seed']}: from here on the order is another")
+        before, now = recorded.get("sequences", ours["sequences"]), ours["sequences"]
+        if before != now and not lines:
+            raise ConfigError(
+                f"phases[].mix: the {done} steps that are done took {_shown(before)}; now they would take "
+                f"{_shown(now)}; set the mix back and give the new one to a phase that begins after them"
+            )
+        return lines
+
+    def _changed_sources(self, before: Mapping[str, str]) -> list[str]:
+        lines = [
+            f"{corpus.path} is not the data that the checkpoint was trained on"
+            for name, corpus in self.data.corpora.items()
+            if before.get(name, "" if name == ALONE else corpus.fingerprint) != corpus.fingerprint
+        ]
+        lines += [f"{key_of(name)} is new" for name in self.data.names if name not in before and name != ALONE]
+        return lines + [f"{key_of(name)} is gone" for name in before if name not in self.data.names]
+
+    def _mixture(self, index: int, phase: PhaseConfig) -> Mixture:
+        corpora = self.data.corpora
+        shares = phase.mix or {name: corpus.token_count for name, corpus in corpora.items()}
+        try:
+            mixture = Mixture.of(shares, f"zslurm mixture {self.seed} {index}")
+        except ValueError as error:
+            raise ConfigError(f"phases[{index}].mix: {error}") from error
+        for name in mixture.names:
+            self.data.sequences(name, phase.context)
+        return mixture
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
+
+
+def _shown(taken: Mapping[str, Mapping[str, int]]) -> str:
+    parts = [f"{count} of {name}" for counts in taken.values() for name, count in counts.items()]
+    return ", ".join(parts)

@@ -1,0 +1,71 @@
+"""Rows of a Parquet file, a few at a time.
+
+Pages are decoded as they are needed and nothing is read ahead, so that memory is bounded by some pages of the
+columns that are asked for, whatever the size of a row group. Checksums of pages are compared where there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from train.errors import DataError
+
+_STREAMED = {"buffer_size": 1 << 20, "pre_buffer": False}
+
+
+def read_rows(
+    path: Path, columns: Sequence[str], start: int, rows_at_once: int
+) -> Iterator[tuple[int, tuple[Any, ...], int]]:
+    """The rows from `start` on: (number, one string or None for each of `columns`, rows in the file).
+
+    Raises:
+        DataError: pyarrow is missing; the file cannot be read, is damaged, or lacks a column of text.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            f"{path}: reading .parquet needs the package pyarrow: pip install 'zslurm[data]'"
+        ) from None
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True, **_STREAMED) as file:
+            _check_columns(path, file.schema_arrow, columns)
+            metadata = file.metadata
+            group, row = 0, 0
+            while group < metadata.num_row_groups and row + metadata.row_group(group).num_rows <= start:
+                row += metadata.row_group(group).num_rows
+                group += 1
+            wanted = list(range(group, metadata.num_row_groups))
+            batches = file.iter_batches(rows_at_once, row_groups=wanted, columns=list(columns), use_threads=False)
+            for batch in batches if wanted else ():
+                for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                    if row >= start:
+                        yield row, values, metadata.num_rows
+                    row += 1
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: a text in rows {row} to {row + rows_at_once - 1} is not UTF-8: byte "
+            f"0x{error.object[error.start]:02x} at offset {error.start} of it; leave it out"
+        ) from error
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: cannot be read as Parquet: {reason}; copy it again") from error
+
+
+def _check_columns(path: Path, schema: Any, columns: Sequence[str]) -> None:
+    """Raise a DataError unless every column is there and holds text."""
+    from pyarrow import types
+
+    for name in columns:
+        if name not in schema.names:
+            raise DataError(
+                f"{path}: has no column {name!r}; its columns are {', '.join(schema.names)} (name one with "
+                "--text-column, or with --prompt-key and --completion-key)"
+            )
+        kind = schema.field(name).type
+        text = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)):
+            raise DataError(f"{path}: column {name!r} holds {kind}, not text")

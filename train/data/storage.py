@@ -1,0 +1,138 @@
+"""What a run asks of its storage, from its own numbers and the time of a step: the model of arXiv 2511.17127 (II).
+
+    pages per step        n = sigma G s b / P
+    operations a second   n / t
+
+with G sequences of s tokens in a step, b bytes a token, pages of P bytes, and t seconds a step. sigma says how
+many times the pages are touched that the tokens would fill: 1 to 2 for bundled data, 2 to 8 for fragmented ones.
+Published for ZAYA1: G = s = 4,096, b = 4, P = 4,096 and t = 2.5 s give 64 MiB, 16,384 pages and 6,554 sigma
+operations a second, of 70,000 that the storage gives.
+
+sigma of our bundles follows from their layout. A sequence is one piece of (s + 1) b bytes, and pieces begin at
+multiples of s b bytes: whatever s is, that touches 1 + s b / P pages on average, so sigma = 1 + P / (s b). It is
+1.25 for ZAYA1. The loader asks for these pages and no others (Bundle.scattered), those of many sequences at once:
+where the storage counts requests and not pages, there are G / t of them a second.
+
+A checkpoint holds fp32 masters and the optimizer's state: 4 bytes a parameter, and 4 more for Muon's momentum or 8
+more for AdamW's two moments (twice as much for fp64 models). A save must be written before the next one begins, or
+training waits. What is left out: evaluation, exports, and resuming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from train.config import CheckpointConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
+from train.data.schema import BundleHeader
+from train.shapes import owned_table
+
+PAGE_BYTES = 4096
+PUBLISHED_BUDGET = 70_000
+"""Operations a second that the storage of ZAYA1's cluster gave."""
+
+
+class Run(Protocol):
+    """The sections of a run's configuration that decide its input and output."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def optim(self) -> OptimConfig: ...
+
+    @property
+    def phases(self) -> Sequence[PhaseConfig]: ...
+
+    @property
+    def parallel(self) -> ParallelConfig: ...
+
+    @property
+    def checkpoint(self) -> CheckpointConfig: ...
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a step reads.
+
+    Attributes:
+        global_batch: sequences in the step.
+        context: tokens in one sequence.
+        token_bytes: bytes of a token.
+        step_time: seconds.
+    """
+
+    global_batch: int
+    context: int
+    token_bytes: int
+    step_time: float
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the step's tokens."""
+        return self.global_batch * self.context * self.token_bytes
+
+    @property
+    def sigma(self) -> float:
+        """sigma of bundles of ours."""
+        return 1 + PAGE_BYTES / (self.context * self.token_bytes)
+
+    def pages(self, sigma: float) -> float:
+        """Pages that a step touches."""
+        return sigma * self.bytes / PAGE_BYTES
+
+    def iops(self, sigma: float) -> float:
+        """Pages a second."""
+        return self.pages(sigma) / self.step_time
+
+
+@dataclass(frozen=True)
+class Saves:
+    """What checkpoints write.
+
+    Attributes:
+        bytes: of one checkpoint.
+        every_s: seconds from one to the next.
+        ranks: that write it together.
+    """
+
+    bytes: int
+    every_s: float
+    ranks: int
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, all ranks together, at which a checkpoint is written just before the next one begins."""
+        return self.bytes / self.every_s
+
+
+@dataclass(frozen=True)
+class StoragePlan:
+    """What a run asks of its storage: reads of each phase, at its largest batch, and checkpoints."""
+
+    reads: tuple[Reads, ...]
+    saves: Saves
+
+
+def plan_storage(run: Run, *, step_time: float, ranks: int) -> StoragePlan:
+    """Reads and checkpoints of a run.
+
+    Args:
+        run: its configuration.
+        step_time: seconds of a step.
+        ranks: data-parallel ranks.
+    """
+    token_bytes = BundleHeader(run.model.vocab_size, "", 0).token_dtype.itemsize
+    reads = tuple(
+        Reads(max(stage.global_batch for stage in phase.stages), phase.context, token_bytes, step_time)
+        for phase in run.phases
+    )
+    saves = Saves(checkpoint_bytes(run), run.checkpoint.every_steps * step_time, ranks)
+    return StoragePlan(reads, saves)
+
+
+def checkpoint_bytes(run: Run) -> int:
+    """Bytes of one checkpoint's tensors; headers and the manifest are not counted."""
+    itemsize = 8 if run.parallel.dtype == "fp64" else 4
+    return sum(row.numel * itemsize * (2 if row.whole else 3) for row in owned_table(run.model, run.optim))

@@ -1,0 +1,229 @@
+"""The data of a run: one corpus, or several by name, opened and checked once.
+
+All sources are made with one tokenizer: a run has one vocabulary. Whoever has one source calls it by its path;
+here it is a mapping with one name, the empty one, so that nothing else needs to tell one from many.
+
+Sequences are found first, many at once, then advised and read, some at once: a loop over few Python objects for
+each of them. Tokens stay in the format of the bundles until they reach the device that computes with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.config import DataConfig
+from train.data.bundle import Bundle, BundleHeader, Corpus
+from train.errors import ConfigError, DataError
+
+ALONE = ""
+"""Name of the source of a run with data.path."""
+OTHER_FILES = 512
+"""Files that a rank has open beside its bundles: sockets, libraries, devices, logs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Sequences of one context, and where they begin.
+
+    Attributes:
+        context: tokens in one sequence.
+        source: int64 [k], places in the names of the data.
+        index: int64 [k], of the sequence in its source.
+        bundles: the bundle that each begins in.
+        starts: the token of it.
+    """
+
+    context: int
+    source: NDArray[np.int64]
+    index: NDArray[np.int64]
+    bundles: list[Bundle]
+    starts: list[int]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def part(self, first: int, last: int) -> Sequences:
+        """Sequences [first, last) of these."""
+        here = slice(first, last)
+        return Sequences(self.context, self.source[here], self.index[here], self.bundles[here], self.starts[here])
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """The sources of a run, by name; names are sorted."""
+
+    corpora: Mapping[str, Corpus]
+
+    @classmethod
+    def open(cls, data: DataConfig) -> TrainingData:
+        """Open what the run file names.
+
+        Raises:
+            ConfigError: it names nothing.
+            DataError: a source is missing or damaged, or two were made with different tokenizers.
+        """
+        if data.path is None and not data.sources:
+            raise ConfigError("data.path: required, but not given; make a token bundle with `zslurm data build`")
+        paths = {ALONE: data.path} if data.path is not None else dict(sorted(data.sources.items()))
+        corpora = {}
+        for name, path in paths.items():
+            with _named(name):
+                corpora[name] = Corpus.open(path)
+        opened = cls(corpora)
+        opened._check_tokenizers()
+        return opened
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources, sorted."""
+        return tuple(self.corpora)
+
+    @property
+    def header(self) -> BundleHeader:
+        """What all sources say alike: vocabulary size, tokenizer, end-of-document token."""
+        return next(iter(self.corpora.values())).header
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all sources."""
+        return sum(corpus.token_count for corpus in self.corpora.values())
+
+    @property
+    def paths(self) -> str:
+        """Where the data lie, for people."""
+        return ", ".join(str(corpus.path) for corpus in self.corpora.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all sources' names and fingerprints; the corpus's own fingerprint where there is one path."""
+        if self.names == (ALONE,):
+            return self.corpora[ALONE].fingerprint
+        lines = [f"{name} {corpus.fingerprint}\n" for name, corpus in self.corpora.items()]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def allow_open_files(self) -> None:
+        """Let this process keep every bundle mapped: each mapping is an open file.
+
+        A corpus of terabytes has thousands of bundles; common limits are 1,024 files, which a process may raise.
+
+        Raises:
+            DataError: the machine does not allow as many.
+        """
+        bundles = sum(len(corpus.bundles) for corpus in self.corpora.values())
+        needed = 2 * bundles + OTHER_FILES
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if resource.RLIM_INFINITY != hard < needed:
+            raise DataError(
+                f"{self.paths}: {bundles} bundles are more than may be open at once ({hard} files, ulimit -Hn); "
+                "build them larger (zslurm data build --bundle-size), or have the limit raised"
+            )
+        if resource.RLIM_INFINITY != soft < needed:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Raise a DataError unless a model with `vocab_size` embedding rows can read every token id."""
+        name, corpus = next(iter(self.corpora.items()))
+        with _named(name):
+            corpus.check_fits(vocab_size)
+
+    def sequences(self, name: str, context: int) -> int:
+        """How many sequences of `context` tokens a source has.
+
+        Raises:
+            DataError: not a single one.
+        """
+        with _named(name):
+            return self.corpora[name].sequences(context)
+
+    def locate(self, source: NDArray[np.int64], index: NDArray[np.int64], context: int) -> Sequences:
+        """Find sequences.
+
+        Args:
+            source: int64 [k], places in `names`.
+            index: int64 [k], of the sequence in its source.
+            context: tokens in one sequence; its last target makes one more.
+        """
+        bundle, start = np.empty_like(index), np.empty_like(index)
+        bundles: list[Bundle] = []
+        for place in np.unique(source).tolist():
+            mine, corpus = source == place, self.corpora[self.names[place]]
+            which, start[mine] = corpus.locate(index[mine], context)
+            bundle[mine] = which + len(bundles)
+            bundles += corpus.bundles
+        return Sequences(context, source, index, [bundles[each] for each in bundle.tolist()], start.tolist())
+
+    def will_need(self, sequences: Sequences) -> None:
+        """Have the kernel fetch sequences while this process goes on; see Bundle.will_need.
+
+        What of one lies in a second bundle is left out.
+        """
+        for bundle, start in zip(sequences.bundles, sequences.starts, strict=True):
+            bundle.will_need(start, sequences.context + 1)
+
+    def read(self, sequences: Sequences) -> NDArray[np.unsignedinteger]:
+        """Sequences as they are stored, uint16 or uint32 [k, context + 1].
+
+        Each token is copied once, out of the mapping, and without the GIL.
+
+        Raises:
+            DataError: a token id is beyond the vocabulary.
+        """
+        count = sequences.context + 1
+        rows = np.empty((len(sequences), count), self.header.token_dtype)
+        for row, bundle, start in zip(range(len(rows)), sequences.bundles, sequences.starts, strict=True):
+            tokens = bundle.scattered[start : start + count]
+            rows[row] = tokens if len(tokens) == count else self._window(sequences, row)
+        if rows.max() >= self.header.vocab_size:
+            for row in range(len(rows)):
+                self._window(sequences, row)  # says which token it is
+        return rows
+
+    def target_mask(self, sequences: Sequences) -> NDArray[np.uint8] | None:
+        """Which targets of sequences count, uint8 [k, context] of 0 and 1; None where all do."""
+        mask: NDArray[np.uint8] | None = None
+        for place in np.unique(sequences.source).tolist():
+            mine = sequences.source == place
+            part = self.corpora[self.names[place]].target_mask(sequences.index[mine], sequences.context)
+            if part is not None:
+                mask = np.ones((len(sequences), sequences.context), np.uint8) if mask is None else mask
+                mask[mine] = part
+        return mask
+
+    def _window(self, sequences: Sequences, row: int) -> NDArray[np.int64]:
+        """One sequence, wherever its parts lie."""
+        corpus = self.corpora[self.names[sequences.source[row]]]
+        return corpus.window(int(sequences.index[row]), sequences.context)
+
+    def _check_tokenizers(self) -> None:
+        first, *others = self.corpora.items()
+        for name, corpus in others:
+            for field in ("tokenizer_sha256", "vocab_size", "end_token"):
+                ours, theirs = getattr(first[1].header, field), getattr(corpus.header, field)
+                if ours != theirs:
+                    raise DataError(
+                        f"{key_of(name)}: made with another tokenizer than {key_of(first[0])} "
+                        f"({field} {str(theirs)[:12]}, not {str(ours)[:12]}); build one again with the "
+                        "tokenizer of the other (zslurm data build --tokenizer)"
+                    )
+
+
+def key_of(name: str) -> str:
+    """The key of a source in a run file."""
+    return "data.path" if name == ALONE else f"data.sources.{name}"
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say which source an error is about."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{key_of(name)}: {error}") from error

@@ -1,0 +1,42 @@
+"""Held-out text: opened and checked without torch, so that a wrong one is refused when a run is submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.config import ModelConfig, PhaseConfig
+from train.data.bundle import Corpus
+from train.errors import DataError
+
+
+def open_held_out(
+    path: str | Path, *, tokenizer_sha256: str, model: ModelConfig, phases: tuple[PhaseConfig, ...]
+) -> Corpus:
+    """Open the bundles of evaluation.data.
+
+    Raises:
+        DataError: they are missing, damaged, too small for a phase's context, or made with another tokenizer than
+            the run's data.
+    """
+    try:
+        corpus = Corpus.open(path)
+        corpus.check_fits(model.vocab_size)
+        for phase in phases:
+            corpus.sequences(phase.context)
+    except DataError as error:
+        raise DataError(f"evaluation.data: {error}") from error
+    if corpus.header.tokenizer_sha256 != tokenizer_sha256:
+        raise DataError(
+            f"evaluation.data: {corpus.path}: made with another tokenizer than the run's data; build it with "
+            "their tokenizer.json (zslurm data build --tokenizer)"
+        )
+    return corpus
+
+
+def evenly(available: int, wanted: int) -> NDArray[np.int64]:
+    """`wanted` of the sequences [0, available), all where there are fewer, evenly spread; ascending, int64."""
+    count = min(available, wanted)
+    return np.arange(count, dtype=np.int64) * available // count

@@ -1,0 +1,397 @@
+"""torch.distributed.checkpoint (DCP) both ways, so that other trainers can take a run over and hand it back.
+
+    model.NAME                      fp32 master weights [shape], names as in train/shapes.py
+    optimizer.state.NAME.STATE      exp_avg, exp_avg_sq (AdamW) or momentum (Muon), as they are
+    buffers.NAME                    balancing biases and their state, RNG states
+    zslurm.manifest                 uint8 [bytes]: step, tokens, model, cursor and state, as JSON
+
+One process, no process group, one tensor in memory at a time: DCP asks for each tensor when it is about to write
+it. Importing reads them one by one, too. DCP keeps no checksums; ours are checked on the way out and made on the
+way in. Its own index, `.metadata`, is a pickle, and reading a pickle can run code: import what you trust.
+
+This is the only module of `train.hub` that imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from checkpoint_tools import (
+    Buffer,
+    Checkpoint,
+    Manifest,
+    ShardReport,
+    Tensor,
+    assemble,
+    begin,
+    commit,
+    discard,
+    layout,
+    list_checkpoints,
+)
+from checkpoint_tools.manifest import BLOCK_SIZE
+from checkpoint_tools.report import WrittenBuffer, WrittenExtent
+from checkpoint_tools.shard_header import DTYPES
+from checkpoint_tools.write import file_order, shard_opening, write_file
+from train.errors import HubError, HubIOError
+from train.hub.export import Report, silent
+
+MANIFEST_KEY = "zslurm.manifest"
+_MASTER = "master"
+_TORCH = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _TORCH.items()}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A finished conversion: where it is, its tensors (buffers included), and their bytes."""
+
+    path: Path
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One entry of the DCP checkpoint, and how to read it from ours."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+def export_dcp(checkpoint: Checkpoint, out: Path, *, report: Report = silent) -> Converted:
+    """Write everything in `checkpoint` as a DCP checkpoint in the new directory `out`, which appears when whole.
+
+    Raises:
+        HubError: `out` exists.
+        Damaged, ReadFailed: the checkpoint cannot be read.
+        HubIOError: the file system refused.
+    """
+    if out.exists():
+        raise HubError(f"{out}: exists; name a new directory, or remove it first")
+    items = list(_items(checkpoint))
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    done, total = 0, sum(item.nbytes for item in items)
+
+    def count(bytes_read: int) -> None:
+        nonlocal done
+        done += bytes_read
+        report(done, total)
+
+    try:
+        writer = FileSystemWriter(temporary, single_file_per_rank=True, sync_files=True, thread_count=1)
+        empty = {item.key: torch.empty(item.shape, dtype=_TORCH[item.dtype], device="meta") for item in items}
+        _save(empty, writer, _LazyPlanner({item.key: item for item in items}, count))
+        temporary.rename(out)
+    except OSError as error:
+        raise HubIOError(f"{out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Converted(out, len(items), total)
+
+
+def import_dcp(source: Path, root: Path, *, like: Manifest | None = None, report: Report = silent) -> Converted:
+    """Make a checkpoint of one rank of the DCP checkpoint in `source`, in `root`, a directory of checkpoints.
+
+    Args:
+        like: manifest of a checkpoint of the same model: where `source` has no `zslurm.manifest` of its own,
+            because another trainer wrote it, this one says which tensors there must be, and all else.
+
+    Raises:
+        HubError: `source` is no DCP checkpoint, lacks tensors or has them in other shapes (all are named), or
+            `root` holds a checkpoint of that step.
+        HubIOError, CheckpointError: the file system refused.
+    """
+    reader = _open(source)
+    metadata: Metadata = reader.read_metadata()
+    stored = {
+        key: value
+        for key, value in metadata.state_dict_metadata.items()
+        if isinstance(value, TensorStorageMetadata)
+    }
+    facts = _facts(reader, stored, like, source)
+    tensors, buffers = _expected(facts, stored, source)
+    step = int(facts["step"])
+    if root.exists() and (not root.is_dir() or any(found.step == step for found in list_checkpoints(root))):
+        raise HubError(f"{root}: holds a checkpoint of step {step}, or is no directory; name another directory")
+    directory = begin(root, step, f"import-{secrets.token_hex(4)}")
+    try:
+        shard = _write(directory, reader, tensors, buffers, report)
+        manifest = assemble(
+            [shard],
+            step=step,
+            tokens=int(facts["tokens"]),
+            model=facts["model"],
+            cursor=facts["cursor"],
+            state=facts["state"],
+            tensors=tensors,
+            buffers=[buffer.name for buffer in buffers],
+        )
+        path = commit(root, directory, manifest)
+    except BaseException:
+        discard(directory)
+        raise
+    return Converted(path, len(shard.extents) + len(shard.buffers), shard.size)
+
+
+# ------------------------------------------------------------------ names
+
+
+def _key(tensor: str, state: str) -> str:
+    return f"model.{tensor}" if state == _MASTER else f"optimizer.state.{tensor}.{state}"
+
+
+def _buffer_key(name: str) -> str:
+    return f"buffers.{name}"
+
+
+# -------------------------------------------------------------- exporting
+
+
+def _items(checkpoint: Checkpoint) -> Iterator[_Item]:
+    manifest = checkpoint.manifest
+    for tensor in manifest.tensors:
+        for state, dtype in tensor.states.items():
+            if dtype not in _TORCH:
+                raise HubError(f"{checkpoint.path}: {tensor.name} is kept as {dtype}, which torch cannot be given")
+            yield _Item(_key(tensor.name, state), dtype, tensor.shape, _reader(checkpoint, tensor, state, dtype))
+    for buffer in manifest.buffers:
+        yield _Item(_buffer_key(buffer.name), buffer.dtype, buffer.shape, _buffer_reader(checkpoint, buffer))
+    facts = {
+        "step": manifest.step,
+        "tokens": manifest.tokens,
+        "model": dict(manifest.model),
+        "cursor": dict(manifest.cursor),
+        "state": dict(manifest.state),
+        "tensors": [_row(tensor) for tensor in manifest.tensors],
+        "buffers": [buffer.name for buffer in manifest.buffers],
+    }
+    text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+    yield _Item(MANIFEST_KEY, "U8", tuple(text.shape), lambda: text)
+
+
+def _row(tensor: Tensor) -> dict[str, Any]:
+    """A row of the table, with whatever else it says of the tensor."""
+    extra = {"whole": whole} if (whole := getattr(tensor, "whole", 0)) else {}
+    return {"name": tensor.name, "shape": list(tensor.shape), "states": dict(tensor.states), **extra}
+
+
+def _reader(checkpoint: Checkpoint, tensor: Tensor, state: str, dtype: str) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        out = np.empty(tensor.numel, DTYPES[dtype])
+        checkpoint.read(tensor.name, state, 0, tensor.numel, out)
+        return torch.from_numpy(out).view(_TORCH[dtype]).view(tensor.shape)
+
+    return read
+
+
+def _buffer_reader(checkpoint: Checkpoint, buffer: Buffer) -> Callable[[], torch.Tensor]:
+    return lambda: torch.from_numpy(checkpoint.read_buffer(buffer.name)).view(_TORCH[buffer.dtype])
+
+
+class _LazyPlanner(DefaultSavePlanner):
+    """Plans with empty tensors, and reads each when it is to be written."""
+
+    def __init__(self, items: dict[str, _Item], count: Callable[[int], None]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._items, self._count = items, count
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        item = self._items[index.fqn]
+        tensor = item.read()
+        self._count(item.nbytes)
+        return tensor
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's remark that there is no process group, and with the cause of its errors for an error."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except dcp.api.CheckpointException as error:  # derived from BaseException
+        raise _cause(error) from None
+
+
+def _save(tensors: dict[str, torch.Tensor], writer: FileSystemWriter, planner: DefaultSavePlanner) -> None:
+    with _quietly():
+        dcp.save(tensors, storage_writer=writer, planner=planner, no_dist=True)
+
+
+def _cause(error: Any) -> Exception:
+    """The exception behind DCP's own, where there is one."""
+    for failure in error.failures.values():
+        cause = failure[0]
+        if isinstance(cause, Exception):
+            return cause
+    return HubError(str(error))
+
+
+# -------------------------------------------------------------- importing
+
+
+class _Reader(FileSystemReader):
+    """Reads the index once: tensors are loaded one at a time, and each load asks for it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._metadata is None:
+            self._metadata = super().read_metadata(*args, **kwargs)
+        return self._metadata
+
+
+def _open(source: Path) -> _Reader:
+    if not (source / ".metadata").is_file():
+        raise HubError(f"{source}: no DCP checkpoint (it has no .metadata); check the path")
+    reader = _Reader(source)
+    try:
+        reader.read_metadata()
+    except Exception as error:
+        raise HubError(f"{source}/.metadata cannot be read ({error}); is it a DCP checkpoint?") from error
+    return reader
+
+
+def _load(reader: _Reader, key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    state = {key: torch.empty(shape, dtype=dtype)}
+    try:
+        with _quietly():
+            dcp.load(state, storage_reader=reader, no_dist=True)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise HubError(f"{reader.path}: {key} cannot be read: {error}") from error
+    return state[key]
+
+
+def _facts(
+    reader: _Reader, stored: dict[str, TensorStorageMetadata], like: Manifest | None, source: Path
+) -> dict[str, Any]:
+    """Step, tokens, model, cursor, state and the tables, from the DCP checkpoint itself or from `like`."""
+    if MANIFEST_KEY in stored:
+        text = _load(reader, MANIFEST_KEY, torch.uint8, tuple(stored[MANIFEST_KEY].size))
+        try:
+            facts: dict[str, Any] = json.loads(bytes(text.numpy()))
+        except ValueError as error:
+            raise HubError(f"{source}: {MANIFEST_KEY} is damaged: {error}") from error
+        return facts
+    if like is None:
+        raise HubError(
+            f"{source}: says nothing of the model (no {MANIFEST_KEY}): another trainer wrote it; "
+            "name a checkpoint of the same model with --like"
+        )
+    return {
+        "step": like.step,
+        "tokens": like.tokens,
+        "model": dict(like.model),
+        "cursor": dict(like.cursor),
+        "state": dict(like.state),
+        "tensors": [_row(tensor) for tensor in like.tensors],
+        "buffers": [buffer.name for buffer in like.buffers],
+    }
+
+
+def _expected(
+    facts: dict[str, Any], stored: dict[str, TensorStorageMetadata], source: Path
+) -> tuple[list[Tensor], list[Buffer]]:
+    """The tensors and buffers that there must be, all of them there in their shapes."""
+    tensors = [Tensor(**{**row, "shape": tuple(row["shape"])}) for row in facts["tensors"]]
+    problems = []
+    for tensor in tensors:
+        for state in tensor.states:
+            found = stored.get(_key(tensor.name, state))
+            if found is None:
+                problems.append(f"{_key(tensor.name, state)} is missing")
+            elif tuple(found.size) != tensor.shape:
+                problems.append(
+                    f"{_key(tensor.name, state)} is {list(found.size)} instead of {list(tensor.shape)}"
+                )
+    buffers = []
+    for name in facts["buffers"]:
+        found = stored.get(_buffer_key(name))
+        if found is None or found.properties.dtype not in _NAMES:
+            problems.append(f"{_buffer_key(name)} is missing, or of no known format")
+        else:
+            buffers.append(Buffer(name, _NAMES[found.properties.dtype], tuple(found.size), ""))
+    if problems:
+        raise HubError(f"{source}: {len(problems)} tensors do not fit: " + "; ".join(problems))
+    return tensors, buffers
+
+
+def _write(
+    directory: Path, reader: _Reader, tensors: list[Tensor], buffers: list[Buffer], report: Report
+) -> ShardReport:
+    """One shard, its tensors loaded one by one as they are written."""
+    rows = [
+        (WrittenExtent(t.name, state, dtype, 0, t.numel, layout.extent_key(t.name, state, 0, t.numel)), t.shape)
+        for t in tensors
+        for state, dtype in t.states.items()
+        if t.numel
+    ]
+    fields = [(extent.key, extent.dtype, shape) for extent, shape in rows]
+    fields += [(buffer.name, buffer.dtype, buffer.shape) for buffer in buffers]
+    order = sorted(range(len(fields)), key=lambda index: file_order(fields[index][1]))
+    opening = shard_opening([fields[index] for index in order], 0, 1)
+    total = sum(math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in fields)
+
+    def pieces() -> Iterator[memoryview]:
+        yield memoryview(opening)
+        done = 0
+        for index in order:
+            _, dtype, shape = fields[index]
+            if index < len(rows):
+                key = _key(rows[index][0].tensor, rows[index][0].state)
+            else:
+                key = _buffer_key(buffers[index - len(rows)].name)
+            tensor = _load(reader, key, _TORCH[dtype], shape)
+            array = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+            done += array.size
+            report(done, total)
+            yield array.data
+
+    name = layout.shard_name(0, 1)
+    size, crcs = write_file(directory / name, pieces(), BLOCK_SIZE)
+    return ShardReport(
+        rank=0,
+        world_size=1,
+        file=name,
+        size=size,
+        block_size=BLOCK_SIZE,
+        crcs=crcs,
+        extents=tuple(extent for extent, _ in rows),
+        buffers=tuple(WrittenBuffer(buffer.name, buffer.dtype, buffer.shape) for buffer in buffers),
+    )

@@ -1,0 +1,104 @@
+"""The optimizer of one rank: Muon on the matrices that it owns whole, AdamW on its share of everything else.
+
+    chunk        | flat share                    | matrices, batched by shape |
+    master       | x                             | x                          |
+    exp_avg      | x                             |                            |   AdamW
+    exp_avg_sq   | x                             |                            |   AdamW
+    momentum     |                               | x                          |   Muon
+
+Each state is one flat buffer in the format of the master weights: 12 bytes per flat parameter and 8 per parameter
+of a matrix, for 1/N of each. Nothing is communicated. With `optim.matrices: adamw` the table has nothing whole,
+and all of it is AdamW's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from checkpoint_tools import Batch, Extent
+from train.config import OptimConfig
+from train.optim.adamw import MOMENTS, AdamW
+from train.optim.muon import MatrixBatch, Muon
+from train.parallel.zero import ZeroShards
+from train.shapes import TensorInfo
+
+MASTER = "master"
+MOMENTUM = "momentum"
+
+
+def states_of(row: TensorInfo) -> tuple[str, ...]:
+    """Names of what is kept of a tensor."""
+    return (MASTER, MOMENTUM) if row.whole else (MASTER, *MOMENTS)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedState:
+    """One state of the elements [start, start + len(values)) of this rank's chunk; `values` is the live tensor."""
+
+    name: str
+    start: int
+    values: Tensor
+
+    def covers(self, extent: Extent) -> bool:
+        """Whether this state is kept of an extent of the chunk."""
+        return self.start <= extent.offset_in_chunk < self.start + len(self.values)
+
+    def where(self, extent: Extent) -> slice:
+        """The slice of `values` that holds an extent."""
+        return slice(extent.offset_in_chunk - self.start, extent.offset_in_chunk - self.start + extent.numel)
+
+
+class ShardedOptimizer:
+    """AdamW and Muon for one rank's chunk of master weights.
+
+    Attributes:
+        steps: optimizer steps taken.
+        states: all there is to save beside the number of steps.
+    """
+
+    def __init__(self, shards: ZeroShards, config: OptimConfig) -> None:
+        """Set up zero moments and momenta."""
+        self.steps = 0
+        share = shards.layout.flat_share
+        master, gradient = shards.master, shards.master_gradient
+        flat = [extent for extent in shards.extents if extent.offset_in_chunk < share]
+        decays = {row.name: row.decay for row in shards.table}
+        self._adamw = AdamW(master[:share], gradient[:share], flat, decays, config)
+        momentum = torch.zeros_like(master[share:])
+        self._muon = Muon(
+            [
+                MatrixBatch(
+                    master_KMN=matrices_of(master, batch),
+                    gradient_KMN=matrices_of(gradient, batch),
+                    momentum_KMN=matrices_of(momentum, batch, start=share),
+                )
+                for batch in shards.layout.batches(shards.rank)
+            ],
+            config.muon,
+            config.weight_decay,
+        )
+        self.states: tuple[OwnedState, ...] = (
+            OwnedState(MASTER, 0, master),
+            *(OwnedState(name, 0, moment) for name, moment in self._adamw.moments.items()),
+            OwnedState(MOMENTUM, share, momentum),
+        )
+
+    def restore(self, steps: int) -> None:
+        """Continue after `steps` steps; master weights and states were filled by the caller."""
+        self.steps = steps
+
+    def step(self, lr: float) -> None:
+        """Update the master weights from the reduced gradient."""
+        self._adamw.step(lr, self.steps)
+        self._muon.step(lr)
+        self.steps += 1
+
+
+def matrices_of(values: Tensor, batch: Batch, *, start: int = 0) -> Tensor:
+    """The matrices [K, m, n] of a batch: a strided view of `values`, elements of a chunk from `start` on."""
+    shape = (batch.count, batch.rows, batch.columns)
+    first = values.storage_offset() + batch.offset - start
+    return values.as_strided(shape, (batch.stride, batch.columns, 1), first)

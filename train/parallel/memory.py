@@ -1,0 +1,57 @@
+"""The bytes that ZeRO-1 and the optimizer allocate on a rank, known without torch: the same as zero.py does.
+
+Every buffer is listed under the name of what it is for. What a step allocates and frees again (activations, the
+workspace of Newton-Schulz steps, collectives' own buffers) is not here.
+"""
+
+from __future__ import annotations
+
+from checkpoint_tools import partition
+from train.config import ModelConfig, OptimConfig, ParallelConfig
+from train.parallel.buckets import MatrixSpace
+from train.shapes import owned_table
+
+_ITEMSIZE = {"fp32": 4, "bf16": 2, "fp64": 8}
+
+STAGES = 2
+"""Buckets that are being reduced at once, where they have to be converted."""
+
+
+def sharded_bytes(
+    model: ModelConfig, optim: OptimConfig, parallel: ParallelConfig, world_size: int, rank: int
+) -> dict[str, int]:
+    """Bytes of each buffer that a rank keeps for the whole run."""
+    table = owned_table(model, optim)
+    layout = partition(table, world_size)
+    weight = _ITEMSIZE[parallel.dtype]
+    gradient = 8 if weight == 8 else _ITEMSIZE[parallel.gradient_dtype]
+    reduced = 8 if weight == 8 else _ITEMSIZE[parallel.reduce_dtype or parallel.gradient_dtype]
+    master = max(weight, 4)
+    space = MatrixSpace(table, layout, int(parallel.bucket_mb * 2**20 / reduced))
+    length = layout.flat_length + space.length
+    chunk = layout.chunk(rank)
+    alone = world_size == 1
+    return {
+        "weights": length * weight,
+        "gradients": length * gradient,
+        "master weights": chunk * master,
+        "reduced gradients": chunk * master + (0 if alone or reduced == master else layout.flat_share * reduced),
+        "optimizer state": (chunk + layout.flat_share) * master,
+        "exchange of matrices": sum(exchange_bytes(space, rank, reduced, weight)),
+        "staging": 0 if alone or reduced == gradient else stage_elements(space, layout.flat_length) * reduced,
+    }
+
+
+def exchange_bytes(space: MatrixSpace, rank: int, gradient_itemsize: int, weight_itemsize: int) -> tuple[int, int]:
+    """Bytes of the two packed buffers of the exchange (exchange.py): of what is held, and of what is owned."""
+    if space.ranks == 1:
+        return 0, 0
+    widest = max(gradient_itemsize, weight_itemsize)
+    held = sum(piece.numel for piece in space.held_by(rank))
+    owned = sum(piece.numel for piece in space.owned_by(rank))
+    return held * widest, max(owned * widest, space.share * gradient_itemsize)
+
+
+def stage_elements(space: MatrixSpace, flat_length: int) -> int:
+    """Elements of the staging buffer for gradients that are reduced in another format."""
+    return max(STAGES * space.bucket, flat_length)

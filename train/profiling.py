@@ -1,0 +1,99 @@
+"""A trace of some steps of rank 0, for chrome://tracing or https://ui.perfetto.dev.
+
+torch.profiler records every operation and every GPU kernel of the steps FIRST to LAST (metrics.profile) and one
+step before, whose record is thrown away: starting the profiler is slow. Other ranks are not profiled, and other
+steps cost nothing. The trace is compressed, without stacks and shapes; at most `train.config.LONGEST_PROFILE`
+steps bound it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+Say = Callable[[str], None]
+
+
+class ProfileWindow:
+    """Profiles its window inside of its `with` block; does nothing where there is no window."""
+
+    def __init__(
+        self, window: tuple[int, int] | None, *, done: int, directory: Path, device: torch.device, say: Say
+    ) -> None:
+        """Prepare.
+
+        Args:
+            window: first and last step, counted from 1.
+            done: steps that are done already; a window that lies behind them is left out, one that they have
+                begun starts at once.
+            directory: where the trace goes; it is made.
+            device: where the steps run.
+            say: gets the one line that names the trace.
+        """
+        self._done, self._directory, self._say = done, directory, say
+        self._profile: profile | None = None
+        self._unwanted = False
+        if window is None:
+            return
+        first, last = max(window[0], done + 1), window[1]
+        if last < first:
+            say(f"metrics.profile: steps {window[0]} to {window[1]} are done already; nothing is profiled")
+            return
+        self._first, self._last = first, last
+        ahead = first - 1 - done
+        with warnings.catch_warnings():
+            # Before the run's first step there is none to warm up with.
+            warnings.filterwarnings("ignore", "Profiler won't be using warmup")
+            plan = schedule(
+                skip_first=max(0, ahead - 1), wait=0, warmup=min(1, ahead), active=last - first + 1, repeat=1
+            )
+        on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *on_gpu], schedule=plan, on_trace_ready=self._write, acc_events=True
+        )
+
+    def __enter__(self) -> ProfileWindow:
+        if self._profile is not None:
+            self._profile.start()
+        return self
+
+    def after_step(self) -> None:
+        """One more step is done."""
+        self._done += 1
+        if self._profile is not None:
+            self._profile.step()
+            if self._done >= self._last:
+                self._stop()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A run that is asked to stop leaves what it has; one that fails does not wait for a trace.
+
+        Either way the profiler is stopped: torch 2.13 crashes at the end of a process in which one still runs.
+        """
+        self._unwanted = kind is not None
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+    def _write(self, recorded: Any) -> None:
+        if self._unwanted or self._done < self._first:
+            return  # the run failed, or ended just before the window
+        path = self._directory / f"steps-{self._first}-{self._done}.json.gz"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        recorded.export_chrome_trace(str(path))
+        size = path.stat().st_size / 1e6
+        self._say(
+            f"profiled steps {self._first} to {self._done} of rank 0: {path} ({size:.1f} MB); "
+            "open it at https://ui.perfetto.dev"
+        )

@@ -1,0 +1,163 @@
+"""Host memory that a save copies into: allocated once, touched once, used again and again.
+
+Fresh memory costs several times the copy itself (page faults), and a save that finds no memory must be refused
+before training, not at step 500: so all of it is there from the start, page-locked where the tensors are on a GPU.
+
+    begin()    take the values that the tensors have now; returns at once
+    hold()     before they change: wait until the copy has them. The only wait of a save
+    copied()   in the writer: wait until the copy is in host memory
+
+On a GPU the copy runs on a stream of its own, and `hold` makes the compute stream wait for it, not the host. On a
+CPU a thread copies. Either way it runs beside the next forward and backward, during which the tensors stand still.
+
+Cost: one copy of the tensors in host memory for the whole run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import Tensor
+
+_PIECE = 16 << 20  # bytes that the thread copies at once; numpy releases the GIL meanwhile
+
+
+class Staging:
+    """One host copy of some flat, contiguous tensors.
+
+    Attributes:
+        arrays: the copies, by name: what the tensors held at the last `begin`, once `copied` returned.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Allocate and touch the memory.
+
+        Raises:
+            MemoryError, RuntimeError: there is none.
+        """
+        self._live = dict(tensors)
+        self._on_gpu = any(tensor.device.type == "cuda" for tensor in self._live.values())
+        self._host = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_gpu).zero_()
+            for name, tensor in self._live.items()
+        }
+        self.arrays: dict[str, npt.NDArray[Any]] = {name: host.numpy() for name, host in self._host.items()}
+        self._copied = threading.Event()
+        self._copied.set()
+        self._error: BaseException | None = None
+        if self._on_gpu:
+            self._stream = torch.cuda.Stream()
+            self._done = torch.cuda.Event()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def begin(self) -> None:
+        """Start to copy. The copy before must be done with."""
+        self._copied.clear()
+        if self._on_gpu:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for name, live in self._live.items():
+                    self._host[name].copy_(live, non_blocking=True)
+                self._done.record(self._stream)
+            self._copied.set()
+        else:
+            threading.Thread(target=self._copy, name="staging", daemon=True).start()
+
+    def hold(self) -> float:
+        """Let the tensors change only after the copy has their values; returns the seconds that took the host.
+
+        Raises:
+            Whatever went wrong in the copy.
+        """
+        started = time.monotonic()
+        if self._on_gpu:
+            torch.cuda.current_stream().wait_event(self._done)
+        else:
+            self._copied.wait()
+            self._raise()
+        return time.monotonic() - started
+
+    def copied(self) -> None:
+        """Wait until the values are in host memory; for the writer's thread.
+
+        Raises:
+            Whatever went wrong in the copy.
+        """
+        self._copied.wait()
+        self._raise()
+        if self._on_gpu:
+            self._done.synchronize()
+
+    def _copy(self) -> None:
+        try:
+            for name, live in self._live.items():
+                source, target = live.detach().numpy(), self.arrays[name]
+                length = _PIECE // source.itemsize
+                for start in range(0, source.size, length):
+                    np.copyto(target[start : start + length], source[start : start + length])
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+        finally:
+            self._copied.set()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Unstaged:
+    """What `Staging` is, without memory of its own: for saves that training waits for.
+
+    On a CPU the arrays are the tensors themselves; from a GPU each save makes copies, and lets them go.
+    """
+
+    nbytes = 0
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._live = dict(tensors)
+        self.arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def begin(self) -> None:
+        """Take the values; they must not change until the save is done."""
+        self.arrays = {name: live.detach().cpu().numpy() for name, live in self._live.items()}
+
+    def hold(self) -> float:
+        """Nothing to wait for: nobody may come here before the save is done."""
+        self.arrays = {}
+        return 0.0
+
+    def copied(self) -> None:
+        """They are there."""
+
+
+def available_memory() -> int:
+    """Bytes of host memory that this process may still take: the machine's, or its control group's if less."""
+    free: int = psutil.virtual_memory().available
+    with suppress(OSError, ValueError, IndexError):
+        group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip(
+            "/"
+        )
+        while group != group.parent and group != Path("/sys/fs"):
+            limit = group / "memory.max"
+            if limit.is_file() and (text := limit.read_text().strip()) != "max":
+                free = min(free, int(text) - int((group / "memory.current").read_text()))
+            group = group.parent
+    return max(0, free)
+
+
+def staging_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that staging them takes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,60 @@
+"""The metrics for TensorBoard, in RUN_DIR/tensorboard: every number of every line of metrics.jsonl as a scalar.
+
+The tag is KIND/FIELD (`step/loss`, `step/time_split_s/forward`), the step the line's own. A resumed run writes a
+new file beside the old ones, and tells TensorBoard to forget what they hold of the steps that it repeats. Needs
+the tensorboard package; torch.utils.tensorboard, which writes the files, does not bring it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from train.errors import ConfigError
+
+
+def check_installed() -> None:
+    """Raise a ConfigError unless the tensorboard package is there. Every rank can ask; only rank 0 writes."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError(
+            "metrics.tensorboard: the tensorboard package is not installed; pip install 'zslurm[tensorboard]', or "
+            "leave it off (metrics.jsonl has everything)"
+        )
+
+
+class TensorBoard:
+    """One attempt's event file."""
+
+    def __init__(self, directory: Path, *, first_step: int, attempt: int) -> None:
+        """Open a new file in `directory`, which is made.
+
+        Args:
+            directory: where TensorBoard looks.
+            first_step: the first step that will be written; later ones of earlier files no longer count.
+            attempt: part of the file's name.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(
+            str(directory), purge_step=first_step, flush_secs=30, filename_suffix=f".attempt-{attempt}"
+        )
+
+    def show(self, kind: str, fields: dict[str, Any]) -> None:
+        """Add one line of metrics."""
+        if "step" in fields:
+            for tag, value in _scalars(kind, {key: value for key, value in fields.items() if key != "step"}):
+                self._writer.add_scalar(tag, value, fields["step"])
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._writer.close()
+
+
+def _scalars(tag: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _scalars(f"{tag}/{key}", item)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield tag, value

@@ -1,0 +1,114 @@
+"""How much arithmetic a token takes, and what share of the device's peak a run reaches (MFU). No torch here.
+
+FLOPs of forward and backward for one token: 6 for each weight that the token is multiplied with (two in forward,
+four in backward; Kaplan et al., arXiv 2001.08361), and for attention, as in PaLM (arXiv 2204.02311, appendix B),
+6 for each channel of a query head and each key that the query may see, twice (scores and values):
+
+    attention    12 * layers * query_heads * head_dim * (context + 1) / 2
+
+PaLM leaves causality out, and so counts twice as much: (context + 1) / 2 is the mean number of keys that a token
+sees, and work that the model does not ask for is not counted here. With data.isolate_documents it asks for less
+still; that is not subtracted, so that MFU is then a little too high.
+
+Which weights a token is multiplied with: every matrix and convolution outside of the experts, the output head (the
+tied embedding, once: looking a token up is not a product), and those of the experts it is sent to. A choice that
+falls on the skip class costs nothing, so the measured share of skipped choices counts. Norms, scales, softmax,
+routing and the optimizer are not counted, and neither is what is computed twice: recomputed activations make the
+step longer, not the work larger (this is MFU, not HFU).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from train.config import ModelConfig
+from train.shapes import Kind, tensor_table
+
+_FLOPS_PER_WEIGHT = 6
+
+
+@dataclass(frozen=True)
+class TokenFlops:
+    """FLOPs of one token, forward and backward.
+
+    Attributes:
+        always: what every token costs.
+        expert: what each of its choices costs that falls on an expert.
+        choices: how many choices a token has.
+    """
+
+    always: float
+    expert: float
+    choices: int
+
+    def at(self, skip_share: float) -> float:
+        """FLOPs of the mean token where this share of all choices, in [0, 1], falls on the skip class."""
+        return self.always + self.choices * (1 - skip_share) * self.expert
+
+
+def token_flops(model: ModelConfig, context: int) -> TokenFlops:
+    """FLOPs of one token in sequences of `context` tokens; see above for the formula and its sources."""
+    table = tensor_table(model)
+    always = sum(row.numel for row in table if row.kind in (Kind.EMBEDDING, Kind.MATRIX, Kind.CONVOLUTION))
+    experts = sum(row.numel for row in table if row.kind is Kind.EXPERTS)
+    seen = (context + 1) / 2
+    attention = 2 * _FLOPS_PER_WEIGHT * model.layers * model.query_heads * model.head_dim * seen
+    return TokenFlops(
+        always=_FLOPS_PER_WEIGHT * always + attention,
+        expert=_FLOPS_PER_WEIGHT * experts / model.experts,
+        choices=model.experts_per_token,
+    )
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak of a device: matrix products, dense, in TFLOP/s.
+
+    Attributes:
+        words: words of torch's name for the device, in capitals.
+        source: where the figures come from.
+    """
+
+    words: tuple[str, ...]
+    bf16: float
+    fp32: float
+    source: str
+
+
+_AMD = "AMD's data sheet"
+_NVIDIA = "NVIDIA's data sheet: bf16 is half of the figure with sparsity, fp32 the one without TF32"
+
+PEAKS = (
+    Peak(("MI355X",), 2516.6, 157.3, _AMD),
+    Peak(("MI350X",), 2306.9, 144.2, _AMD),
+    Peak(("MI325X",), 1307.4, 163.4, _AMD),
+    Peak(("MI300X",), 1307.4, 163.4, _AMD),
+    Peak(("MI300A",), 980.6, 122.6, _AMD),
+    Peak(("MI250X",), 191.5, 47.9, f"{_AMD}, halved: torch sees each of its two dies as a device"),
+    Peak(("GH200",), 989.4, 67.0, _NVIDIA),
+    Peak(("H200", "NVL"), 835.5, 60.0, _NVIDIA),
+    Peak(("H200",), 989.4, 67.0, _NVIDIA),
+    Peak(("H100", "NVL"), 835.5, 60.0, _NVIDIA),
+    Peak(("H100", "PCIE"), 756.5, 51.0, _NVIDIA),
+    Peak(("H100",), 989.4, 67.0, _NVIDIA),
+    Peak(("A100",), 312.0, 19.5, _NVIDIA),
+)
+"""The first row whose words are all among the device's counts: rows of variants stand before their family's."""
+
+
+def peak_of(device_name: str, dtype: str) -> float | None:
+    """Peak of a device in FLOP/s.
+
+    Args:
+        device_name: as torch.cuda.get_device_name gives it, e.g. "AMD Instinct MI300X".
+        dtype: "bf16", "fp32" or "fp64".
+
+    Returns:
+        None where the table does not know the device, or not in this format.
+    """
+    words = set(re.split(r"[\W_]+", device_name.upper()))
+    for row in PEAKS:
+        if words.issuperset(row.words):
+            return {"bf16": row.bf16 * 1e12, "fp32": row.fp32 * 1e12}.get(dtype)
+    return None

@@ -1,0 +1,28 @@
+"""`zslurm completion`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Shell(StrEnum):
+    """Shells that can complete zslurm's commands."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.", show_default=False)]) -> None:
+    """Print the script with which a shell completes commands, options, runs and clusters.
+
+    Into the shell's start file: eval "$(zslurm completion bash)"
+
+    Example: zslurm completion bash
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    print(get_completion_script(prog_name="zslurm", complete_var="_ZSLURM_COMPLETE", shell=shell.value))

@@ -1,0 +1,78 @@
+"""`zslurm rails`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zslurm.cli.options import Cluster, Json
+
+if TYPE_CHECKING:
+    from zslurm.cluster.rail_survey import RailSurvey
+    from zslurm.cluster.site import Site
+
+
+def rails(
+    cluster: Cluster = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="Ask so many nodes of Slurm's choice.")
+    ] = None,
+    nodelist: Annotated[
+        str | None, typer.Option("--nodelist", metavar="HOSTLIST", help="Ask exactly these nodes.")
+    ] = None,
+    here: Annotated[bool, typer.Option("--here", help="Look at this machine, without Slurm.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=1, help="Wait no longer for nodes, the queue included."),
+    ] = 300,
+    json: Json = False,
+) -> None:
+    """Draw which GPU sends through which NIC, and say where the rails are incomplete or differ.
+
+    A short job on one node, unless --nodes or --nodelist name more. Exit code 5 where a rail is incomplete or a
+    node does not answer.
+
+    Example: zslurm rails --nodes 4
+    """
+    from zslurm.cli.output import print_json, print_styled
+    from zslurm.cluster.site import load_site
+    from zslurm.errors import CheckFailed, ConfigError
+    from zslurm.report.rails import as_json, draw
+    from zslurm.slurm.hostlist import compress
+
+    if sum((nodes is not None, nodelist is not None, here)) > 1:
+        raise ConfigError("--nodes, --nodelist and --here exclude each other")
+    site = load_site(cluster)
+    if here or site.cluster.launcher == "local":
+        found = _here(site)
+    else:
+        found = _on_nodes(site, nodes or 1, nodelist, timeout)
+    if json:
+        print_json(as_json(found))
+    else:
+        print_styled(draw(found))
+    if faulty := [*found.incomplete, *found.silent]:
+        raise CheckFailed(f"rails are incomplete or unknown on {compress(faulty)}")
+
+
+def _here(site: Site) -> RailSurvey:
+    from zslurm.cluster.facts import read_facts, to_json
+    from zslurm.cluster.rail_survey import judge_answers
+    from zslurm.slurm.survey import NodeAnswer
+
+    facts = read_facts()
+    return judge_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
+
+
+def _on_nodes(site: Site, count: int, nodelist: str | None, timeout: float) -> RailSurvey:
+    from zslurm.cluster.rail_survey import survey_rails
+    from zslurm.slurm.hostlist import expand
+
+    return survey_rails(
+        site.cluster,
+        nodes=expand(nodelist) if nodelist else (),
+        count=count,
+        options=[*site.submit_options(), "--time=5"],
+        timeout_s=timeout,
+    )

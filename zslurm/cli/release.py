@@ -1,0 +1,18 @@
+"""`zslurm release`."""
+
+from __future__ import annotations
+
+from zslurm.cli.options import Runs
+
+
+def release(runs: Runs) -> None:
+    """Let held runs start.
+
+    Example: zslurm release my-run
+    """
+    from zslurm.cli.output import say
+    from zslurm.launch.control import release as release_run
+    from zslurm.launch.find import find_all
+
+    for run in find_all(runs):
+        say(f"released job {release_run(run)} of {run.name}")

@@ -1,0 +1,27 @@
+"""Is there room in /tmp?"""
+
+from __future__ import annotations
+
+import os
+
+from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable, warned
+from zslurm.cluster.doctor.sources import Sources
+
+_GIB = 1 << 30
+
+
+def examine(sources: Sources) -> Outcome:
+    """Free space and free inodes for this user."""
+    try:
+        space = os.statvfs(sources.path("/tmp"))
+    except OSError as error:
+        return unavailable(f"/tmp: {error.strerror}")
+    free, remedy = space.f_bavail * space.f_frsize, "remove old files from /tmp of these nodes"
+    if not free or (space.f_files and not space.f_favail):
+        return failed(f"/tmp is full ({space.f_favail} inodes free)", remedy)
+    if free < sources.limits.tmp_gib * _GIB:
+        return warned(f"/tmp has {free / _GIB:.2g} GiB free, {sources.limits.tmp_gib:g} wanted", remedy)
+    return passed(f"{free / _GIB:.0f} GiB free")
+
+
+CHECK = Check("disk", "storage", "room in /tmp", "both", examine)

@@ -1,0 +1,25 @@
+"""Are variables set that do nothing, contradict each other, or undo what the profile sets?"""
+
+from __future__ import annotations
+
+from zslurm.cluster.doctor.check import Check, Outcome, failed, warned, worst
+from zslurm.cluster.doctor.sources import Sources
+from zslurm.cluster.rccl import environment, lint, overridden
+
+
+def examine(sources: Sources) -> Outcome | None:
+    """The variables that a job would get from here: this shell's, under those of the profile's rules."""
+    if not sources.cluster.gpus_per_node:
+        return None
+    job = {setting.name: setting.value for setting in environment(sources.cluster)}
+    findings = [*lint({**sources.environ, **job}, sources.cluster), *overridden(sources.environ, job)]
+    problems = [
+        (failed if finding.level == "fault" else warned)(
+            f"{finding.name}: {finding.message}", "`zslurm env --explain` shows what a job gets"
+        )
+        for finding in findings
+    ]
+    return worst(problems, f"{len(job)} variables are set, none is wrong")
+
+
+CHECK = Check("environment", "network", "dead, misspelt or contradictory variables of RCCL", "login", examine)

@@ -1,0 +1,30 @@
+"""Can a process pin enough memory for RDMA, inside the step?
+
+The login shell looks fine while the step inherits slurmd's limit (NVIDIA/nccl-tests#206, NVIDIA/nccl#1191).
+"""
+
+from __future__ import annotations
+
+from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable
+from zslurm.cluster.doctor.sources import Sources
+
+_GIB = 1 << 30
+
+
+def examine(sources: Sources) -> Outcome:
+    """The limit of this very process: on a node it runs where ranks run."""
+    limit, wanted = sources.facts.memlock, sources.limits.memlock_gib
+    if limit is None:
+        return unavailable("/proc/self/limits cannot be read")
+    if limit == "unlimited":
+        return passed("memlock is unlimited")
+    shown = f"{limit / _GIB:.3g} GiB" if limit >= _GIB else f"{limit >> 10} KiB"
+    if limit < wanted * _GIB:
+        return failed(
+            f"memlock is {shown}, {wanted:g} GiB needed",
+            "ask for LimitMEMLOCK=infinity in slurmd's unit and PropagateResourceLimitsExcept=MEMLOCK",
+        )
+    return passed(f"memlock is {shown}")
+
+
+CHECK = Check("memlock", "limits", "memory that a process inside the step may pin", "node", examine)

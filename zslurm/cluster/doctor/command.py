@@ -1,0 +1,44 @@
+"""Runs a program that may hang in a driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class CommandHung(Exception):
+    """A command said nothing in its time; it may still hang in the driver."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Said:
+    """Run a program to its end, or leave it.
+
+    Raises:
+        CommandHung: it did not end in its time. It is killed, but not waited for: a driver may hold it.
+    """
+    process = subprocess.Popen(
+        argv, env=dict(environ), text=True, errors="replace", start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        called = " ".join([Path(argv[0]).name, *argv[1:2]])
+        raise CommandHung(f"`{called}` said nothing within {timeout_s:g} s") from None
+    return Said(process.returncode, out, err)

@@ -1,0 +1,81 @@
+"""Runs the checks of one machine, all at once; `python -m zslurm.cluster.doctor.node` answers the survey.
+
+Each check runs in a thread with a deadline of its own: one that hangs in a driver or a dead mount has failed, and
+the others are told all the same. What hangs like this cannot be ended, so the process leaves without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from zslurm.cluster.doctor.check import Check, Outcome, all_checks, failed, unavailable
+from zslurm.cluster.doctor.sources import Sources, Task
+
+TASK_VARIABLE = "ZSLURM_DOCTOR_TASK"
+"""Environment variable with the task as JSON: a command line is visible to everybody, and has a limit."""
+
+_BARS_PATIENCE = 5
+
+
+def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, Outcome | None]:
+    """What each check says; None where it does not apply."""
+    found: dict[str, Outcome | None] = {}
+    checks = list(checks)
+    # The bars take the whole machine, and would spoil what the others measure.
+    for group in ([c for c in checks if not c.on_request], [c for c in checks if c.on_request]):
+        threads = {}
+        for check in group:
+            thread = threading.Thread(target=_examine, args=(check, sources, found), daemon=True)
+            thread.start()
+            threads[check.name] = thread
+        limit = sources.limits.check_s * (_BARS_PATIENCE if group and group[0].on_request else 1)
+        deadline = time.monotonic() + limit
+        for name, thread in threads.items():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                remedy = "exclude the node: a driver or a mount hangs"
+                found.setdefault(name, failed(f"the check said nothing within {limit:g} s", remedy))
+    return {check.name: found[check.name] for check in checks}
+
+
+def _examine(check: Check, sources: Sources, found: dict[str, Outcome | None]) -> None:
+    try:
+        outcome = check.examine(sources)
+    except Exception as error:  # one broken sensor must not silence the others
+        outcome = unavailable(f"the check itself failed: {type(error).__name__}: {error}", "please report this")
+    found.setdefault(check.name, outcome)
+
+
+def checks_of(names: Iterable[str], place: Literal["login", "node"]) -> list[Check]:
+    """The named checks that run at a place."""
+    wanted = set(names)
+    return [check for check in all_checks() if check.name in wanted and check.runs_on(place)]
+
+
+def read_task(environ: Mapping[str, str] = os.environ) -> Task:
+    """The task that the login node handed out."""
+    value: dict[str, Any] = json.loads(environ[TASK_VARIABLE])
+    return Task.from_json(value)
+
+
+def main() -> None:
+    """Run the checks of a node and answer."""
+    from zslurm.slurm.survey import answer
+
+    began = time.time()
+    sources = Sources(read_task())
+    found = run_checks(checks_of(sources.task.checks, "node"), sources)
+    outcomes = {name: outcome.to_json() for name, outcome in found.items() if outcome is not None}
+    answer({"sent": sources.task.sent, "began": began, "ended": time.time(), "outcomes": outcomes})
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Ask one compute node what a login node cannot know: NICs, rails, drivers, limits, ROCm.
+
+The node runs `python -m zslurm.cluster.facts` once, in a short job of its own. What is found becomes values of the
+profile; what no field stands for becomes comments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from zslurm.cluster.facts import NodeFacts, from_json
+from zslurm.cluster.rail import RailMap
+from zslurm.cluster.rails import rail_map
+from zslurm.cluster.rccl_rules import Network, rules
+from zslurm.config.spec import ClusterSection
+from zslurm.errors import SlurmRefused
+from zslurm.slurm.survey import survey
+
+_FACTS = "zslurm.cluster.facts"
+_DRIVERS: dict[str, Network] = {"ionic": "pollara", "bnxt_en": "broadcom", "mlx5_core": "cx7"}
+# `AMD Instinct MI300X OAM`, `NVIDIA H100 80GB HBM3`
+_MODEL = re.compile(r"\b(MI\d+\w*|(?:GB|GH|[ABHLV])\d+\w*)\b")
+_SHIPPED: dict[tuple[Literal["amd", "nvidia"], Network], str] = {
+    ("amd", "pollara"): "mi300x-pollara",
+    ("amd", "broadcom"): "mi300x-broadcom",
+    ("amd", "cx7"): "mi300x-cx7",
+    ("nvidia", "infiniband"): "h100-ib",
+}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a node told, ready for a profile.
+
+    Attributes:
+        extends: the shipped profile for its GPUs and NICs; None where there is none.
+        nics: RDMA devices in rail order; empty where they do not pair up with the GPUs.
+        gpu_nics: empty where GPU i uses NIC i.
+        notes: what else was found, a line each.
+        scontrol: whether jobs find scontrol on their nodes; None is unknown.
+    """
+
+    extends: str | None
+    network: Network | None
+    gpu_family: str | None
+    gpus: int
+    nics: tuple[str, ...]
+    gpu_nics: tuple[int, ...]
+    gid_index: int | None
+    rccl_version: str | None
+    notes: tuple[str, ...]
+    scontrol: bool | None = None
+
+
+def probe(options: Sequence[str], timeout_s: float) -> Probe:
+    """Run the question on one node.
+
+    Args:
+        options: of srun: partition, GPUs, account.
+        timeout_s: given up after this long, the wait in the queue included.
+
+    Raises:
+        SlurmUnavailable: no srun, or no answer from the controller.
+        SlurmRefused: the node could not be asked, or its answer is none.
+    """
+    (answer,) = survey(_FACTS, count=1, options=options, timeout_s=timeout_s).values()
+    try:
+        return judge(from_json(answer.value))
+    except ValueError as error:
+        raise SlurmRefused(f"{answer.node}: its answer is not what this version of zslurm asks for") from error
+
+
+def judge(facts: NodeFacts) -> Probe:
+    """What the facts of a node say about its cluster."""
+    network = _network(facts)
+    family = _family(facts)
+    rails = rail_map(facts, ClusterSection(network=network))
+    nics, gpu_nics, trouble = _pairing(facts, rails)
+    kinds = {gpu.kind for gpu in facts.gpus}
+    extends = _SHIPPED.get((kinds.pop(), network)) if len(kinds) == 1 and network else None
+    if extends is not None and family is not None and not extends.startswith(family):
+        extends = None  # another GPU: the rules need no more than its family and the network
+    indexes = Counter(rail.gid_index for rail in rails.rails if rail.gid_index is not None)
+    return Probe(
+        extends=extends,
+        network=network,
+        gpu_family=family,
+        gpus=len(facts.gpus),
+        nics=nics,
+        gpu_nics=gpu_nics,
+        gid_index=indexes.most_common(1)[0][0] if indexes and network != "infiniband" else None,
+        rccl_version=rules().rccl_of(facts.rocm),
+        notes=(*_notes(facts), *trouble),
+        scontrol=facts.scontrol,
+    )
+
+
+def _network(facts: NodeFacts) -> Network | None:
+    """By the driver that most of the hardware NICs have."""
+    hardware = [nic for nic in facts.nics if nic.pci and nic.driver in _DRIVERS]
+    if not hardware:
+        return None
+    driver, _ = Counter(str(nic.driver) for nic in hardware).most_common(1)[0]
+    network = _DRIVERS[driver]
+    links = Counter(nic.link_layer for nic in hardware if nic.driver == driver)
+    return "infiniband" if network == "cx7" and links.most_common(1)[0][0] == "InfiniBand" else network
+
+
+def _family(facts: NodeFacts) -> str | None:
+    models = {match[1].lower() for gpu in facts.gpus if (match := _MODEL.search(gpu.model or ""))}
+    return models.pop() if len(models) == 1 else None
+
+
+def _pairing(facts: NodeFacts, rails: RailMap) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
+    """NICs in rail order and the NIC of each GPU, and what is wrong with them; no NICs where some GPU has none."""
+    trouble = [f"On {facts.node}: {problem.message}." for problem in rails.problems if problem.incomplete]
+    named = [rail for rail in rails.rails if rail.nic is not None]
+    of_gpu = {gpu: index for index, rail in enumerate(named) for gpu in rail.gpus}
+    if not facts.gpus or not named:
+        return (), (), trouble
+    if any(gpu.index not in of_gpu for gpu in facts.gpus):
+        return (), (), [*trouble, "So cluster.nics is left out: probe a whole node, or write it by hand."]
+    order = tuple(of_gpu[gpu.index] for gpu in facts.gpus)
+    return tuple(str(rail.nic) for rail in named), () if order == tuple(range(len(named))) else order, trouble
+
+
+def _notes(facts: NodeFacts) -> list[str]:
+    models = Counter(gpu.model or f"{gpu.kind} GPU" for gpu in facts.gpus)
+    gpus = ", ".join(f"{count} x {model}" for model, count in models.items()) or "no GPUs"
+    notes = [f"Probed {facts.node}: {gpus}."]
+    drivers = Counter((nic.driver, nic.firmware) for nic in facts.nics if nic.pci)
+    notes += [
+        f"NICs: {count} x {driver or 'unknown driver'}, firmware {firmware or 'unknown'}."
+        for (driver, firmware), count in drivers.items()
+    ]
+    versions = [("ROCm", facts.rocm), ("NVIDIA driver", facts.nvidia_driver), ("kernel", facts.kernel)]
+    known = [f"{name} {version}" for name, version in versions if version]
+    notes += [f"{', '.join(known)}."] if known else []
+    if facts.memlock is not None:
+        limit = "unlimited" if facts.memlock == "unlimited" else f"{facts.memlock} bytes; RDMA needs unlimited"
+        notes.append(f"memlock inside a job: {limit}.")
+    return notes

@@ -1,0 +1,138 @@
+"""The text of a cluster profile that `zslurm init` writes: values, and comments for what no key stands for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zslurm.cluster.slurm_settings import SlurmSettings
+from zslurm.config.yaml12 import plain_scalar
+from zslurm.slurm.inventory import Node, Partition
+
+if TYPE_CHECKING:
+    from zslurm.cluster.probe import Probe
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./+-]*")
+_SHOWN_SWITCHES = 16
+
+
+@dataclass(frozen=True)
+class Members:
+    """The nodes of a partition: how many, and what most of them are."""
+
+    n_nodes: int
+    n_alike: int
+    gpus: int
+    gpu_type: str | None
+    cpus: int
+
+    @classmethod
+    def of(cls, partition: Partition, nodes: list[Node]) -> Members:
+        members = [node for node in nodes if partition.name in node.partitions]
+        kinds = Counter((node.gpus, node.gpu_type, node.cpus) for node in members)
+        (gpus, gpu_type, cpus), count = kinds.most_common(1)[0] if kinds else ((0, None, 1), 0)
+        return cls(len(members), count, gpus, gpu_type, cpus)
+
+
+def slurm_profile(
+    name: str,
+    partition: Partition,
+    members: Members,
+    settings: SlurmSettings,
+    switches: dict[str, str],
+    account: str | None,
+    found: Probe | None,
+) -> str:
+    """The text of a profile: values where zslurm has a key for them, comments for what a person should know."""
+    limits = [
+        f"time limit {partition.max_time}" if partition.max_time else "no time limit",
+        *([f"{partition.default_time} where a job names none"] if partition.default_time else []),
+        *([f"at most {partition.max_nodes} nodes for a job"] if partition.max_nodes else []),
+    ]
+    lost, version = settings.lost_peer_s, settings.version or "?"
+    lines = [
+        f"# Cluster profile of zslurm, written by `zslurm init` from Slurm {version}. Edit it freely.",
+        f"# Partition {partition.name}: {members.n_nodes} nodes, {members.n_alike} of them like this one; "
+        f"{', '.join(limits)}.",
+        *(_comment(note) for note in settings.notes()),
+        *(_comment(line) for line in _topology_lines(settings, switches)),
+        *(_comment(note) for note in (found.notes if found else ())),
+        "cluster:",
+        *([f"  extends: {found.extends}"] if found and found.extends else []),
+        f"  name: {scalar(name)}",
+        "  launcher: slurm",
+        f"  gpus_per_node: {members.gpus}",
+        *([f"  gpu_type: {scalar(members.gpu_type)}"] if members.gpu_type else []),
+        f"  cpus_per_node: {members.cpus}",
+        *_probed_lines(members, found),
+        "  # interface: eth0         # management network, for rendezvous; needed where a node has several",
+        "  # setup:                  # shell lines that run in every job first",
+        "  #   - module load rocm",
+        "slurm:",
+        f"  partition: {scalar(partition.name)}",
+        f"  account: {scalar(account)}" if account else "  # account: my-account",
+    ]
+    if lost is not None:
+        lines += [
+            "aegis:",
+            f"  lost_peer_s: {lost}         # by then Slurm has named a dead node (SlurmdTimeout is "
+            f"{settings.slurmd_timeout_s} s)",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _topology_lines(settings: SlurmSettings, switches: dict[str, str]) -> list[str]:
+    if settings.topology in ("none", "default", "flat"):
+        return []
+    lines = [f"Topology: {settings.topology}" + (f", {len(switches)} leaf switches:" if switches else ".")]
+    lines += [f"  {switch}: {nodes}" for switch, nodes in list(switches.items())[:_SHOWN_SWITCHES]]
+    left = len(switches) - _SHOWN_SWITCHES
+    return lines + ([f"  and {left} more (scontrol show topology)"] if left > 0 else [])
+
+
+def _comment(text: str) -> str:
+    """One line that stays a comment, whatever a driver or an administrator called something."""
+    return "# " + "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _probed_lines(members: Members, found: Probe | None) -> list[str]:
+    if found is None:
+        return ["  # `zslurm init --probe` reads NICs, rails and drivers of a node and adds them here."]
+    lines = [f"  gpu_family: {scalar(found.gpu_family)}"] if found.gpu_family and not found.extends else []
+    lines += [f"  network: {found.network}"] if found.network and not found.extends else []
+    if found.nics and found.gpus == members.gpus:
+        lines.append("  nics: [" + ", ".join(scalar(nic) for nic in found.nics) + "]   # in rail order")
+        if found.gpu_nics:
+            lines.append(f"  gpu_nics: [{', '.join(map(str, found.gpu_nics))}]")
+    elif found.gpus != members.gpus:
+        lines.append(f"  # nics: not filled in: Slurm counts {members.gpus} GPUs, the node's kernel {found.gpus}")
+    lines += [f"  gid_index: {found.gid_index}   # RoCE v2"] if found.gid_index is not None else []
+    if found.rccl_version:
+        lines.append(
+            f"  rccl_version: {found.rccl_version}   # of the node's ROCm; a wheel or container may differ"
+        )
+    if found.scontrol is False:
+        lines.append("  scontrol_on_nodes: false   # jobs cannot requeue themselves: see slurm.successor")
+    return lines
+
+
+def local_profile(name: str, gpus: int, cpus: int) -> str:
+    """The text of a profile of this machine, which has no Slurm."""
+    lines = [
+        "# Cluster profile of zslurm, written by `zslurm init` on a machine without Slurm. Edit it freely.",
+        "cluster:",
+        f"  name: {scalar(name)}",
+        "  launcher: local",
+        f"  gpus_per_node: {gpus}",
+        f"  cpus_per_node: {cpus}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def scalar(text: str) -> str:
+    """A YAML scalar that reads back as the word `text`, which has no control characters."""
+    if _PLAIN.fullmatch(text) and plain_scalar(text) == text:
+        return text
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,59 @@
+"""The environment that RCCL or NCCL gets on a cluster: the rules that apply there, under what the site says.
+
+Rules are data (rccl_rules.yaml); see docs/rccl.md. `lint` judges variables that somebody else has set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zslurm.cluster.rccl_lint import Finding, lint, overridden
+from zslurm.cluster.rccl_rules import rules
+from zslurm.config.spec import ClusterSection
+
+__all__ = ["RULES", "Finding", "Setting", "environment", "lint", "overridden"]
+
+RULES = "rule (zslurm/cluster/rccl_rules.yaml)"
+"""Origin of a value that a rule gives."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable of a job.
+
+    Attributes:
+        reason: why it is set, in one line.
+        source: who says so; empty for what the site or the user sets.
+        origin: RULES, or the layer, file and line of cluster.env.
+    """
+
+    name: str
+    value: str
+    reason: str
+    source: str
+    origin: str
+
+
+def environment(
+    cluster: ClusterSection, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
+) -> list[Setting]:
+    """The variables of a cluster: of each the first rule that applies, and then cluster.env, which wins.
+
+    Args:
+        cluster: the profile.
+        origin_of: where the value of a variable in cluster.env came from.
+    """
+    shipped = rules()
+    found: dict[str, Setting] = {}
+    for rule in shipped.rules:
+        if rule.variable not in found and rule.when.holds(cluster):
+            value = rule.value_on(cluster, shipped.limits, shipped.gid_index)
+            if value is not None:
+                found[rule.variable] = Setting(rule.variable, value, rule.reason, rule.source, RULES)
+    for name, given in cluster.env.items():
+        before = found.pop(name, None)
+        if given is not None:
+            reason = f"instead of the rule's {before.value}: {before.reason}" if before else "set in cluster.env"
+            found[name] = Setting(name, given, reason, before.source if before else "", origin_of(name))
+    return list(found.values())

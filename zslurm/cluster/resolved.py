@@ -1,0 +1,78 @@
+"""A cluster profile by itself, validated: for commands that ask about the cluster and not about a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zslurm.cluster.profile import LAYER, Profile, find_profile, layers_of
+from zslurm.config.layers import DEFAULT, Layers, Origin
+from zslurm.config.load import validate
+from zslurm.config.spec import RunSpec
+from zslurm.config.yaml12 import KeyPath
+
+# A run needs phases, a profile has none: this one, longer than any, stands in while the rest is checked.
+_PHASES = [{"tokens": 10**15, "context": 1024, "global_batch": 1024, "micro_batch": 1, "lr": 1e-3}]
+
+
+@dataclass(frozen=True)
+class ResolvedProfile:
+    """A profile and everything below it, as a run would get it.
+
+    Attributes:
+        spec: the whole of a run on it; only what a profile says is of use here.
+    """
+
+    profile: Profile
+    spec: RunSpec
+    layers: Layers
+
+    def rows(self) -> list[tuple[KeyPath, Any, Origin]]:
+        """Every key of the section `cluster`, and what is given in other sections, each with its origin."""
+        rows: list[tuple[KeyPath, Any, Origin]] = []
+        for section, values in self.spec.model_dump(mode="json").items():
+            if isinstance(values, dict):
+                for key, value in values.items():
+                    rows += _rows(value, (section, key), self.layers)
+        return [row for row in rows if row[0][0] == "cluster" or row[2] != DEFAULT]
+
+    def origin_of_variable(self, name: str) -> str:
+        """Where a variable of cluster.env came from."""
+        return str(self.layers.leaf_origin(("cluster", "env", name)))
+
+
+def _rows(value: Any, path: KeyPath, layers: Layers) -> list[tuple[KeyPath, Any, Origin]]:
+    """Lists on one row each; mappings key by key."""
+    if isinstance(value, dict) and value:
+        return [row for key, item in value.items() for row in _rows(item, (*path, key), layers)]
+    return [(path, value, layers.leaf_origin(path))]
+
+
+def resolve_profile(name: str, overrides: Sequence[str] = ()) -> ResolvedProfile:
+    """The profile `name` under `--set` overrides.
+
+    Raises:
+        NotFound: there is no such profile.
+        ConfigError: it, something it extends, or an override is wrong; one line for each problem.
+    """
+    profile = find_profile(name)
+    return resolve_text(profile, profile.read(), overrides)
+
+
+def resolve_text(profile: Profile, text: str, overrides: Sequence[str] = ()) -> ResolvedProfile:
+    """As `resolve_profile`, for a text that is to become the profile's.
+
+    Raises:
+        ConfigError: see `resolve_profile`.
+    """
+    layers = Layers()
+    for document, file in layers_of(profile, text):
+        layers.add(document, LAYER, file)
+    for assignment in overrides:
+        layers.override(assignment)
+    if "phases" not in layers.data:
+        layers.data["phases"] = copy.deepcopy(_PHASES)
+        layers.origins[("phases",)] = DEFAULT
+    return ResolvedProfile(profile, validate(layers).spec, layers)

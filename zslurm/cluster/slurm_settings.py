@@ -1,0 +1,117 @@
+"""What Slurm's own configuration means for a run: patience with dead nodes, preemption, accounting, topology."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zslurm.slurm.version import OLDEST, OVERLAP_SHARES_GPUS, Version, parse_version
+
+# Slurm sets SLURM_JOB_END_TIME in a job since this version (its RELEASE_NOTES).
+_TELLS_END_TIME = (23, 2, 0)
+_SECONDS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Settings of a cluster that a run depends on.
+
+    Attributes:
+        version: None where it cannot be read.
+        accounting: whether jobs are remembered (slurmdbd).
+        topology: the plugin: none, tree, block, ...
+        requeues: whether jobs are requeued unless they say otherwise; ours ask for it.
+        preempt_mode: OFF, CANCEL, REQUEUE, SUSPEND, ...
+        preempt_signal: whether a job is sent its --signal before it is preempted.
+        kill_wait_s: seconds from SIGTERM to SIGKILL.
+        slurmd_timeout_s: a silent node is DOWN after so many seconds; 0 is never.
+        message_timeout_s: a message is given up after so many.
+    """
+
+    version: Version | None
+    accounting: bool
+    topology: str
+    requeues: bool
+    preempt_mode: str
+    preempt_signal: bool
+    kill_wait_s: int | None
+    slurmd_timeout_s: int | None
+    message_timeout_s: int | None
+
+    @property
+    def lost_peer_s(self) -> int | None:
+        """Seconds after which Slurm has surely named a dead node; None where it never does, or does not say.
+
+        A node is asked every third of SlurmdTimeout, is DOWN after the whole of it, and a message to it is tried
+        for MessageTimeout, three times at most.
+        """
+        if not self.slurmd_timeout_s:
+            return None
+        return math.ceil(self.slurmd_timeout_s * 4 / 3) + 3 * (self.message_timeout_s or 10) + 30
+
+    def notes(self) -> list[str]:
+        """What a person who submits here should know, a line each."""
+        notes = [*self._on_version()]
+        notes.append(
+            "Accounting: yes; `zslurm status` remembers jobs that the controller has forgotten."
+            if self.accounting
+            else "No accounting: what becomes of a job is known as long as the controller remembers it."
+        )
+        if not self.requeues:
+            notes.append("JobRequeue=0: jobs are not requeued by themselves; ours ask for it with --requeue.")
+        if self.preempt_mode.upper() not in ("OFF", ""):
+            warned = (
+                "a job is sent its signal first and saves"
+                if self.preempt_signal
+                else "without PreemptParameters=send_user_signal a job gets SIGTERM and its grace time, no more"
+            )
+            notes.append(f"Jobs can be preempted (PreemptMode={self.preempt_mode}); {warned}.")
+        if self.kill_wait_s is not None:
+            notes.append(f"KillWait: {self.kill_wait_s} s from SIGTERM to SIGKILL.")
+        if self.slurmd_timeout_s == 0:
+            notes.append("SlurmdTimeout=0: Slurm never calls a silent node dead; a run finds out by itself.")
+        return notes
+
+    def _on_version(self) -> list[str]:
+        version = self.version
+        if version is None:
+            return []
+        notes = []
+        if version < OLDEST:
+            notes.append(
+                f"Slurm {version} is older than {Version(OLDEST)}, the oldest whose output was looked at."
+            )
+        if version < OVERLAP_SHARES_GPUS:
+            notes.append(
+                f"Slurm {version} is older than {Version(OVERLAP_SHARES_GPUS)}: spare nodes and agents beside the "
+                "ranks need a step that shares their GPUs; a plainer watch takes their place."
+            )
+        if version < _TELLS_END_TIME:
+            notes.append(
+                f"Slurm {version} is older than {Version(_TELLS_END_TIME)}: a job is not told its end "
+                "(SLURM_JOB_END_TIME); it saves when Slurm's signal comes."
+            )
+        return notes
+
+
+def read_settings(config: Mapping[str, str]) -> SlurmSettings:
+    """The settings in the answer of `scontrol show config` (`parse_config`)."""
+    return SlurmSettings(
+        version=parse_version(config.get("SLURM_VERSION", "")),
+        accounting=config.get("AccountingStorageType", "").rpartition("/")[2] not in ("", "none", "(null)"),
+        topology=config.get("TopologyPlugin", "").rpartition("/")[2] or "none",
+        requeues=config.get("JobRequeue", "1") != "0",
+        preempt_mode=config.get("PreemptMode", "OFF"),
+        preempt_signal="send_user_signal" in config.get("PreemptParameters", ""),
+        kill_wait_s=_seconds(config.get("KillWait")),
+        slurmd_timeout_s=_seconds(config.get("SlurmdTimeout")),
+        message_timeout_s=_seconds(config.get("MessageTimeout")),
+    )
+
+
+def _seconds(text: str | None) -> int | None:
+    """`300 sec` as 300."""
+    match = _SECONDS.match(text or "")
+    return int(match[1]) if match else None

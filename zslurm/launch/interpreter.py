@@ -1,0 +1,27 @@
+"""Which Python the ranks run in: the job's own, a copy on the node, or one inside a container."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python as a step starts it.
+
+    Attributes:
+        words: what stands before `-m MODULE`; the last one is the Python.
+        environ: the environment that it gets.
+        srun_options: what srun must be told besides.
+    """
+
+    words: tuple[str, ...]
+    environ: Mapping[str, str]
+    srun_options: tuple[str, ...] = ()
+
+    @classmethod
+    def own(cls, environ: Mapping[str, str]) -> Interpreter:
+        """The Python that runs this process."""
+        return cls((sys.executable,), environ)

@@ -1,0 +1,73 @@
+"""The newest rows of a metrics file, read from its end: a long run writes a hundred thousand of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train.jsonl import parse_line
+
+_STEPS_TO_JUDGE_BY = 10  # one step's time may hold a checkpoint
+_BLOCK = 1 << 18
+
+
+@dataclass
+class NewestRows:
+    """The last row of each kind; empty where there is none yet."""
+
+    step: dict[str, Any] = field(default_factory=dict)
+    step_times: list[float] = field(default_factory=list)
+    """Of the last steps."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    """The last that was committed."""
+
+    @property
+    def step_time_s(self) -> float | None:
+        """A usual step's time: the median of the last."""
+        times = sorted(self.step_times)
+        return times[len(times) // 2] if times else None
+
+
+def newest_rows(path: Path) -> NewestRows:
+    """The newest rows of `metrics.jsonl`; all empty where there is no such file."""
+    found = NewestRows()
+    for line in _lines_backwards(path):
+        if b'"step"' in line and len(found.step_times) < _STEPS_TO_JUDGE_BY:
+            _take_step(found, line)
+        if not found.evaluation and b'"evaluation"' in line:
+            row = parse_line(line)
+            found.evaluation = row if row is not None and row.get("kind") == "evaluation" else {}
+        if not found.checkpoint and b'"COMMITTED"' in line:
+            row = parse_line(line)
+            found.checkpoint = row if row is not None and row.get("kind") == "checkpoint" else {}
+        if len(found.step_times) == _STEPS_TO_JUDGE_BY and found.evaluation and found.checkpoint:
+            break
+    return found
+
+
+def _take_step(found: NewestRows, line: bytes) -> None:
+    row = parse_line(line)
+    if row is not None and row.get("kind") == "step":
+        found.step = found.step or row
+        found.step_times.append(row["step_time_s"])
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, the last one first, each with its line break; the file is read only as far as asked."""
+    try:
+        with path.open("rb") as file:
+            position, begun = file.seek(0, 2), b""
+            while position:
+                size = min(_BLOCK, position)
+                position -= size
+                file.seek(position)
+                lines = (file.read(size) + begun).splitlines(keepends=True)
+                begun = lines.pop(0) if lines else b""
+                yield from reversed(lines)
+            if begun:
+                yield begun
+    except FileNotFoundError:
+        return

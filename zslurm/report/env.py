@@ -1,0 +1,85 @@
+"""`zslurm env`: the variables of RCCL and NCCL as a shell, a person and a program read them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from zslurm.cli.output import print_json, print_table, say
+from zslurm.cluster.rccl import Setting, lint, overridden
+from zslurm.config.spec import ClusterSection
+from zslurm.errors import CheckFailed
+from zslurm.quoting import quote
+from zslurm.report.redact import redact_value
+
+_WIDTH = 110
+
+
+def show_environment(settings: Sequence[Setting], *, explain: bool, as_json: bool) -> None:
+    """`export` lines, with reasons as comments where asked for; secrets of cluster.env are left out."""
+    for setting in settings:
+        if _is_secret(setting):
+            say(f"note: {setting.name} is left out: it looks like a secret")
+    settings = [setting for setting in settings if not _is_secret(setting)]
+    if as_json:
+        print_json([asdict(setting) for setting in settings])
+        return
+    for setting in settings:
+        if explain:
+            for line in _comment(setting):
+                print(line)
+        print(f"export {setting.name}={quote(setting.value)}")
+
+
+def _is_secret(setting: Setting) -> bool:
+    return bool(redact_value(setting.name, setting.value) != setting.value)
+
+
+def _comment(setting: Setting) -> list[str]:
+    source = [f"source: {setting.source}"] if setting.source else []
+    lines = [setting.reason, *source, f"origin: {setting.origin}"]
+    wrapped = []
+    for number, line in enumerate(lines):
+        text = "".join(c if c.isprintable() else "?" for c in line)
+        first = "# " if number == 0 else "#   "
+        wrapped += textwrap.wrap(
+            text, _WIDTH, initial_indent=first, subsequent_indent="#     ", break_on_hyphens=False
+        )
+    return wrapped
+
+
+def show_difference(
+    name: str, settings: Sequence[Setting], other: str, others: Sequence[Setting], *, as_json: bool
+) -> None:
+    """The variables in which two profiles differ."""
+    ours = {setting.name: setting.value for setting in settings if not _is_secret(setting)}
+    theirs = {setting.name: setting.value for setting in others if not _is_secret(setting)}
+    differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    if as_json:
+        print_json({key: {name: ours.get(key), other: theirs.get(key)} for key in differing})
+    else:
+        rows = [[key, ours.get(key, "-"), theirs.get(key, "-")] for key in differing]
+        print_table(["variable", name, other], rows)
+
+
+def show_lint(
+    settings: Sequence[Setting], shell: Mapping[str, str], cluster: ClusterSection, *, as_json: bool
+) -> None:
+    """What is wrong with a profile's variables and, over them, the shell's; and which of these a job replaces.
+
+    Raises:
+        CheckFailed: there are faults; one line for each.
+    """
+    job = {setting.name: setting.value for setting in settings}
+    findings = lint({**job, **shell}, cluster)
+    told = {finding.name for finding in findings}
+    findings += [finding for finding in overridden(shell, job) if finding.name not in told]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            if finding.level == "warning":
+                say(f"note: {finding.line}")
+    if faults := [finding.line for finding in findings if finding.level == "fault"]:
+        raise CheckFailed("\n".join(faults))

@@ -1,0 +1,136 @@
+"""`zslurm logs --errors`: what went wrong in an attempt, over all its ranks, the root first.
+
+Judged as the supervisor judges (aegis/verdict.py): the rank that it blames is the root, ranks that complain of
+lost peers are its cascade, others failed on their own later. Ranks that said the same share a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from train.jsonl import read_jsonl
+from zslurm.aegis.verdict import blames_a_peer
+from zslurm.errors import Exit
+from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
+from zslurm.slurm.hostlist import compress
+
+COLUMNS = ("role", "ranks", "node", "time", "step", "first line")
+_LAST_LINES = 5
+_TAIL = 1 << 16
+
+Role = Literal["root", "cascade", "failed"]
+_ORDER: dict[Role, int] = {"root": 0, "failed": 1, "cascade": 2}
+
+
+@dataclass(frozen=True)
+class RankError:
+    """Ranks that ended badly in the same way.
+
+    Attributes:
+        when: of the first of them (UNIX seconds); None where none of them could record it.
+        details: the traceback, or the last lines of the log, of the first of them.
+    """
+
+    role: Role
+    ranks: tuple[int, ...]
+    nodes: str
+    when: float | None
+    step: int | None
+    line: str
+    details: str
+
+    def as_row(self) -> list[str]:
+        """One line of the table."""
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(self.when)) if self.when else "-"
+        step = str(self.step) if self.step is not None and self.step >= 0 else "-"
+        return [self.role, _ranks(self.ranks), self.nodes, when, step, self.line]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        return {**vars(self), "ranks": list(self.ranks)}
+
+
+def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
+    """What went wrong in an attempt: the root, then what failed on its own, then the cascade; each by time."""
+    events = [event for event in read_jsonl(run.events) if event.get("attempt") == attempt.number]
+    ended: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "attempt_ended"), {})
+    cause = ended.get("cause") or {}
+    ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
+    groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
+    for found in [*_recorded(ends), *_silent(events, ends)]:
+        role = _role(found, cause)
+        groups.setdefault((role, found["line"]), []).append(found)
+    errors = [_group(attempt, role, line, members) for (role, line), members in groups.items()]
+    if cause and not any(error.role == "root" for error in errors):  # no rank's: a node, or nobody could tell
+        line, node = str(cause["message"]), cause.get("node") or "-"
+        errors.append(RankError("root", (), node, ended.get("time"), None, line, ""))
+    return sorted(errors, key=lambda error: (_ORDER[error.role], error.when or float("inf")))
+
+
+def _recorded(ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What ranks recorded of their own end."""
+    for rank, end in ends.items():
+        if end["exit_code"] not in (Exit.DONE, Exit.INTERRUPTED):
+            message = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
+            yield {**end, "rank": rank, "line": message, "cascade": blames_a_peer(end)}
+
+
+def _silent(events: Sequence[dict[str, Any]], ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Ranks of which only srun said how they ended: a signal took them."""
+    for event in events:
+        if event["event"] == "ranks_ended":
+            for rank in event["ranks"]:
+                if rank not in ends:
+                    yield {"rank": rank, "node": event["node"], "line": event["what"], "time": event["time"]}
+
+
+def _role(found: dict[str, Any], cause: dict[str, Any]) -> Role:
+    if "rank" in cause and (found["rank"] == cause["rank"] or found["line"] == cause["message"]):
+        return "root"
+    return "cascade" if found.get("cascade") else "failed"
+
+
+def _group(attempt: AttemptDir, role: Role, line: str, members: list[dict[str, Any]]) -> RankError:
+    members.sort(key=lambda found: found["time"])
+    first = members[0]
+    return RankError(
+        role,
+        tuple(sorted(found["rank"] for found in members)),
+        compress({str(found["node"]) for found in members}),
+        float(first["time"]),
+        first.get("step"),
+        line,
+        first.get("traceback") or _last_lines(attempt, first["rank"]),
+    )
+
+
+def _last_lines(attempt: AttemptDir, rank: int) -> str:
+    """The end of a rank's log: all that one which was killed could say."""
+    try:
+        with attempt.rank_log(rank).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join([line for line in lines if line.strip()][-_LAST_LINES:])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`0-2,5` for ranks 0, 1, 2 and 5."""
+    text = compress(f"r{rank}" for rank in ranks)
+    return text.removeprefix("r").strip("[]") or "-"
+
+
+def details_of_root(errors: Sequence[RankError]) -> Iterator[str]:
+    """What the root rank left to read: its traceback, or the end of its log."""
+    for error in errors[:1]:
+        if error.role == "root" and error.details:
+            where = (
+                f"rank {error.ranks[0]} on {error.nodes}" if len(error.ranks) == 1 else f"rank {error.ranks[0]}"
+            )
+            yield f"{where}:"
+            yield from (f"  {line}" for line in error.details.rstrip().splitlines())

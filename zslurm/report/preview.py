@@ -1,0 +1,164 @@
+"""What a submission would do: script, environment with origins, placement, memory, start, and changes."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from train.memory import plan_memory
+from zslurm.cluster.rccl import RULES
+from zslurm.config.load import Resolved
+from zslurm.config.spec import RunSpec
+from zslurm.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.launch.render import job_settings, render
+from zslurm.launch.run_dir import RunDir
+from zslurm.launch.run_state import last_job
+from zslurm.launch.submission import changed_keys, last_spec
+from zslurm.report.plan import trains_on_cpus
+from zslurm.report.redact import redact, redact_value
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.jobs import time_limit
+
+_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of the job's environment, and which layer it comes from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a local rank uses on every node."""
+
+    local_rank: int
+    gpu: int | None
+    nic: str | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a submission would do. Secrets are not in it.
+
+    Attributes:
+        memory: what each rank's memory will hold at most, in bytes.
+        start: when and where Slurm would start it; None where there is no Slurm to ask.
+        changes: what differs from the last submission; None for a run that was never submitted.
+    """
+
+    script: str
+    environment: list[Variable]
+    placement: list[Place]
+    memory: dict[str, Any]
+    start: dict[str, Any] | None
+    changes: dict[str, Any] | None
+
+
+def preview(resolved: Resolved, run: RunDir) -> Preview:
+    """Look ahead; nothing is written.
+
+    Raises:
+        ConfigError: the template is not valid.
+    """
+    spec = resolved.spec
+    script = render(spec, run)
+    return Preview(
+        script=redact(script),
+        environment=environment_with_origins(resolved),
+        placement=placement(spec),
+        memory=_memory(spec),
+        start=_start(spec, script),
+        changes=_changes(spec, run, script),
+    )
+
+
+def environment_with_origins(resolved: Resolved) -> list[Variable]:
+    """Every variable that the script sets, with its origin: zslurm, a rule, or a layer of the configuration."""
+    settings = job_settings(resolved.spec, lambda name: str(resolved.layers.leaf_origin(("cluster", "env", name))))
+    return [
+        Variable(
+            setting.name,
+            redact_value(setting.name, setting.value),
+            f"rule: {setting.reason}" if setting.origin == RULES else setting.origin,
+        )
+        for setting in settings
+    ]
+
+
+def placement(spec: RunSpec) -> list[Place]:
+    """GPU and NIC of each local rank, as far as the profile names them; the same on every node."""
+    cluster = spec.cluster
+    places = []
+    for local_rank in range(spec.ranks_per_node):
+        gpu = local_rank if local_rank < cluster.gpus_per_node else None
+        nic = None
+        if gpu is not None and cluster.nics:
+            nic = cluster.nics[cluster.gpu_nics[gpu] if cluster.gpu_nics else gpu]
+        places.append(Place(local_rank, gpu, nic))
+    return places
+
+
+def _memory(spec: RunSpec) -> dict[str, Any]:
+    on_cpu = trains_on_cpus(spec)
+    plan = plan_memory(spec, spec.world_size, on_cpu=on_cpu)
+    return {
+        "device": "cpu" if on_cpu else "gpu",
+        "peak_bytes": plan.peak,
+        "peak_moment": plan.peak_moment,
+        "host_staging_bytes": plan.staging,
+    }
+
+
+def _start(spec: RunSpec, script: str) -> dict[str, Any] | None:
+    """Slurm's word on when the job would start, without submitting it."""
+    client = SlurmClient(timeout_s=_PATIENCE_S, retries=Retries(attempts=1))
+    if spec.cluster.launcher != "slurm" or not client.available():
+        return None
+    try:
+        estimate = client.estimate_start(script)
+    except SlurmRefused as error:
+        return {"refused": str(error), "words": f"never; {error}"}
+    except SlurmUnavailable as error:
+        return {"words": f"unknown; {error}"}
+    if (why := _beyond_partition(spec, client)) is not None:
+        return {"refused": why, "words": f"never; {why}"}
+    if estimate is None:
+        return {"words": "unknown; Slurm names no time"}
+    when = estimate.time.isoformat(timespec="seconds")
+    words = f"about {estimate.time:%Y-%m-%d %H:%M:%S} UTC on {estimate.nodes}"
+    return {"time": when, "nodes": estimate.nodes, "partition": estimate.partition, "words": words}
+
+
+def _beyond_partition(spec: RunSpec, client: SlurmClient) -> str | None:
+    """Why a job would wait for ever in its partition, which `sbatch --test-only` does not tell."""
+    limit = time_limit(spec.slurm.time) if spec.slurm.time else None
+    try:
+        partitions = client.partitions()
+    except ZslurmError:
+        return None
+    for partition in partitions:
+        named = partition.name == spec.slurm.partition or (spec.slurm.partition is None and partition.is_default)
+        if named and limit is not None and partition.max_time is not None and limit > partition.max_time:
+            return f"partition {partition.name} allows at most {partition.max_time}, slurm.time is {limit}"
+    return None
+
+
+def _changes(spec: RunSpec, run: RunDir, script: str) -> dict[str, Any] | None:
+    job = last_job(run)
+    if job is None or not run.exists:
+        return None
+    before = run.script.read_text(encoding="utf-8") if run.script.is_file() else ""
+    lines = difflib.unified_diff(
+        before.splitlines(), script.splitlines(), "script before", "script", "", "", 0, ""
+    )
+    return {
+        "job_id": job.job_id,
+        "keys": changed_keys(last_spec(run), spec),
+        "script": [redact(line) for line in lines],
+    }

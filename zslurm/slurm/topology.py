@@ -1,0 +1,79 @@
+"""Which nodes hang on which leaf switch, and an order of nodes in which neighbours stay together.
+
+Ranks are numbered node by node, and most traffic of a ring or a tree goes to the next ranks: in leaf order it
+stays on the leaf. Slurm knows the leaves where the site uses topology/tree (switches) or topology/block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zslurm.slurm.hostlist import compress, expand, natural_key
+
+_FIELD = re.compile(r"(\w+)=(\S*)")
+
+
+@dataclass
+class _Switch:
+    nodes: list[str] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+
+
+def parse_topology(text: str) -> dict[str, list[str]]:
+    """The answer of `scontrol show topology`: leaf -> its nodes; empty where the site has no topology.
+
+    Leaves that hang on one switch follow each other. Blocks count as leaves.
+
+    Raises:
+        HostlistError: a node list is none.
+    """
+    switches: dict[str, _Switch] = {}
+    for line in text.splitlines():
+        values = dict(_FIELD.findall(line))
+        name = values.get("SwitchName") or values.get("BlockName")
+        if name:
+            switches[name] = _Switch(expand(values.get("Nodes", "")), expand(values.get("Switches", "")))
+    children = {name for switch in switches.values() for name in switch.below}
+    ordered: dict[str, list[str]] = {}
+    for root in switches:
+        if root not in children:
+            ordered |= dict(_leaves(root, switches))
+    return ordered
+
+
+def _leaves(name: str, switches: Mapping[str, _Switch]) -> Iterator[tuple[str, list[str]]]:
+    """The leaves below a switch, depth first. A switch above others repeats their nodes: it is no leaf."""
+    switch = switches.get(name, _Switch())
+    if not switch.below and switch.nodes:
+        yield name, switch.nodes
+    for child in switch.below:
+        yield from _leaves(child, switches)
+
+
+def order_by_leaf(nodes: Sequence[str], leaves: Mapping[str, Sequence[str]]) -> list[str]:
+    """The nodes leaf by leaf, in natural order within each; nodes of no leaf come last.
+
+    Args:
+        nodes: in any order, each once.
+        leaves: leaf -> its nodes, in the order in which the leaves are wanted. A node that is on several, as with
+            rails, counts for the first.
+    """
+    place: dict[str, int] = {}
+    for index, members in enumerate(leaves.values()):
+        for node in members:
+            place.setdefault(node, index)
+    return sorted(nodes, key=lambda node: (place.get(node, len(leaves)), natural_key(node)))
+
+
+def hostlist_in_order(nodes: Sequence[str]) -> str:
+    """One hostlist that names the nodes in exactly this order: `node[0,2],node1`."""
+    runs: list[list[str]] = []
+    for node in nodes:
+        longer = [*runs[-1], node] if runs else []
+        if longer and expand(compress(longer)) == longer:
+            runs[-1] = longer
+        else:
+            runs.append([node])
+    return ",".join(compress(run) for run in runs)
