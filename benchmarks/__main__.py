@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_HELPERS = {"__init__", "__main__", "common", "memory"}
+_HELPERS = {"__init__", "__main__", "checkpoint_ranks", "common", "memory", "models"}
 
 
 def names() -> list[str]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import Timing, alternate, write_result
 from benchmarks.memory import peak_bytes
+from benchmarks.models import LARGER, TINY
 from tests.train.reference import reference_of
 from train.config import ModelConfig
 from train.generate import generate
@@ -31,30 +32,6 @@ from train.shapes import parameter_counts
 
 THREADS = 1
 ROPE_BASE = 1e4
-TINY = ModelConfig(
-    vocab_size=4096,
-    hidden_size=128,
-    layers=4,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=32,
-    experts=4,
-    expert_hidden_size=256,
-    router_hidden_size=32,
-    skip_rule="zero",
-)
-LARGER = ModelConfig(
-    vocab_size=8192,
-    hidden_size=512,
-    layers=8,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=64,
-    experts=16,
-    expert_hidden_size=512,
-    router_hidden_size=64,
-    skip_rule="zero",
-)
 LARGE_VOCABULARY = TINY.model_copy(update={"vocab_size": 262_272})
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DECODED = 64

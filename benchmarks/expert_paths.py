@@ -1,0 +1,61 @@
+"""The experts' products in one `grouped_mm` call against the loop, on a CPU: what `parallel.grouped_gemm` chooses.
+
+Forward and backward of one expert stage alone, with an even load, turn by turn on one thread: that of the tiny
+recipe, and that of the larger model of train_step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from benchmarks.common import alternate, write_result
+from benchmarks.train_step import DTYPES, SIZES, THREADS, Size
+from train.model.experts import Experts
+from train.model.router import Routing
+
+WAYS: tuple[Literal["off", "on"], ...] = ("off", "on")
+RUNS = 40
+
+
+def run() -> None:
+    """Measure and write results/expert_paths.json."""
+    torch.set_num_threads(THREADS)
+    rows = [_compare(size, name, dtype) for size in SIZES for name, dtype in DTYPES.items()]
+    write_result("expert_paths", {"torch": torch.__version__, "threads": THREADS, "experts": rows})
+
+
+def _compare(size: Size, dtype_name: str, dtype: torch.dtype) -> dict[str, Any]:
+    contenders = {way: _step(size, dtype, way) for way in WAYS}
+    timings = alternate(contenders, runs=RUNS, warm_up=3)
+    return {
+        "model": size.name,
+        "dtype": dtype_name,
+        "tokens": size.tokens,
+        "loop_over_grouped": round(timings["off"].median / timings["on"].median, 2),
+        "loop_over_grouped_fastest": round(min(timings["off"].seconds) / min(timings["on"].seconds), 2),
+        "timings": [timing.row() | {"name": f"grouped_gemm {timing.name}"} for timing in timings.values()],
+    }
+
+
+def _step(size: Size, dtype: torch.dtype, way: Literal["off", "on"]) -> Callable[[], None]:
+    """Forward and backward of an expert stage to which every class sends as many tokens as the others."""
+    config = size.config
+    torch.manual_seed(0)
+    experts = Experts(config, dtype)
+    experts.grouped_gemm = way
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=config.init_std)
+    x_TD = torch.randn(size.tokens, config.hidden_size, dtype=dtype, requires_grad=True)
+    classes_T1 = torch.arange(size.tokens)[:, None] % config.router_classes
+    routing = Routing(classes_T1, torch.full_like(classes_T1, 0.5, dtype=torch.float32), None)
+    gradient_TD = torch.randn_like(x_TD)
+
+    def step() -> None:
+        experts.zero_grad()
+        y_TD, _ = experts(x_TD, routing)
+        y_TD.backward(gradient_TD)
+
+    return step
