@@ -19,7 +19,8 @@ from zslurm.cluster.rccl_rules import (
     vendor_of,
     version,
 )
-from zslurm.config.spec import AegisSection, ClusterSection
+from zslurm.config.aegis import AegisSection
+from zslurm.config.spec import ClusterSection
 
 NICS = tuple(f"ionic_{i}" for i in range(8))
 GPU_NODE: dict[str, Any] = {"launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x"}

@@ -11,7 +11,7 @@ from tests.slurm import recorded
 from zslurm.cluster.profile_text import Members, slurm_profile
 from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
 from zslurm.config import yaml12
-from zslurm.config.spec import AegisSection
+from zslurm.config.aegis import AegisSection
 from zslurm.slurm.inventory import Partition, parse_config, parse_nodes
 
 BATCH = Partition("batch", "node[0-3]", 4, True, True, timedelta(days=1), timedelta(minutes=10), 3)

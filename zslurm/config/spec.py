@@ -22,12 +22,12 @@ from train.config import (
     OptimConfig,
     ParallelConfig,
     PhaseConfig,
-    Positive,
     RunIdentity,
     Section,
     Whole,
     check_mixes,
 )
+from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -273,24 +273,6 @@ class ClusterSection(Section):
                 f"gpu_nics: {max(self.gpu_nics)} is none of the {len(self.nics)} NICs (0 is the first)"
             )
         return self
-
-
-class AegisSection(Section):
-    """The supervisor beside the run."""
-
-    grace_s: Positive = Field(
-        30.0,
-        description="seconds that peers of a failed rank get to say why, before the attempt is torn down",
-    )
-    lost_peer_s: Positive = Field(
-        600.0,
-        description="seconds that Slurm gets to name a dead node when ranks only complain of lost peers; "
-        "longer than the site's SlurmdTimeout",
-    )
-    save_s: Positive = Field(
-        600.0, description="seconds that ranks get to save and stop when asked, before they are killed"
-    )
-    poll_s: Positive = Field(0.25, description="seconds between two looks of the supervisor")
 
 
 class RunSpec(Section):

@@ -1,0 +1,115 @@
+"""The section `aegis` of a run: how the watchdog notices, what it may do, and when it gives up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from train.config import Count, Positive, Section, Whole
+
+Mode = Literal["act", "observe", "off"]
+
+
+class HangLimits(Section):
+    """How long a rank may go without progress, by what it does."""
+
+    setup_s: Positive = Field(900.0, description="from the start of a rank to its first step")
+    step_s: Positive = Field(180.0, description="between two steps, at least")
+    step_factor: Positive = Field(20.0, description="between two steps, in medians of the steps so far, at least")
+    save_s: Positive = Field(600.0, description="while a checkpoint is written")
+    eval_s: Positive = Field(600.0, description="between two signs of life of an evaluation")
+
+
+class StragglerLimits(Section):
+    """When a rank counts as slower than its peers."""
+
+    factor: Annotated[float, Field(gt=1)] = Field(1.3, description="slower than the median of its peers by")
+    after_s: Positive = Field(600.0, description="for so long without a pause")
+    act: bool = Field(False, description="exclude its node, where a spare can take its place; else only say so")
+
+
+class SensorSettings(Section):
+    """What the agent on each node looks at."""
+
+    period_s: Positive = Field(5.0, description="between two looks at GPUs, NICs, kernel log and host")
+    progress_s: Positive = Field(1.0, description="between two looks at the progress of the ranks")
+    kernel_log: str = Field(
+        "auto",
+        description="`auto` (/dev/kmsg, else journalctl), a file of kernel lines (`%n`: the node), or `off`",
+    )
+    amd_smi: str = Field("auto", description="`auto`, the path of amd-smi, or `off`")
+    amd_smi_timeout_s: Positive = Field(10.0, description="after which amd-smi counts as hanging")
+    disk_free_gb: Annotated[float, Field(ge=0)] = Field(
+        10.0, description="less free space for checkpoints than this is advised about"
+    )
+    memory_free_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.03, description="less free host memory than this is advised about"
+    )
+
+
+class NotifySettings(Section):
+    """Who is told."""
+
+    command: str | None = Field(
+        None, description="shell command that gets the event as JSON on its standard input"
+    )
+    url: str | None = Field(None, description="http(s) address to which the event is sent by POST, as JSON")
+    events: tuple[str, ...] = Field(
+        ("fault_detected", "decision", "nodes_excluded", "run_ended"), description="the kinds of events to tell of"
+    )
+    timeout_s: Positive = Field(10.0, description="after which one notification is given up")
+
+
+class AegisSection(Section):
+    """The supervisor beside the run."""
+
+    mode: Mode = Field(
+        "act",
+        description="`act`; `observe`: record what would be done, and end at the first failure; `off`: only end "
+        "at the first failure",
+    )
+    grace_s: Positive = Field(
+        30.0,
+        description="seconds that peers of a failed rank get to say why, before the attempt is torn down",
+    )
+    lost_peer_s: Positive = Field(
+        600.0,
+        description="seconds that Slurm gets to name a dead node when ranks only complain of lost peers and there "
+        "are no agents; longer than the site's SlurmdTimeout",
+    )
+    save_s: Positive = Field(
+        600.0, description="seconds that ranks get to save and stop when asked, before they are killed"
+    )
+    poll_s: Positive = Field(0.25, description="seconds between two looks of the supervisor")
+    silent_s: Positive = Field(
+        8.0, description="seconds without a word of a node's agent, and without progress, after which it is dead"
+    )
+    deputy_s: Positive = Field(
+        20.0, description="seconds without a word of the supervisor after which an agent acts in its place"
+    )
+    tolerate_s: Positive = Field(
+        60.0, description="seconds that a network fault may last before the attempt is given up for it"
+    )
+    teardown_s: Positive = Field(
+        60.0, description="seconds within which every process of an attempt must be gone after it was killed"
+    )
+    retries: Whole = Field(3, description="failures without a new checkpoint between them, after which to stop")
+    restarts_per_hour: Count = Field(12, description="starts within an hour, before it stops")
+    max_excluded: Whole = Field(8, description="nodes that may be excluded at the same time, before it stops")
+    exclude_for_s: Positive = Field(7 * 86400.0, description="seconds after which an exclusion expires")
+    min_nodes: Count | None = Field(
+        None,
+        description="fewest nodes to go on with, at the same global batch, where no spare is left; "
+        "default: as many as the run has, so the job is requeued",
+    )
+    gpu_oom: Literal["stop", "retry"] = Field("stop", description="what to do when a GPU runs out of memory")
+    nan_repeats: Annotated[int, Field(ge=2)] = Field(
+        2, description="times that NaN comes first from one and the same GPU, before that GPU is tested"
+    )
+    requeue_at_time_limit: bool = Field(True, description="requeue the job after it saved at its time limit")
+    comment: bool = Field(True, description="write the last root cause into the comment of the Slurm job")
+    hang: HangLimits = Field(HangLimits(), description="when a rank counts as hanging")
+    straggler: StragglerLimits = Field(StragglerLimits(), description="when a rank counts as slow")
+    sensors: SensorSettings = Field(SensorSettings(), description="what each node looks at")
+    notify: NotifySettings = Field(NotifySettings(), description="who is told")
