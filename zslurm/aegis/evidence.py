@@ -69,6 +69,14 @@ class Fault:
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in fields_of_event.items() if name in names})
 
+    @classmethod
+    def of_event(cls, row: Mapping[str, Any]) -> Fault | None:
+        """Back from a row `fault_detected`, whose own `time` is that of the record; None where it is not whole."""
+        try:
+            return cls.of({**row, "time": row["fault_time"]})
+        except (KeyError, TypeError):
+            return None
+
 
 @dataclass(frozen=True)
 class Incident:
@@ -207,3 +215,18 @@ class Decision:
         if self.root is not None:
             body["root"] = self.root.fields()
         return body
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Decision | None:
+        """Back from a row `decision`; None where it is not whole."""
+        known = {field.name for field in fields(cls)}
+        body: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in row.items()
+            if name in known
+        }
+        try:
+            root = body.get("root")
+            return cls(**{**body, "root": Fault.of(root) if root else None})
+        except TypeError:
+            return None

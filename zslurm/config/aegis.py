@@ -73,6 +73,9 @@ class AegisSection(Section):
         30.0,
         description="seconds that peers of a failed rank get to say why, before the attempt is torn down",
     )
+    settle_s: Positive = Field(
+        2.0, description="seconds that the other ranks get to end by themselves once the cause is known"
+    )
     lost_peer_s: Positive = Field(
         600.0,
         description="seconds that Slurm gets to name a dead node when ranks only complain of lost peers and there "
