@@ -1,4 +1,4 @@
-"""`zslurm aegis run`."""
+"""`zslurm aegis run|notify`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from zslurm.cli.heavy import Slurm, here_or_as_job
+from zslurm.cli.options import Cluster, RunFile, Set
 
 app = typer.Typer(help="The supervisor beside a run.", no_args_is_help=True)
 
@@ -22,3 +25,20 @@ def run_(
     from zslurm.launch.run_dir import open_run
 
     raise typer.Exit(supervise(str(open_run(run_dir).path)))
+
+
+@app.command()
+def notify(run_file: RunFile, cluster: Cluster = None, overrides: Set = None, slurm: Slurm = False) -> None:
+    """Send a sample event through the hooks of `aegis.notify`, and say whether they took it.
+
+    With --slurm from a compute node, which may reach less of the network than this machine.
+
+    Example: zslurm aegis notify run.yaml --slurm
+    """
+    from zslurm.aegis.notify_check import try_hooks
+    from zslurm.launch.resolve import resolve_run
+
+    if slurm:
+        here_or_as_job(True, workers_option=None)
+    for line in try_hooks(resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec):
+        print(line)
