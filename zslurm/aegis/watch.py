@@ -69,13 +69,14 @@ class Watch:
         """Wait for the end of the step, or bring it about; nothing of the attempt is left when this returns."""
         self._take_up()
         process, why = self.running.process, None
+        root: Fault | None = None
         while process.poll() is None:
             process.reap()
             self._pass_signal_on()
             self._look()
-            why = self._why_give_up()
+            why, root = self._why_give_up()
             if why is not None:
-                self._give_up(why)
+                self._give_up(why, root)
                 break
             time.sleep(self.job.spec.aegis.poll_s)
         else:
@@ -168,21 +169,21 @@ class Watch:
             fields = fault.fields()
             self.job.event("fault_detected", attempt=self.attempt.number, fault_time=fields.pop("time"), **fields)
 
-    def _why_give_up(self) -> str | None:
-        """Why the attempt must be ended now; None while there is reason to wait.
+    def _why_give_up(self) -> tuple[str | None, Fault | None]:
+        """Why the attempt must be ended now, and the fault that says so; None while there is reason to wait.
 
         Where ranks complain of lost peers, and nothing is known of those, their node may be dead. The agents find
         out; without them Slurm does (SlurmdTimeout), and gets the time to do so.
         """
         aegis, now = self.job.spec.aegis, time.monotonic()
         if self.job.stop.deadline is not None and now > self.job.stop.deadline:
-            return f"the ranks did not save and stop within {aegis.save_s:g} s"
+            return f"the ranks did not save and stop within {aegis.save_s:g} s", None
         if aegis.mode == "act" and self.faults:
             found = alarm(self.situation(), self.history, aegis, spares=self.spares)
             if found.give_up:
-                return found.reason
+                return found.reason, found.root
         if self._failed_at is None:
-            return None
+            return None, None
         if any(fault.role == "root" and not fault.cleared for fault in self.faults):
             patience = aegis.settle_s
             why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
@@ -192,10 +193,11 @@ class Watch:
         else:
             patience = max(aegis.lost_peer_s, aegis.grace_s)
             why = f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
-        return why if now > self._failed_at + patience else None
+        return (why if now > self._failed_at + patience else None), None
 
-    def _give_up(self, why: str) -> None:
-        self.job.event("step_killed", attempt=self.attempt.number, reason=why)
+    def _give_up(self, why: str, root: Fault | None) -> None:
+        about = {} if root is None else {"root": root.fields()}
+        self.job.event("step_killed", attempt=self.attempt.number, reason=why, **about)
         if self.agents is not None:
             self._dump_stacks(self.agents)
 

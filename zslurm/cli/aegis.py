@@ -1,4 +1,4 @@
-"""`zslurm aegis run|notify`."""
+"""`zslurm aegis run`, `notify`, `replay`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from zslurm.cli.heavy import Slurm, here_or_as_job
-from zslurm.cli.options import Cluster, RunFile, Set
+from zslurm.cli.options import Cluster, Json, RunFile, Set
 
-app = typer.Typer(help="The supervisor beside a run.", no_args_is_help=True)
+app = typer.Typer(help="The supervisor beside a run: what it does, and would do.", no_args_is_help=True)
 
 
 @app.command("run")
@@ -42,3 +42,38 @@ def notify(run_file: RunFile, cluster: Cluster = None, overrides: Set = None, sl
         here_or_as_job(True, workers_option=None)
     for line in try_hooks(resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec):
         print(line)
+
+
+@app.command()
+def replay(
+    events: Annotated[
+        str,
+        typer.Argument(
+            metavar="EVENTS_OR_RUN",
+            help="An events.jsonl, or a run's name, directory or job id.",
+            show_default=False,
+        ),
+    ],
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Show what was done about each attempt of a run, and what another policy would have done.
+
+    The policy is that of the run, changed by --set aegis.KEY=VALUE. Each attempt is judged with the history that
+    it really had.
+
+    Example: zslurm aegis replay my-run --set aegis.retries=1
+    """
+    from zslurm.aegis.replay import read_events, replay, settings_of
+    from zslurm.cli.output import print_json, print_table
+    from zslurm.launch.find import find
+    from zslurm.report.replay import COLUMNS, as_json, as_row
+
+    given = Path(events)
+    path = given if given.is_file() else find(events).events
+    settings = settings_of(path.with_name("config.json"), overrides or [])
+    found = replay(read_events(path), settings)
+    if json:
+        print_json(as_json(path, settings, found))
+    else:
+        print_table(COLUMNS, [as_row(one) for one in found])

@@ -119,6 +119,11 @@ class AegisSection(Section):
         60.0, description="seconds within which every process of an attempt must be gone after it was killed"
     )
     retries: Whole = Field(3, description="failures without a new checkpoint between them, after which to stop")
+    retry_wait_s: Positive = Field(
+        30.0,
+        description="seconds to wait before the next start while a file system is full or fails; doubled each "
+        "time without a new checkpoint",
+    )
     restarts_per_hour: Count = Field(12, description="starts within an hour, before it stops")
     max_excluded: Whole = Field(8, description="nodes that may be excluded at the same time, before it stops")
     exclude_for_s: Positive = Field(7 * 86400.0, description="seconds after which an exclusion expires")
