@@ -6,6 +6,7 @@ more than the signal does (a GPU that hangs, a memory access fault). Where it sa
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ _TAIL = 1 << 16
 _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few tell as much as all."""
 
+_DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
 _ORDERLY = (Exit.DONE, Exit.INTERRUPTED)
 
 
@@ -33,24 +35,43 @@ def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
 
 
 def faults_of_failure(
-    attempt: AttemptDir, failure: TaskFailure, ends: Mapping[int, Mapping[str, Any]], signatures: Signatures
+    attempt: AttemptDir,
+    failure: TaskFailure,
+    ends: Mapping[int, Mapping[str, Any]],
+    rank_nodes: Sequence[str],
+    signatures: Signatures,
 ) -> list[Fault]:
-    """One fault for each rank of a failure that srun reported, just now."""
+    """One fault for each rank of a failure that srun reported, just now.
+
+    Args:
+        attempt: the attempt.
+        failure: what srun said.
+        ends: what ranks recorded.
+        rank_nodes: the node of each rank.
+        signatures: what words mean.
+    """
     faults: list[Fault] = []
     for count, rank in enumerate(failure.ranks):
         if rank in ends:
-            faults.append(fault_of_end(ends[rank], signatures))
+            faults.append(fault_of_end(ends[rank], rank_nodes, signatures))
             continue
         found = words_of(attempt, rank, failure.node) if count < _MOST_LOGS else []
         faults += found or [_unexplained(failure, rank)]
     return faults
 
 
-def fault_of_end(end: Mapping[str, Any], signatures: Signatures) -> Fault:
-    """What a rank recorded when it ended badly."""
+def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: Signatures) -> Fault:
+    """What a rank recorded when it ended badly.
+
+    When the loss diverges every rank says so, and names the rank on which it began: that one is meant.
+    """
     line = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
     kind, role, scope = _meaning(end, line, signatures)
-    step = int(end.get("step", -1))
+    step, rank, node = int(end.get("step", -1)), int(end["rank"]), str(end["node"])
+    began = _DIVERGED_ON.search(line) if kind == "nan_loss" else None
+    if began is not None and int(began[1]) < len(rank_nodes):
+        rank = int(began[1])
+        node = rank_nodes[rank]
     return Fault(
         kind,
         role,
@@ -58,8 +79,8 @@ def fault_of_end(end: Mapping[str, Any], signatures: Signatures) -> Fault:
         float(end["time"]),
         "rank",
         line,
-        node=str(end["node"]),
-        rank=int(end["rank"]),
+        node=node,
+        rank=rank,
         step=step if step >= 0 else None,
     )
 
@@ -110,11 +131,13 @@ def node_failed(node: str) -> Fault:
     return Fault("node_dead", "root", "node", time.time(), "srun", line, node=node)
 
 
-def late_faults(attempt: AttemptDir, known: Sequence[Fault], signatures: Signatures) -> list[Fault]:
+def late_faults(
+    attempt: AttemptDir, known: Sequence[Fault], rank_nodes: Sequence[str], signatures: Signatures
+) -> list[Fault]:
     """What ranks recorded that srun never spoke of, once an attempt is over."""
     named = {fault.rank for fault in known if fault.source in ("rank", "srun", "log")}
     return [
-        fault_of_end(end, signatures)
+        fault_of_end(end, rank_nodes, signatures)
         for end in rank_ends(attempt)
         if end["exit_code"] not in _ORDERLY and end["rank"] not in named
     ]

@@ -86,7 +86,7 @@ class Watch:
         verdict = self._verdict(why)
         if verdict.outcome != "completed":
             self._clear()
-            self.note(late_faults(self.attempt, self.faults, self.signatures))
+            self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
         process.reap()
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
         shutil.rmtree(self.attempt.progress(self.job.environ), ignore_errors=True)  # left by killed ranks
@@ -141,7 +141,7 @@ class Watch:
                 continue
             self._failed_at = self._failed_at or time.monotonic()
             ends = {int(end["rank"]): end for end in rank_ends(self.attempt)}
-            self.note(faults_of_failure(self.attempt, failure, ends, self.signatures))
+            self.note(faults_of_failure(self.attempt, failure, ends, self._rank_nodes(), self.signatures))
         self._look_at_nodes()
 
     def _look_at_nodes(self) -> None:
@@ -214,6 +214,10 @@ class Watch:
             clear(self.running, self._alive(), self.agents, self.job.slurm_id, self.job.spec.aegis, self.job.event)
         )
         self._look_at_nodes()
+
+    def _rank_nodes(self) -> list[str]:
+        """The node of each rank."""
+        return [node for node in self.running.nodes for _ in range(self.job.spec.ranks_per_node)]
 
     def _alive(self) -> list[str]:
         """Nodes of the attempt that are not known to be dead."""
