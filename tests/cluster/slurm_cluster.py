@@ -188,6 +188,14 @@ class SlurmCluster(RunsAsUser):
             noticed_at_once: tell the controller now, for tests of what follows rather than of the noticing.
         """
         instance = self.instance
+        # srun has a helper that ends the step, on all nodes, when srun dies: power is lost by both at once.
+        processes.freeze(
+            [
+                *processes.daemons(instance, f"slurmd.{name}"),
+                *processes.tasks(instance, name),
+                *processes.step_daemons(instance, name),
+            ]
+        )
         processes.kill_all(lambda: processes.daemons(instance, f"slurmd.{name}"))
         processes.kill_all(lambda: processes.step_daemons(instance, name))
         processes.kill_all(lambda: processes.tasks(instance, name))
