@@ -21,6 +21,9 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.environment import step_environment
 from zslurm.slurm.hostlist import compress
 
+ATTEMPT_VARIABLE = "ZSLURM_RUN_ATTEMPT"
+"""Environment variable of every rank, which all that it starts inherits: whose attempt a process belongs to."""
+
 _SRUN_ENDS_S = 60.0
 
 
@@ -46,8 +49,15 @@ class StepPlan:
         )
 
 
+def attempt_mark(attempt: AttemptDir) -> str:
+    """Value of ATTEMPT_VARIABLE."""
+    return str(attempt.path.absolute())
+
+
 def _rank_command(run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
-    return [*python.words, "-u", "-m", "zslurm.launch.rank", str(run.path), str(attempt.number)]
+    # Set here and not in the environment of the step, or the process that holds the ranks would bear it too.
+    mark = ["env", f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}"]
+    return [*mark, *python.words, "-u", "-m", "zslurm.launch.rank", str(run.path), str(attempt.number)]
 
 
 def step_name(attempt: AttemptDir) -> str:
