@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zslurm.aegis.deputy import Deputy
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -118,10 +119,13 @@ class Agent:
         self.place = place
         self.heartbeat: Heartbeat | None = None
         self._on_silence = on_silence
-        self._sensors = all_sensors() if sensors is None else sensors
         self._commands, self._out = commands, Outbox(reports)
         self._about = dict(started or {})
         self._stop = threading.Event()
+        makers = all_sensors() if sensors is None else sensors
+        self._runners = [
+            SensorRunner(name, make, place, self._sensed, self._stop) for name, make in makers.items()
+        ]
         self._heard_at = time.monotonic()
         self._silent = False
         self._seq, self._seq_lock = 0, threading.Lock()
@@ -141,10 +145,7 @@ class Agent:
     def run(self) -> None:
         """Work until told to quit, or until there is nothing left to do without a supervisor."""
         self._send(AgentReport(self._stamp(), "started", {"pid": os.getpid(), **self._about}))
-        runners = [
-            SensorRunner(name, make, self.place, self._sensed, self._stop) for name, make in self._sensors.items()
-        ]
-        for runner in runners:
+        for runner in self._runners:
             runner.start()
         for work in (self._listen, self._tell_progress):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
@@ -152,14 +153,14 @@ class Agent:
         while not self._stop.wait(_TICK_S):
             # If this process itself was stopped, what it did not hear meanwhile is not the supervisor's silence.
             self._heard_at += max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
-            for runner in runners:
+            for runner in self._runners:
                 if (reading := runner.silent_reading(self._patience_s)) is not None:
                     self._sensed(runner.name, reading)
             self._mind_silence()
             looked_at = time.monotonic()
         self._send(AgentReport(self._stamp(), "ended"))
         self._out.flush(_FLUSH_S)
-        for runner in runners:
+        for runner in self._runners:
             runner.close()
 
     # --- what it tells --------------------------------------------------------------------------------------
@@ -202,6 +203,9 @@ class Agent:
         if command.do == "quit":
             self._stop.set()
             return
+        if command.do == "sweep":  # an attempt is over: why it is must be known before the next one is decided on
+            for runner in self._runners:
+                runner.look_now()
         threading.Thread(
             target=self._answer, args=(command,), name=f"{command.do}-{command.id}", daemon=True
         ).start()
@@ -258,11 +262,6 @@ def _check(place: Place, _command: Command) -> Deed:
 _DEEDS: dict[str, Callable[[Place, Command], Deed]] = {"stacks": _stacks, "sweep": _sweep, "check": _check}
 
 
-def end(_silent_s: float) -> bool:
-    """On silence: leave."""
-    return True
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the agent of this node; returns its exit code."""
     parser = argparse.ArgumentParser(prog="zslurm.aegis.agent", description="Watches one node of a run.")
@@ -285,7 +284,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"agent: {error}", file=sys.stderr)
         return Exit.USAGE
     about = {"index": index, "count": count, "generation": options.generation}
-    Agent(Place.here(run, spec.aegis, spec.cluster, environ), on_silence=end, started=about).run()
+    deputy = Deputy(run, environ, spec.aegis.deputy_s)
+    place = Place.here(run, spec.aegis, spec.cluster, environ)
+    agent = Agent(place, on_silence=deputy.on_silence, started=about)
+    deputy.heard = lambda: agent.silent_s < spec.aegis.deputy_s
+    agent.run()
     return Exit.DONE
 
 

@@ -38,14 +38,20 @@ class SensorRunner:
         self._handed_at = 0.0
         self._said_silent = False
         self._sensor: Sensor | None = None
+        self._due = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"sensor-{name}", daemon=True)
 
     def start(self) -> None:
         self._busy_since = time.monotonic()
         self._thread.start()
 
+    def look_now(self) -> None:
+        """Read without waiting for the next time."""
+        self._due.set()
+
     def close(self) -> None:
-        """End what the sensor started. One that hangs is left alone."""
+        """End what the sensor started, once it was told to stop. One that hangs is left alone."""
+        self._due.set()
         self._thread.join(0.1)
         if self._sensor is not None and not self._thread.is_alive():
             self._sensor.close()
@@ -75,7 +81,8 @@ class SensorRunner:
             self._busy_since = None
             self._said_silent = False
             self._news(reading)
-            self._stop.wait(self._sensor.period_s)
+            self._due.wait(self._sensor.period_s)
+            self._due.clear()
         self._busy_since = None
 
     def _news(self, reading: Reading) -> None:

@@ -31,6 +31,8 @@ from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 # A rank that has only just been started does not listen yet: the request is repeated.
 _REPEAT_S = 2.0
 _STACKS_S = 5.0
+_LAST_LOOK_S = 0.5
+"""How long the agents get to tell what their sensors saw when they were told that an attempt is over."""
 
 
 @dataclass
@@ -213,6 +215,8 @@ class Watch:
         self.note(
             clear(self.running, self._alive(), self.agents, self.job.slurm_id, self.job.spec.aegis, self.job.event)
         )
+        if self.agents is not None and self.agents.watched():
+            time.sleep(_LAST_LOOK_S)
         self._look_at_nodes()
 
     def _rank_nodes(self) -> list[str]:

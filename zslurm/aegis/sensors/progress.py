@@ -43,7 +43,7 @@ def ranks_in(directory: Path, now_ns: int | None = None) -> tuple[RankProgress, 
     return tuple(
         RankProgress(
             record.rank, record.pid, record.phase, record.step, record.committed_step,
-            max(0.0, (now_ns - record.monotonic_ns) / 1e9),
+            max(0.0, (now_ns - record.monotonic_ns) / 1e9), record.waiting, record.pace_ns / 1e9,
         )
         for record in found
     )  # fmt: skip
