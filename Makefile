@@ -4,6 +4,7 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3.12 /usr/bi
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# For example `make test PYTEST_ARGS='-k doctor'`; `-n 0` runs all in one process.
 PYTEST_ARGS ?=
 # Children compile their byte code once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,7 +28,7 @@ demo: $(STAMP) ## train a tiny ZAYA1 on real text on this machine, interrupt it,
 	$(BIN)/zslurm demo
 
 test: lint ## run every test (Slurm tests need root and the packages that .ci/run installs)
-	$(BIN)/python -m pytest -m 'not soak' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not soak' -n auto $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run the long tests as well
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

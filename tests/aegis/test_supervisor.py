@@ -46,11 +46,11 @@ def test_a_killed_rank_is_named_and_its_peers_are_ended(user: LocalUser) -> None
 
 
 def test_a_killed_supervisor_is_replaced_and_costs_the_run_nothing(user: LocalUser) -> None:
-    user.zslurm("submit", user.write_run("survives", steps=200))
+    user.zslurm("submit", user.write_run("survives", steps=600))
     user.wait_for_step("survives", 2)
     user.supervisor().kill()
     assert user.wait_for_end("survives")["state"] == "completed"
-    assert [row["step"] for row in user.steps("survives")] == list(range(1, 201))
+    assert [row["step"] for row in user.steps("survives")] == list(range(1, 601))
     assert {row["attempt"] for row in user.steps("survives")} == {1}
     assert [event.get("adopted") for event in user.events("survives", "supervisor_started")] == [None, 1]
     assert _verdict(user, "survives")["outcome"] == "completed"

@@ -40,6 +40,11 @@ def daemons(instance: Instance, name: str) -> list[psutil.Process]:
     )
 
 
+def daemon_names(instance: Instance) -> set[str]:
+    """The daemons that are alive."""
+    return {process.environ()[DAEMON_MARK] for process in members(instance) if DAEMON_MARK in process.environ()}
+
+
 def step_daemons(instance: Instance, node: str) -> list[psutil.Process]:
     """The slurmstepd processes of one node."""
     log = str(instance.log / f"slurmd.{node}.log")
