@@ -1,4 +1,4 @@
-"""`zslurm aegis run`, `notify`, `replay`."""
+"""`zslurm aegis run`, `notify`, `replay`, `classify`."""
 
 from __future__ import annotations
 
@@ -77,3 +77,31 @@ def replay(
         print_json(as_json(path, settings, found))
     else:
         print_table(COLUMNS, [as_row(one) for one in found])
+
+
+@app.command("classify")
+def classify(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES... | -", help="Logs of one job, also packed ones.", show_default=False),
+    ],
+    json: Json = False,
+) -> None:
+    """Tell from logs what went wrong: the root, what followed from it, who is suspect and what to do.
+
+    Works on the logs of any job: output of ranks and of srun, dmesg, journalctl, other trainers' logs.
+
+    Example: zslurm aegis classify slurm-4242.out dmesg.txt
+    """
+    from zslurm.cli.output import print_json, print_table
+    from zslurm.report.classify import COLUMNS, as_json, headline, rows, story_of
+
+    story = story_of(files)
+    if json:
+        print_json(as_json(story))
+        return
+    for line in headline(story):
+        print(line)
+    if story.lines:
+        print()
+        print_table(COLUMNS, rows(story))
