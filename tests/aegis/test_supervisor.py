@@ -18,7 +18,6 @@ from train.jsonl import read_jsonl
 from train.progress import Phase, read_progress
 from zslurm.launch.resolve import resolve_run
 
-
 ENDS_AT_ONCE = {"mode": "off"}
 """What a run does after a failure is told in test_recovery.py."""
 

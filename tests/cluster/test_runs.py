@@ -92,8 +92,8 @@ def test_a_users_bug_fails_the_run_with_its_cause(user: User) -> None:
 
 
 def test_a_killed_rank_is_named(user: User) -> None:
-    """Peers of a dead rank fail too; the one that died first gets the blame."""
-    user.zslurm("submit", user.write_run("killed", steps=ENDLESS))
+    """Peers of a dead rank fail too; the one that died first gets the blame. Without Aegis that is the end."""
+    user.zslurm("submit", user.write_run("killed", steps=ENDLESS, aegis={"grace_s": 3, "mode": "off"}))
     user.wait_for_step("killed", 2)
     nodes = user.nodes_of("killed")
     rank_process(user, "killed", rank=3).kill()
@@ -123,14 +123,23 @@ def test_a_dead_node_requeues_the_job(user: User) -> None:
     assert user.state("bereft")["state"] == "requeued", "the template asks for --requeue"
 
 
-def test_the_time_limit_saves_and_stops(user: User) -> None:
-    """Slurm's warning reaches the ranks through batch script and supervisor."""
+def test_the_time_limit_saves_and_goes_back_into_the_queue(user: User) -> None:
+    """Slurm's warning reaches the ranks through batch script and supervisor, which then requeues the job."""
     slurm = {"time": "1", "save_margin_s": 50}
     user.zslurm("submit", user.write_run("short", steps=ENDLESS, slurm=slurm))
-    state = user.wait_for_state("short", "interrupted", "timeout", "failed")
+    wait_for(lambda: any(event["event"] == "requeued" for event in user.events("short")), "the job to be requeued")
+    state = user.wait_for_state("short", "requeued", "running")
+    assert state["checkpoint_step"] == user.stopped_at("short")
+    assert any(event["event"] == "signal" and event["signal"] == "SIGUSR2" for event in user.events("short"))
+
+
+def test_the_time_limit_ends_a_run_that_shall_not_be_requeued(user: User) -> None:
+    slurm = {"time": "1", "save_margin_s": 50}
+    aegis = {"grace_s": 3, "requeue_at_time_limit": False}
+    user.zslurm("submit", user.write_run("once", steps=ENDLESS, slurm=slurm, aegis=aegis))
+    state = user.wait_for_state("once", "interrupted", "timeout", "failed")
     assert state["state"] == "interrupted"
     assert state["checkpoint_step"] == state["step"]
-    assert any(event["event"] == "signal" and event["signal"] == "SIGUSR2" for event in user.events("short"))
 
 
 def test_refusals_pass_slurms_words_on(user: User) -> None:
