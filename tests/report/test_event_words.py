@@ -35,7 +35,7 @@ SAID = [
     ({"event": "agent_lost", "node": "node3"}, "the agent on node3 is silent"),
     ({"event": "agent_restarted", "nodes": ["node3", "node4"]}, "the agents were started again on node[3-4]"),
     (
-        {"event": "sensor_unavailable", "node": "node3", "sensor": "kernel_log", "reason": "may not be read"},
+        {"event": "agents_unavailable", "reason": "srun refused"},
         "node3: the sensor kernel_log cannot be read: may not be read",
     ),
     (detected(ECC), "fault: GPU RAS uncorrectable on node3, GPU 2: umc: 1 new uncorrectable error"),
