@@ -48,6 +48,8 @@ class ScriptedClient(SlurmClient):
         self.done: list[tuple[str, ...]] = []
         self.fails: dict[str, list[Exception]] = {}
         self.handlers: list[object] = []
+        self.notices_after = 0
+        """So often Slurm is asked before it calls the dead batch node down."""
 
     def _do(self, name: str, *words: str) -> None:
         if self.fails.get(name):
@@ -69,7 +71,12 @@ class ScriptedClient(SlurmClient):
 
     def nodes(self) -> list[Node]:
         names = [*(f"node{number}" for number in range(3 + self.others)), "node8"]
-        return [Node(name, "idle", frozenset(), 8, None, 96, 1, ("main",), "") for name in names]
+        states = {"node0": "allocated" if self.notices_after else "down"}
+        self.notices_after = max(0, self.notices_after - 1)
+        return [Node(name, states.get(name, "idle"), frozenset(), 8, None, 96, 1, ("main",), "") for name in names]
+
+    def scontrol_config(self) -> dict[str, str]:
+        return {"SlurmdTimeout": "300 sec"}
 
     def requeue(self, job_id: str) -> None:
         self._do("requeue", job_id)
@@ -224,6 +231,24 @@ def test_a_new_supervisor_gets_its_own_time(job: Job) -> None:
     assert not deputy.due(46.0)
     assert deputy.due(47.1), "it has fallen silent as well"
     assert deputy.act() is Outcome.REQUEUED
+
+
+def test_the_job_is_requeued_once_slurm_calls_the_batch_node_down(job: Job) -> None:
+    """Before that, it would start again without its GPUs."""
+    job.client.notices_after = 5
+    job.while_asleep = lambda: check(job.client.done == [], "nothing is done before")
+    assert job.deputy().act() is Outcome.REQUEUED
+    assert job.slept == [2.0] * 5
+
+
+def test_a_node_that_slurm_never_calls_down_does_not_keep_the_deputy_for_ever(job: Job) -> None:
+    job.client.notices_after = 10_000
+    assert job.deputy().act() is Outcome.REQUEUED
+    assert sum(job.slept) == 360.0, "SlurmdTimeout and a minute"
+
+
+def check(holds: bool, what: str) -> None:
+    assert holds, what
 
 
 def test_a_supervisor_that_is_heard_again_stops_the_deputy(job: Job) -> None:

@@ -36,7 +36,7 @@ SAID = [
     ({"event": "agent_restarted", "nodes": ["node3", "node4"]}, "the agents were started again on node[3-4]"),
     (
         {"event": "agents_unavailable", "reason": "srun refused"},
-        "node3: the sensor kernel_log cannot be read: may not be read",
+        "no agents watch the nodes: srun refused",
     ),
     (detected(ECC), "fault: GPU RAS uncorrectable on node3, GPU 2: umc: 1 new uncorrectable error"),
     (detected(LATE), "fault: rank hang on node1, rank 9 after step 120: no step for 184 s"),

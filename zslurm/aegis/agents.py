@@ -229,6 +229,12 @@ class Agents:
                 for node in self._nodes.values()
             )
 
+    def quiet(self, seconds: float) -> set[str]:
+        """Nodes whose agent has said nothing for so long, or never did."""
+        now = time.monotonic()
+        with self._lock:
+            return {name for name, node in self._nodes.items() if node.heard is None or now - node.heard > seconds}
+
     def unreachable(self) -> dict[str, str]:
         """Silent nodes on which Slurm can start nothing, with its words: they may well be dead."""
         with self._lock:

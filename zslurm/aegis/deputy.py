@@ -39,7 +39,7 @@ from zslurm.launch.run_dir import RunDir, read_json
 from zslurm.launch.run_state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.exclusion import requeue_excluding
+from zslurm.slurm.exclusion import requeue_excluding, wait_until_down
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
@@ -209,6 +209,14 @@ class Deputy:
         try:
             job = self._job()
             if job is None:
+                return Outcome.NOT_NEEDED
+            wait_until_down(
+                self._client,
+                [] if self.batch_node in (None, self.node) else [self.batch_node or ""],
+                given_up=lambda: self.why_not() is not None,
+                sleep=self._sleep,
+            )
+            if self.why_not() is not None or self._job() is None:
                 return Outcome.NOT_NEEDED
             self._tell("nobody has heard of the supervisor; the job is requeued")
             self._requeue(job)

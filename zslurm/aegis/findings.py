@@ -117,6 +117,12 @@ def words_of(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
     ]
 
 
+def words_of_srun(attempt: AttemptDir) -> list[Fault]:
+    """Roots in the last words of the step itself: why srun could not start it, or ended it."""
+    found = faults_in(_tail(attempt.step_log).splitlines(), "srun")
+    return [fault for fault in found if fault.role == "root" and not fault.cleared]
+
+
 def _begun(attempt: AttemptDir) -> float:
     """When the attempt was started, UNIX seconds."""
     try:

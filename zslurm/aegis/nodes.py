@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from zslurm.aegis.evidence import Exclusion, Resources
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ZslurmError
+from zslurm.errors import SlurmUnavailable, ZslurmError
 from zslurm.launch.node_order import rank_order
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
@@ -50,6 +50,19 @@ class Nodes:
     def needed(self) -> int:
         """Nodes that the ranks are meant to have: fewer than the run asks for where its job was shrunk."""
         return min(self._spec.slurm.nodes, len(self.every)) if self.on_slurm else 1
+
+    def slurm_is_away(self) -> str | None:
+        """Why no step can be started now, because the controller does not answer; None where it does."""
+        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
+        if not self.on_slurm or not client.available():
+            return None
+        try:
+            client.queue([self._environ["SLURM_JOB_ID"]])
+        except SlurmUnavailable as error:
+            return str(error)
+        except ZslurmError:
+            return None
+        return None
 
     def resources(
         self, exclusions: Iterable[Exclusion], in_use: tuple[str, ...], *, look_elsewhere: bool

@@ -41,10 +41,12 @@ from zslurm.launch.prepare import clear_up
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir, write_atomically
 from zslurm.launch.successor import dismiss_successor, why_not_needed
-from zslurm.slurm.hostlist import compress
+from zslurm.slurm.hostlist import compress, expand
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+_AGAIN_S = 5.0
+"""Between two looks whether ranks can be started now."""
 
 
 class Supervisor:
@@ -128,22 +130,27 @@ class Supervisor:
                 if verdict is not None:
                     break
                 running = self._start(nodes)
+                if running is None:
+                    continue
             verdict, nodes = self._one(running)
             running = None
         return verdict
 
-    def _start(self, nodes: tuple[str, ...]) -> Running:
-        """Begin an attempt; on a full disk, as soon as there is space."""
-        while True:
+    def _start(self, nodes: tuple[str, ...]) -> Running | None:
+        """Begin an attempt, as soon as Slurm answers and there is space on the disk; None where asked to stop."""
+        told = ""
+        while not self.job.stop.asked:
+            why = self.nodes.slurm_is_away()
             try:
-                return self.starts.start(nodes or self.starts.first_nodes())
+                if why is None:
+                    return self.starts.start(nodes or self.starts.first_nodes())
             except OSError as error:
-                self.job.event(
-                    "start_postponed", reason=f"{error.filename or self.job.run.path}: {error.strerror}"
-                )
-                self._pause(self.settings.retry_wait_s)
-                if self.job.stop.asked:
-                    raise
+                why = f"{error.filename or self.job.run.path}: {error.strerror}"
+            if why != told:
+                self.job.event("start_postponed", reason=why)
+                told = why
+            self._pause(_AGAIN_S)
+        return None
 
     def _one(self, running: Running) -> tuple[Verdict | None, tuple[str, ...]]:
         """Watch an attempt to its end and do what follows: how the run ends here, or the nodes to go on with."""
@@ -249,9 +256,18 @@ class Supervisor:
         history, now = self.job.history(), time.time()
         active = active_exclusions(history, now, self.settings)
         forgiven = {exclusion.node for exclusion in history.exclusions} - set(active)
+        demanded = expand(self.job.spec.slurm.nodelist or "")
         self.recorder.flush()
         try:
-            excluded = requeue_job(self.job.spec, self.job.job_id, decision, self.job.environ, forgiven)
+            excluded = requeue_job(
+                self.job.spec,
+                self.job.job_id,
+                decision,
+                self.job.environ,
+                excluded={*active, *decision.exclude}.difference(demanded),
+                forgiven=forgiven,
+                dead=self.nodes.died,
+            )
         except ZslurmError as error:
             self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
             message = verdict.cause.message if verdict.cause else decision.reason

@@ -21,6 +21,12 @@ from zslurm.launch.step import kill_step
 _SRUN_ENDS_S = 3.0
 """How long srun gets to see that its ranks are gone."""
 
+_TOLD_S = 1.0
+"""How long Slurm gets to take the order to end the step, before srun itself is killed."""
+
+_QUIET_S = 2.5
+"""An agent that has said nothing for so long is not waited for: it reports every second, or as is set."""
+
 _FIRST_WORD_S = 15.0
 """How long agents that have just been started get to say their first word."""
 
@@ -61,14 +67,16 @@ def clear(
     answers = {}
     if agents is not None and running.adopted:  # whose step ended before our agents could say a word
         _wait(agents.watched, _FIRST_WORD_S)
-    if agents is not None and nodes and agents.watched():
-        answers = agents.ask("sweep", nodes, timeout_s=settings.teardown_s, attempt=number)
-    if process.poll() is None and len(answers) == len(nodes):
+    quiet_s = max(_QUIET_S, 3 * settings.sensors.progress_s)
+    heard = [node for node in nodes if agents is not None and node not in agents.quiet(quiet_s)]
+    if agents is not None and heard:
+        answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s, attempt=number)
+    if not ended() and len(answers) == len(running.nodes):
         _wait(ended, _SRUN_ENDS_S)
-    if process.poll() is None:
+    if not ended():
         if answers:  # the ranks are gone: what is left is Slurm's own tidying, which may wait for a dead node
             threading.Thread(target=kill_step, args=(process, running.attempt, job_id), daemon=True).start()
-            _wait(ended, _SRUN_ENDS_S)
+            _wait(ended, _TOLD_S)
         else:
             kill_step(process, running.attempt, job_id)
         process.signal_group(signal.SIGKILL)

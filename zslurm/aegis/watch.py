@@ -16,7 +16,7 @@ from train.jsonl import read_jsonl
 from zslurm.aegis.agents import Agents
 from zslurm.aegis.detect import Detector
 from zslurm.aegis.evidence import Fault, Situation
-from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends
+from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
 from zslurm.aegis.policy import alarm
 from zslurm.aegis.signatures import Signatures
@@ -89,6 +89,8 @@ class Watch:
         if verdict.outcome != "completed":
             self._clear()
             self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
+            if not any(fault.role == "root" for fault in self.faults):
+                self.note(words_of_srun(self.attempt))
         process.reap()
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
         shutil.rmtree(self.attempt.progress(self.job.environ), ignore_errors=True)  # left by killed ranks

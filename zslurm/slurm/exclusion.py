@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable
 
-from zslurm.errors import SlurmRefused
+from zslurm.errors import SlurmRefused, ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 
@@ -56,3 +58,44 @@ def requeue_excluding(
     finally:
         client.release(job_id)
     return union
+
+
+_LOOK_S = 2.0
+_SLURMD_TIMEOUT_S = 300.0
+_NOTICES_S = 60.0
+
+
+def wait_until_down(
+    client: SlurmClient,
+    nodes: Collection[str],
+    *,
+    given_up: Callable[[], bool] = lambda: False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until Slurm itself calls dead nodes down: SlurmdTimeout after their last word, and up to a minute more.
+
+    A job that is requeued before that keeps a part of its books on the dead node, and starts again without its
+    GPUs: `JOB_GRES=(null)`, and every srun in it fails with "Invalid generic resource (gres) specification" (seen
+    with Slurm 22.05).
+
+    Args:
+        client: asks Slurm.
+        nodes: that are dead.
+        given_up: whether it is of no use any more.
+        sleep: waits.
+    """
+    waited, patience_s = 0.0, _SLURMD_TIMEOUT_S + _NOTICES_S
+    if nodes:
+        with contextlib.suppress(ZslurmError):
+            patience_s = _slurmd_timeout(client) + _NOTICES_S
+    while nodes and waited < patience_s and not given_up():
+        with contextlib.suppress(ZslurmError):
+            if set(nodes) <= {node.name for node in client.nodes() if node.state == "down"}:
+                return
+        sleep(_LOOK_S)
+        waited += _LOOK_S
+
+
+def _slurmd_timeout(client: SlurmClient) -> float:
+    words = client.scontrol_config().get("SlurmdTimeout", "").split()
+    return float(words[0]) if words and words[0].isdigit() else _SLURMD_TIMEOUT_S
