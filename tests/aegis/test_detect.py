@@ -39,6 +39,8 @@ class Training:
     """Ranks that do nothing any more, and since when; whoever waits for them stands still as well."""
     stuck: float | None = None
     """Since when the collective itself hangs: all have done their own part."""
+    halted: set[int] = field(default_factory=set)
+    """Ranks whose process is stopped."""
     phase: Phase = Phase.STEP
     own_s: dict[int, float] = field(default_factory=dict)
     """Seconds of own work per microbatch, where they differ from 1."""
@@ -76,7 +78,7 @@ class Training:
         age = max(0.0, self.now - when)
         first, last = self.slow_steps
         pace = step + (self.own_s.get(rank, 1.0) - 1.0) * max(0, min(step, last) - first)
-        return RankProgress(rank, 100 + rank, self.phase, step, -1, age, waiting, pace)
+        return RankProgress(rank, 100 + rank, self.phase, step, -1, age, waiting, pace, rank in self.halted)
 
     def stamp(self, node: int) -> Stamp:
         return Stamp(f"node{node}", int(self.now), self.wall, self.now)
@@ -122,6 +124,16 @@ def test_the_rank_that_stopped_is_named_and_not_those_that_wait_for_it() -> None
     assert fault.time == pytest.approx(training.wall, abs=10)
     assert "in step 16 (limit 20 s); 3 of 4 ranks are further" in fault.line
     assert training.run(60) == [], "once is enough"
+
+
+def test_a_rank_that_was_stopped_while_it_waited_for_others_is_named_all_the_same() -> None:
+    training = Training()
+    training.run(31)
+    training.stuck = training.now
+    training.halted = {2}
+    (fault,) = training.run(40)
+    assert (fault.kind, fault.rank, fault.node) == ("rank_hang", 2, "node1")
+    assert "its process stopped" in fault.line
 
 
 def test_several_lagging_ranks_are_each_named() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.waiting import wait_for
 from train.progress import RECORD, Phase, ProgressWriter, record_path
 from zslurm.aegis.protocol import RankProgress
 from zslurm.aegis.sensors.progress import ranks_in
@@ -64,3 +68,16 @@ def test_the_record_gives_what_the_rank_said(tmp_path: Path) -> None:
     write(tmp_path, 2, 7)
     (rank,) = ranks_in(tmp_path)
     assert rank == RankProgress(2, os.getpid(), Phase.STEP, 7, 6, rank.age_s)
+
+
+def test_a_rank_whose_process_is_stopped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            monkeypatch.setattr(os, "getpid", lambda: process.pid)
+            write(tmp_path, 2, 7)
+            assert not ranks_in(tmp_path)[0].halted
+            process.send_signal(signal.SIGSTOP)
+            wait_for(lambda: psutil.Process(process.pid).status() == "stopped", "the process to be stopped")
+            assert ranks_in(tmp_path)[0].halted
+        finally:
+            process.kill()

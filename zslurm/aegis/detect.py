@@ -5,11 +5,11 @@ of the supervisor, and the age of a rank's progress is measured on its own node 
 a wall clock that jumps changes nothing; it is only written into the faults.
 
 **A hang.** A rank that is over the limit of its phase says that something hangs, not who: the others wait for it
-in a collective. Named are those that lag: the lowest step, and there those that have not done their own part of
-it (`RankProgress.waiting`); among several at work, those whose progress is clearly the oldest. While they are
-within the limit of their own phase, as a rank that writes a checkpoint, everybody else may wait. Where all stand
-at the same point, none is singled out: one fault without a rank. Until a step's time is known, a step may take as
-long as the setup.
+in a collective. Named are those whose process is stopped; else those that lag: the lowest step, and there those
+that have not done their own part of it (`RankProgress.waiting`); among several at work, those whose progress is
+clearly the oldest. While they are within the limit of their own phase, as a rank that writes a checkpoint,
+everybody else may wait. Where all stand at the same point, none is singled out: one fault without a rank. Until a
+step's time is known, a step may take as long as the setup.
 
 **A dead node.** A node's agent that is silent proves nothing: a stalled file system silences the agent of a
 healthy node, and its training goes on. Its ranks' progress is known only through that agent, so it is looked for
@@ -443,6 +443,9 @@ class Detector:
         """Those of the ranks that everybody else waits for."""
         if not alive:
             return []
+        halted = [number for number in alive if (row := self._ranks[number].row) is not None and row.halted]
+        if halted:
+            return sorted(halted, key=lambda number: -self._age(number, now))
         lowest = min(self._ranks[number].place for number in alive)
         lag = [number for number in alive if self._ranks[number].place == lowest]
         ages = {number: self._age(number, now) for number in lag}
@@ -472,7 +475,8 @@ class Detector:
         if row is None:
             return "before it could say that it had started"
         if row.phase is Phase.STEP:
-            return f"in step {row.step + 1}, waiting for others" if row.waiting else f"in step {row.step + 1}"
+            how = ", its process stopped" if row.halted else ", waiting for others" if row.waiting else ""
+            return f"in step {row.step + 1}{how}"
         return {
             Phase.SETUP: "in its setup",
             Phase.SAVE: f"saving after step {row.step}",

@@ -44,6 +44,7 @@ class RankProgress:
         age_s: seconds since it gave a sign of life, by the monotonic clock of its node.
         waiting: it has done its own part of the step and waits for its peers.
         pace_s: seconds of its own work per microbatch, summed over the steps of the attempt.
+        halted: its process is stopped, by SIGSTOP or a debugger.
     """
 
     rank: int
@@ -54,6 +55,7 @@ class RankProgress:
     age_s: float
     waiting: bool = False
     pace_s: float = 0.0
+    halted: bool = False
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,8 @@ def _stamp_fields(stamp: Stamp) -> dict[str, Any]:
 
 def _row(rank: RankProgress) -> list[Any]:
     row = [rank.rank, rank.pid, int(rank.phase), rank.step, rank.committed_step, round(rank.age_s, 2)]
-    return [*row, int(rank.waiting), round(rank.pace_s, 4)]
+    row += [int(rank.waiting), round(rank.pace_s, 4)]
+    return [*row, 1] if rank.halted else row
 
 
 def _short(text: str, longest: int = _LONGEST_WORDS) -> str:
@@ -380,8 +383,16 @@ def _report(body: Mapping[str, Any]) -> Report:
 
 
 def _rank(row: Sequence[Any]) -> RankProgress:
-    rank, pid, phase, step, committed, age, *more = row
-    waiting, pace = more or (False, 0.0)
+    whole = [*row, *(0, 0.0, 0)[len(row) - 6 :]]
+    rank, pid, phase, step, committed, age, waiting, pace, halted = whole
     return RankProgress(
-        int(rank), int(pid), Phase(int(phase)), int(step), int(committed), float(age), bool(waiting), float(pace)
+        int(rank),
+        int(pid),
+        Phase(int(phase)),
+        int(step),
+        int(committed),
+        float(age),
+        bool(waiting),
+        float(pace),
+        bool(halted),
     )

@@ -44,6 +44,15 @@ def ranks_in(directory: Path, now_ns: int | None = None) -> tuple[RankProgress, 
         RankProgress(
             record.rank, record.pid, record.phase, record.step, record.committed_step,
             max(0.0, (now_ns - record.monotonic_ns) / 1e9), record.waiting, record.pace_ns / 1e9,
+            _is_halted(record.pid),
         )
         for record in found
     )  # fmt: skip
+
+
+def _is_halted(pid: int) -> bool:
+    """Whether a process is stopped: the letter after its name, which may hold anything, in /proc/PID/stat."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
