@@ -216,7 +216,8 @@ def after_tool(gpus: Gpus, wanted: Callable[[Reading], object]) -> Reading:
 def test_the_tool_fills_in_what_sysfs_does_not_tell(tmp_path: Path) -> None:
     fake = mi300x_pollara(tmp_path / "root")
     gpus = sensor(fake, amd_smi=answering(tmp_path, rows(gpu2={"uncorrectable": 1})), period_s=0.01)
-    assert not gpus.read().ok, "it has not answered yet"
+    first = gpus.read()
+    assert first.pending and not first.ok, "it has not answered yet"
     reading = after_tool(gpus, lambda reading: reading.ok)
     assert not reading.faults and reading.values["uncorrectable"] == 1
     answering(tmp_path, rows(gpu2={"uncorrectable": 2}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -84,6 +85,12 @@ VICTIM = 1
 def kill_rank(run: FaultRun) -> Injected:
     run.wait_for_step()
     return Injected(run.signal_rank(VICTIM))
+
+
+def stop_rank(run: FaultRun) -> Injected:
+    """Wherever it stands just now."""
+    run.wait_for_step()
+    return Injected(run.signal_rank(VICTIM, signal.SIGSTOP))
 
 
 def by_itself(run: FaultRun) -> Injected:
@@ -228,10 +235,7 @@ ROWS = (
         2, "one rank exits 1 once", by_itself, ("rank_exit",), rank=VICTIM,
         in_ranks=({"what": "exit", "step": AT, "rank": VICTIM},),
     ),
-    Row(
-        3, "rank stopped", by_itself, ("rank_hang",), rank=VICTIM,
-        in_ranks=({"what": "stop", "step": AT, "rank": VICTIM},),
-    ),
+    Row(3, "rank stopped", stop_rank, ("rank_hang",), rank=VICTIM),
     Row(
         4, "node dies", kill_nodes(VICTIM), ("node_dead", "slurm_node_fail"), ("swap",),
         slurm=SPARE, sample=True,
@@ -251,7 +255,7 @@ ROWS = (
         slurm=SPARE, pace_s=1.0, aegis={"tolerate_s": 25},
     ),
     Row(9, "NIC glitch of 20 s", shake_cable, ("nic_link_down",), (), pace_s=1.0, aegis={"tolerate_s": 25}),
-    Row(10, "host OOM kill", kill_rank_for_its_memory, ("host_oom",), rank=VICTIM),
+    Row(10, "host OOM kill", kill_rank_for_its_memory, ("host_oom",)),
     Row(
         11, "GPU out of memory", by_itself, ("gpu_oom",), ("stop",), "stopped",
         cause="HIP out of memory", in_ranks=({"what": "gpu_oom", "step": AT, "rank": VICTIM},),

@@ -31,12 +31,14 @@ class Reading:
         why: why not.
         faults: new since the last reading.
         values: what was measured, for people.
+        pending: it waits for its first answer, which is not worth telling.
     """
 
     ok: bool = True
     why: str = ""
     faults: tuple[Fault, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    pending: bool = False
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ class SensorRunner:
 
     def _news(self, reading: Reading) -> None:
         now = time.monotonic()
+        if reading.pending and not reading.faults:
+            return
         if reading != self._last or reading.faults or now - self._handed_at >= REPEAT_S:
             self._hand_on(self.name, reading)
             self._handed_at = now

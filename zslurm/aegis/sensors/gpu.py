@@ -139,7 +139,8 @@ class Gpus(Sensor):
         self._said: dict[int, GpuState] = {}
         self._corrected: dict[tuple[int, str], int] = {}
         self._told: dict[tuple[int, str], int] = {}
-        self._why = "the GPUs' tool has not answered yet"
+        self._why = "there is no tool for them"
+        self._waits = tool is not None
 
     def read(self) -> Reading:
         """Faults for what grew since the last look. Unavailable where no GPU tells of its errors."""
@@ -161,7 +162,8 @@ class Gpus(Sensor):
             "correctable": sum(state.correctable or 0 for state in counted),
         }
         if not counted:
-            return Reading(ok=False, why=f"no GPU tells of its errors: {self._why}", faults=tuple(faults))
+            why = "the GPUs' tool has not answered yet" if self._waits else self._why
+            return Reading(False, f"no GPU tells of its errors: {why}", tuple(faults), pending=self._waits)
         return Reading(faults=tuple(faults), values=values)
 
     def _by_sysfs(self) -> dict[int, GpuState]:
@@ -178,6 +180,7 @@ class Gpus(Sensor):
         news = None if self._tool is None else self._tool.news(needed=needed)
         if news is None:
             return
+        self._waits = False
         self._why = news.why or self._why
         self._said = said_by(news, self._gpus)
 
