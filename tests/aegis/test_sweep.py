@@ -268,7 +268,7 @@ def test_gpus_that_do_not_tell(here: Place, attempt: AttemptDir) -> None:
 def test_real_ranks_write_their_stacks_and_are_ended_and_their_keepers_are_spared(tmp_path: Path) -> None:
     user = LocalUser(tmp_path)
     try:
-        user.zslurm("submit", user.write_run("swept", ranks=2))
+        user.zslurm("submit", user.write_run("swept", ranks=2, aegis={"mode": "off"}))
         user.wait_for_step("swept", 2)
         at = Place(node="localhost", run=user.run_dir("swept"))
         attempt = at.run.attempt(1)

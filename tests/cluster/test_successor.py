@@ -60,7 +60,7 @@ def test_a_run_that_completes_needs_no_successor(user: User) -> None:
 
 
 def test_the_job_in_which_a_run_fails_cancels_its_successor(user: User) -> None:
-    job_id, successor = submit(user, "fails", steps=ENDLESS, cluster=poor_nodes(user))
+    job_id, successor = submit(user, "fails", steps=ENDLESS, cluster=poor_nodes(user), aegis={"mode": "off"})
     user.wait_for_step("fails", 2)
     assert slurm_state(user, successor) == "PENDING Dependency"
     rank_process(user, "fails", rank=3).kill()
