@@ -129,7 +129,9 @@ def test_a_bug_that_comes_back_stops_the_run_for_good(user: LocalUser) -> None:
     state = user.state("bug")
     assert (state["state"], state["exit_code"]) == ("failed", Exit.STOPPED)
     assert "ZeroDivisionError" in state["cause"]["message"]
-    assert _decisions(user, "bug") == ["restart", "stop"]
+    *restarts, last = _decisions(user, "bug")
+    # Two where the checkpoint before the bug was still being written when it came for the first time.
+    assert (set(restarts), last) == ({"restart"}, "stop") and len(restarts) <= 2
 
 
 def test_observing_changes_nothing_and_says_what_would_be_done(user: LocalUser) -> None:

@@ -27,7 +27,7 @@ class Timing:
     message_timeout_s: int = 5
     """A message is given up after this long, with retries: with 5 s a killed node is DOWN after 16 s, with 10 s
     after 25 s, whatever slurmd_timeout_s says."""
-    kill_wait_s: int = 5
+    kill_wait_s: int = 10
     """From SIGTERM to SIGKILL."""
     min_job_age_s: int = 300
     """The controller forgets a finished job after this long (and at least ten seconds)."""

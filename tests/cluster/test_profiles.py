@@ -57,7 +57,7 @@ def test_init_writes_what_slurm_says(slurm_cluster: SlurmCluster, config: Path) 
         "0:10:00 where a job names none."
     )
     assert "# No accounting: what becomes of a job is known as long as the controller remembers it." in lines
-    assert "# KillWait: 5 s from SIGTERM to SIGKILL." in lines
+    assert "# KillWait: 10 s from SIGTERM to SIGKILL." in lines
     assert any(line.startswith("# Slurm 22.05.8 is older than 23.02.0: ") for line in lines)
     assert "  lost_peer_s: 59         # by then Slurm has named a dead node (SlurmdTimeout is 10 s)" in lines
     shown = json.loads(run(slurm_cluster, config, "cluster", "show", "--json")[1])

@@ -37,7 +37,9 @@ class RailUser(User):
         return self.zslurm("submit", "-q", run_file)
 
     def kinds(self, run: str) -> list[str]:
-        return [event["event"] for event in self.events(run)]
+        """The events but for what the agents see on the nodes."""
+        agents = ("agents_started", "agent_lost", "agent_restarted", "fault_detected")
+        return [event["event"] for event in self.events(run) if event["event"] not in agents]
 
     def event(self, run: str, kind: str) -> dict[str, Any]:
         (found,) = [event for event in self.events(run) if event["event"] == kind]

@@ -65,6 +65,7 @@ class Supervisor:
         self.recorder = Recorder(run)
         self.job = Job.of(run, environ, self.recorder.event)
         self.settings = self.job.spec.aegis
+        self.told: set[tuple[str, bool]] = set()
 
     def supervise(self) -> int:
         """Watch until the run is over in this job; returns its exit code."""
@@ -160,7 +161,7 @@ class Supervisor:
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
             self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted)
         spares = len(set(self.nodes.every) - self.nodes.died - set(running.nodes))
-        watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares)
+        watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
         verdict = watch.until_end()
         self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
         if self.settings.mode == "off" or verdict.outcome == "completed":

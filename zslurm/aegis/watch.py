@@ -31,6 +31,9 @@ from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 # A rank that has only just been started does not listen yet: the request is repeated.
 _REPEAT_S = 2.0
 _STACKS_S = 5.0
+_ORDERLY = ("completed", "interrupted")
+"""Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
+
 _LAST_LOOK_S = 0.5
 """How long the agents get to tell what their sensors saw when they were told that an attempt is over."""
 
@@ -46,6 +49,7 @@ class Watch:
         agents: the agents; None where the run has none.
         detector: makes faults of what the agents report.
         spares: healthy nodes of the job that the attempt does not use.
+        told: what was said of sensors that cannot read, in this start of the job.
         faults: what was noticed so far.
     """
 
@@ -55,6 +59,7 @@ class Watch:
     agents: Agents | None
     detector: Detector
     spares: int = 0
+    told: set[tuple[str, bool]] = field(default_factory=set)
     faults: list[Fault] = field(default_factory=list)
     _failures: list[TaskFailure] = field(default_factory=list)
     _failed_at: float | None = None
@@ -86,7 +91,7 @@ class Watch:
             if not process.left_exit_code:
                 end_step(self.running, self.job.slurm_id)
         verdict = self._verdict(why)
-        if verdict.outcome != "completed":
+        if verdict.outcome not in _ORDERLY:
             self._clear()
             self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
             if not any(fault.role == "root" for fault in self.faults):
@@ -167,9 +172,13 @@ class Watch:
         self.note(found)
 
     def note(self, faults: Iterable[Fault]) -> None:
-        """Remember and record faults."""
+        """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
         for fault in faults:
             self.faults.append(fault)
+            if fault.kind == "sensor_unavailable":
+                if (fault.line, fault.cleared) in self.told:
+                    continue
+                self.told.add((fault.line, fault.cleared))
             fields = fault.fields()
             self.job.event("fault_detected", attempt=self.attempt.number, fault_time=fields.pop("time"), **fields)
 
