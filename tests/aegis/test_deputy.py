@@ -38,6 +38,9 @@ def no_command(program: str) -> SlurmUnavailable:
     return SlurmUnavailable(f"{program}: not found on PATH; run this on a machine of the Slurm cluster")
 
 
+NEVER = 10**6
+
+
 class ScriptedClient(SlurmClient):
     """A Slurm with one job, three nodes of it and some others; errors in `fails` are raised once each, by name."""
 
@@ -135,6 +138,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def test_the_job_is_requeued_without_its_batch_node(job: Job) -> None:
+    job.client.notices_after = NEVER
     assert job.deputy().act() is Outcome.REQUEUED
     assert job.client.done == [
         ("requeue_hold", "12"),
@@ -239,10 +243,11 @@ def test_the_job_is_requeued_once_slurm_calls_the_batch_node_down(job: Job) -> N
     job.while_asleep = lambda: check(job.client.done == [], "nothing is done before")
     assert job.deputy().act() is Outcome.REQUEUED
     assert job.slept == [2.0] * 5
+    assert [deed[0] for deed in job.client.done] == ["requeue"], "Slurm starts nothing on a node that is down"
 
 
 def test_a_node_that_slurm_never_calls_down_does_not_keep_the_deputy_for_ever(job: Job) -> None:
-    job.client.notices_after = 10_000
+    job.client.notices_after = NEVER
     assert job.deputy().act() is Outcome.REQUEUED
     assert sum(job.slept) == 360.0, "SlurmdTimeout and a minute"
 
@@ -289,6 +294,7 @@ def test_leases_of_earlier_starts_mean_nothing(job: Job) -> None:
 
 def test_two_that_act_together_requeue_once(job: Job) -> None:
     """The second comes while the first talks to Slurm."""
+    job.client.notices_after = NEVER
     second = job.deputy("node2")
     outcomes = []
     job.client.fails["queue"] = [AWAY]
@@ -325,12 +331,14 @@ def test_it_tries_until_the_controller_answers(job: Job) -> None:
 
 def test_a_job_is_not_left_held(job: Job) -> None:
     """The controller goes away in the middle: it is held, and was not released."""
+    job.client.notices_after = NEVER
     job.client.fails = {"update": [AWAY], "release": [AWAY]}
     assert job.deputy().act() in (Outcome.REQUEUED, Outcome.NOT_NEEDED)
     assert job.client.done[-1] == ("release", "12")
 
 
 def test_a_refused_exclusion_is_no_reason_to_end_a_job_that_was_requeued(job: Job) -> None:
+    job.client.notices_after = NEVER
     job.client.fails = {"update": [SlurmRefused("scontrol update: slurm_update error: Invalid node name")]}
     assert job.deputy().act() is Outcome.REQUEUED
     assert [name for name, *_ in job.client.done] == ["requeue_hold", "release"]
@@ -341,6 +349,7 @@ def test_a_refused_exclusion_is_no_reason_to_end_a_job_that_was_requeued(job: Jo
     [SlurmRefused("scontrol requeue: error: Requested operation is presently disabled"), no_command("scontrol")],
 )
 def test_a_job_that_cannot_be_requeued_is_ended_for_its_successor(job: Job, error: Exception) -> None:
+    job.client.notices_after = NEVER
     job.client.fails = {"requeue_hold": [error]}
     assert job.deputy().act() is Outcome.ENDED
     assert job.client.done == [("cancel", "12")]

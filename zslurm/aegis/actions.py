@@ -53,7 +53,7 @@ def requeue_job(
     for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     if spec.cluster.gpus_per_node:
-        wait_until_down(client, dead)
+        excluded = set(excluded) - wait_until_down(client, dead)
     if not excluded and decision.n_nodes is None and not forgiven:
         client.requeue(job_id)
         return ""

@@ -11,10 +11,10 @@ queue. It acts once, alone, and only where that is right:
   leases of earlier starts mean nothing. Who holds it renews it; where it is not renewed, its holder died as well,
   and the next agent makes the next lease.
 
-The job is requeued without its batch node, where the partition has enough others; otherwise with it: Slurm starts
-nothing on a node that is down. Where Slurm refuses, or the node has no scontrol, the job is ended instead: a
-successor that waits for its end goes on with the run, and without one it is better to end than to hold nodes that
-do nothing. Where there is no scancel either, nothing can be done from here, and the events say so.
+The job is requeued once Slurm calls its batch node down, and starts nothing there; where it never does, without
+that node, if the partition has enough others. Where Slurm refuses, or the node has no scontrol, the job is ended
+instead: a successor that waits for its end goes on with the run, and without one it is better to end than to hold
+nodes that do nothing. Where there is no scancel either, nothing can be done from here, and the events say so.
 
 With the requeue Slurm sends SIGTERM to this process and its children, and SIGKILL after KillWait: `act` ignores
 the first. It blocks, until something was done, or the process is killed: call it in the main thread.
@@ -28,7 +28,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -210,7 +210,7 @@ class Deputy:
             job = self._job()
             if job is None:
                 return Outcome.NOT_NEEDED
-            wait_until_down(
+            down = wait_until_down(
                 self._client,
                 [] if self.batch_node in (None, self.node) else [self.batch_node or ""],
                 given_up=lambda: self.why_not() is not None,
@@ -219,7 +219,7 @@ class Deputy:
             if self.why_not() is not None or self._job() is None:
                 return Outcome.NOT_NEEDED
             self._tell("nobody has heard of the supervisor; the job is requeued")
-            self._requeue(job)
+            self._requeue(job, down)
             return Outcome.REQUEUED
         except NotFound:
             return Outcome.NOT_NEEDED
@@ -236,8 +236,8 @@ class Deputy:
             self._client.cancel(self._job_id)
         return Outcome.ENDED
 
-    def _requeue(self, job: JobRecord) -> None:
-        exclude = self._excludable(job)
+    def _requeue(self, job: JobRecord, down: Collection[str]) -> None:
+        exclude = [node for node in self._excludable(job) if node not in down]
         if not exclude:
             self._client.requeue(job.job_id)
             return

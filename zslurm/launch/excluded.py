@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from train.jsonl import read_jsonl
+from zslurm.aegis.evidence import History
 from zslurm.aegis.history import active_exclusions, history_of
 from zslurm.config.spec import RunSpec
 from zslurm.launch.run_dir import RunDir
@@ -13,7 +14,11 @@ from zslurm.slurm.hostlist import compress, expand
 
 def excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
     """Both as one hostlist; None where there are none. A node that the run asks for by name is not among them."""
-    found = active_exclusions(history_of(read_jsonl(run.events)), time.time(), spec.aegis)
+    try:
+        history = history_of(read_jsonl(run.events))
+    except OSError:  # whoever writes there will say so
+        history = History()
+    found = active_exclusions(history, time.time(), spec.aegis)
     broken = set(found) - set(expand(spec.slurm.nodelist or ""))
     if not broken:
         return spec.slurm.exclude

@@ -71,12 +71,16 @@ def wait_until_down(
     *,
     given_up: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:
+) -> set[str]:
     """Wait until Slurm itself calls dead nodes down: SlurmdTimeout after their last word, and up to a minute more.
 
     A job that is requeued before that keeps a part of its books on the dead node, and starts again without its
     GPUs: `JOB_GRES=(null)`, and every srun in it fails with "Invalid generic resource (gres) specification" (seen
     with Slurm 22.05).
+
+    Returns:
+        Those that are down. They need not be excluded: Slurm starts nothing there. And they cannot be: a job that
+        lost a node is changed only once it has left the others too ("the DB index is being set").
 
     Args:
         client: asks Slurm.
@@ -84,16 +88,19 @@ def wait_until_down(
         given_up: whether it is of no use any more.
         sleep: waits.
     """
+    down: set[str] = set()
     waited, patience_s = 0.0, _SLURMD_TIMEOUT_S + _NOTICES_S
     if nodes:
         with contextlib.suppress(ZslurmError):
             patience_s = _slurmd_timeout(client) + _NOTICES_S
     while nodes and waited < patience_s and not given_up():
         with contextlib.suppress(ZslurmError):
-            if set(nodes) <= {node.name for node in client.nodes() if node.state == "down"}:
-                return
+            down = {node.name for node in client.nodes() if node.state == "down"} & set(nodes)
+            if down == set(nodes):
+                break
         sleep(_LOOK_S)
         waited += _LOOK_S
+    return down
 
 
 def _slurmd_timeout(client: SlurmClient) -> float:
