@@ -97,7 +97,7 @@ TREATMENTS: dict[str, Treatment] = {
     "slurm_preempt": Treatment("the job was preempted", then="slurm"),
     "slurm_cancelled": Treatment("the step was cancelled"),
     "slurm_task_failure": Treatment("Slurm ended the step because a task failed"),
-    "slurm_control_plane": Treatment("Slurm does not answer"),
+    "slurm_control_plane": Treatment("Slurm does not answer", then="wait"),
 }
 
 REMARKS = {
