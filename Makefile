@@ -4,13 +4,14 @@ PYTHON ?= $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3.12 /usr/bi
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# For example `make test PYTEST_ARGS='-k doctor'`; `-n 0` runs all in one process.
 PYTEST_ARGS ?=
 # Children compile their byte code once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format bench slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults lint format bench slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,10 +28,13 @@ demo: $(STAMP) ## train a tiny ZAYA1 on real text on this machine, interrupt it,
 	$(BIN)/zslurm demo
 
 test: lint ## run every test (Slurm tests need root and the packages that .ci/run installs)
-	$(BIN)/python -m pytest -m 'not soak' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not soak and not faults' -n auto $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run the long tests as well
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+faults: $(STAMP) ## inject every fault into a run on a real Slurm; writes benchmarks/results/faults.md (root)
+	$(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
-pytest_plugins = ["tests.cluster.fixtures"]
+# Before torch is imported: what tests compute is tiny, and threads that spin for each other on a busy machine make
+# it many times slower. Ranks that tests start have settings of their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+pytest_plugins = ["tests.cluster.fixtures", "tests.distribution"]
 
 # What a job, a site or a user may have set in the shell that runs the tests.
 _FOREIGN = ("SLURM_", "SBATCH_", "ZSLURM_", "PMI_", "PMIX_")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start: what a shell runs in its background is born deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

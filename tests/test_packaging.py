@@ -47,6 +47,7 @@ def test_templates_recipes_and_types_are_there(names: set[str]) -> None:
         "sbatch_templates/train.sbatch.j2",
         "sbatch_templates/local.sh.j2",
         "train/recipes/zaya1-tiny.yaml",
+        "zslurm/aegis/signatures.yaml",
         "zslurm/cluster/profiles/mi300x-pollara.yaml",
         "zslurm/cluster/rccl_rules.yaml",
         "zslurm/cluster/rccl_variables.yaml",

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
+"""Long enough for a machine on which much else runs; only a test that fails waits for it."""
 
 
-def wait_for(condition: Callable[[], T | None], what: str, *, deadline_s: float = DEADLINE_S) -> T:
-    """The first true value of `condition`.
+def wait_for(
+    condition: Callable[[], T | None], what: str, *, deadline_s: float = DEADLINE_S, every_s: float = 0.05
+) -> T:
+    """The first true value of `condition`, which is asked again and again with a pause of `every_s` seconds.
 
     Raises:
         TimeoutError: it stayed false; the message says what was waited for and the last value.
@@ -20,5 +23,5 @@ def wait_for(condition: Callable[[], T | None], what: str, *, deadline_s: float 
     while not (value := condition()):
         if time.monotonic() > end:
             raise TimeoutError(f"waited {deadline_s:.0f} s for {what}; last seen: {value!r}")
-        time.sleep(0.05)
+        time.sleep(every_s)
     return value

@@ -20,6 +20,7 @@ from types import TracebackType
 from torch import Tensor
 
 from train.config import TrainConfig
+from train.data.sampler import rank_microbatches
 from train.evaluation_command import EvaluationCommand
 from train.garbage import GarbageControl
 from train.metrics import MetricsWriter, describe_step, load_by_layer, memory_metrics, routing_metrics
@@ -28,7 +29,7 @@ from train.parallel.world import World
 from train.profiling import ProfileWindow
 from train.speed import Speed
 from train.tensorboard import TensorBoard
-from train.timing import StepClock
+from train.timing import OWN_PARTS, StepClock
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Instruments:
         clock: where the time of a step goes.
         metrics: writes metrics.jsonl; None on all ranks but the first.
         command: evaluation.command; None without one, and on all ranks but the first.
+        pace_ns: this rank's own work per microbatch, summed over the steps so far (train/progress.py).
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Instruments:
                     say=say,
                 )
         self.clock = StepClock(world.device)
+        self.pace_ns = 0
 
     def __enter__(self) -> Instruments:
         with contextlib.ExitStack() as opening:
@@ -126,6 +129,8 @@ class Instruments:
     def step_done(self, step: int, here: Position, result: StepResult) -> None:
         """The step is done (`step` counts it): write it down and let the other instruments know."""
         split = self.clock.end_step()
+        mine = len(rank_microbatches(here.microbatches, self._world.rank, self._world.size))
+        self.pace_ns += round(1e9 * sum(split[part] for part in OWN_PARTS) / max(1, mine))
         if self.metrics is not None and result.taken:
             seconds = sum(split.values())
             routing = routing_metrics(result.counts_LC, self._config.model.skip_expert)

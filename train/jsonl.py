@@ -29,13 +29,15 @@ class JsonLinesWriter:
             os.write(self._fd, b"\n")
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append one record.
+        """Append one record, or nothing.
 
         Raises:
             OSError: the disk is full or the file system is gone.
         """
         line = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
-        if os.write(self._fd, line) < len(line):
+        written = os.write(self._fd, line)
+        if written < len(line):
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise OSError(errno.ENOSPC, "no space for a whole line")
 
     def close(self) -> None:

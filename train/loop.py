@@ -177,7 +177,7 @@ class Trainer:
             result = self._train_step(here)
             self.stop.renew()
             self.step += 1
-            self.progress.update(phase=Phase.STEP, step=self.step)
+            self.progress.update(phase=Phase.STEP, step=self.step, pace_ns=self.instruments.pace_ns)
             self.instruments.step_done(self.step, here, result)
             self.saves.report()
             last = self.step == self.plan.total_steps
@@ -222,6 +222,7 @@ class Trainer:
             counts_MLC[microbatch.number % shares] += counts_LC
             targets += microbatch.targets
             self.clock.enter(Part.DATA)
+        self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
         self.shards.reduce_gradients()
         signals = [float(targets), float(self.stop.asked), *self.saves.signals()]

@@ -2,7 +2,9 @@
 
 In the directory named by ZSLURM_PROGRESS_DIR (node-local memory) each rank keeps one record of RECORD.size
 bytes, `rank-00003`, rewritten whole by one pwrite: a reader never sees a torn one. Without the variable nothing
-is written. The cost is one system call of 48 bytes per update.
+is written. The cost is one system call of 56 bytes per update, and a step makes two: when it is done, and when
+this rank has done its own part of it and waits for its peers. That second word is what tells the one rank that
+hangs from all those that wait for it; the pace (see `Progress.pace_ns`) tells the one that is slow.
 
 A process that gets STACK_SIGNAL writes the stacks of all its threads to its standard error and goes on.
 """
@@ -24,10 +26,10 @@ from pathlib import Path
 STACK_SIGNAL = signal.SIGRTMIN + 2
 
 _MAGIC = b"ZPRG"
-# magic, version, attempt, rank, pid, phase, checkpoint state, step, step of the last committed checkpoint,
-# monotonic nanoseconds
-RECORD = struct.Struct("<4sIIIIBB2xqqQ")
-_VERSION = 1
+# magic, version, attempt, rank, pid, phase, checkpoint state, waiting, step, step of the last committed
+# checkpoint, monotonic nanoseconds, nanoseconds of own work per microbatch
+RECORD = struct.Struct("<4sIIIIBBBxqqQQ")
+_VERSION = 2
 
 
 class Phase(IntEnum):
@@ -52,7 +54,17 @@ class CheckpointState(IntEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """One rank's record."""
+    """One rank's record.
+
+    Attributes:
+        step: the optimizer step that it finished last; -1 before the first.
+        committed_step: of the newest checkpoint that it knows to be complete; -1 before the first.
+        monotonic_ns: when it wrote this, by the clock of its node.
+        waiting: it has done its own part of the step after `step`, and waits for its peers.
+        pace_ns: nanoseconds of its own work (data, forward, backward) per microbatch, summed over the steps of
+            this attempt. In synchronous training every rank takes as long for a step as the slowest; this sum
+            grows faster where a rank or its GPU is slower than its peers.
+    """
 
     attempt: int
     rank: int
@@ -62,6 +74,8 @@ class Progress:
     step: int
     committed_step: int
     monotonic_ns: int
+    waiting: bool = False
+    pace_ns: int = 0
 
 
 class ProgressWriter:
@@ -81,7 +95,7 @@ class ProgressWriter:
         folder = directory or os.environ.get("ZSLURM_PROGRESS_DIR")
         self._rank, self._attempt = rank, attempt
         self._phase, self._checkpoint = Phase.SETUP, CheckpointState.NONE
-        self._step, self._committed = -1, -1
+        self._step, self._committed, self._pace_ns = -1, -1, 0
         self._fd: int | None = None
         if folder:
             path = record_path(Path(folder), rank)
@@ -95,18 +109,24 @@ class ProgressWriter:
         step: int | None = None,
         checkpoint: CheckpointState | None = None,
         committed_step: int | None = None,
+        pace_ns: int | None = None,
+        waiting: bool = False,
     ) -> None:
-        """Change what is given and write the record; also a sign of life without arguments."""
+        """Change what is given and write the record; also a sign of life without arguments.
+
+        `waiting` is not kept: any other sign of life says that the rank is at work again.
+        """
         global _last_step
         self._phase = self._phase if phase is None else phase
         self._checkpoint = self._checkpoint if checkpoint is None else checkpoint
         self._committed = self._committed if committed_step is None else committed_step
+        self._pace_ns = self._pace_ns if pace_ns is None else pace_ns
         if step is not None:
             self._step = _last_step = step
         if self._fd is not None:
             record = RECORD.pack(
                 _MAGIC, _VERSION, self._attempt, self._rank, os.getpid(), self._phase, self._checkpoint,
-                self._step, self._committed, time.monotonic_ns(),
+                waiting, self._step, self._committed, time.monotonic_ns(), self._pace_ns,
             )  # fmt: skip
             os.pwrite(self._fd, record, 0)
 
@@ -134,10 +154,12 @@ def read_progress(directory: Path, rank: int) -> Progress | None:
     """The record of `rank`; None where there is none, or one of another version."""
     try:
         raw = record_path(directory, rank).read_bytes()
-        magic, version, attempt, number, pid, phase, checkpoint, step, committed, when = RECORD.unpack(raw)
+        magic, version, attempt, number, pid, phase, checkpoint, waiting, *numbers = RECORD.unpack(raw)
         if magic != _MAGIC or version != _VERSION:
             return None
-        return Progress(attempt, number, pid, Phase(phase), CheckpointState(checkpoint), step, committed, when)
+        step, committed, when, pace = numbers
+        state = CheckpointState(checkpoint)
+        return Progress(attempt, number, pid, Phase(phase), state, step, committed, when, bool(waiting), pace)
     except (OSError, struct.error, ValueError):
         return None
 

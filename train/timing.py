@@ -39,6 +39,10 @@ class Part(StrEnum):
     OTHER = "other"
 
 
+OWN_PARTS = (Part.DATA, Part.FORWARD, Part.BACKWARD)
+"""What a rank does by itself, at its own pace; in the other parts it also waits for its peers."""
+
+
 class StepClock:
     """One rank's clock."""
 

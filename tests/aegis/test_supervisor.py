@@ -18,6 +18,9 @@ from train.jsonl import read_jsonl
 from train.progress import Phase, read_progress
 from zslurm.launch.resolve import resolve_run
 
+ENDS_AT_ONCE = {"mode": "off"}
+"""What a run does after a failure is told in test_recovery.py."""
+
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[LocalUser]:
@@ -33,7 +36,7 @@ def _verdict(user: LocalUser, run: str) -> dict[str, Any]:
 
 
 def test_a_killed_rank_is_named_and_its_peers_are_ended(user: LocalUser) -> None:
-    user.zslurm("submit", user.write_run("killed", ranks=2))
+    user.zslurm("submit", user.write_run("killed", ranks=2, aegis=ENDS_AT_ONCE))
     user.wait_for_step("killed", 2)
     user.rank(1).kill()
     state = user.wait_for_end("killed")
@@ -46,11 +49,11 @@ def test_a_killed_rank_is_named_and_its_peers_are_ended(user: LocalUser) -> None
 
 
 def test_a_killed_supervisor_is_replaced_and_costs_the_run_nothing(user: LocalUser) -> None:
-    user.zslurm("submit", user.write_run("survives", steps=200))
+    user.zslurm("submit", user.write_run("survives", steps=600))
     user.wait_for_step("survives", 2)
     user.supervisor().kill()
     assert user.wait_for_end("survives")["state"] == "completed"
-    assert [row["step"] for row in user.steps("survives")] == list(range(1, 201))
+    assert [row["step"] for row in user.steps("survives")] == list(range(1, 601))
     assert {row["attempt"] for row in user.steps("survives")} == {1}
     assert [event.get("adopted") for event in user.events("survives", "supervisor_started")] == [None, 1]
     assert _verdict(user, "survives")["outcome"] == "completed"
@@ -58,7 +61,7 @@ def test_a_killed_supervisor_is_replaced_and_costs_the_run_nothing(user: LocalUs
 
 def test_a_step_that_died_with_its_supervisor_is_recorded(user: LocalUser) -> None:
     """Of the step the process is killed that would have left an exit code; its rank must not train on unseen."""
-    user.zslurm("submit", user.write_run("both"))
+    user.zslurm("submit", user.write_run("both", aegis=ENDS_AT_ONCE))
     user.wait_for_step("both", 2)
     script = user.process("/bin/bash", "script.sh")
     script.suspend()  # so that nobody replaces the supervisor before the step is dead

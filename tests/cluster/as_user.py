@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.cluster import installation, processes
 from tests.cluster.layout import Instance
 
-DEFAULT_TIMEOUT_S = 90.0
+DEFAULT_TIMEOUT_S = 180.0
 
 
 class CommandFailed(AssertionError):
@@ -40,13 +40,18 @@ class RunsAsUser(ABC):
         """The whole environment of the ordinary user's commands."""
         return self._person_environment() | {processes.MARK: self.instance.id}
 
+    @property
+    def impatient(self) -> dict[str, str]:
+        """Variables of commands that are to find the controller away, without Slurm's own patience in each."""
+        return {"SLURM_CONF": str(self.instance.impatient_conf)}
+
     def _person_environment(self) -> dict[str, str]:
         return {
             "HOME": str(self.instance.user / "home"),
             "LANG": "C.UTF-8",
             "LOGNAME": self.user.pw_name,
             "PATH": "/usr/local/bin:/usr/bin:/bin",
-            # The sources belong to root: an attempt to write byte code beside them would fail anyway.
+            # The sources belong to root, and `installation` has compiled them.
             "PYTHONDONTWRITEBYTECODE": "1",
             "SHELL": "/bin/bash",
             "SLURM_CONF": str(self.instance.slurm_conf),

@@ -27,7 +27,7 @@ class Timing:
     message_timeout_s: int = 5
     """A message is given up after this long, with retries: with 5 s a killed node is DOWN after 16 s, with 10 s
     after 25 s, whatever slurmd_timeout_s says."""
-    kill_wait_s: int = 5
+    kill_wait_s: int = 10
     """From SIGTERM to SIGKILL."""
     min_job_age_s: int = 300
     """The controller forgets a finished job after this long (and at least ten seconds)."""
@@ -54,22 +54,28 @@ def write(
     _make_gpu_devices(instance)
     (instance.directory / "etc" / "gres.conf").write_text(_gres_conf(instance), encoding="utf-8")
     plugin = "TopologyPlugin=topology/tree\n" if leaf_switches else ""
-    instance.slurm_conf.write_text(_slurm_conf(instance, ports, timing) + plugin, encoding="utf-8")
+    text = _slurm_conf(instance, ports, timing) + plugin
+    instance.slurm_conf.write_text(text, encoding="utf-8")
+    impatient = text.replace(f"MessageTimeout={timing.message_timeout_s}\n", "MessageTimeout=1\n")
+    instance.impatient_conf.write_text(impatient, encoding="utf-8")
     if instance.accounting:
         instance.slurmdbd_conf.write_text(_slurmdbd_conf(instance, ports), encoding="utf-8")
         # slurmdbd refuses a file that others can read: on a real site it holds the database's password.
         instance.slurmdbd_conf.chmod(0o600)
 
 
-def free_ports(nodes: int) -> Ports:
-    """Ports below the ephemeral range that nobody listens on now.
+def claim_ports(instance: Instance) -> Ports:
+    """Ports below the ephemeral range that nobody listens on now and no other cluster is about to listen on.
 
-    Ephemeral ones could be taken by any outgoing connection between this look and the daemon's bind.
+    Ephemeral ones could be taken by any outgoing connection between this look and the daemon's bind. Call it
+    under `machine_lock`: the ports are noted in the instance's directory, where other clusters look.
     """
-    candidates = random.sample(range(20_000, 32_000), k=1_000)
-    free = [port for port in candidates if _is_free(port)][: nodes + 2]
-    if len(free) < nodes + 2:
+    taken = {port for other in Instance.all() for port in other.claimed_ports()}
+    candidates = random.sample(sorted({*range(20_000, 32_000)} - taken), k=1_000)
+    free = [port for port in candidates if _is_free(port)][: instance.nodes + 2]
+    if len(free) < instance.nodes + 2:
         raise RuntimeError("no free ports between 20000 and 32000")
+    instance.claim_ports(free)
     return Ports(free[0], free[1], tuple(free[2:]))
 
 

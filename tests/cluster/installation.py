@@ -6,6 +6,7 @@ the virtual environment or the interpreter. Then all of it is mirrored below the
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -41,6 +42,8 @@ class Installation:
 
 def find_or_make(directory: Path, run_as_user: RunAsUser) -> Installation:
     """This checkout and interpreter where the user can use them, else a mirror of them in `directory`."""
+    for name in _packages():  # here and once: the user may not, and would compile anew in each command
+        compileall.compile_dir(CHECKOUT / name, quiet=2)
     direct = Installation(Path(sys.executable), CHECKOUT)
     packages = [str(CHECKOUT / name) for name in _packages()]
     if run_as_user([str(direct.python), "-c", _CAN_READ_ALL, *packages]).returncode == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,9 +80,25 @@ class Instance:
     def file(self) -> Path:
         return self.directory / "cluster.json"
 
+    def claim_ports(self, ports: Sequence[int]) -> None:
+        """Note which ports the daemons are going to use."""
+        (self.directory / "ports").write_text(" ".join(map(str, ports)), encoding="ascii")
+
+    def claimed_ports(self) -> list[int]:
+        """The ports noted; none in a directory that is half made or half gone."""
+        try:
+            return [int(word) for word in (self.directory / "ports").read_text(encoding="ascii").split()]
+        except OSError:
+            return []
+
     @property
     def slurm_conf(self) -> Path:
         return self.directory / "etc" / "slurm.conf"
+
+    @property
+    def impatient_conf(self) -> Path:
+        """The same for commands that at once give up a controller that refuses connections, not after 4 s."""
+        return self.directory / "etc" / "impatient.conf"
 
     @property
     def slurmdbd_conf(self) -> Path:

@@ -40,6 +40,11 @@ def daemons(instance: Instance, name: str) -> list[psutil.Process]:
     )
 
 
+def daemon_names(instance: Instance) -> set[str]:
+    """The daemons that are alive."""
+    return {process.environ()[DAEMON_MARK] for process in members(instance) if DAEMON_MARK in process.environ()}
+
+
 def step_daemons(instance: Instance, node: str) -> list[psutil.Process]:
     """The slurmstepd processes of one node."""
     log = str(instance.log / f"slurmd.{node}.log")
@@ -67,6 +72,13 @@ def kill_all(find: Callable[[], list[psutil.Process]], *, deadline_s: float = 30
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=0.2)
+
+
+def freeze(processes: list[psutil.Process]) -> None:
+    """Stop processes where they are, so that none of them can act on the end of another."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
 
 
 def of_user(uid: int) -> list[psutil.Process]:

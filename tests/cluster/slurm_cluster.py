@@ -12,6 +12,7 @@ user; the last two are put back when the last cluster ends.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pwd
 import shutil
@@ -100,7 +101,7 @@ class SlurmCluster(RunsAsUser):
                 nodes=nodes, gpus_per_node=gpus_per_node, accounting=accounting, owner_pid=owner
             )
             hosts_file.add(instance.id, instance.node_names)
-        ports = config_files.free_ports(nodes)
+            ports = config_files.claim_ports(instance)
         self._started = (instance, Daemons(instance, ports), user)
         if owner is not None:
             atexit.register(self._stop_at_exit, owner)
@@ -188,6 +189,14 @@ class SlurmCluster(RunsAsUser):
             noticed_at_once: tell the controller now, for tests of what follows rather than of the noticing.
         """
         instance = self.instance
+        # srun has a helper that ends the step, on all nodes, when srun dies: power is lost by both at once.
+        processes.freeze(
+            [
+                *processes.daemons(instance, f"slurmd.{name}"),
+                *processes.tasks(instance, name),
+                *processes.step_daemons(instance, name),
+            ]
+        )
         processes.kill_all(lambda: processes.daemons(instance, f"slurmd.{name}"))
         processes.kill_all(lambda: processes.step_daemons(instance, name))
         processes.kill_all(lambda: processes.tasks(instance, name))
@@ -213,13 +222,27 @@ class SlurmCluster(RunsAsUser):
     def restore(self) -> None:
         """What a test should leave behind: controller and nodes up, none drained, no jobs."""
         self.start_controller()
-        self.run_as_root(["scancel", "--user", self.user.pw_name])
+        alive = processes.daemon_names(self.instance)
         for name in self.node_names:
-            self.start_node(name)
-        for name, state in self.node_states().items():
-            if state.startswith("drain"):
+            if f"slurmd.{name}" not in alive:
+                self._daemons.start_node(name)
+        wait_for(self._is_at_rest, "every node to be idle again and no job to be left", every_s=0.2)
+
+    def _is_at_rest(self) -> bool:
+        """Whether all is as it was; what is not is told so again: a job may requeue itself as it is cancelled."""
+        own = f"--user={self.user.pw_name}"
+        if self._listed(own, "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"):
+            self.run(["scancel", own], check=False)  # a job that ends by itself meanwhile is an error
+        states = self.node_states()
+        for name in (name for name, state in states.items() if state.startswith("drain")):
+            with contextlib.suppress(subprocess.CalledProcessError):
                 self.run_as_root(["scontrol", "update", f"NodeName={name}", "State=RESUME"])
-        wait_for(lambda: set(self.node_states().values()) == {"idle"}, "every node to be idle again")
+        return set(states.values()) == {"idle"} and not self._listed(own)
+
+    def _listed(self, *options: str) -> bool:
+        """Whether squeue lists a job, or does not answer."""
+        listed = self.run(["squeue", "--noheader", *options], check=False)
+        return bool(listed.returncode or listed.stdout)
 
     def stop_controller(self) -> None:
         """End slurmctld in its orderly way: jobs run on, every command that asks it fails."""

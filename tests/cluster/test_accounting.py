@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
+from tests.cluster.user import User, at_work
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -16,12 +16,8 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture
 def user(slurm_cluster_with_accounting: SlurmCluster) -> Iterator[User]:
-    cluster = slurm_cluster_with_accounting
-    person = User(cluster, cluster.user_dir("accounting-test"))
-    person.zslurm("init", "--yes")
-    yield person
-    cluster.run(["scancel", "--user", cluster.user.pw_name])
-    shutil.rmtree(person.directory, ignore_errors=True)
+    with at_work(slurm_cluster_with_accounting, "accounting-test") as person:
+        yield person
 
 
 def _wait_until_forgotten(user: User, job_id: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
+from tests.cluster.user import directory_of
 from tests.waiting import wait_for
 from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
@@ -37,14 +38,8 @@ def client(slurm_cluster: SlurmCluster) -> SlurmClient:
 @pytest.fixture
 def submit(slurm_cluster: SlurmCluster) -> Iterator[Submit]:
     """Submits a script in a fresh directory; the cluster is as before when the test ends."""
-    directory = slurm_cluster.user_dir("client-test")
-
-    def run(script: str, *options: str) -> str:
-        return slurm_cluster.sbatch(script, *options, cwd=directory)
-
-    yield run
-    slurm_cluster.restore()
-    shutil.rmtree(directory)
+    with directory_of(slurm_cluster, "client-test") as directory:
+        yield lambda script, *options: slurm_cluster.sbatch(script, *options, cwd=directory)
 
 
 def reaches(client: SlurmClient, job_id: str, state: JobState) -> JobRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ import pytest
 
 from tests.cluster.doctor_site import PROFILE, Site
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.waiting import wait_for
+from tests.cluster.user import directory_of
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.errors import Exit
 
 pytestmark = pytest.mark.slurm
@@ -24,10 +24,8 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture
 def site(slurm_cluster: SlurmCluster) -> Iterator[Site]:
-    directory = slurm_cluster.user_dir("doctor-test")
-    yield Site(slurm_cluster, directory)
-    slurm_cluster.restore()
-    shutil.rmtree(directory)
+    with directory_of(slurm_cluster, "doctor-test") as directory:
+        yield Site(slurm_cluster, directory)
 
 
 def rows(stdout: str, *statuses: str) -> list[list[str]]:
@@ -110,7 +108,7 @@ def test_drift_is_told_as_these_differ_from_the_others(site: Site) -> None:
 
 
 def test_a_driver_that_hangs_holds_up_only_its_own_checks(site: Site) -> None:
-    site.profile(doctor=PROFILE["doctor"] | {"canary_s": 1, "check_s": 20})
+    site.profile(doctor=PROFILE["doctor"] | {"canary_s": 5})
     site.nodes[4].program("amd-smi", "exec sleep 600")
     report = site.json("--nodelist", "node[3-4]", "--only", "gpu-driver", "--only", "memlock")
     assert results(report, "fail") == {("gpu-driver", "node4")}
@@ -120,10 +118,10 @@ def test_a_driver_that_hangs_holds_up_only_its_own_checks(site: Site) -> None:
 def test_a_node_that_waits_in_the_queue_says_why(site: Site) -> None:
     busy = site.cluster.sbatch("sleep 600", "--exclusive", "-w", "node2", cwd=site.directory)
     wait_for(lambda: site.cluster.node_states().get("node2") == "allocated", "node2 to be busy")
-    done = site.doctor("--nodelist", "node2", "--timeout", "5")
+    done = site.doctor("--nodelist", "node2", "--timeout", "8")
     assert done.returncode == Exit.SLURM_UNAVAILABLE
     assert "waits in the queue (" in done.stderr
-    assert "did not start within 5 s" in done.stderr
+    assert "did not start within 8 s" in done.stderr
     assert rows(done.stdout, "pass"), "the login node's checks are shown all the same"
     assert set(site.cluster.run(["squeue", "--noheader", "--format=%i"]).stdout.split()) == {busy}
 
@@ -143,7 +141,7 @@ def test_ctrl_c_cancels_the_job_that_waits(site: Site) -> None:
     waiting = ["squeue", "--noheader", "--name=zslurm-survey", "--format=%i"]
     wait_for(lambda: site.cluster.run(waiting).stdout.strip(), "the doctor's job to be in the queue")
     doctor.send_signal(signal.SIGINT)
-    _, err = doctor.communicate(timeout=60)
+    _, err = doctor.communicate(timeout=DEADLINE_S)
     assert (doctor.returncode, err.splitlines()[-1]) == (Exit.FAILED, "zslurm: stopped")
     wait_for(lambda: not site.cluster.run(waiting).stdout.strip(), "the job to be gone")
     assert not list(site.directory.glob(".zslurm-doctor-*"))
@@ -210,7 +208,7 @@ def test_nodes_and_checks_that_do_not_exist_are_refused(
 
 def test_without_the_controller_the_login_node_is_examined(site: Site) -> None:
     site.cluster.stop_controller()
-    done = site.doctor()
+    done = site.doctor(env=site.cluster.impatient)
     assert done.returncode == Exit.SLURM_UNAVAILABLE
     assert "the nodes were not examined: the Slurm controller does not answer" in done.stderr
     assert [row[0] for row in rows(done.stdout, "fail")] == ["slurm"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,17 @@ from typing import Any
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import STEPS, User
+from tests.cluster.user import ENDLESS, STEPS, User, at_work
 from tests.launch.fake_apptainer import FakeApptainer
+from zslurm.slurm.hostlist import expand
 
 pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture
 def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
-    directory = slurm_cluster.user_dir("environments-test")
-    person = User(slurm_cluster, directory)
-    person.zslurm("init", "--yes")
-    yield person
-    slurm_cluster.restore()
-    shutil.rmtree(directory, ignore_errors=True)
+    with at_work(slurm_cluster, "environments-test") as person:
+        yield person
 
 
 def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any]]:
@@ -42,7 +38,7 @@ def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any
 def test_ranks_train_inside_are_requeued_and_continue(user: User) -> None:
     """Signals reach the ranks through the container, so that a requeue loses no step."""
     apptainer, cluster = container(user, binds=["/usr/share:/site:ro"], options=["--rocm"])
-    user.zslurm("submit", user.write_run("inside", steps=400, cluster=cluster))
+    user.zslurm("submit", user.write_run("inside", steps=ENDLESS, cluster=cluster))
     user.wait_for_step("inside", 3)
     checks = [call for call in apptainer.calls if "zslurm.launch.container_check" in call["command"]]
     ranks = [call for call in apptainer.calls if "zslurm.launch.rank" in call["command"]]
@@ -52,10 +48,10 @@ def test_ranks_train_inside_are_requeued_and_continue(user: User) -> None:
     assert all({"/usr/share:/site:ro", "/dev/shm", str(user.directory)} <= set(call["binds"]) for call in ranks)
     assert all(call["pythonpath"].endswith("/runs/inside/code/packages") for call in ranks)
     (checked,) = [event for event in user.events("inside") if event["event"] == "container_checked"]
-    assert checked["nodes"] == "node[0-1]"
+    assert expand(checked["nodes"]) == user.nodes_of("inside")
 
     user.zslurm("requeue", "inside", "--now")
-    stopped_at = user.steps("inside")[-1]["step"]
+    stopped_at = user.stopped_at("inside")
     user.wait_for_step("inside", stopped_at + 2)
     second = [row for row in user.steps("inside") if row["attempt"] == 2]
     assert second[0]["step"] == stopped_at + 1
@@ -68,7 +64,7 @@ def test_a_container_that_cannot_work_is_named_with_its_nodes_before_any_rank_st
     state = user.wait_for_state("missing", "failed", "completed")
     assert (state["state"], state["exit_code"]) == ("failed", 5)
     assert "does not start: FATAL:   could not open image" in state["cause"]["message"]
-    assert "(on node[0-1])" in state["cause"]["message"]
+    assert f"(on {state['nodes']})" in state["cause"]["message"]
     assert not (user.directory / "runs" / "missing" / "attempts" / "000001").exists()
 
 
@@ -120,7 +116,7 @@ def test_a_requeue_runs_the_code_that_was_submitted(user: User) -> None:
     user.cluster.run(["chown", str(user.cluster.user.pw_uid), tool], check=False)
     run_file = user.write_run(
         "frozen",
-        steps=400,
+        steps=ENDLESS,
         run={"name": "frozen", "snapshot": "copy", "runs_dir": str(user.directory / "runs")},
         cluster={"template": "train"},
     )
@@ -133,7 +129,7 @@ def test_a_requeue_runs_the_code_that_was_submitted(user: User) -> None:
     user.wait_for_step("frozen", 2)
     tool.write_text("echo two\n")
     user.zslurm("requeue", "frozen", "--now")
-    stopped_at = user.steps("frozen")[-1]["step"]
+    stopped_at = user.stopped_at("frozen")
     user.wait_for_step("frozen", stopped_at + 1)
     code = user.directory / "runs" / "frozen" / "code"
     said = (user.directory / "runs" / "frozen" / "said").read_text().splitlines()

@@ -10,23 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User, _rank_process
-from tests.waiting import wait_for
+from tests.cluster.user import ENDLESS, User, at_work, rank_process
+from zslurm.slurm.hostlist import compress, expand
 
 pytestmark = pytest.mark.slurm
 
 WAITS = {"flags": {"begin": "now+1hour"}}
+FIRST_TWO = {"nodelist": "node[0-1]"}
+"""Else which nodes a run gets is Slurm's affair."""
 
 
 @pytest.fixture
 def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
     """The user in a fresh directory with a profile; jobs end and nodes come back."""
-    directory = slurm_cluster.user_dir("everyday-test")
-    person = User(slurm_cluster, directory)
-    person.zslurm("init", "--yes")
-    yield person
-    slurm_cluster.restore()
-    shutil.rmtree(directory, ignore_errors=True)
+    with at_work(slurm_cluster, "everyday-test") as person:
+        yield person
 
 
 def squeue_counted(user: User) -> tuple[Path, dict[str, str]]:
@@ -49,7 +47,7 @@ def test_a_waiting_run_is_held_and_released(user: User) -> None:
     user.zslurm("release", "waits")
     assert user.state("waits")["state"] == "pending"
     user.zslurm("cancel", "waits")
-    wait_for(lambda: not user.state("waits")["active"], "the run to be over")
+    user.wait_for_state("waits", "cancelled")
     code, message = user.fails("release", "waits")
     assert (code, "is over (cancelled); nothing to release" in message) == (1, True)
     shown = [event["action"] for event in map(json.loads, _json_lines(user, "waits")) if "action" in event]
@@ -61,27 +59,29 @@ def _json_lines(user: User, run: str) -> list[str]:
 
 
 def test_a_run_is_moved_off_its_nodes_and_the_list_grows(user: User) -> None:
-    run_file = user.write_run("moved", steps=4000)
+    run_file = user.write_run("moved", steps=ENDLESS)
     job_id = user.zslurm("submit", "-q", run_file)
     user.wait_for_step("moved", 4)
-    assert user.state("moved")["nodes"] == "node[0-1]"
-    user.zslurm("requeue", "moved", "--exclude", "node0", "--now")
-    wait_for(lambda: user.state("moved")["state"] == "running", "the second start")
-    state = user.state("moved")
-    assert (state["job_id"], state["excluded_nodes"], state["nodes"]) == (job_id, "node0", "node[1-2]")
+    first, second = user.nodes_of("moved")
+    user.zslurm("requeue", "moved", "--exclude", first, "--now")
+    state = user.wait_for_state("moved", "running", "failed")
+    assert (state["state"], state["job_id"], state["excluded_nodes"]) == ("running", job_id, first)
+    assert first not in expand(state["nodes"])
     user.wait_for_step("moved", user.steps("moved")[-1]["step"] + 2)
-    user.zslurm("requeue", "moved", "--exclude", "node[2-3]")
+    more = compress([second, "node7"])
+    user.zslurm("requeue", "moved", "--exclude", more)
     state = user.state("moved")
-    assert (state["state"], state["excluded_nodes"]) == ("requeued", "node[0,2-3]")
-    said = user.cluster.zslurm("requeue", "moved", "--exclude", "node4", cwd=user.directory).stderr
-    assert said == f"moved waits on as job {job_id}, without node4\n", "it waits already: only its list grows"
-    assert user.state("moved")["excluded_nodes"] == "node[0,2-4]"
-    assert "  excluded    node[0,2-4]" in user.zslurm("status", "moved").splitlines()
-    assert "without node[2-3] from now on" in user.zslurm("events", "moved")
+    assert (state["state"], state["excluded_nodes"]) == ("requeued", compress([first, second, "node7"]))
+    said = user.cluster.zslurm("requeue", "moved", "--exclude", "node6", cwd=user.directory).stderr
+    assert said == f"moved waits on as job {job_id}, without node6\n", "it waits already: only its list grows"
+    whole = compress([first, second, "node6", "node7"])
+    assert user.state("moved")["excluded_nodes"] == whole
+    assert f"  excluded    {whole}" in user.zslurm("status", "moved").splitlines()
+    assert f"without {more} from now on" in user.zslurm("events", "moved")
 
 
 def test_nodes_that_cannot_be_excluded_are_refused_before_anything_is_done(user: User) -> None:
-    user.zslurm("submit", user.write_run("stays", steps=4000, slurm={"nodelist": "node[0-1]"}))
+    user.zslurm("submit", user.write_run("stays", steps=ENDLESS, slurm=FIRST_TWO))
     user.wait_for_step("stays", 2)
     code, message = user.fails("requeue", "stays", "--exclude", "node[7-9]")
     assert (code, message) == (3, "zslurm: --exclude: the cluster has no node node[8-9]\n")
@@ -93,7 +93,7 @@ def test_nodes_that_cannot_be_excluded_are_refused_before_anything_is_done(user:
 
 
 def test_a_command_runs_beside_the_ranks_on_every_node(user: User) -> None:
-    user.zslurm("submit", user.write_run("host", steps=4000))
+    user.zslurm("submit", user.write_run("host", steps=ENDLESS, slurm=FIRST_TWO))
     user.wait_for_step("host", 2)
     shown = user.zslurm(
         "exec", "host", "--", "sh", "-c", "echo $SLURMD_NODENAME sees $ROCR_VISIBLE_DEVICES; echo b"
@@ -118,7 +118,7 @@ def test_a_command_runs_beside_the_ranks_on_every_node(user: User) -> None:
 
 
 def test_the_logs_of_all_ranks_are_merged_and_the_root_of_a_failure_is_told(user: User) -> None:
-    user.zslurm("submit", user.write_run("logged", steps=4000))
+    user.zslurm("submit", user.write_run("logged", steps=ENDLESS, slurm=FIRST_TWO, aegis={"mode": "off"}))
     user.wait_for_step("logged", 4)
     rows = [json.loads(line) for line in user.zslurm("logs", "logged", "--rank", "all", "--json").splitlines()]
     assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
@@ -129,7 +129,7 @@ def test_the_logs_of_all_ranks_are_merged_and_the_root_of_a_failure_is_told(user
         # The note is made within a second after the line, and the machine may be slow.
         assert row["time"] >= times[int(row["line"].split()[1].partition("/")[0])] - 0.5
     assert " rank 0: step 1/" in user.zslurm("logs", "logged", "--rank", "0-3")
-    _rank_process(user, "logged", rank=3).kill()
+    rank_process(user, "logged", rank=3).kill()
     user.wait_for_state("logged", "failed")
     (root, *others) = json.loads(user.zslurm("logs", "logged", "--errors", "--json"))
     assert (root["role"], root["ranks"], root["nodes"], root["line"]) == ("root", [3], "node1", "Killed")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import fixtures, hosts_file, processes
-from tests.cluster.config_files import Timing
 from tests.cluster.installation import CHECKOUT, mirror
 from tests.cluster.layout import Instance
 from tests.cluster.slurm_cluster import SlurmCluster
+from tests.cluster.user import directory_of
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -25,10 +25,8 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture
 def job_directory(slurm_cluster: SlurmCluster) -> Iterator[Path]:
     """A directory of the ordinary user's; the cluster is as before when the test ends."""
-    directory = slurm_cluster.user_dir("fixture-test")
-    yield directory
-    slurm_cluster.restore()
-    shutil.rmtree(directory)
+    with directory_of(slurm_cluster, "fixture-test") as directory:
+        yield directory
 
 
 def job_state(cluster: SlurmCluster, job_id: str) -> str:
@@ -142,6 +140,7 @@ def test_the_end_leaves_no_process_no_directory_and_no_line(slurm_cluster: Slurm
     assert set(slurm_cluster.node_states().values()) == {"idle"}, "another cluster was hurt"
 
 
+@pytest.mark.usefixtures("slurm_possible")
 def test_what_a_killed_process_left_is_cleaned_at_the_next_start() -> None:
     code = (
         "import os, signal; from tests.cluster.slurm_cluster import SlurmCluster\n"
@@ -160,6 +159,7 @@ def test_what_a_killed_process_left_is_cleaned_at_the_next_start() -> None:
         assert not directory.exists()
 
 
+@pytest.mark.usefixtures("slurm_possible")
 def test_up_prints_what_a_person_needs_and_down_finds_it_again() -> None:
     # Only this test's own instance is taken down: a person may have one up.
     program = [sys.executable, "-m", "tests.cluster"]
@@ -188,10 +188,10 @@ def test_the_hosts_file_is_restored_exactly(tmp_path: Path, text: str) -> None:
 
 
 def test_without_slurm_a_test_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixtures, "why_impossible", lambda *, accounting: "not installed: slurmctld")
+    monkeypatch.setattr(fixtures, "why_impossible", lambda **_: "not installed: slurmctld")
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="slurmctld"):
-        next(fixtures._cluster(accounting=False, timing=Timing()))
+        next(fixtures.running())
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="CI must run"):
-        next(fixtures._cluster(accounting=False, timing=Timing()))
+        next(fixtures.running())

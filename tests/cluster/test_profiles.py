@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.rail_nodes import NICS, RailNodes
 from tests.cluster.slurm_cluster import SlurmCluster
+from tests.cluster.user import directory_of
 from tests.waiting import wait_for
 from zslurm.errors import Exit
 
@@ -22,10 +23,8 @@ Profile = Callable[[str], None]
 @pytest.fixture
 def config(slurm_cluster: SlurmCluster) -> Iterator[Path]:
     """A fresh configuration directory of the ordinary user."""
-    directory = slurm_cluster.user_dir("profiles-test")
-    yield directory
-    slurm_cluster.restore()
-    shutil.rmtree(directory, ignore_errors=True)
+    with directory_of(slurm_cluster, "profiles-test") as directory:
+        yield directory
 
 
 def run(cluster: SlurmCluster, config: Path, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
@@ -58,7 +57,7 @@ def test_init_writes_what_slurm_says(slurm_cluster: SlurmCluster, config: Path) 
         "0:10:00 where a job names none."
     )
     assert "# No accounting: what becomes of a job is known as long as the controller remembers it." in lines
-    assert "# KillWait: 5 s from SIGTERM to SIGKILL." in lines
+    assert "# KillWait: 10 s from SIGTERM to SIGKILL." in lines
     assert any(line.startswith("# Slurm 22.05.8 is older than 23.02.0: ") for line in lines)
     assert "  lost_peer_s: 59         # by then Slurm has named a dead node (SlurmdTimeout is 10 s)" in lines
     shown = json.loads(run(slurm_cluster, config, "cluster", "show", "--json")[1])
@@ -160,7 +159,7 @@ def test_a_controller_that_is_away_is_one_line(slurm_cluster: SlurmCluster, conf
     slurm_cluster.stop_controller()
     try:
         for command in (("cluster", "check", "lab"), ("init", "--yes")):
-            code, out, messages = run(slurm_cluster, config, *command)
+            code, out, messages = run(slurm_cluster, config, *command, **slurm_cluster.impatient)
             assert (code, out, len(messages)) == (Exit.SLURM_UNAVAILABLE, "", 1), messages
             assert "the Slurm controller does not answer" in messages[0]
     finally:

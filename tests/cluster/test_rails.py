@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.cluster.rail_nodes import NICS, RailNodes
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
+from tests.cluster.user import User, directory_of
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 
@@ -38,7 +37,9 @@ class RailUser(User):
         return self.zslurm("submit", "-q", run_file)
 
     def kinds(self, run: str) -> list[str]:
-        return [event["event"] for event in self.events(run)]
+        """The events but for what the agents see on the nodes."""
+        agents = ("agents_started", "agent_lost", "agent_restarted", "fault_detected")
+        return [event["event"] for event in self.events(run) if event["event"] not in agents]
 
     def event(self, run: str, kind: str) -> dict[str, Any]:
         (found,) = [event for event in self.events(run) if event["event"] == kind]
@@ -50,14 +51,11 @@ class RailUser(User):
 
 @pytest.fixture
 def user(slurm_cluster: SlurmCluster) -> Iterator[RailUser]:
-    directory = slurm_cluster.user_dir("rails-test")
-    trees = slurm_cluster.user_dir("rails-nodes")
-    try:
+    with (
+        directory_of(slurm_cluster, "rails-test") as directory,
+        directory_of(slurm_cluster, "rails-nodes") as trees,
+    ):
         yield RailUser(slurm_cluster, directory, RailNodes(slurm_cluster, trees))
-    finally:
-        slurm_cluster.restore()
-        shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(trees, ignore_errors=True)
 
 
 def test_nodes_are_surveyed_and_the_odd_one_is_named(user: RailUser) -> None:
@@ -81,7 +79,7 @@ def test_nodes_are_surveyed_and_the_odd_one_is_named(user: RailUser) -> None:
 def test_a_dead_node_is_silent_not_whole(user: RailUser) -> None:
     env = {"ZSLURM_SYSROOT": user.nodes.sysroot}
     user.cluster.run_as_root(["scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test"])
-    done = user.cluster.zslurm("rails", "--nodelist", "node[1-2]", "--timeout", "5", env=env, check=False)
+    done = user.cluster.zslurm("rails", "--nodelist", "node[1-2]", "--timeout", "8", env=env, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("zslurm: the nodes could not be asked: ")
     assert "Traceback" not in done.stderr

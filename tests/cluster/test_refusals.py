@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
+from tests.cluster.user import COMMAND_EVERY_S, User, at_work
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -20,15 +19,22 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture
 def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
     """The user, and a partition that is open for ten minutes at a time, to one account, on two nodes."""
-    directory = slurm_cluster.user_dir("refusals-test")
-    person = User(slurm_cluster, directory)
-    person.zslurm("init", "--yes")
     closed = ["PartitionName=closed", "Nodes=node[0-1]", "MaxTime=10", "AllowAccounts=staff", "State=UP"]
     slurm_cluster.run_as_root(["scontrol", "create", *closed])
-    yield person
-    slurm_cluster.restore()
-    slurm_cluster.run_as_root(["scontrol", "delete", "PartitionName=closed"])
-    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        with at_work(slurm_cluster, "refusals-test") as person:
+            yield person
+    finally:
+        slurm_cluster.run_as_root(["scontrol", "delete", "PartitionName=closed"])
+
+
+@pytest.fixture(scope="module")
+def completed(slurm_cluster: SlurmCluster) -> Iterator[User]:
+    """A user whose run `refused` has completed; whatever is refused later leaves it alone."""
+    with at_work(slurm_cluster, "refused-test") as person:
+        person.zslurm("submit", person.write_run("refused", steps=4, nodes=1))
+        person.wait_for_state("refused", "completed", "failed")
+        yield person
 
 
 def one_line(message: str) -> str:
@@ -51,15 +57,13 @@ def one_line(message: str) -> str:
     ],
 )  # fmt: skip
 def test_what_slurm_refuses_is_passed_on_and_the_run_stays_as_it_was(
-    user: User, options: tuple[str, ...], words: str
+    completed: User, options: tuple[str, ...], words: str
 ) -> None:
-    run_file = user.write_run("refused", steps=4, nodes=1)
-    user.zslurm("submit", run_file)
-    user.wait_for_state("refused", "completed", "failed")
+    user = completed
     run = user.directory / "runs" / "refused"
     files = [run / name for name in ("config.json", "script.sh", "submissions.jsonl", "code.json")]
     before = [path.read_bytes() for path in files]
-    code, message = user.fails("submit", run_file, *options)
+    code, message = user.fails("submit", user.directory / "refused.yaml", *options)
     assert code == 1
     assert words in one_line(message)
     assert [path.read_bytes() for path in files] == before
@@ -88,8 +92,8 @@ def test_what_slurm_takes_and_never_starts_says_why(
     if done.returncode:  # this Slurm refuses it at once
         assert reason.lower() in one_line(done.stderr).lower()
         return
-    wait_for(lambda: user.state("waits")["reason"] not in (None, "None"), "Slurm to look at the job")
-    assert reason in user.state("waits")["reason"]
+    # Slurm says None or Priority until its schedulers have looked at the job.
+    wait_for(lambda: reason in str(user.state("waits")["reason"]), f"reason {reason}", every_s=COMMAND_EVERY_S)
     assert start in user.zslurm("submit", run_file, *options, "--set", "run.name=other", "--dry-run")
 
 
@@ -97,10 +101,13 @@ def test_a_job_on_drained_nodes_waits_and_says_so(user: User) -> None:
     nodes = ",".join(user.cluster.node_names)
     user.cluster.run_as_root(["scontrol", "update", f"NodeName={nodes}", "State=DRAIN", "Reason=test"])
     user.zslurm("submit", user.write_run("drained", nodes=1, steps=4))
-    wait_for(lambda: user.state("drained")["reason"] not in (None, "None"), "Slurm to look at the job")
     # Slurm itself goes from one of these to another, as its two schedulers look at the job in turn.
     words = ("DRAINED", "Resources", "ReqNodeNotAvail")
-    assert any(word in user.state("drained")["reason"] for word in words)
+    wait_for(
+        lambda: any(word in str(user.state("drained")["reason"]) for word in words),
+        "Slurm's reason",
+        every_s=COMMAND_EVERY_S,
+    )
     assert any(word in user.zslurm("status", "drained") for word in words)
     user.cluster.run_as_root(["scontrol", "update", f"NodeName={nodes}", "State=RESUME"])
     assert user.wait_for_state("drained", "completed", "failed")["state"] == "completed"
@@ -141,7 +148,7 @@ def small_disk(user: User) -> Iterator[Path]:
     if mounted.returncode != 0:
         pytest.skip("file systems cannot be mounted here")
     yield place
-    subprocess.run(["umount", str(place)], check=True)
+    subprocess.run(["umount", "--lazy", str(place)], check=True)  # a process may still be in it
 
 
 def fill(user: User, disk: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
+from tests.cluster.user import ENDLESS, User, at_work
 from tests.waiting import wait_for
+from zslurm.slurm.hostlist import expand
 
 pytestmark = pytest.mark.slurm
 
@@ -21,12 +21,8 @@ TOKEN = "hf_" + "AbCd" * 8 + "xY"
 
 @pytest.fixture
 def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
-    directory = slurm_cluster.user_dir("options-test")
-    person = User(slurm_cluster, directory)
-    person.zslurm("init", "--yes")
-    yield person
-    slurm_cluster.restore()
-    shutil.rmtree(directory, ignore_errors=True)
+    with at_work(slurm_cluster, "options-test") as person:
+        yield person
 
 
 def job(user: User, job_id: str) -> dict[str, str]:
@@ -36,13 +32,16 @@ def job(user: User, job_id: str) -> dict[str, str]:
 
 
 def test_a_run_waits_for_the_one_before_and_then_starts(user: User) -> None:
-    user.zslurm("submit", user.write_run("first", steps=60))
+    gate = user.directory / "gate"
+    hold = {"setup": [f"until [ -e {gate} ]; do sleep 0.1; done"]}
+    user.zslurm("submit", user.write_run("first", steps=4, cluster=hold))
     second = user.write_run("second", steps=4)
     job_id = user.zslurm("submit", "-q", second, "--after", "first", "--time", "30", "--", "--comment=two words")
     assert (user.state("second")["state"], user.state("second")["reason"]) == ("pending", "Dependency")
     shown = job(user, job_id)
     assert shown["TimeLimit"] == "00:30:00"
     assert "Comment=two words" in user.cluster.run(["scontrol", "show", "job", job_id]).stdout
+    gate.touch()
     assert user.wait_for_state("first", "completed", "failed")["state"] == "completed"
     assert user.wait_for_state("second", "completed", "failed")["state"] == "completed"
 
@@ -59,18 +58,18 @@ def test_a_sweep_runs_one_member_after_the_other(user: User) -> None:
 
 
 def test_a_job_with_a_spare_outlives_a_node_that_the_ranks_do_not_use(user: User) -> None:
-    run_file = user.write_run("spared", steps=4000, nodes=2)
+    run_file = user.write_run("spared", steps=ENDLESS, nodes=2)
     job_id = user.zslurm("submit", "-q", run_file, "--spares", "1")
     user.wait_for_step("spared", 2)
     assert job(user, job_id)["NumNodes"] == "3"
-    state = user.state("spared")
-    assert state["nodes"] == "node[0-2]"
+    nodes = user.nodes_of("spared")
+    assert len(nodes) == 3
     used = user.cluster.run(
         ["squeue", "--steps", "--noheader", f"--jobs={job_id}", "--Format=StepName:20,Nodes:20"]
     )
     (attempt,) = [line.split() for line in used.stdout.splitlines() if "attempt-1" in line]
-    assert attempt[1] == "node[0-1]"
-    user.cluster.kill_node("node2", noticed_at_once=True)
+    assert expand(attempt[1]) == nodes[:2]
+    user.cluster.kill_node(nodes[2], noticed_at_once=True)
     reached = user.steps("spared")[-1]["step"]
     user.wait_for_step("spared", reached + 20)
     assert user.state("spared")["state"] == "running"
@@ -108,7 +107,7 @@ def preview(user: User, *arguments: Any) -> dict[str, Any]:
 def test_a_dry_run_asks_slurm_when_it_would_start_and_submits_nothing(user: User) -> None:
     run_file = user.write_run("looks")
     start = preview(user, run_file)["start"]
-    assert start["nodes"] == "node[0-1]"
+    assert len(expand(start["nodes"])) == 2
     assert start["partition"] == "batch"
     assert start["words"].startswith("about 20")
     assert "start: about" in user.zslurm("submit", run_file, "--dry-run")

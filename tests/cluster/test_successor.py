@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import STEPS, User, _rank_process
+from tests.cluster.user import COMMAND_EVERY_S, ENDLESS, STEPS, User, at_work, rank_process
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -19,12 +18,8 @@ MISSING = {"scontrol", "squeue", "sbatch", "sacct", "sinfo"}
 
 @pytest.fixture
 def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
-    directory = slurm_cluster.user_dir("successor-test")
-    person = User(slurm_cluster, directory)
-    person.zslurm("init", "--yes")
-    yield person
-    slurm_cluster.restore()
-    shutil.rmtree(directory, ignore_errors=True)
+    with at_work(slurm_cluster, "successor-test") as person:
+        yield person
 
 
 def poor_nodes(user: User, *missing: str) -> dict[str, object]:
@@ -65,24 +60,25 @@ def test_a_run_that_completes_needs_no_successor(user: User) -> None:
 
 
 def test_the_job_in_which_a_run_fails_cancels_its_successor(user: User) -> None:
-    job_id, successor = submit(user, "fails", steps=4000, cluster=poor_nodes(user))
+    job_id, successor = submit(user, "fails", steps=ENDLESS, cluster=poor_nodes(user), aegis={"mode": "off"})
     user.wait_for_step("fails", 2)
     assert slurm_state(user, successor) == "PENDING Dependency"
-    _rank_process(user, "fails", rank=3).kill()
+    rank_process(user, "fails", rank=3).kill()
     state = user.wait_for_state("fails", "failed", "completed")
     assert (state["state"], state["job_id"], state["cause"]["rank"]) == ("failed", job_id, 3)
     wait_for(lambda: slurm_state(user, successor).startswith("CANCELLED"), "the successor to be cancelled")
 
 
 def test_where_the_time_is_up_the_successor_continues(user: User) -> None:
-    job_id, successor = submit(user, "long", steps=100_000, cluster=poor_nodes(user, "scancel"))
+    job_id, successor = submit(user, "long", steps=ENDLESS, cluster=poor_nodes(user, "scancel"))
     user.wait_for_step("long", 2)
     # As Slurm does before the time limit: a test of that itself is in test_runs.
     user.cluster.run(["scancel", "--batch", "--signal=USR2", job_id])
-    wait_for(lambda: user.state("long")["job_id"] == successor, "the successor to take over")
+    wait_for(
+        lambda: user.state("long")["job_id"] == successor, "the successor to take over", every_s=COMMAND_EVERY_S
+    )
     assert any(event["event"] == "run_ended" and event["job_id"] == job_id for event in user.events("long"))
-    stopped_at = user.state("long")["checkpoint_step"]
-    wait_for(lambda: user.state("long")["attempt"] == 2, "its attempt")
+    stopped_at = user.stopped_at("long")
     user.wait_for_step("long", stopped_at + 2)
     second = [row for row in user.steps("long") if row["attempt"] == 2]
     assert second[0]["step"] == stopped_at + 1, "it continued where the first had saved"
@@ -93,7 +89,7 @@ def test_where_the_time_is_up_the_successor_continues(user: User) -> None:
 
 
 def test_cancelling_a_run_cancels_both_jobs(user: User) -> None:
-    job_id, successor = submit(user, "gone", steps=4000, slurm={"successor": "on"})
+    job_id, successor = submit(user, "gone", steps=ENDLESS, slurm={"successor": "on"})
     user.wait_for_step("gone", 2)
     user.zslurm("cancel", "gone", "--wait")
     assert user.state("gone")["state"] == "cancelled"

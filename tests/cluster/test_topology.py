@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.slurm_cluster import SlurmCluster, why_impossible
-from tests.cluster.test_runs import User
+from tests.cluster.fixtures import running
+from tests.cluster.slurm_cluster import SlurmCluster
+from tests.cluster.user import User, at_work
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 
@@ -20,33 +19,21 @@ PHASE = {"tokens": 2 * 128, "context": 16, "global_batch": 8, "micro_batch": 1, 
 
 
 @pytest.fixture(scope="module")
-def tree_cluster() -> Iterator[SlurmCluster]:
+def tree_cluster(slurm_possible: None) -> Iterator[SlurmCluster]:
     """Four nodes on two leaves, even and odd."""
-    if reason := why_impossible():
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(f"CI must run the cluster tests: {reason}")
-        pytest.skip(reason)
-    with SlurmCluster(nodes=4, leaf_switches={"even": "node[0,2]", "odd": "node[1,3]"}) as cluster:
-        yield cluster
-
-
-def person(cluster: SlurmCluster) -> Iterator[User]:
-    directory = cluster.user_dir("topology-test")
-    user = User(cluster, directory)
-    user.zslurm("init", "--yes")
-    yield user
-    cluster.restore()
-    shutil.rmtree(directory, ignore_errors=True)
+    yield from running(nodes=4, leaf_switches={"even": "node[0,2]", "odd": "node[1,3]"})
 
 
 @pytest.fixture
 def on_tree(tree_cluster: SlurmCluster) -> Iterator[User]:
-    yield from person(tree_cluster)
+    with at_work(tree_cluster, "topology-test") as person:
+        yield person
 
 
 @pytest.fixture
 def on_flat(slurm_cluster: SlurmCluster) -> Iterator[User]:
-    yield from person(slurm_cluster)
+    with at_work(slurm_cluster, "topology-test") as person:
+        yield person
 
 
 def nodes_of_ranks(user: User, run: str) -> list[str]:

@@ -57,6 +57,38 @@ from tests.config.run_files import PHASES, complaint, complaints, resolve_text, 
         ("slurm:\n  partition: [a]", 'run.yaml:8: slurm.partition: expected a valid string, got ["a"]'),
         ("slurm:\n  flags:\n    x: {a: b}", 'run.yaml:9: slurm.flags.x: expected a valid string, got {"a": "b"}'),
         ("slurm:\n  flags:\n    x: [1]", "run.yaml:9: slurm.flags.x: expected a valid string, got [1]"),
+        (
+            "aegis:\n  notify:\n    url: ftp://host/x",
+            "run.yaml:9: aegis.notify.url: must be http:// or https://, a host (no user or password ",
+        ),
+        (
+            "aegis:\n  notify:\n    url: file:///etc/passwd",
+            "run.yaml:9: aegis.notify.url: must be http:// or https://, a host (no user or password ",
+        ),
+        (
+            "aegis:\n  notify:\n    url: host/hook",
+            "run.yaml:9: aegis.notify.url: must be http:// or https://, a host (no user or password ",
+        ),
+        (
+            "aegis:\n  notify:\n    url: https:///hook",
+            "run.yaml:9: aegis.notify.url: must be http:// or https://, a host (no user or password ",
+        ),
+        (
+            "aegis:\n  notify:\n    url: https://ada:pw7@host/x",
+            "run.yaml:9: aegis.notify.url: must be http:// or https://, a host (no user or password ",
+        ),
+        (
+            "aegis:\n  notify:\n    url: https://host:port/x",
+            "run.yaml:9: aegis.notify.url: must be http:// or https://, a host (no user or password ",
+        ),
+        (
+            "aegis:\n  notify:\n    url: 'https://host/a b'",
+            "run.yaml:9: aegis.notify.url: must be http:// or https://, a host (no user or password ",
+        ),
+        (
+            "aegis:\n  notify:\n    url: https://host/$1",
+            "run.yaml:9: aegis.notify.url: `$` stands before the name of a variable; write `$$` for one that ",
+        ),
         ("slurm:\n  save_margin_s: x", 'run.yaml:8: slurm.save_margin_s: expected a valid integer, got "x"'),
         ("cluster:\n  launcher: pbs", "run.yaml:8: cluster.launcher: expected 'slurm' or 'local', got \"pbs\""),
         ("cluster:\n  setup: module load x", 'run.yaml:8: cluster.setup: expected a list, got "module load x"'),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import recorded
+from zslurm.slurm.commands import Retries
 
 RUNNING, CANCELLED, FORGOTTEN = "4", "6", "999"
 """Jobs of recorded.SQUEUE, and one that the controller does not know any more."""
@@ -25,7 +26,7 @@ BAD_TIME = "sbatch: error: Invalid --time specification\n"
 
 
 class ScriptedSlurm:
-    """Scripts in a directory that is the whole PATH."""
+    """Scripts in a directory that is the whole PATH; what must be repeated is repeated without a pause."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
@@ -33,6 +34,7 @@ class ScriptedSlurm:
         for program in ("env", "git", "cat", "sh"):
             (directory / program).symlink_to(shutil.which(program) or "")
         monkeypatch.setenv("PATH", str(directory))
+        monkeypatch.setattr(Retries, "pause_after", lambda self, attempt: 0.0)
         self.gives(FORGOTTEN)
 
     def gives(self, job_id: str) -> None:

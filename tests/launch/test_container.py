@@ -54,7 +54,7 @@ def test_pyxis_gets_options_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     python = container_interpreter(
         spec, run, {"NCCL_DEBUG": "INFO", "HOME": "/h", "PYTHONPATH": "/host"}, exists=lambda path: False
     )
-    command = slurm_step(spec, run, run.attempt(1), python).command
+    command = slurm_step(spec, run, run.attempt(1), python, ["n1"]).command
     assert [word for word in command if word.startswith("--container")] == [
         "--container-image=/images/train.sif",
         "--container-mounts=/scratch:/scratch,/x:/y:ro",
@@ -69,7 +69,7 @@ def test_pyxis_gets_options_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_supervisor_stays_outside_and_only_the_rank_is_inside(tmp_path: Path) -> None:
     spec, run = spec_of(tmp_path), RunDir(tmp_path / "run")
     python = container_interpreter(spec, run, {}, exists=lambda path: False)
-    command = slurm_step(spec, run, run.attempt(1), python).command
+    command = slurm_step(spec, run, run.attempt(1), python, ["n1"]).command
     assert command[0] == "srun"
     assert command.index("srun") < command.index("apptainer") < command.index("zslurm.launch.rank")
     local = local_step(spec, run, run.attempt(1), python).command

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.launch.local_runs import LocalUser, in_a_terminal
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 
-STEPS = 150
+STEPS = 400
+"""Enough for a run to be under way still when a test that saw it begin does something to it."""
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalUser]:
     )
     wait_for(lambda: person.run_dir("whole").submitted, "the run to be submitted")
     os.close(terminal)
-    assert shell.wait(timeout=60) == -signal.SIGHUP
+    assert shell.wait(timeout=DEADLINE_S) == -signal.SIGHUP
     person.wait_for_end("whole")
     yield person
     person.close()

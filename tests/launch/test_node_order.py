@@ -40,11 +40,13 @@ def test_the_host_file_has_a_line_for_each_rank(tmp_path: Path) -> None:
     spec = run_spec(tmp_path, slurm={"nodes": 2, "ranks_per_node": 3}, cluster={"launcher": "slurm"})
     attempt = AttemptDir(tmp_path / "000001")
     attempt.path.mkdir()
-    plan = slurm_step(spec, RunDir(tmp_path), attempt, Interpreter.own({"SLURM_JOB_ID": "7"}))
+    plan = slurm_step(spec, RunDir(tmp_path), attempt, Interpreter.own({"SLURM_JOB_ID": "7"}), ["node0", "node3"])
     ordered = in_order(plan, attempt, ["node3", "node0"], 3)
     assert attempt.hostfile.read_text().split() == ["node3"] * 3 + ["node0"] * 3
     assert ordered.env == plan.env | {"SLURM_HOSTFILE": str(attempt.hostfile)}
     assert "--distribution=arbitrary" in ordered.command
-    assert [w for w in ordered.command if not w.startswith("--distribution")] == [
-        w for w in plan.command if not w.startswith("--distribution")
+    placed = ("--distribution", "--nodelist")
+    assert [w for w in ordered.command if not w.startswith(placed)] == [
+        w for w in plan.command if not w.startswith(placed)
     ]
+    assert not any(w.startswith("--nodelist") for w in ordered.command), "the file alone says where"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -86,9 +88,37 @@ def test_spares_are_nodes_of_the_job_that_the_ranks_leave_alone(tmp_path: Path) 
     run = RunDir(tmp_path)
     options = dict(directives(spec, run))
     assert (options["nodes"], options["no-kill"]) == ("5", True)
-    command = slurm_step(spec, run, run.attempt(1), Interpreter.own({})).command
-    assert {"--nodes=3", "--ntasks=3"} <= set(command)
+    command = slurm_step(spec, run, run.attempt(1), Interpreter.own({}), ["n1", "n2", "n5"]).command
+    assert {"--nodes=3", "--ntasks=3", "--nodelist=n[1-2,5]", "--overlap"} <= set(command)
     assert spec.world_size == 3
+
+
+def test_a_run_that_can_go_on_with_fewer_nodes_outlives_one(tmp_path: Path) -> None:
+    elastic = run_spec(
+        tmp_path,
+        slurm={"nodes": 3},
+        cluster={"launcher": "slurm"},
+        aegis={"min_nodes": 2},
+        run={"name": "elastic"},
+    )
+    assert dict(directives(elastic, RunDir(tmp_path)))["no-kill"] is True
+    plain = run_spec(tmp_path, slurm={"nodes": 3}, cluster={"launcher": "slurm"})
+    assert "no-kill" not in dict(directives(plain, RunDir(tmp_path)))
+
+
+def test_a_node_that_was_found_broken_is_not_asked_for_again(tmp_path: Path) -> None:
+    """Until its exclusion expires; beside those that the user excludes; and never one that he asks for by name."""
+    spec = run_spec(tmp_path, slurm={"nodes": 1, "exclude": "n[1-2]"}, cluster={"launcher": "slurm"})
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    rows = [
+        {"time": time.time(), "event": "nodes_excluded", "nodes": "n[4,7]", "reason": "node_dead"},
+        {"time": time.time() - 8 * 86400, "event": "nodes_excluded", "nodes": "n9", "reason": "long ago"},
+    ]
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert dict(directives(spec, run))["exclude"] == "n[1-2,4,7]"
+    demanding = run_spec(tmp_path, slurm={"nodes": 1, "nodelist": "n4"}, cluster={"launcher": "slurm"})
+    assert dict(directives(demanding, run))["exclude"] == "n7"
 
 
 # `sbatch --version` of SchedMD's and of Debian's build
@@ -101,7 +131,9 @@ def test_spares_need_a_slurm_that_can_share_gpus(
     slurm.says_version(version)
     spec = run_spec(tmp_path, slurm={"spares": 1}, cluster={"name": "lab", "launcher": "slurm"})
     short = version.split()[1][:5]
-    with pytest.raises(ConfigError, match=f"^slurm.spares: needs Slurm 22.05 or newer.*this is {short}"):
+    with pytest.raises(
+        ConfigError, match=f"^slurm.spares and aegis.min_nodes: need Slurm 22.05 or newer.*this is {short}"
+    ):
         submit(spec)
     assert not (tmp_path / "runs").exists()
     slurm.says_version("slurm-wlm 22.05.8")

@@ -12,7 +12,8 @@ from tests.report.stories import Holder, Story
 from tests.waiting import wait_for
 from zslurm.aegis.verdict import Cause
 from zslurm.launch.submission import record_action
-from zslurm.report.events import all_events, as_json, as_row, describe
+from zslurm.report.event_words import describe
+from zslurm.report.events import all_events, as_json, as_row
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137, step=12)
 

@@ -115,6 +115,7 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
     found = as_json(look(story.run))
     assert found.pop("submitted") > 1_700_000_000
     assert found.pop("last_event")["event"] == "run_ended"
+    assert found.pop("last_cause").pop("time") > 1_700_000_000
     assert found == {
         "run": "tiny",
         "run_dir": str(tmp_path / "tiny"),
@@ -148,6 +149,9 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
             "exit_code": 1,
             "step": 12,
         },
+        "last_decision": None,
+        "excluded": [],
+        "restarts_in_place": 0,
     }
 
 
@@ -252,3 +256,62 @@ def test_kept_checkpoints_and_excluded_nodes_are_listed(tmp_path: Path) -> None:
     lines = list(details(look(story.run), "node[3,7]"))
     assert "  checkpoint  step 20; kept: 8, 20" in lines
     assert "  excluded    node[3,7]" in lines
+
+
+ECC = {
+    "kind": "gpu_ras_uncorrectable", "role": "root", "scope": "gpu", "time": 1.0, "source": "gpu",
+    "line": "umc: 1 new uncorrectable error", "node": "node1", "gpu": "3",
+}  # fmt: skip
+
+
+def swapped(story: Story, attempt: int, **fields: object) -> Story:
+    """An attempt fails for a bad GPU, and the next starts without its node."""
+    story._event("attempt_ended", attempt=attempt, outcome="failed", exit_code=1, cause={"message": "Killed"})
+    decision = {"attempt": attempt, "action": "swap", "reason": "bad GPU", "root": ECC, "exclude": ["node1"]}
+    story._event("decision", **(decision | {"nodes": ["node0", "node2"], "mode": "act"} | fields))
+    story._event("nodes_excluded", nodes=["node1"], reason="bad GPU", expires=4e9)
+    return story
+
+
+def test_what_a_running_run_survived_is_told_while_it_runs(tmp_path: Path) -> None:
+    with Holder() as holder:
+        story = swapped(Story(tmp_path / "tiny").submitted(process=holder.pid).started(), 1)
+        assert look(story.run).state == "running", "an attempt's end is not the run's where it goes on"
+        state = look(swapped(story.started(2).trained(10, attempt=2), 2).started(3).run)
+        assert state.state == "running"
+        note = cells(state)["note"]
+        assert note.startswith("started again 2 times; last cause ")
+        assert note.endswith(" ago: GPU RAS uncorrectable on node1, GPU 3: umc: 1 new uncorrectable error")
+        lines = [line.split(maxsplit=3) for line in details(state)]
+        said = {words[0]: words[-1] for words in lines if words[0] in ("last", "decision", "restarts", "excluded")}
+        assert said["decision"].endswith(
+            "attempt 2: decided to start again with a spare node on node[0,2], without node1 from now on: bad GPU"
+        )
+        assert "  excluded    node1" in details(state)
+        assert "  excluded    node[1,7]" in details(state, "node[1,7]"), "Slurm was told"
+        assert "  excluded    node7; by Aegis: node1" in details(state, "node7"), "only the supervisor knows"
+        assert "  restarts    2 in place, 0 by Slurm" in details(state)
+        found = as_json(state)
+        assert (found["excluded"], found["restarts_in_place"]) == (["node1"], 2)
+        cause = found["last_cause"]
+        assert (cause["kind"], cause["node"], cause["gpu"], cause["attempt"]) == (ECC["kind"], "node1", "3", 2)
+        assert cause["message"] == "umc: 1 new uncorrectable error"
+        assert found["last_decision"]["action"] == "swap"
+        assert (found["cause"], found["exit_code"]) == (None, None), "it has not ended"
+
+
+def test_what_was_only_observed_is_no_restart_and_the_run_has_ended(tmp_path: Path) -> None:
+    story = swapped(Story(tmp_path / "tiny").submitted().started(), 1, mode="observe")
+    state = look(story.ended("failed", 1, NO_SPACE).run)
+    assert (state.state, state.aegis.restarts_in_place) == ("failed", 0)
+    assert any(
+        line.startswith("  decision  ") and "attempt 1: would (mode observe) start" in line
+        for line in details(state)
+    )
+
+
+def test_a_run_that_completed_after_all_has_no_note_but_its_story(tmp_path: Path) -> None:
+    story = swapped(Story(tmp_path / "tiny").submitted().started(), 1).started(2).ended("completed", 0, attempt=2)
+    state = look(story.run)
+    assert (state.state, cells(state)["note"]) == ("completed", "")
+    assert any(line.startswith("  last cause  ") for line in details(state))

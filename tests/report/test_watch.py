@@ -16,6 +16,8 @@ from tests.report.stories import Holder, Story
 from tests.waiting import wait_for
 from zslurm.launch import index
 from zslurm.launch.index import new_entry
+from zslurm.launch.run_state import look
+from zslurm.report.watch import _facts
 
 _PROGRAM = "import sys; from zslurm.cli.main import main; main()"
 
@@ -49,6 +51,16 @@ def test_without_a_terminal_a_line_for_every_change_until_the_run_rests(tmp_path
         assert "completed" in told[-1]
         assert "running" not in " ".join(told), "only what changed is told"
         assert not any("step 4" in line for line in told), "a step alone is no news"
+
+
+def test_a_decision_is_told_even_where_other_events_followed_at_once(tmp_path: Path) -> None:
+    story = Story(tmp_path / "tiny").submitted().started()
+    root = {"kind": "rank_killed", "node": "node1", "rank": 3, "line": "Killed"}
+    story._event("decision", attempt=1, action="restart", mode="act", reason="a rank was killed", root=root)
+    decided = "attempt 1: decided to start again in place: a rank was killed"
+    assert _facts(look(story.run)).count(decided) == 1, "it is the newest event, too"
+    facts = _facts(look(story.started(2).run))
+    assert (decided in facts, facts[-1]) == (True, "attempt 2 started on node[0-1], 2 ranks")
 
 
 def test_all_active_runs_are_watched_until_ctrl_c(tmp_path: Path, out: Path) -> None:

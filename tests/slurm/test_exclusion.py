@@ -54,3 +54,14 @@ def test_a_refused_requeue_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(SlurmRefused):
         requeue_excluding(calls.client, "12", ["node3"])
     assert calls.made == ["requeuehold 12"]
+
+
+def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Path) -> None:
+    calls = Calls(tmp_path, excluded="(null)", fails="never")
+    requeue_excluding(calls.client, "12", ["node3"], n_nodes=3, tasks_per_node=8)
+    assert calls.made[1] == "update JobId=12 ExcNodeList=node3 NumNodes=3 NumTasks=24"
+
+
+def test_an_exclusion_that_expired_is_taken_back(tmp_path: Path) -> None:
+    calls = Calls(tmp_path, excluded="node[0,9]", fails="never")
+    assert requeue_excluding(calls.client, "12", ["node3"], forgiven={"node9"}) == "node[0,3]"

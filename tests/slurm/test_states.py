@@ -25,7 +25,7 @@ def test_slurms_words_are_understood(text: str, state: JobState) -> None:
     assert parse_state(text) is state
 
 
-@pytest.mark.parametrize("state", set(JobState) - {JobState.UNKNOWN})
+@pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNKNOWN])
 def test_a_job_is_over_or_waiting_or_on_nodes(state: JobState) -> None:
     assert [state.is_over, state.is_waiting, state.is_on_nodes].count(True) == 1
 

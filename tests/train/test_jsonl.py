@@ -105,8 +105,7 @@ except OSError as error:
     path = tmp_path / "lines"
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout == "refused\n"
-    assert path.stat().st_size == 30
-    assert list(read_jsonl(path)) == [{"a": 1}]
+    assert path.read_text() == '{"a":1}\n', "the part of a line is taken back"
     write(path, {"a": 2})
     assert list(read_jsonl(path)) == [{"a": 1}, {"a": 2}]
 

@@ -38,11 +38,21 @@ def test_a_reader_sees_what_was_written_last(tmp_path: Path) -> None:
         "what an update does not name stays as it was"
     )
     assert last.monotonic_ns > first.monotonic_ns
+
+    writer.update(waiting=True)
+    waits = read_progress(tmp_path, 3)
+    assert waits is not None
+    assert (waits.waiting, waits.step, waits.pace_ns) == (True, 41, 0)
+    writer.update(step=42, pace_ns=7_000)
+    works = read_progress(tmp_path, 3)
+    assert works is not None
+    assert (works.waiting, works.step, works.pace_ns) == (False, 42, 7_000), "it works again"
+    last = works
     writer.close()
     assert read_progress(tmp_path, 3) == last, "the record stays for readers"
 
 
-def test_a_record_is_48_bytes_and_rewritten_in_place_by_one_write(
+def test_a_record_is_56_bytes_and_rewritten_in_place_by_one_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = ProgressWriter(0, attempt=1, directory=str(tmp_path))
@@ -56,9 +66,9 @@ def test_a_record_is_48_bytes_and_rewritten_in_place_by_one_write(
     monkeypatch.setattr(os, "pwrite", counted)
     for step in range(5):
         writer.update(step=step)
-    assert writes == [(48, 0)] * 5
-    assert RECORD.size == 48
-    assert record_path(tmp_path, 0).stat().st_size == 48
+    assert writes == [(56, 0)] * 5
+    assert RECORD.size == 56
+    assert record_path(tmp_path, 0).stat().st_size == 56
 
 
 @pytest.mark.parametrize(
@@ -68,7 +78,7 @@ def test_a_record_is_48_bytes_and_rewritten_in_place_by_one_write(
         lambda raw: raw + b"\0",
         lambda raw: b"",
         lambda raw: b"ZPRX" + raw[4:],
-        lambda raw: raw[:4] + (2).to_bytes(4, "little") + raw[8:],
+        lambda raw: raw[:4] + (1).to_bytes(4, "little") + raw[8:],
         lambda raw: raw[:20] + b"\xff" + raw[21:],
     ],
     ids=["short", "long", "empty", "magic", "version", "phase"],

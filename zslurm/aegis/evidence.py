@@ -69,6 +69,14 @@ class Fault:
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in fields_of_event.items() if name in names})
 
+    @classmethod
+    def of_event(cls, row: Mapping[str, Any]) -> Fault | None:
+        """Back from a row `fault_detected`, whose own `time` is that of the record; None where it is not whole."""
+        try:
+            return cls.of({**row, "time": row["fault_time"]})
+        except (KeyError, TypeError):
+            return None
+
 
 @dataclass(frozen=True)
 class Incident:
@@ -126,8 +134,10 @@ class Resources:
         needed: nodes that the run is meant to have.
         outlives_nodes: the job goes on when one of its nodes dies (`--no-kill`), so a new step may start at once.
         can_requeue: it can be put back into the queue, from inside or by a successor.
-        elsewhere: usable nodes of its partition, without the excluded ones; None where Slurm does not say.
+        elsewhere: usable nodes of its partition, those of the job among them, without dead nodes and without those
+            that were excluded before; None where Slurm does not say.
         demanded: nodes that the run insists on (`slurm.nodelist`).
+        asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
     """
 
     nodes: tuple[str, ...]
@@ -137,6 +147,23 @@ class Resources:
     can_requeue: bool = True
     elsewhere: int | None = None
     demanded: frozenset[str] = frozenset()
+    asked: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As a field of an event."""
+        return {**asdict(self), "demanded": sorted(self.demanded)}
+
+    @classmethod
+    def of(cls, fields_of_event: Mapping[str, Any]) -> Resources:
+        """Back from `fields`, also from JSON; further keys are ignored.
+
+        Raises:
+            TypeError: a field that has no default is missing.
+        """
+        known = {field.name for field in fields(cls)}
+        body = {name: value for name, value in fields_of_event.items() if name in known}
+        kinds = {"nodes": tuple, "in_use": tuple, "demanded": frozenset}
+        return cls(**{name: kinds[name](value) if name in kinds else value for name, value in body.items()})
 
 
 @dataclass(frozen=True)
@@ -151,6 +178,10 @@ class Situation:
         committed_step: step of the newest checkpoint now; -1 before the first.
         asked_to_stop: the signal that asked the run to stop (`SIGUSR2`: time limit), if any.
         requeued: Slurm itself has put the job back into the queue.
+        progressed_at: UNIX seconds when the slowest rank last finished a step; a rank that is gone counts with its
+            last one; None where that is not known. What logs and sensors told of before it was overcome, unless it
+            is a state that lasts.
+        nodes: on which it runs or ran.
     """
 
     now: float
@@ -160,6 +191,13 @@ class Situation:
     committed_step: int = -1
     asked_to_stop: str | None = None
     requeued: bool = False
+    progressed_at: float | None = None
+    nodes: tuple[str, ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """As a field of an event; without the faults, which are events of their own, and what is not known."""
+        body = {name: value for name, value in asdict(self).items() if name != "faults"}
+        return {name: value for name, value in body.items() if value not in (None, False, ())}
 
 
 @dataclass(frozen=True)
@@ -191,6 +229,8 @@ class Decision:
         nodes: nodes to start on, where `action` is restart, swap or shrink.
         n_nodes: nodes to ask for, where `action` is requeue; None: as many as before.
         test_gpu: (node, GPU or rank) to be tested before the next start, because NaN came from it again and again.
+            Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as is said here.
+        wait_s: seconds to wait before the next start; None: none.
     """
 
     action: Action
@@ -200,6 +240,7 @@ class Decision:
     nodes: tuple[str, ...] = ()
     n_nodes: int | None = None
     test_gpu: tuple[str, str] | None = None
+    wait_s: float | None = None
 
     def fields(self) -> dict[str, Any]:
         """As fields of an event."""
@@ -207,3 +248,18 @@ class Decision:
         if self.root is not None:
             body["root"] = self.root.fields()
         return body
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Decision | None:
+        """Back from a row `decision`; None where it is not whole."""
+        known = {field.name for field in fields(cls)}
+        body: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in row.items()
+            if name in known
+        }
+        try:
+            root = body.get("root")
+            return cls(**{**body, "root": Fault.of(root) if root else None})
+        except TypeError:
+            return None

@@ -1,48 +1,52 @@
-"""The supervisor: starts the ranks, passes signals on, and tells the truth about their end.
+"""The supervisor: starts the ranks, watches them, and brings the run back when they fail.
 
 It stands beside the ranks, never above them. They live in a step of their own; all it knows lies in files of
 the run directory. So it may be killed at any moment: the batch script starts it again, and it takes the running
-step up where its predecessor left it, or records how the step ended meanwhile.
+step up where its predecessor left it, or records how the step ended meanwhile, or carries out what was decided.
 
-It makes one attempt for each start of the job. Restarting in place, spares and exclusions belong here later.
+    start the ranks -> watch -> end what is left of them -> decide -> start again, requeue the job, or stop
+
+What a fault means and what to do about it is the policy's to say (aegis/policy.py); here it is done.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import shutil
 import signal
 import socket
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from train.jsonl import JsonLinesWriter, read_jsonl
-from zslurm.aegis.rails_check import check_rails
-from zslurm.aegis.verdict import Cause, Verdict, judge, root_failure
-from zslurm.config.load import load_spec
-from zslurm.config.spec import RunSpec
-from zslurm.errors import ConfigError, Exit, ZslurmError
-from zslurm.launch.checkpoint_lock import free_from_dead_job
-from zslurm.launch.interpreter import Interpreter
-from zslurm.launch.node_order import rank_order
-from zslurm.launch.prepare import clear_up, prepare
-from zslurm.launch.processes import DetachedProcess, ProcessRecord
-from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
-from zslurm.launch.step import in_order, kill_step, local_step, slurm_step
+from zslurm.aegis.actions import requeue_job
+from zslurm.aegis.agents import Agents
+from zslurm.aegis.detect import Detector
+from zslurm.aegis.evidence import Decision, Fault, Resources
+from zslurm.aegis.gpu_test import gpu_fault
+from zslurm.aegis.history import active_exclusions
+from zslurm.aegis.job import Job
+from zslurm.aegis.nodes import Nodes
+from zslurm.aegis.policy import decide
+from zslurm.aegis.recorder import Recorder
+from zslurm.aegis.signatures import Signatures
+from zslurm.aegis.spares import unfit
+from zslurm.aegis.starts import Running, Starts
+from zslurm.aegis.verdict import Cause, Verdict
+from zslurm.aegis.watch import Watch
+from zslurm.errors import Exit, ZslurmError
+from zslurm.launch.prepare import clear_up
+from zslurm.launch.processes import ProcessRecord
+from zslurm.launch.run_dir import RunDir, write_atomically
 from zslurm.launch.successor import dismiss_successor, why_not_needed
-from zslurm.report.redact import redact_mapping
-from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
-from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
-from zslurm.slurm.topology import hostlist_in_order
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-# A rank that has only just been started does not listen yet: the request is repeated.
-_REPEAT_S = 2.0
+_AGAIN_S = 5.0
+"""Between two looks whether ranks can be started now."""
 
 
 class Supervisor:
@@ -58,223 +62,234 @@ class Supervisor:
         Raises:
             ConfigError: config.json is missing or damaged, or this is not a job.
         """
-        self.run = run
-        self.spec: RunSpec = load_spec(run.config)
-        self.on_slurm = self.spec.cluster.launcher == "slurm"
-        self.job_id = _required(environ, "SLURM_JOB_ID" if self.on_slurm else "ZSLURM_JOB_ID")
-        self.restart = int(environ.get("SLURM_RESTART_COUNT", "0"))
-        self.environ = environ
-        # The batch script was asked to stop before this supervisor could be.
-        asked = environ.get("ZSLURM_STOP")
-        self.stop_signal: int | None = signal.Signals[f"SIG{asked}"] if asked else None
-        self.stop_deadline: float | None = None
-        self.repeat_at = 0.0
+        self.recorder = Recorder(run)
+        self.job = Job.of(run, environ, self.recorder.event)
+        self.settings = self.job.spec.aegis
+        self.told: set[tuple[str, bool]] = set()
 
     def supervise(self) -> int:
-        """Watch until the attempt is over; returns the exit code of the run."""
+        """Watch until the run is over in this job; returns its exit code."""
+        job = self.job
         for signum in STOP_SIGNALS:
             signal.signal(signum, self._on_stop_signal)
         for signum in (signal.SIGCONT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
-        ProcessRecord.of(os.getpid()).write(self.run.supervisor)
-        with JsonLinesWriter(self.run.events) as self.events:
-            if (reason := why_not_needed(self.run, self.environ)) is not None:
-                self._event("successor_ended", reason=reason)
+        ProcessRecord.of(os.getpid()).write(job.run.supervisor)
+        with self.recorder:
+            self.recorder.open(job.spec, job.job_id, job.environ)
+            if (reason := why_not_needed(job.run, job.environ)) is not None:
+                job.event("successor_ended", reason=reason)
                 return self._end(Exit.DONE)
-            verdict = self._attempt()
-            self._event("run_ended", **verdict.fields())
-            clear_up(self.spec, self.job_id, self.environ)
+            self.nodes = Nodes(job.spec, job.environ)
+            self.starts = Starts(job, self.nodes)
+            self.signatures, self.detector = Signatures.load(), Detector(self.settings)
+            with self._agents() as self.agents:
+                verdict = self._attempts()
+            job.event("run_ended", **verdict.fields())
+            clear_up(job.spec, job.job_id, job.environ)
         if verdict.outcome in ("completed", "failed"):
-            dismiss_successor(self.run, self.job_id)
+            dismiss_successor(job.run, job.job_id)
         return self._end(verdict.exit_code)
+
+    @contextlib.contextmanager
+    def _agents(self) -> Iterator[Agents | None]:
+        """Somebody on each node; nobody where Aegis is off."""
+        if self.settings.mode == "off":
+            yield None
+            return
+        agents = Agents(self.settings, self.job.event)
+        agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.every, self.job.environ)
+        try:
+            yield agents
+        finally:
+            agents.stop()
 
     def _end(self, code: int) -> int:
         """Tell the batch script that the run is over in this job."""
-        write_atomically(self.run.job_exit(self.job_id), f"{code}\n")
+        write_atomically(self.job.run.job_exit(self.job.job_id), f"{code}\n")
         return code
 
-    def _attempt(self) -> Verdict:
-        """Watch the running step of this start of the job, or that of a new attempt, to its end."""
-        attempt, process = self._adopt() or (None, None)
-        if attempt is None or process is None:
-            if self.stop_signal is not None:
-                return self._stopped_early()
-            verdict = self._preflight()
-            if verdict is not None or self.stop_signal is not None:
-                return verdict or self._stopped_early()
-            try:
-                python = prepare(self.spec, self.run, self.job_id, self.environ, self._event)
-            except ZslurmError as error:
-                return Verdict("failed", error.exit_code, Cause(str(error)))
-            attempt, process = self._start(python)
-        verdict = self._watch(attempt, process)
-        self._event("attempt_ended", attempt=attempt.number, **verdict.fields())
+    def _on_stop_signal(self, signum: int, _frame: FrameType | None) -> None:
+        self.job.stop.signum = signum
+
+    # --- one attempt after the other ------------------------------------------------------------------------
+
+    def _attempts(self) -> Verdict:
+        """Attempt after attempt, until one completes or the policy ends them in this job."""
+        found = self.starts.left_over()
+        running = found if isinstance(found, Running) else None
+        nodes: tuple[str, ...] = ()
+        adopted = {"adopted": running.attempt.number} if running is not None else {}
+        self.job.event("supervisor_started", pid=os.getpid(), host=socket.gethostname(), **adopted)
+        verdict: Verdict | None = None
+        if isinstance(found, Decision):
+            cause = Cause(found.root.line, found.root.rank, found.root.node) if found.root else Cause(found.reason)
+            verdict, nodes = self._carry_out(found, Verdict("failed", Exit.FAILED, cause))
+        while verdict is None:
+            if running is None:
+                verdict = self.starts.why_not()
+                if verdict is not None:
+                    break
+                running = self._start(nodes)
+                if running is None:
+                    continue
+            verdict, nodes = self._one(running)
+            running = None
         return verdict
 
-    def _stopped_early(self) -> Verdict:
-        """Asked to stop before any rank was started."""
-        assert self.stop_signal is not None
-        self._event("signal", signal=signal.Signals(self.stop_signal).name)
-        return Verdict("interrupted", Exit.INTERRUPTED)
+    def _start(self, nodes: tuple[str, ...]) -> Running | None:
+        """Begin an attempt, as soon as Slurm answers and there is space on the disk; None where asked to stop."""
+        told = ""
+        while not self.job.stop.asked:
+            why = self.nodes.slurm_is_away()
+            try:
+                if why is None:
+                    return self.starts.start(nodes or self.starts.first_nodes())
+            except OSError as error:
+                why = f"{error.filename or self.job.run.path}: {error.strerror}"
+            if why != told:
+                self.job.event("start_postponed", reason=why)
+                told = why
+            self._pause(_AGAIN_S)
+        return None
 
-    def _preflight(self) -> Verdict | None:
-        """Check the nodes before the ranks start; None where they may. Costs nothing where nothing is known."""
-        if not self.on_slurm or not self.spec.cluster.nics:
-            return None
-        return check_rails(
-            self.spec, self.run, self.job_id, self.environ, self._event, lambda: self.stop_signal is not None
+    def _one(self, running: Running) -> tuple[Verdict | None, tuple[str, ...]]:
+        """Watch an attempt to its end and do what follows: how the run ends here, or the nodes to go on with."""
+        number = running.attempt.number
+        if self.agents is not None:
+            self.agents.attempt = number
+            ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
+            self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted)
+        spares = len(set(self.nodes.every) - self.nodes.died - set(running.nodes))
+        watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
+        verdict = watch.until_end()
+        self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
+        if self.settings.mode == "off" or verdict.outcome == "completed":
+            self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
+            return verdict, ()
+        decision, resources = self._decide(watch, verdict, running)
+        verdict = _blame(verdict, decision.root)
+        self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
+        self._record(decision, resources, watch)
+        if decision.action == "finish" or self.settings.mode == "observe":
+            return verdict, ()
+        return self._carry_out(decision, verdict)
+
+    def _bury(self, dead: set[str]) -> None:
+        self.nodes.died |= dead
+        if self.agents is not None and dead:
+            self.agents.forget(sorted(dead))
+
+    def _decide(self, watch: Watch, verdict: Verdict, running: Running) -> tuple[Decision, Resources]:
+        """What the policy says, once the nodes and GPUs that it names are looked at."""
+        settings, acts = self.settings, self.settings.mode == "act"
+        tested: set[tuple[str, str]] = set()
+        while True:
+            history = self.job.history()
+            situation = watch.situation(verdict)
+            exclusions = active_exclusions(history, situation.now, settings).values()
+            blamed = any(fault.role == "root" and fault.scope != "user" for fault in situation.faults)
+            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=blamed)
+            decision = decide(situation, history, resources, settings)
+            if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
+                tested.add(decision.test_gpu)
+                if self._gpu_fails(decision, watch):
+                    continue
+            fresh = [node for node in decision.nodes if node not in running.nodes]
+            broken = unfit(fresh, self.agents, self.job.event) if acts else {}
+            if not broken:
+                return decision, resources
+            for node, reason in broken.items():
+                self._exclude([node], f"spare {node} is not fit: {reason}", running.attempt.number)
+
+    def _gpu_fails(self, decision: Decision, watch: Watch) -> bool:
+        """Test a GPU from which NaN came again and again; where it computes wrongly, that is one more fault."""
+        assert decision.test_gpu is not None
+        node, gpu = decision.test_gpu
+        if decision.root is not None and decision.root.gpu is None:  # then it is the rank that is named
+            gpu = str(int(gpu) % self.job.spec.ranks_per_node)
+        reason = gpu_fault(node, gpu, self.job.slurm_id, self.job.spec, self.job.environ)
+        self.job.event("gpu_tested", node=node, gpu=gpu, ok=reason is None, reason=reason)
+        if reason is None:
+            return False
+        watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", reason, node=node, gpu=gpu)])
+        return True
+
+    def _record(self, decision: Decision, resources: Resources, watch: Watch) -> None:
+        situation = watch.situation()
+        self.job.event(
+            "decision",
+            attempt=situation.attempt,
+            mode=self.settings.mode,
+            committed_step=situation.committed_step,
+            **decision.fields(),
+            situation=situation.fields(),
+            resources=resources.fields(),
         )
+        if decision.exclude and self.settings.mode == "act":
+            self._exclude(decision.exclude, decision.reason, situation.attempt)
 
-    def _on_stop_signal(self, signum: int, _frame: FrameType | None) -> None:
-        self.stop_signal = signum
+    def _exclude(self, nodes: Sequence[str], reason: str, attempt: int) -> None:
+        """Nodes that are not used from now on."""
+        expires = time.time() + self.settings.exclude_for_s
+        self.job.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
 
-    def _event(self, kind: str, **fields: Any) -> None:
-        fields = redact_mapping(fields)
-        self.events.append({"time": time.time(), "event": kind, "job_id": self.job_id, **fields})
-        shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
-        print(f"supervisor: {kind} {shown}".rstrip(), flush=True)
+    def _carry_out(self, decision: Decision, verdict: Verdict) -> tuple[Verdict | None, tuple[str, ...]]:
+        """Do it: how the run ends in this job, or the nodes on which to start again."""
+        if self.job.stop.asked and decision.action != "requeue":
+            return verdict, ()
+        if decision.action == "stop":
+            code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
+            return replace(verdict, outcome="failed", exit_code=code), ()
+        if decision.action == "requeue":
+            return self._requeue(decision, verdict), ()
+        self._pause(decision.wait_s or 0.0)
+        return None, decision.nodes
 
-    def _adopt(self) -> tuple[AttemptDir, DetachedProcess] | None:
-        """Take up the step that an earlier supervisor of this start of the job left; None where there is none."""
-        attempts = self.run.attempt_dirs()
-        if attempts:
-            last = attempts[-1]
-            ended = {e["attempt"] for e in read_jsonl(self.run.events) if e.get("event") == "attempt_ended"}
-            if last.number not in ended:
-                described = read_json(last.description) or {}
-                mine = (described.get("job_id"), described.get("restart")) == (self.job_id, self.restart)
-                process = DetachedProcess.adopt(last.step_process, last.step_exit)
-                if mine and process is not None:
-                    self._event(
-                        "supervisor_started", pid=os.getpid(), host=socket.gethostname(), adopted=last.number
-                    )
-                    return last, process
-                cause = Cause("the job was requeued or its batch node died before the attempt could be judged")
-                self._event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
-        self._event("supervisor_started", pid=os.getpid(), host=socket.gethostname())
-        return None
+    def _pause(self, seconds: float) -> None:
+        """Wait, unless the run is asked to stop."""
+        until = time.monotonic() + seconds
+        while not self.job.stop.asked and time.monotonic() < until:
+            time.sleep(min(self.settings.poll_s, seconds))
 
-    def _start(self, python: Interpreter) -> tuple[AttemptDir, DetachedProcess]:
-        """Begin the next attempt."""
-        attempts = self.run.attempt_dirs()
-        attempt = self.run.attempt(attempts[-1].number + 1 if attempts else 1)
-        attempt.logs.mkdir(parents=True)
-        attempt.ranks.mkdir()
-        make = slurm_step if self.on_slurm else local_step
-        plan = make(self.spec, self.run, attempt, python)
-        nodes = self.environ.get("SLURM_JOB_NODELIST", compress([socket.gethostname()]))
-        ordered = rank_order(self.spec.cluster, expand(nodes), SlurmClient()) if self.on_slurm else None
-        if ordered is not None:
-            nodes = hostlist_in_order(ordered[: self.spec.slurm.nodes])
-            plan = in_order(plan, attempt, expand(nodes), self.spec.ranks_per_node)
-        body = {
-            "attempt": attempt.number,
-            "job_id": self.job_id,
-            "restart": self.restart,
-            "nodes": nodes,
-            "world_size": self.spec.world_size,
-            "command": plan.command,
-        }
-        write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
-        if self.on_slurm and (dead := free_from_dead_job(self.run.checkpoints, self.job_id, SlurmClient())):
-            self._event("lock_taken_over", holder=str(dead))
-        process = plan.start(attempt)
-        self._event("attempt_started", attempt=attempt.number, nodes=nodes, world_size=self.spec.world_size)
-        return attempt, process
-
-    def _watch(self, attempt: AttemptDir, process: DetachedProcess) -> Verdict:
-        """Wait for the step's end; kill it where it does not save in time, or outlives a failed rank."""
-        failures: list[TaskFailure] = []
-        killed_because: str | None = None
-        failed_at: float | None = None
-        while process.poll() is None:
-            process.reap()
-            self._pass_signal_on(attempt, process)
-            for failure in self._new_failures(attempt, failures):
-                if failure.exit_code != Exit.INTERRUPTED:
-                    failed_at = failed_at or time.monotonic()
-            killed_because = self._why_kill(attempt, failures, failed_at)
-            if killed_because is not None:
-                self._event("step_killed", attempt=attempt.number, reason=killed_because)
-                self._kill(attempt, process)
-                _wait_gone(process)
-                break
-            time.sleep(self.spec.aegis.poll_s)
-        else:
-            self._new_failures(attempt, failures)
-            if not process.left_exit_code:
-                self._kill(attempt, process)
-        process.reap()
-        process.signal_group(signal.SIGKILL)  # what a rank started in the background
-        shutil.rmtree(attempt.progress(self.environ), ignore_errors=True)  # what killed ranks left on this node
-        log = _read(attempt.step_log)
-        code = process.poll()
-        code = 128 + signal.SIGKILL if code is None else code
-        return judge(code, _rank_ends(attempt), failures, failed_nodes(log), log[-2000:], killed_because)
-
-    def _kill(self, attempt: AttemptDir, process: DetachedProcess) -> None:
-        kill_step(process, attempt, self.job_id if self.on_slurm else None)
-
-    def _pass_signal_on(self, attempt: AttemptDir, process: DetachedProcess) -> None:
-        now = time.monotonic()
-        if self.stop_signal is None or now < self.repeat_at:
-            return
-        if self.stop_deadline is None:
-            self._event("signal", signal=signal.Signals(self.stop_signal).name, attempt=attempt.number)
-            self.stop_deadline = now + self.spec.aegis.save_s
-        process.signal_group(signal.SIGUSR2)
-        self.repeat_at = now + _REPEAT_S
-
-    def _new_failures(self, attempt: AttemptDir, known: list[TaskFailure]) -> list[TaskFailure]:
-        """Failures that the step reported since the last look; added to `known` and to the events."""
-        new = task_failures(_read(attempt.step_log))[len(known) :]
-        for failure in new:
-            known.append(failure)
-            ranks = list(failure.ranks)
-            self._event("ranks_ended", attempt=attempt.number, ranks=ranks, node=failure.node, what=failure.what)
-        return new
-
-    def _why_kill(self, attempt: AttemptDir, failures: list[TaskFailure], failed_at: float | None) -> str | None:
-        """Why the step must be killed now; None while there is reason to wait.
-
-        Where ranks complain of lost peers, and those peers say nothing, their node may be dead. Slurm finds out
-        by itself (SlurmdTimeout) and requeues the job: it gets the time to do so.
-        """
-        aegis, now = self.spec.aegis, time.monotonic()
-        if self.stop_deadline is not None and now > self.stop_deadline:
-            return f"the ranks did not save and stop within {aegis.save_s:g} s"
-        if failed_at is None or now <= failed_at + aegis.grace_s:
-            return None
-        if root_failure(failures, {end["rank"]: end for end in _rank_ends(attempt)}) is not None:
-            return f"peers of the failed rank did not end within {aegis.grace_s:g} s"
-        if now > failed_at + aegis.lost_peer_s:
-            return f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
-        return None
+    def _requeue(self, decision: Decision, verdict: Verdict) -> Verdict:
+        """Put the job back into the queue. Slurm ends this process soon after."""
+        history, now = self.job.history(), time.time()
+        active = active_exclusions(history, now, self.settings)
+        forgiven = {exclusion.node for exclusion in history.exclusions} - set(active)
+        demanded = expand(self.job.spec.slurm.nodelist or "")
+        self.recorder.flush()
+        try:
+            excluded = requeue_job(
+                self.job.spec,
+                self.job.job_id,
+                decision,
+                self.job.environ,
+                excluded={*active, *decision.exclude}.difference(demanded),
+                forgiven=forgiven,
+                dead=self.nodes.died,
+            )
+        except ZslurmError as error:
+            self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
+            message = verdict.cause.message if verdict.cause else decision.reason
+            cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
+            return Verdict("failed", Exit.STOPPED, cause)
+        self.job.event("requeued", excluded=excluded, reason=decision.reason)
+        return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
 
 
-def _rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
-    """What the ranks that have ended recorded."""
-    return [end for path in sorted(attempt.ranks.glob("*.json")) if (end := read_json(path))]
+def _blame(verdict: Verdict, root: Fault | None) -> Verdict:
+    """The verdict with the policy's root as its cause, unless it names that rank already."""
+    cause = verdict.cause
+    if root is None or (cause is not None and cause.rank is not None and cause.rank == root.rank):
+        return verdict
+    code = cause.exit_code if cause is not None else None
+    return replace(verdict, cause=Cause(root.line, root.rank, root.node, code, root.step))
 
 
-def _wait_gone(process: DetachedProcess) -> None:
-    deadline = time.monotonic() + 60.0
-    while process.poll() is None and time.monotonic() < deadline:
-        process.reap()
-        time.sleep(0.05)
-
-
-def _required(environ: dict[str, str], name: str) -> str:
-    if name not in environ:
-        raise ConfigError(f"not inside a job: {name} is not set; `zslurm submit` starts a run and its supervisor")
-    return environ[name]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
+def _is_users_mistake(root: Fault | None) -> bool:
+    """Whether the configuration is wrong, which has an exit code of its own."""
+    return root is not None and root.kind == "config_error"
 
 
 def supervise(run_dir: str) -> int:

@@ -1,4 +1,4 @@
-"""`zslurm aegis run`."""
+"""`zslurm aegis run`, `notify`, `replay`, `classify`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="The supervisor beside a run.", no_args_is_help=True)
+from zslurm.cli.heavy import Slurm, here_or_as_job
+from zslurm.cli.options import Cluster, Json, RunFile, Set
+
+app = typer.Typer(help="The supervisor beside a run: what it does, and would do.", no_args_is_help=True)
 
 
 @app.command("run")
@@ -22,3 +25,83 @@ def run_(
     from zslurm.launch.run_dir import open_run
 
     raise typer.Exit(supervise(str(open_run(run_dir).path)))
+
+
+@app.command()
+def notify(run_file: RunFile, cluster: Cluster = None, overrides: Set = None, slurm: Slurm = False) -> None:
+    """Send a sample event through the hooks of `aegis.notify`, and say whether they took it.
+
+    With --slurm from a compute node, which may reach less of the network than this machine.
+
+    Example: zslurm aegis notify run.yaml --slurm
+    """
+    from zslurm.aegis.notify_check import try_hooks
+    from zslurm.launch.resolve import resolve_run
+
+    if slurm:
+        here_or_as_job(True, workers_option=None)
+    for line in try_hooks(resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec):
+        print(line)
+
+
+@app.command()
+def replay(
+    events: Annotated[
+        str,
+        typer.Argument(
+            metavar="EVENTS_OR_RUN",
+            help="An events.jsonl, or a run's name, directory or job id.",
+            show_default=False,
+        ),
+    ],
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Show what was done about each attempt of a run, and what another policy would have done.
+
+    The policy is that of the run, changed by --set aegis.KEY=VALUE. Each attempt is judged with the history that
+    it really had.
+
+    Example: zslurm aegis replay my-run --set aegis.retries=1
+    """
+    from zslurm.aegis.replay import read_events, replay, settings_of
+    from zslurm.cli.output import print_json, print_table
+    from zslurm.launch.find import find
+    from zslurm.report.replay import COLUMNS, as_json, as_row
+
+    given = Path(events)
+    path = given if given.is_file() else find(events).events
+    settings = settings_of(path.with_name("config.json"), overrides or [])
+    found = replay(read_events(path), settings)
+    if json:
+        print_json(as_json(path, settings, found))
+    else:
+        print_table(COLUMNS, [as_row(one) for one in found])
+
+
+@app.command("classify")
+def classify(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES... | -", help="Logs of one job, also packed ones.", show_default=False),
+    ],
+    json: Json = False,
+) -> None:
+    """Tell from logs what went wrong: the root, what followed from it, who is suspect and what to do.
+
+    Works on the logs of any job: output of ranks and of srun, dmesg, journalctl, other trainers' logs.
+
+    Example: zslurm aegis classify slurm-4242.out dmesg.txt
+    """
+    from zslurm.cli.output import print_json, print_table
+    from zslurm.report.classify import COLUMNS, as_json, headline, rows, story_of
+
+    story = story_of(files)
+    if json:
+        print_json(as_json(story))
+        return
+    for line in headline(story):
+        print(line)
+    if story.lines:
+        print()
+        print_table(COLUMNS, rows(story))

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from string import Template
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from train.config import Count, Positive, Section, Whole
 
 Mode = Literal["act", "observe", "off"]
+
+
+def _web_address(value: str) -> str:
+    """Refuse what is no web address. The message does not repeat it: a hook's path is often its secret."""
+    try:
+        parts = urlsplit(value)
+        plain = parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        plain = port_is_fine = False
+    if not (plain and port_is_fine) or not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError("must be http:// or https://, a host (no user or password before it) and a path")
+    if not Template(value).is_valid():
+        raise ValueError("`$` stands before the name of a variable; write `$$` for one that does not")
+    return value
 
 
 class HangLimits(Section):
@@ -54,7 +71,11 @@ class NotifySettings(Section):
     command: str | None = Field(
         None, description="shell command that gets the event as JSON on its standard input"
     )
-    url: str | None = Field(None, description="http(s) address to which the event is sent by POST, as JSON")
+    url: Annotated[str, AfterValidator(_web_address)] | None = Field(
+        None,
+        description="http(s) address to which the event is sent by POST, as JSON; `$NAME` in it is taken from the "
+        "job's environment",
+    )
     events: tuple[str, ...] = Field(
         ("fault_detected", "decision", "nodes_excluded", "run_ended"), description="the kinds of events to tell of"
     )
@@ -72,6 +93,9 @@ class AegisSection(Section):
     grace_s: Positive = Field(
         30.0,
         description="seconds that peers of a failed rank get to say why, before the attempt is torn down",
+    )
+    settle_s: Positive = Field(
+        2.0, description="seconds that the other ranks get to end by themselves once the cause is known"
     )
     lost_peer_s: Positive = Field(
         600.0,
@@ -95,6 +119,11 @@ class AegisSection(Section):
         60.0, description="seconds within which every process of an attempt must be gone after it was killed"
     )
     retries: Whole = Field(3, description="failures without a new checkpoint between them, after which to stop")
+    retry_wait_s: Positive = Field(
+        30.0,
+        description="seconds to wait before the next start while a file system is full or fails; doubled each "
+        "time without a new checkpoint",
+    )
     restarts_per_hour: Count = Field(12, description="starts within an hour, before it stops")
     max_excluded: Whole = Field(8, description="nodes that may be excluded at the same time, before it stops")
     exclude_for_s: Positive = Field(7 * 86400.0, description="seconds after which an exclusion expires")

@@ -322,6 +322,12 @@ class RunSpec(Section):
         )
 
     @property
+    def outlives_nodes(self) -> bool:
+        """Whether the job goes on when one of its nodes dies: there are spares, or fewer nodes will do."""
+        least = self.aegis.min_nodes
+        return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
+
+    @property
     def total_steps(self) -> int:
         """Optimizer steps of all phases."""
         return sum(phase.steps for phase in self.phases)

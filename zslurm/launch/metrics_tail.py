@@ -48,6 +48,18 @@ def newest_rows(path: Path) -> NewestRows:
     return found
 
 
+def last_step_at(path: Path, attempt: int) -> float | None:
+    """When an attempt finished its newest step (UNIX seconds); None where it has finished none.
+
+    Every rank has finished it then: a step ends with what they compute together.
+    """
+    for line in _lines_backwards(path):
+        row = parse_line(line) if b'"step"' in line else None
+        if row is not None and row.get("kind") == "step":
+            return float(row["time"]) if row.get("attempt") == attempt and "time" in row else None
+    return None
+
+
 def _take_step(found: NewestRows, line: bytes) -> None:
     row = parse_line(line)
     if row is not None and row.get("kind") == "step":

@@ -18,6 +18,7 @@ from zslurm.cluster.rccl import Setting, environment
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ConfigError
 from zslurm.launch.code_copy import job_code
+from zslurm.launch.excluded import excluded_nodes
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.secrets import split_secrets
 from zslurm.launch.templates import Template, TemplateEnvironment, find_template
@@ -42,11 +43,11 @@ def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
         ("qos", slurm.qos),
         ("constraint", slurm.constraint),
         ("nodelist", slurm.nodelist),
-        ("exclude", slurm.exclude),
+        ("exclude", excluded_nodes(spec, run)),
         ("output", str(run.logs / "job-%j.log")),
         ("open-mode", "append"),
         ("requeue", True),
-        ("no-kill", True if slurm.spares else None),
+        ("no-kill", True if spec.outlives_nodes else None),
         ("export", slurm.export),
         ("signal", f"B:USR2@{slurm.save_margin_s}"),
     ]

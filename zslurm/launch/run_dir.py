@@ -9,7 +9,9 @@ RUN/
   secrets.env           secrets of cluster.env, for the script (0600)    submit
   submitit/             submitit's pickled call and its result           submit, submitit
   supervisor.json       process of the present supervisor                supervisor
-  events.jsonl          what happened and what was decided               supervisor
+  agent.json            process of the agent, on the local launcher      supervisor
+  deputy-ID-N-M.json    who acts for a supervisor that is gone           an agent
+  events.jsonl          what happened and what was decided               supervisor; the deputy
   job-ID.exit           exit code of the run, once job ID is over        supervisor
   logs/job-ID.log       output of the batch script and supervisor        the job
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from train.jsonl import read_jsonl
 from train.optim.stages import Stage, stages_of
 from zslurm.errors import ZslurmError
 from zslurm.launch.metrics_tail import newest_rows
+from zslurm.launch.milestones import IN_PLACE, AegisView, aegis_view, read_milestones
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir, read_json
 from zslurm.slurm import queue_view
@@ -79,6 +80,8 @@ class RunState:
     """The job that waits for the end of this one."""
     last_event: dict[str, Any] | None = None
     """The newest row of the run's events."""
+    aegis: AegisView = field(default_factory=AegisView)
+    """What the supervisor noticed and did in this job."""
 
     @property
     def active(self) -> bool:
@@ -180,9 +183,9 @@ def _ask_slurm(job_ids: list[str]) -> QueueView:
 def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
     if job is None:
         return RunState(run, "prepared")
-    everything = list(read_jsonl(run.events))
-    job = _present_job(job, everything, seen)
-    verdict = _verdict_of(job.job_id, everything)
+    events = read_milestones(run.events)
+    job = _present_job(job, events.rows, seen)
+    verdict = _verdict_of(job.job_id, events.rows)
     record = seen.jobs.get(job.job_id)
     nodes, restarts, reason, expected, as_of = None, 0, None, None, None
     state: State
@@ -214,7 +217,8 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         exit_code=ended.get("exit_code") if ended else None,
         cause=ended.get("cause") if ended else None,
         successor=job.successor if state in ACTIVE else None,
-        last_event=everything[-1] if everything else None,
+        last_event=events.newest,
+        aegis=aegis_view(events.rows, job.job_id),
         **_progress(run),
     )
 
@@ -247,9 +251,15 @@ def _last_verdict(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     for event in events:
         if event["event"] in ("attempt_ended", "run_ended"):
             verdict = event
-        elif event["event"] == "attempt_started":
+        elif event["event"] == "attempt_started" or _goes_on(event):
             verdict = None
     return verdict
+
+
+def _goes_on(event: dict[str, Any]) -> bool:
+    """Whether it is the decision that the end of an attempt is not that of the run."""
+    wanted = (*IN_PLACE, "requeue")
+    return event["event"] == "decision" and event.get("mode", "act") == "act" and event.get("action") in wanted
 
 
 def _from_verdict(job: _Job, verdict: dict[str, Any]) -> State:

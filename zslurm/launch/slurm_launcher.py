@@ -64,13 +64,13 @@ class SlurmLauncher:
 
     def check(self, spec: RunSpec) -> None:
         """Raises ConfigError where this Slurm is too old for what the run wants."""
-        if not spec.slurm.spares:
+        if not spec.outlives_nodes:
             return
         version = SlurmClient().version()
         if version < OVERLAP_SHARES_GPUS:
             raise ConfigError(
-                "slurm.spares: needs Slurm 22.05 or newer, where steps can share a job's GPUs; "
-                f"this is {version}; leave spares out, and a failed node costs a requeue"
+                "slurm.spares and aegis.min_nodes: need Slurm 22.05 or newer, where steps can share a job's GPUs; "
+                f"this is {version}; leave them out, and a failed node costs a requeue"
             )
 
     def submit(self, spec: RunSpec, run: RunDir) -> str:

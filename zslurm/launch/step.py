@@ -19,6 +19,10 @@ from zslurm.launch.processes import DetachedProcess
 from zslurm.launch.run_dir import AttemptDir, RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.environment import step_environment
+from zslurm.slurm.hostlist import compress
+
+ATTEMPT_VARIABLE = "ZSLURM_RUN_ATTEMPT"
+"""Environment variable of every rank, which all that it starts inherits: whose attempt a process belongs to."""
 
 _SRUN_ENDS_S = 60.0
 
@@ -45,8 +49,15 @@ class StepPlan:
         )
 
 
+def attempt_mark(attempt: AttemptDir) -> str:
+    """Value of ATTEMPT_VARIABLE."""
+    return str(attempt.path.absolute())
+
+
 def _rank_command(run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
-    return [*python.words, "-u", "-m", "zslurm.launch.rank", str(run.path), str(attempt.number)]
+    # Set here and not in the environment of the step, or the process that holds the ranks would bear it too.
+    mark = ["env", f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}"]
+    return [*mark, *python.words, "-u", "-m", "zslurm.launch.rank", str(run.path), str(attempt.number)]
 
 
 def step_name(attempt: AttemptDir) -> str:
@@ -64,18 +75,26 @@ def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpre
     return StepPlan(command, dict(python.environ))
 
 
-def slurm_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter) -> StepPlan:
-    """Ranks on the nodes of the Slurm job that this process runs in; spares stay idle."""
+def slurm_step(
+    spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter, nodes: Sequence[str]
+) -> StepPlan:
+    """Ranks on these nodes of the Slurm job that this process runs in; the others stay idle.
+
+    The step shares its nodes with other steps of the job: with the agents, and with what a dead node's step before
+    it still holds in Slurm's books.
+    """
     slurm, cluster = spec.slurm, spec.cluster
     command = [
         "srun",
         f"--job-name={step_name(attempt)}",
-        f"--nodes={slurm.nodes}",
-        f"--ntasks={spec.world_size}",
+        f"--nodes={len(nodes)}",
+        f"--nodelist={compress(nodes)}",
+        f"--ntasks={len(nodes) * spec.ranks_per_node}",
         f"--ntasks-per-node={spec.ranks_per_node}",
         f"--cpus-per-task={spec.cpus_per_task}",
         f"--cpu-bind={slurm.cpu_bind}",
         "--distribution=block:block",
+        "--overlap",
         "--mem=0",
         "--kill-on-bad-exit=0",
         "--unbuffered",
@@ -92,7 +111,7 @@ def slurm_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpre
 
 
 def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_per_node: int) -> StepPlan:
-    """The same Slurm step with its ranks on the nodes in this order, the first node's first.
+    """The same Slurm step with its ranks on its nodes in this order, the first node's first.
 
     srun sorts every list of nodes that it is given. Only a file with one line for each task decides the order.
 
@@ -102,6 +121,7 @@ def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_pe
     lines = [node for node in nodes for _ in range(ranks_per_node)]
     attempt.hostfile.write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = ["--distribution=arbitrary" if word.startswith("--distribution=") else word for word in plan.command]
+    command = [word for word in command if not word.startswith("--nodelist=")]
     return StepPlan(command, plan.env | {"SLURM_HOSTFILE": str(attempt.hostfile)})
 
 

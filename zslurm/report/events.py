@@ -2,88 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from train.jsonl import JsonLinesTail, read_jsonl
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import look_all
+from zslurm.report.event_words import describe
 from zslurm.report.values import show_time
 
 COLUMNS = ("time", "run", "event", "what")
 _POLL_S = 1.0
 _STATE_EVERY_S = 5.0
-_HEADER = ("time", "event", "job_id", "attempt", "action")
-
-
-def describe_cause(cause: dict[str, Any]) -> str:
-    """The root of a failure in one line: who, when, what."""
-    where = [f"rank {cause['rank']}" if cause.get("rank") is not None else ""]
-    where.append(f"on {cause['node']}" if cause.get("node") else "")
-    where.append(f"after step {cause['step']}" if cause.get("step", -1) > 0 else "")
-    place = " ".join(word for word in where if word)
-    return f"{place}: {cause['message']}" if place else str(cause["message"])
-
-
-def describe(event: dict[str, Any]) -> str:
-    """An event in words; one of a kind that is not known here as its fields."""
-    words = _WORDS.get(event.get("event") or event.get("action") or "")
-    try:
-        return words(event) if words is not None else _fields(event)
-    except (KeyError, TypeError):
-        return _fields(event)
-
-
-def _fields(event: dict[str, Any]) -> str:
-    shown = {name: value for name, value in event.items() if name not in _HEADER and value is not None}
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()
-    )
-
-
-def _ended(event: dict[str, Any]) -> str:
-    cause = f": {describe_cause(event['cause'])}" if event.get("cause") else ""
-    which = f"attempt {event['attempt']}" if "attempt" in event else "the run"
-    return f"{which} {event['outcome']} (exit code {event['exit_code']}){cause}"
-
-
-def _by(verb: str) -> Callable[[dict[str, Any]], str]:
-    def words(row: dict[str, Any]) -> str:
-        without = f", without {row['excluded']} from now on" if row.get("excluded") else ""
-        return f"{verb} by {row['user']} as job {row['job_id']}{without}"
-
-    return words
-
-
-def _ranks(event: dict[str, Any]) -> str:
-    ranks = event["ranks"]
-    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return f"{which} on {event['node']}: {event['what']}"
-
-
-_WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "supervisor_started": lambda e: (
-        f"the supervisor started on {e['host']}"
-        + (f" and took attempt {e['adopted']} up" if "adopted" in e else "")
-    ),
-    "attempt_started": lambda e: f"attempt {e['attempt']} started on {e['nodes']}, {e['world_size']} ranks",
-    "signal": lambda e: f"asked to save and stop ({e['signal']})",
-    "ranks_ended": _ranks,
-    "step_killed": lambda e: f"attempt {e['attempt']} was torn down: {e['reason']}",
-    "attempt_ended": _ended,
-    "run_ended": _ended,
-    "lock_taken_over": lambda e: f"took the checkpoints' lock over from {e['holder']}, which is gone",
-    "submit": _by("submitted"),
-    "requeue": _by("requeued"),
-    "exclude": _by("changed"),
-    "cancel": _by("cancelled"),
-    "successor": lambda e: f"job {e['successor']} waits to continue the run if job {e['job_id']} ends early",
-    "successor_ended": lambda e: f"job {e['job_id']} had nothing to continue: {e['reason']}",
-    "hold": _by("held"),
-    "release": _by("released"),
-}
 
 
 def events_of(run: RunDir) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from zslurm.errors import Exit
 from zslurm.launch.control import cancel
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState, look, look_all
-from zslurm.report.events import describe_cause
+from zslurm.report.event_words import describe_cause
 from zslurm.report.values import show_count, show_duration
 
 _POLL_LOCAL_S = 0.3

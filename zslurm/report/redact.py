@@ -28,7 +28,7 @@ _SHAPES: dict[str, str] = {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 }
 _SHAPE = {what: re.compile(pattern, re.DOTALL) for what, pattern in _SHAPES.items()}
-_IN_URL = re.compile(r"(?P<before>\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@'\"]*:)(?P<secret>[^\s/@'\"]+)(?=@)")
+_IN_URL = re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]{0,30}+://[^\s/:@'\"]*:)(?P<secret>[^\s/@'\"]+)(?=@)")
 _IN_HEADER = re.compile(
     r"(?P<before>\bAuthorization['\"]?\s*[:=]\s*['\"]?(?:Bearer|Basic|token)\s+)[^\s'\"]+", re.I
 )
@@ -81,13 +81,16 @@ def is_secret_name(name: str) -> bool:
 # --- text ------------------------------------------------------------------------------------------------------
 
 _SHELL_WORD = r"(?:'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|\\.|[^\s'\"\\;&|<>()])+"
+# Bounded, and never given back: else a line of some 10,000 characters without a space takes seconds. Of a longer
+# name the end is looked at, which tells what it is.
+_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,200}+"
 # NAME=value in a shell; the name may be part of `export NAME=`, `--option=`, or of a URL's query.
-_ASSIGNED = re.compile(rf"(?P<before>(?:--)?(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)=)(?P<value>{_SHELL_WORD})")
+_ASSIGNED = re.compile(rf"(?P<before>(?:--)?(?P<name>{_NAME})=)(?P<value>{_SHELL_WORD})")
 # --option value
 _OPTION = re.compile(rf"(?P<before>(?<!\S)--(?P<name>[a-z][a-z0-9-]*)[ \t]+)(?P<value>(?!-){_SHELL_WORD})")
 # "name": "value", name = 'value', and the plain scalars of YAML
 _QUOTED = re.compile(
-    r"(?P<before>(?P<q>['\"]?)(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)(?P=q)\s*[:=]\s*)"
+    rf"(?P<before>(?P<q>['\"]?)(?P<name>{_NAME})(?P=q)\s*[:=]\s*)"
     r"(?P<value>'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\")"
 )
 _SCALAR = re.compile(

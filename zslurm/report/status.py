@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from train.jsonl import read_jsonl
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState
-from zslurm.report.events import describe_cause
+from zslurm.report.event_words import describe, describe_cause, describe_fault
 from zslurm.report.values import show_count, show_duration, show_time
+from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.reasons import explain
 
 COLUMNS = (*"run state job attempt step loss held-out tokens/s MFU left".split(), "last event", "note")
@@ -34,7 +35,7 @@ def note(state: RunState) -> str:
         return why(state) + _start(state)
     if not state.cause and not state.reason and state.state == "interrupted":
         return f"saved at step {state.checkpoint_step}; submit again to continue"
-    return why(state)
+    return why(state) or survived(state)
 
 
 def why(state: RunState) -> str:
@@ -44,6 +45,22 @@ def why(state: RunState) -> str:
     if state.state in _WAITING and state.reason:
         return explain(state.reason)
     return state.reason or ""
+
+
+def survived(state: RunState) -> str:
+    """What an active run went through: how often it was started again in place, and the last root cause."""
+    if not state.active or not (cause := state.aegis.last_cause):
+        return ""
+    times = state.aegis.restarts_in_place
+    again = f"started again {'once' if times == 1 else f'{times} times'}; last cause " if times else "last cause "
+    when = cause.get("time")
+    ago = f"{show_duration(time.time() - float(when))} ago: " if when is not None else ""
+    return f"{again}{ago}{describe_root(cause)}"
+
+
+def describe_root(cause: Mapping[str, Any]) -> str:
+    """A cause of Aegis in one line: with its kind where it is a fault that was noticed."""
+    return describe_fault({**cause, "line": cause["message"]}) if cause.get("kind") else describe_cause(cause)
 
 
 def _start(state: RunState) -> str:
@@ -121,6 +138,10 @@ def as_json(state: RunState) -> dict[str, Any]:
         "exit_code": state.exit_code,
         "cause": state.cause,
         "last_event": state.last_event,
+        "last_cause": state.aegis.last_cause,
+        "last_decision": state.aegis.last_decision,
+        "excluded": list(state.aegis.excluded),
+        "restarts_in_place": state.aegis.restarts_in_place,
     }
 
 
@@ -155,8 +176,8 @@ def details(state: RunState, excluded: str | None = None) -> Iterator[str]:
         yield f"  submitted   {show_time(state.submitted)}, {show_duration(time.time() - state.submitted)} ago"
     if state.nodes:
         yield f"  nodes       {state.nodes}"
-    if excluded:
-        yield f"  excluded    {excluded}"
+    if excluded or state.aegis.excluded:
+        yield f"  excluded    {_excluded(state, excluded)}"
     if state.successor:
         yield f"  successor   job {state.successor} continues the run if this one ends early"
     if state.step is not None:
@@ -173,10 +194,35 @@ def details(state: RunState, excluded: str | None = None) -> Iterator[str]:
         kept = checkpoint_steps(state.run)
         listed = f"; kept: {', '.join(map(str, kept))}" if len(kept) > 1 else ""
         yield f"  checkpoint  step {state.checkpoint_step}{best}{listed}"
+    yield from _aegis_lines(state)
     attempts = list(_attempts(state))
     if attempts:
         yield "  attempts"
         yield from map(_attempt_line, attempts)
+
+
+def _excluded(state: RunState, by_slurm: str | None) -> str:
+    """The nodes that the run does not use: what Slurm was told, and what the supervisor leaves out besides."""
+    if by_slurm is None:
+        return compress(state.aegis.excluded)
+    own = sorted(set(state.aegis.excluded) - set(expand(by_slurm)))
+    return f"{by_slurm}{'; ' if by_slurm else ''}by Aegis: {compress(own)}" if own else by_slurm
+
+
+def _aegis_lines(state: RunState) -> Iterator[str]:
+    """What went wrong last, and what was done about it."""
+    aegis = state.aegis
+    in_note = (state.cause or {}).get("message")
+    if aegis.last_cause is not None and aegis.last_cause["message"] != in_note:
+        yield f"  last cause  {_when(aegis.last_cause)}{describe_root(aegis.last_cause)}"
+    if aegis.last_decision is not None:
+        yield f"  decision    {_when(aegis.last_decision)}{describe(aegis.last_decision)}"
+    if aegis.restarts_in_place:
+        yield f"  restarts    {aegis.restarts_in_place} in place, {state.restarts} by Slurm"
+
+
+def _when(event: Mapping[str, Any]) -> str:
+    return f"{show_time(float(event['time']))}  " if event.get("time") is not None else ""
 
 
 def _attempt_line(attempt: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from zslurm.errors import Exit
 from zslurm.launch.index import known_runs
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState, look_all
-from zslurm.report.events import describe
+from zslurm.report.event_words import describe
 from zslurm.report.status import COLUMNS, as_row, stale_line, why
 from zslurm.report.values import show_duration
 
@@ -106,7 +106,7 @@ def _facts(state: RunState) -> tuple[str, ...]:
         state.state + (f" ({said})" if (said := why(state)) else ""),
         f"job {state.job_id}" if state.job_id else "",
         f"saved step {state.checkpoint_step}" if state.checkpoint_step is not None else "",
-        describe(state.last_event) if state.last_event else "",
+        *(dict.fromkeys(describe(event) for event in (state.aegis.last_decision, state.last_event) if event)),
     )
 
 

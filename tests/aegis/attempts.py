@@ -1,0 +1,63 @@
+"""Attempts as the policy sees them, with names for what tests vary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from zslurm.aegis.evidence import Fault, History, Incident, Resources, Role, Scope, Situation
+from zslurm.config.aegis import AegisSection
+
+NOW = 1_800_000_000.0
+NODES = ("node0", "node1", "node2", "node3")
+SETTINGS = AegisSection()
+
+HARDWARE = ("gpu_ras_uncorrectable", "gpu_bad_pages", "gpu_init_fail", "gpu_test_failed", "node_dead",
+            "slurm_node_fail", "gpu_hang_reset", "xgmi_error")  # fmt: skip
+NETWORK = ("nic_link_down", "nic_fault", "pcie_error")
+UNEXPLAINED = ("rank_killed", "rank_exit", "crash_segv", "rank_hang", "gpu_memory_fault")
+BLAMELESS = ("user_error", "user_import", "config_error", "slurm_launch_config", "gpu_oom", "host_oom", "memlock",
+             "net_config", "port_collision", "storage_full", "storage_fault", "checkpoint_corrupt", "nan_loss",
+             "rccl_timeout", "hang_heartbeat", "slurm_cancelled", "slurm_control_plane")  # fmt: skip
+STOPPING = ("user_import", "config_error", "slurm_launch_config", "gpu_oom")
+_SCOPES: dict[str, Scope] = {"node_dead": "node", "slurm_node_fail": "node", "host_oom": "node"}
+
+
+def fault(
+    kind: str, node: str | None = "node1", *, ago: float = 5.0, role: Role = "root", source: str = "kernel_log",
+    **more: Any,
+) -> Fault:  # fmt: skip
+    """A fault `ago` seconds before NOW."""
+    scope: Scope = _SCOPES.get(kind) or ("gpu" if kind.startswith("gpu") else "unknown")
+    return Fault(kind, role, scope, NOW - ago, source, f"words of {kind}", node, **more)
+
+
+def situation(*faults: Fault, outcome: Any = "failed", step: int = 40, **more: Any) -> Situation:
+    return Situation(NOW, 9, outcome, faults, committed_step=step, **{"nodes": NODES[:3]} | more)
+
+
+def resources(
+    alive: Iterable[str] = NODES[:3], *, in_use: Iterable[str] = NODES[:3], needed: int = 3, **more: Any
+) -> Resources:
+    """Three nodes in use and no spare, in a job that outlives its nodes, on a partition of many."""
+    defaults = {"outlives_nodes": True, "elsewhere": 16}
+    return Resources(tuple(alive), tuple(in_use), needed, **defaults | more)
+
+
+def incident(
+    root: Fault | None,
+    *,
+    step: int = 40,
+    action: Any = "restart",
+    ago: float = 600.0,
+    excluded: tuple[str, ...] = (),
+) -> Incident:
+    return Incident(NOW - ago, 1, action, root, step, excluded)
+
+
+def history(*incidents: Incident, **more: Any) -> History:
+    return History(incidents, **more)
+
+
+def settings(**changed: Any) -> AegisSection:
+    return AegisSection.model_validate(changed)

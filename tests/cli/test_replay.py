@@ -1,0 +1,81 @@
+"""`zslurm aegis replay`, as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.aegis.recorded import Recorder, there
+from tests.cli.commands import Outcome, Shell
+from zslurm.errors import Exit
+
+
+def table(done: Outcome) -> list[dict[str, str]]:
+    header, *rows = (line.split("\t") for line in done.stdout.splitlines())
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    recorder = Recorder().failed("user_error", there=there()).failed("user_error", there=there())
+    return recorder.write(tmp_path / "events.jsonl")
+
+
+def test_shows_each_attempt_and_marks_what_differs(shell: Shell, events: Path) -> None:
+    rows = table(shell.zslurm("aegis", "replay", events, "--set", "aegis.retries=1"))
+    assert [(row["attempt"], row["differs"]) for row in rows] == [("1", ""), ("2", "yes")]
+    assert rows[1]["done"] == "restart: because"
+    assert rows[1]["policy"].startswith("stop: node1: error of the program; 2 failures")
+
+
+def test_json(shell: Shell, events: Path) -> None:
+    found = json.loads(shell.zslurm("aegis", "replay", events, "--set", "aegis.retries=1", "--json").stdout)
+    assert found["settings"]["retries"] == 1
+    assert [(one["policy"]["action"], one["differs"]) for one in found["attempts"]] == [
+        ("restart", False),
+        ("stop", True),
+    ]
+
+
+def test_takes_the_settings_of_the_run(shell: Shell, events: Path) -> None:
+    events.with_name("config.json").write_text('{"aegis": {"retries": 1}, "run": {"name": "x"}}')
+    assert [row["differs"] for row in table(shell.zslurm("aegis", "replay", events.parent))] == ["", "yes"]
+
+
+def test_a_last_line_that_a_crash_left_unfinished(shell: Shell, events: Path) -> None:
+    whole = shell.zslurm("aegis", "replay", events).stdout
+    with events.open("a") as file:
+        file.write('{"time": 1.0, "event": "attempt_sta')
+    assert shell.zslurm("aegis", "replay", events).stdout == whole
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00\n" * 9, b"hello\n", b'{"step": 1}\n', b"[1, 2]\n"])
+def test_what_is_no_events_file(shell: Shell, tmp_path: Path, content: bytes) -> None:
+    other = tmp_path / "metrics.jsonl"
+    other.write_bytes(content)
+    code, line = shell.fails("aegis", "replay", str(other))
+    assert code == Exit.USAGE
+    assert line.startswith(f"zslurm: {other}: not an events file: ")
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "no-such-run", "999"])
+def test_what_does_not_exist(shell: Shell, name: str) -> None:
+    code, line = shell.fails("aegis", "replay", name)
+    assert code == Exit.NOT_FOUND
+    assert line.startswith(f"zslurm: {name}: ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("retries=1", "--set retries=1: only settings of `aegis` matter here"),
+        ("aegis.retires=1", "--set aegis.retires: aegis.retires: unknown key; did you mean `retries`?"),
+        ("aegis.retries=many", '--set aegis.retries: aegis.retries: expected a number, got "many"'),
+    ],
+)
+def test_a_wrong_setting(shell: Shell, events: Path, setting: str, message: str) -> None:
+    code, line = shell.fails("aegis", "replay", str(events), "--set", setting)
+    assert code == Exit.USAGE
+    assert line.startswith(f"zslurm: {message}")

@@ -1,0 +1,64 @@
+"""pytest plugin: how `make test` spreads the tests over processes, and which tests get a second try.
+
+A test on a real Slurm mostly waits, a test of the trainer computes: side by side they take half the time. Tests of
+one file stay together, for they share what their module's fixtures made. The tests on a Slurm form a few groups of
+files; each group runs in one process, on a cluster of its own (clusters share nothing but the machine). The groups
+and the longest files come first, so that no process is left with a long one in the end.
+
+In CI (CI=true in the environment) a failed test on a Slurm runs once more, and the summary says RERUN: slurmctld
+on a machine with much else to do can hiccup, and one such test of some hundred should not cost a whole run. No
+other test is repeated: what fails there fails.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+_SECOND_SLURM = frozenset(
+    f"tests/cluster/test_{name}.py"
+    for name in "accounting client environments outages profiles refusals submit_options successor".split()
+)
+"""Files of the second group on a Slurm; those with accounting belong together. The first has all others."""
+
+_SECONDS = {"slurm-1": 600, "slurm-2": 600, "tests/test_demo.py": 60, "tests/test_docs.py": 60}
+"""About how long a group takes where that is long: the longest is begun first."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("CI", "").lower() == "true" and config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if _group(item.nodeid).startswith("slurm"):
+                item.add_marker(pytest.mark.flaky(reruns=1))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: -_SECONDS.get(_group(item.nodeid), 0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process for each core, and one more, as some mostly wait."""
+    return min(len(os.sched_getaffinity(0)), 8) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist's scheduler of scopes, where a scope is one of our groups."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False  # `pytest_collection_modifyitems` has ordered them
+    return ByGroup(config, log)
+
+
+def _group(nodeid: str) -> str:
+    """The tests that run one after the other in one process: those of a file, or of several on one Slurm."""
+    file = nodeid.partition("::")[0]
+    if file.startswith("tests/cluster/") or "::test_cluster_commands_of" in nodeid:
+        return "slurm-2" if file in _SECOND_SLURM else "slurm-1"
+    return file

@@ -1,0 +1,71 @@
+"""What tests with faults share: nodes that can fall ill, the undisturbed run, and the table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm_cluster import SlurmCluster
+from tests.cluster.test_runs import User
+from tests.faults.checks import curve, spread_of_twins
+from tests.faults.harness import PARTITION, FaultRun
+from tests.faults.nodes import FaultNodes
+from tests.faults.table import Table
+
+
+@pytest.fixture
+def site(slurm_cluster: SlurmCluster) -> Iterator[tuple[User, FaultNodes]]:
+    """A user with a profile, and healthy nodes; jobs end and nodes come back afterwards."""
+    directory, trees = slurm_cluster.user_dir("faults-test"), slurm_cluster.user_dir("faults-nodes")
+    user = User(slurm_cluster, directory)
+    user.zslurm("init", "--yes")
+    try:
+        yield user, FaultNodes(slurm_cluster, trees)
+    finally:
+        slurm_cluster.restore()
+        if PARTITION in slurm_cluster.run(["sinfo", "--noheader", "-o", "%R"]).stdout.split():
+            slurm_cluster.run_as_root(["scontrol", "delete", f"PartitionName={PARTITION}"])
+        for place in (directory, trees):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+class Undisturbed:
+    """The run to which nothing happens: made once per session, when it is first asked for."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._curve: list[float] | None = None
+        self._spread: float | None = None
+
+    def curve(self, user: User, nodes: FaultNodes) -> list[float]:
+        """Its losses."""
+        if self._curve is None:
+            run = FaultRun(user, nodes, "undisturbed")
+            run.submit(pace_s=0)
+            assert run.wait_until_over()["outcome"] == "completed", run.story()
+            self._curve = curve(run.path)
+            shutil.copytree(run.path, self._place / "undisturbed", ignore=shutil.ignore_patterns("checkpoints"))
+            (self._place / "tokens.h5").write_bytes((user.directory / "tokens.h5").read_bytes())
+        return self._curve
+
+    def spread(self) -> float:
+        """How far its twins of one rank end up; see `checks.spread_of_twins`."""
+        if self._spread is None:
+            self._spread = spread_of_twins(self._place / "undisturbed", self._place / "tokens.h5", self._place)
+        return self._spread
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    """Collects what was measured; a run of the whole matrix writes it down."""
+    rows = Table()
+    yield rows
+    rows.write_if_whole()

@@ -1,0 +1,268 @@
+"""A run of the real trainer on the test cluster, and everything that can be done to it while it trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.cluster import processes
+from tests.cluster.slurm_cluster import SlurmCluster
+from tests.cluster.test_runs import User
+from tests.faults.nodes import FaultNodes
+from tests.waiting import wait_for
+from train.jsonl import read_jsonl
+
+STEPS = 60
+SAVE_EVERY = 10
+NODES = 3
+AT = 25
+"""Faults happen after this step, unless a row says otherwise."""
+
+# Ours is the default wherever that is seconds; what is minutes is shortened.
+AEGIS: dict[str, Any] = {
+    "grace_s": 15,
+    "save_s": 20,
+    "lost_peer_s": 60,
+    "deputy_s": 8,
+    "tolerate_s": 30,
+    "hang": {"setup_s": 120, "step_s": 6, "step_factor": 20, "save_s": 60, "eval_s": 60},
+}
+SENSORS: dict[str, Any] = {"period_s": 1.0, "progress_s": 0.5}
+
+PARTITION = "small"
+
+_OVER = {"completed", "failed"}
+_DEADLINE_S = 420.0
+_HOOK = Path(__file__).parent / "in_ranks"
+
+
+class FaultRun:
+    """One run; every method that does harm returns when the harm is done."""
+
+    def __init__(self, user: User, nodes: FaultNodes, name: str, *, steps: int = STEPS) -> None:
+        self.user, self.nodes, self.name, self.steps = user, nodes, name, steps
+        self.cluster: SlurmCluster = user.cluster
+        self.path = user.directory / "runs" / name
+        self.faults = user.directory / f"{name}-faults"
+        self._tmpfs: Path | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        *,
+        in_ranks: Sequence[dict[str, Any]] = (),
+        pace_s: float = 0.1,
+        nodes: int = NODES,
+        slurm: dict[str, Any] | None = None,
+        aegis: dict[str, Any] | None = None,
+        checkpoint: dict[str, Any] | None = None,
+    ) -> None:
+        """Submit it: one rank on each of `nodes` nodes, with the plan of what its ranks do to themselves."""
+        self.faults.mkdir()
+        shutil.chown(self.faults, self.cluster.user.pw_uid)
+        (self.faults / "plan.json").write_text(json.dumps({"pace_s": pace_s, "faults": list(in_ranks)}))
+        mine = self.nodes.settings()
+        hook = self.cluster.installation().sources / "tests" / "faults" / _HOOK.name
+        env = mine["cluster"].pop("env") | {"PYTHONPATH": str(hook), "ZSLURM_TEST_FAULTS": str(self.faults)}
+        run_file = self.user.write_run(
+            self.name,
+            steps=self.steps,
+            nodes=nodes,
+            slurm={"ranks_per_node": 1, "time": "30:00"} | (slurm or {}),
+            cluster=mine["cluster"] | {"env": env},
+            checkpoint={"every_steps": SAVE_EVERY} | (checkpoint or {}),
+            aegis=AEGIS | {"sensors": SENSORS | mine["sensors"]} | (aegis or {}),
+        )
+        self.user.zslurm("submit", run_file)
+
+    def wait_until_over(self) -> dict[str, Any]:
+        """The event of its end. Nobody helps it."""
+
+        def end() -> dict[str, Any] | None:
+            ends = [event for event in self.events("run_ended") if event["outcome"] in _OVER]
+            return ends[-1] if ends else None
+
+        return wait_for(end, f"{self.name} to end", deadline_s=_DEADLINE_S)
+
+    def wait_until_idle(self) -> dict[str, Any]:
+        """Its state, once Slurm has nothing more to do for it."""
+        wait_for(lambda: not self.user.state(self.name)["active"], f"the job of {self.name} to end")
+        return self.user.state(self.name)
+
+    def make_partition(self, nodes: str) -> str:
+        """A partition of these nodes; returns its name."""
+        options = [f"PartitionName={PARTITION}", f"Nodes={nodes}", "State=UP", "MaxTime=1-0"]
+        self.cluster.run_as_root(["scontrol", "create", *options])
+        return PARTITION
+
+    def cleanup(self) -> None:
+        """Give the tmpfs back, if one was made."""
+        if self._tmpfs is not None:
+            subprocess.run(["umount", "--lazy", str(self._tmpfs)], check=True)
+            self._tmpfs = None
+
+    # --- what it did --------------------------------------------------------------------------------------
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Its events of these kinds, or all."""
+        return [event for event in self.user.events(self.name) if not kinds or event["event"] in kinds]
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl."""
+        return [row for row in read_jsonl(self.path / "metrics.jsonl") if row["kind"] == kind]
+
+    def marks(self, *kinds: str) -> list[dict[str, Any]]:
+        """What its ranks noted by themselves; see in_ranks/sitecustomize.py."""
+        return [mark for mark in read_jsonl(self.faults / "marks.jsonl") if not kinds or mark["mark"] in kinds]
+
+    def committed(self) -> list[dict[str, Any]]:
+        """Its commits of checkpoints."""
+        return [row for row in self.metrics("checkpoint") if row["state"] == "COMMITTED"]
+
+    def attempt(self) -> int:
+        """Number of the present attempt."""
+        return int(self.events("attempt_started")[-1]["attempt"])
+
+    def job_id(self) -> str:
+        return str(self.events("attempt_started")[-1]["job_id"])
+
+    def node_of(self, rank: int) -> str:
+        """Where a rank of the present attempt runs."""
+        marks = [
+            mark for mark in self.marks("loaded") if (mark["rank"], mark["attempt"]) == (rank, self.attempt())
+        ]
+        return str(marks[-1]["node"])
+
+    def story(self) -> str:
+        """What a person needs in order to see why a row failed."""
+        log = "\n".join(path.read_text(errors="replace")[-6000:] for path in sorted(self.path.glob("logs/job-*")))
+        queue = self.cluster.run(["squeue", "--noheader", "-o", "%i %T %r %N"], check=False).stdout
+        return f"--- supervisor\n{log}\n--- queue\n{queue}"
+
+    def left_over(self) -> list[psutil.Process]:
+        """Living processes of its ranks and agents."""
+        words = f"{self.path}"
+        return [
+            process
+            for process in processes.members(self.cluster.instance)
+            if any(words in argument for argument in _command(process))
+        ]
+
+    # --- waiting for the moment -----------------------------------------------------------------------------
+
+    def wait_for_step(self, step: int = AT, *, attempt: int = 1) -> None:
+        wait_for(
+            lambda: any(row["step"] >= step and row["attempt"] >= attempt for row in self.metrics("step")),
+            f"{self.name} to take step {step} in attempt {attempt}",
+            deadline_s=_DEADLINE_S,
+        )
+
+    def wait_for_event(self, kind: str) -> dict[str, Any]:
+        def seen() -> dict[str, Any] | None:
+            return next(iter(self.events(kind)), None)
+
+        return wait_for(seen, f"{self.name} to record {kind}")
+
+    def wait_for_mark(self, kind: str = "fault") -> float:
+        """When the first mark of a kind was made; for faults that happen inside the ranks."""
+
+        def made() -> float | None:
+            return next((float(mark["time"]) for mark in self.marks(kind)), None)
+
+        return wait_for(made, f"{self.name} to note {kind}")
+
+    # --- processes ------------------------------------------------------------------------------------------
+
+    def rank(self, rank: int) -> psutil.Process:
+        """The process of a rank of the present attempt."""
+        wanted = [str(self.path), str(self.attempt())]
+        (found,) = [
+            process
+            for process in processes.members(self.cluster.instance)
+            if "zslurm.launch.rank" in (words := _command(process))
+            and words[-2:] == wanted
+            and "python" in words[0]
+            and process.environ().get("SLURM_PROCID") == str(rank)
+        ]
+        return found
+
+    def agent(self, node: str) -> psutil.Process:
+        """The agent of a node."""
+        (found,) = [
+            process
+            for process in processes.members(self.cluster.instance)
+            if "zslurm.aegis.agent" in (words := _command(process))
+            and str(self.path) in words
+            and "python" in words[0]
+            and process.environ().get("SLURMD_NODENAME") == node
+            and process.environ().get("SLURM_PROCID") is not None
+        ]
+        return found
+
+    def signal_rank(self, rank: int, signum: signal.Signals = signal.SIGKILL) -> float:
+        process = self.rank(rank)
+        now = time.time()
+        process.send_signal(signum)
+        return now
+
+    def kill_supervisor(self) -> float:
+        record = json.loads((self.path / "supervisor.json").read_text())
+        now = time.time()
+        os.kill(record["pid"], signal.SIGKILL)
+        return now
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def damage_newest_checkpoint(self) -> int:
+        """Flip bits in the middle of a shard of the newest checkpoint; returns its step."""
+        newest = sorted((self.path / "checkpoints").glob("step-*"))[-1]
+        shard = sorted(newest.glob("shard-*"))[1]
+        with shard.open("r+b") as file:
+            file.seek(shard.stat().st_size // 2)
+            word = file.read(8)
+            file.seek(-len(word), os.SEEK_CUR)
+            file.write(bytes(byte ^ 0xFF for byte in word))
+        return int(newest.name.partition("-")[2])
+
+    def put_checkpoints_on_small_disk(self, megabytes: float) -> None:
+        """Give `checkpoints` a file system of its own, before the run is submitted.
+
+        Raises:
+            subprocess.CalledProcessError: this machine does not let us mount.
+        """
+        place = self.path / "checkpoints"
+        for directory in (self.path.parent, self.path, place):
+            directory.mkdir(exist_ok=True)
+            shutil.chown(directory, self.cluster.user.pw_uid, self.cluster.user.pw_gid)
+        uid = self.cluster.user.pw_uid
+        options = f"size={int(megabytes * 1024)}k,uid={uid},gid={self.cluster.user.pw_gid},mode=700"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+        self._tmpfs = place
+
+    def fill_disk(self) -> Path:
+        """Fill that file system; returns the file whose removal frees it."""
+        filler = self.path / "checkpoints" / "filler"
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(64 * 1024))
+            except OSError:
+                pass
+        return filler
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline() or [""]
+    except psutil.Error:
+        return [""]

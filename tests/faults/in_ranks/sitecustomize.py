@@ -1,0 +1,167 @@
+"""What a run under test has in its ranks: faults at chosen steps, a slower pace, and notes of when what happened.
+
+Python imports a module of this name by itself when it finds one; `cluster.env` of the run puts this directory on
+PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
+
+    plan.json     {"pace_s": seconds that each step takes longer, "faults": [{"what", "step", "rank", "times"}]}
+    marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
+    happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
+
+The product knows nothing of it: the hook waits for `train.loop` and wraps two methods of its Trainer.
+"""
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+PLACE = os.environ.get("ZSLURM_TEST_FAULTS")
+_TRAINS = {"zslurm.launch.rank", "train"}
+_TESTS_A_GPU = "zslurm.aegis.gpu_test"
+
+
+class Faults:
+    """The plan of this rank."""
+
+    def __init__(self, place):
+        self.place = Path(place)
+        plan = json.loads((self.place / "plan.json").read_text())
+        self.pace_s = plan["pace_s"]
+        self.faults = [fault | {"number": number} for number, fault in enumerate(plan["faults"])]
+        self.rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+        self.node = os.environ.get("SLURMD_NODENAME", "localhost")
+        last = sys.orig_argv[-1]  # python -m zslurm.launch.rank RUN_DIR ATTEMPT
+        self.attempt = int(last) if last.isdigit() else 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+    def mark(self, what, **fields):
+        """Note that something happens now."""
+        note = {"mark": what, "time": time.time(), "rank": self.rank, "node": self.node, "attempt": self.attempt}
+        fd = os.open(self.place / "marks.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(fd, (json.dumps(note | fields) + "\n").encode())
+        os.close(fd)
+
+    def has_broken_gpu(self):
+        """Whether this node's GPU makes NaN."""
+        bad = [fault["number"] for fault in self.faults if fault.get("bad_node")]
+        return any(file.read_text() == self.node for n in bad for file in self.place.glob(f"happened-{n}-*"))
+
+    def due(self, what, step=0):
+        """The fault of this kind that is to happen on this rank now; None where there is none.
+
+        A fault with `bad_node` stays on the node on which it first happened, as that of a broken GPU does.
+        """
+        for fault in self.faults:
+            if (
+                fault["what"] == what
+                and step >= fault.get("step", 0)
+                and fault.get("rank", self.rank) == self.rank
+            ):
+                before = list(self.place.glob(f"happened-{fault['number']}-*"))
+                elsewhere = fault.get("bad_node") and before and before[0].read_text() != self.node
+                if len(before) >= fault.get("times", 1) or elsewhere:
+                    continue
+                (self.place / f"happened-{fault['number']}-{len(before)}").write_text(self.node)
+                self.mark("fault", fault=what, step=step)
+                return fault
+        return None
+
+
+def wrap(loop, faults):
+    """Put the faults into the trainer."""
+    import torch
+
+    import train.saver as saver
+
+    trainer = loop.Trainer
+    init, train_step, write_shard = trainer.__init__, trainer._train_step, saver.write_shard
+    state = {"stepped": False, "step": 0}
+
+    def new_init(self, *args, **kwargs):
+        faults.mark("imported")
+        init(self, *args, **kwargs)
+        faults.mark("loaded", step=self.step)
+
+    def poison(losses, *args, **kwargs):
+        parts, counts = losses(*args, **kwargs)
+        return parts._replace(objective=parts.objective * float("nan")), counts
+
+    def new_train_step(self, here):
+        step = state["step"] = self.step + 1
+        time.sleep(faults.pace_s)
+        if faults.due("raise", step):
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (96x32 and 64x32)")
+        if faults.due("stop", step):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if faults.due("exit", step):
+            os._exit(1)
+        if faults.due("gpu_oom", step):
+            raise torch.OutOfMemoryError(
+                "HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total capacity of 191.98 GiB of which "
+                "780.24 MiB is free."
+            )
+        losses = self.model.losses
+        if faults.due("nan", step):
+            self.model.losses = lambda *args, **kwargs: poison(losses, *args, **kwargs)
+        try:
+            result = train_step(self, here)
+        finally:
+            self.model.losses = losses
+        if not state["stepped"]:
+            state["stepped"] = True
+            faults.mark("stepped", step=step)
+        return result
+
+    def slow_write_shard(*args, **kwargs):
+        report = write_shard(*args, **kwargs)
+        if fault := faults.due("slow_save", state["step"]):
+            time.sleep(fault["seconds"])
+        return report
+
+    trainer.__init__, trainer._train_step, saver.write_shard = new_init, new_train_step, slow_write_shard
+
+
+def miscalculate(torch):
+    """Matrix products as a broken GPU makes them."""
+    product = torch.Tensor.__matmul__
+    torch.Tensor.__matmul__ = lambda left, right: product(left, right) * float("nan")
+
+
+class AtImport(importlib.abc.MetaPathFinder):
+    """Lets a module be imported as ever, but for what is done before and after."""
+
+    def __init__(self, name, before, after):
+        self.name, self.before, self.after = name, before, after
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            self.before()
+            execute(module)
+            self.after(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def begin(faults):
+    def fail():
+        if faults.due("import"):
+            raise ModuleNotFoundError("No module named 'my_attention'", name="my_attention")
+
+    faults.mark("python")
+    sys.meta_path.insert(0, AtImport("train.loop", fail, lambda loop: wrap(loop, faults)))
+
+
+if PLACE and _TRAINS & set(sys.orig_argv):
+    begin(Faults(PLACE))
+elif PLACE and _TESTS_A_GPU in sys.orig_argv and Faults(PLACE).has_broken_gpu():
+    sys.meta_path.insert(0, AtImport("torch", lambda: None, miscalculate))

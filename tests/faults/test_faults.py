@@ -1,0 +1,97 @@
+"""Every fault of the matrix on a real Slurm: the run goes on by itself, or stops where it must.
+
+`make test` runs three of them, `make faults` and `make soak` all.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.test_runs import User
+from tests.faults import checks
+from tests.faults.conftest import Undisturbed
+from tests.faults.harness import FaultRun
+from tests.faults.matrix import ROWS, Injected, Row
+from tests.faults.nodes import FaultNodes
+from tests.faults.parts import name, recovery
+from tests.faults.table import Entry, Table
+from zslurm.errors import Exit
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+
+_ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.faults) for row in ROWS]
+
+
+@pytest.mark.parametrize("row", _ALL)
+def test_the_run_survives(row: Row, site: tuple[User, FaultNodes], undisturbed: Undisturbed, table: Table) -> None:
+    user, nodes = site
+    curve = undisturbed.curve(user, nodes)
+    run = FaultRun(user, nodes, f"fault-{row.number:02d}")
+    try:
+        injected = _inject(row, run)
+        end = run.wait_until_over()
+        table.add(_measure(row, run, injected, end["outcome"]))
+        _check(row, run, injected, end["outcome"])
+        if row.ends == "completed" and row.same_size:
+            checks.same_curve(run, curve)
+        elif row.ends == "completed":
+            checks.close_curve(run, curve, undisturbed.spread())
+    except (AssertionError, TimeoutError) as error:
+        raise AssertionError(f"{error}\n{run.story()}") from error
+    finally:
+        run.cleanup()
+
+
+def _inject(row: Row, run: FaultRun) -> Injected:
+    if row.small_disk_mb is not None:
+        run.put_checkpoints_on_small_disk(row.small_disk_mb)
+    slurm = dict(row.slurm)
+    if row.partition is not None:
+        slurm["partition"] = run.make_partition(row.partition)
+    run.submit(
+        in_ranks=row.in_ranks,
+        pace_s=row.pace_s,
+        nodes=row.nodes,
+        slurm=slurm,
+        aegis=row.aegis,
+        checkpoint=row.checkpoint,
+    )
+    return row.inject(run)
+
+
+def _check(row: Row, run: FaultRun, injected: Injected, outcome: str) -> None:
+    """What was noticed and done, and how it ended."""
+    state = run.wait_until_idle()
+    assert outcome == ("completed" if row.ends == "completed" else "failed"), state
+    noticed = {name(event) for event in run.events() if event["time"] >= injected.time}
+    assert not row.kinds or noticed & set(row.kinds), f"noticed: {sorted(noticed)}"
+    assert checks.actions(run) == list(row.actions)
+    if row.rank is not None:
+        assert run.events("decision")[0]["root"].get("rank") == row.rank
+    if "rank_hang" in row.kinds:
+        assert run.events("stacks_dumped"), "the stacks of the ranks are kept"
+    excluded, guilty = checks.excluded(run), set(injected.guilty)
+    assert excluded == guilty if row.excludes else excluded <= guilty, "a node was to blame, or was not"
+    checks.avoids_excluded(run)
+    checks.loses_little(run, row.intervals)
+    if row.ends == "stopped":
+        assert state["exit_code"] == Exit.STOPPED
+        assert row.cause in run.user.zslurm("status", run.name)
+    checks.nothing_is_left(run)
+
+
+def _measure(row: Row, run: FaultRun, injected: Injected, outcome: str) -> Entry:
+    found = recovery(run, injected.time, row.kinds)
+    excluded = checks.excluded(run)
+    return Entry(
+        number=row.number,
+        fault=row.fault,
+        detected_as=found.detected_as,
+        detect_s=found.detect_s,
+        actions=tuple(checks.actions(run)),
+        ended="stopped" if outcome == "failed" else outcome,
+        excluded=tuple(sorted(excluded)),
+        wrongly_excluded=tuple(sorted(excluded - set(injected.guilty))),
+        lost_steps=tuple(checks.lost_steps(run)),
+        parts=found.parts,
+    )

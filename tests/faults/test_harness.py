@@ -1,0 +1,90 @@
+"""The harness itself: without a fault it changes nothing, and each fault happens as often as it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doctor import samples
+from tests.fake_sysfs import RAILS
+from tests.faults.checks import curve
+from tests.faults.matrix import ROWS
+from tests.faults.parts import PARTS
+from tests.faults.table import Entry, markdown
+from tests.train.runs import clean_environment, make_corpus, make_run
+from train.jsonl import read_jsonl
+from zslurm.cluster.doctor import amd_smi
+
+HOOK = Path(__file__).parent / "in_ranks"
+DIVERGES = 6
+"""Steps with NaN in a row after which the trainer gives up: one more than optim.skip_limit."""
+
+
+def train(run: Path, *faults: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Train on one rank with a plan of faults."""
+    place = run / "faults"
+    place.mkdir(exist_ok=True)
+    (place / "plan.json").write_text(json.dumps({"pace_s": 0, "faults": faults}))
+    environment = clean_environment() | {"PYTHONPATH": str(HOOK), "ZSLURM_TEST_FAULTS": str(place)}
+    command = [sys.executable, "-m", "train", str(run)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", make_corpus(tmp_path / "tokens.h5"), steps=12)
+
+
+def test_faults_happen_once_and_leave_the_curve_alone(run: Path, tmp_path: Path) -> None:
+    plan = (
+        {"what": "raise", "step": 5, "rank": 0},
+        {"what": "nan", "step": 5, "times": DIVERGES},
+        {"what": "raise", "step": 2, "rank": 1},
+    )
+    first, second, third = (train(run, *plan) for _ in range(3))
+    assert (first.returncode, second.returncode, third.returncode) == (1, 1, 0), third.stderr
+    assert "mat1 and mat2 shapes cannot be multiplied" in first.stderr
+    assert f"it is the last of {DIVERGES} in a row" in second.stderr
+    marks = list(read_jsonl(run / "faults" / "marks.jsonl"))
+    assert [mark["mark"] for mark in marks if mark["mark"] != "fault"] == [
+        "python",
+        "imported",
+        "loaded",
+        "stepped",
+    ] * 3
+    undisturbed = make_run(tmp_path / "undisturbed", tmp_path / "tokens.h5", steps=12)
+    subprocess.run([sys.executable, "-m", "train", str(undisturbed)], env=clean_environment(), check=True)
+    assert curve(run) == curve(undisturbed)
+
+
+def test_a_bug_at_import_happens_before_anything_else(run: Path) -> None:
+    done = train(run, {"what": "import", "times": 1})
+    assert done.returncode == 1
+    assert "No module named 'my_attention'" in done.stderr
+    assert not (run / "metrics.jsonl").exists()
+
+
+def test_what_the_nodes_gpu_tool_says_is_understood() -> None:
+    rows = [samples.metric_row(gpu, **({"uncorrectable": 1} if gpu == 3 else {})) for gpu in range(RAILS)]
+    health = amd_smi.parse(samples.metric(rows))
+    assert [gpu.index for gpu in health if gpu.uncorrectable] == [3]
+
+
+def test_every_fault_of_the_matrix_has_a_row() -> None:
+    assert [row.number for row in ROWS] == list(range(1, 26))
+    assert sum(row.sample for row in ROWS) == 3
+
+
+def test_the_table_shows_what_was_measured() -> None:
+    entry = Entry(
+        number=4, fault="node dies", detected_as="node_dead", detect_s=8.214, actions=("swap",), ended="completed",
+        excluded=("node1",), wrongly_excluded=(), lost_steps=(6,), parts=dict.fromkeys(PARTS, 1.0),
+    )  # fmt: skip
+    row = markdown([entry.fields()]).splitlines()[-1]
+    assert row.startswith("| 4 | node dies | node_dead | 8.2 | swap | completed | 6 | 1.0 |")
+    assert row.endswith(f"| {len(PARTS)}.0 |")

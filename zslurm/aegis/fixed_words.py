@@ -1,0 +1,74 @@
+"""The words without which a regular expression cannot match: what a fast search looks for before it tries it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+class TableError(ValueError):
+    """signatures.yaml contradicts itself; the message names the expression."""
+
+
+def fixed_words(expression: str, gates: Sequence[str]) -> frozenset[str]:
+    """Words, in lower case and each with a gate in it, of which one is in every text that an expression matches.
+
+    Of the parts that follow each other the one with the longest such words is taken: a run of fixed characters, or
+    a group that is not optional, whose words are those of its alternatives. A class, an escape like `\\d` and what
+    may be repeated or left out end a run. Empty where there are no such words.
+    """
+    alternatives = [max(parts, key=_shortest, default=frozenset()) for parts in _parts(expression, gates)]
+    return frozenset[str]().union(*alternatives) if all(alternatives) else frozenset()
+
+
+def _shortest(words: frozenset[str]) -> int:
+    return min(map(len, words), default=0)
+
+
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:[:=!]|<[=!])|.", re.DOTALL)
+_OPTIONAL = re.compile(r"[?*]|\{0?,")
+_REPEATED = re.compile(r"[?*+]\??|\{[\d,]+\}\??")
+
+
+def _parts(expression: str, gates: Sequence[str]) -> list[list[frozenset[str]]]:
+    """The words with gates of each part of each alternative at the top level of an expression."""
+    alternatives: list[list[frozenset[str]]] = [[]]
+    run, at = "", 0
+
+    def end_of_run() -> None:
+        nonlocal run
+        if any(gate in run.lower() for gate in gates):
+            alternatives[-1].append(frozenset({run.lower()}))
+        run = ""
+
+    while at < len(expression):
+        token = _TOKEN.match(expression, at)
+        assert token is not None  # the last alternative of _TOKEN takes any character
+        text, end = token[0], token.end()
+        inside = ""
+        if text.startswith("("):
+            close = _closing(expression, at)
+            inside, end = expression[end:close], close + 1
+        repeated = _REPEATED.match(expression, end)
+        fixed = text[-1] if (len(text) == 1 and text not in ".^$|") or re.fullmatch(r"\\\W", text) else ""
+        if inside or text.startswith("(") or repeated or not fixed:
+            end_of_run()
+        else:
+            run += fixed
+        if text in ("(", "(?:") and not _OPTIONAL.match(expression, end):
+            alternatives[-1].append(fixed_words(inside, gates))
+        elif text == "|":
+            alternatives.append([])
+        at = repeated.end() if repeated else end
+    end_of_run()
+    return alternatives
+
+
+def _closing(expression: str, at: int) -> int:
+    """Where the group ends that begins at `at`."""
+    depth = 0
+    for token in _TOKEN.finditer(expression, at):
+        depth += token[0].startswith("(") - (token[0] == ")")
+        if depth == 0:
+            return token.start()
+    raise TableError(f"a group is not closed in {expression!r}")

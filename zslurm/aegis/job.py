@@ -1,0 +1,89 @@
+"""One start of a run's job, as every part of the supervisor knows it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from train.jsonl import read_jsonl
+from zslurm.aegis.evidence import History
+from zslurm.aegis.history import history_of
+from zslurm.config.load import load_spec
+from zslurm.config.spec import RunSpec
+from zslurm.errors import ConfigError
+from zslurm.launch.run_dir import RunDir
+
+Record = Callable[..., None]
+"""Records an event: its kind, then fields."""
+
+
+@dataclass
+class StopRequest:
+    """That the run was asked to save and stop, by whichever signal came last, and until when (monotonic)."""
+
+    signum: int | None = None
+    deadline: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self.signum is not None
+
+    @property
+    def name(self) -> str | None:
+        """`SIGUSR2` and the like; None where nobody asked."""
+        return signal.Signals(self.signum).name if self.signum is not None else None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of a run's job.
+
+    Attributes:
+        run: the run's directory.
+        spec: the run.
+        environ: environment of the job; the ranks inherit it.
+        job_id: Slurm's, or `local-N`.
+        restart: how often Slurm has requeued the job.
+        event: records an event.
+        stop: set when the run is asked to stop.
+    """
+
+    run: RunDir
+    spec: RunSpec
+    environ: dict[str, str]
+    job_id: str
+    restart: int
+    event: Record
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    @classmethod
+    def of(cls, run: RunDir, environ: dict[str, str], event: Record) -> Job:
+        """The job that this process runs in.
+
+        Raises:
+            ConfigError: config.json is missing or damaged, or this is not a job.
+        """
+        spec = load_spec(run.config)
+        name = "SLURM_JOB_ID" if spec.cluster.launcher == "slurm" else "ZSLURM_JOB_ID"
+        if name not in environ:
+            raise ConfigError(
+                f"not inside a job: {name} is not set; `zslurm submit` starts a run and its supervisor"
+            )
+        # The batch script was asked to stop before this supervisor could be.
+        asked = environ.get("ZSLURM_STOP")
+        stop = StopRequest(signal.Signals[f"SIG{asked}"] if asked else None)
+        return cls(run, spec, environ, environ[name], int(environ.get("SLURM_RESTART_COUNT", "0")), event, stop)
+
+    @property
+    def on_slurm(self) -> bool:
+        return self.spec.cluster.launcher == "slurm"
+
+    @property
+    def slurm_id(self) -> str | None:
+        """Slurm's job; None on the local launcher."""
+        return self.job_id if self.on_slurm else None
+
+    def history(self) -> History:
+        """What the run went through until now."""
+        return history_of(read_jsonl(self.run.events))

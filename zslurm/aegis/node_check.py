@@ -1,0 +1,65 @@
+"""Is this node fit to take part? Asked of a spare before it takes the place of a node.
+
+The doctor's own checks say so of GPUs and NICs, two sensors of memory and of the checkpoint directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zslurm.aegis.gpu_tool import ToolSources
+from zslurm.aegis.sensor import Place, Sensor
+from zslurm.aegis.sensors.disk import Disk
+from zslurm.aegis.sensors.host import Host
+from zslurm.cluster.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
+from zslurm.cluster.doctor.node import checks_of, run_checks
+from zslurm.cluster.doctor.sources import Sources, Task
+
+DOCTOR_CHECKS = ("gpu-count", "gpu-idle", "gpu-ecc", "gpu-pages", "nics", "rails", "disk")
+
+
+@dataclass(frozen=True)
+class Health:
+    """What was found.
+
+    Attributes:
+        problems: why the node must not be used; empty where it may.
+        notes: what is less than good, or could not be found out.
+    """
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def check_node(place: Place) -> Health:
+    """Examine this node. Each check has the doctor's limit of time, cluster.doctor.check_s."""
+    sources = ToolSources.of(place, task=Task(cluster=place.cluster, directory=str(place.run.path)))
+    own = [_check("memory", Host(place)), _check("checkpoints", Disk(place, place.run.checkpoints))]
+    outcomes = run_checks([*checks_of(DOCTOR_CHECKS, "node"), *own], sources)
+    said = [(name, outcome) for name, outcome in outcomes.items() if outcome is not None]
+    return Health(
+        problems=tuple(f"{name}: {outcome.reason}" for name, outcome in said if outcome.status is Status.FAIL),
+        notes=tuple(
+            f"{name}: {outcome.reason}"
+            for name, outcome in said
+            if outcome.status in (Status.WARN, Status.UNAVAILABLE)
+        ),
+    )
+
+
+def _check(name: str, sensor: Sensor) -> Check:
+    """A sensor's first look as a check. A shared file system that fills up is no fault of the node."""
+    return Check(name, "system", f"what the sensor of {name} says", "node", _examine(sensor))
+
+
+def _examine(sensor: Sensor) -> Callable[[Sources], Outcome]:
+    def examine(_sources: Sources) -> Outcome:
+        reading = sensor.read()
+        if reading.faults:
+            words = "; ".join(fault.line for fault in reading.faults)
+            only_full = {fault.kind for fault in reading.faults} == {"disk_low"}
+            return warned(words, "") if only_full else failed(words, "")
+        return passed("") if reading.ok else unavailable(reading.why)
+
+    return examine

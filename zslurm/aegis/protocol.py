@@ -1,0 +1,398 @@
+"""The words between a supervisor and its agents: one line of JSON each way.
+
+An agent's line begins with MARK, for prologs and modules print lines of their own, and has at most LONGEST
+characters: srun cuts lines at 1,024 and then mixes the pieces of several nodes. What is longer is split: `more`
+says that further lines of the same look follow, with the same `seq`. A supervisor's line is the bare object.
+
+Whatever is no such line, or only a piece of one, is read as None: neither side may fall over what the other, or a
+third party, wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from train.progress import Phase
+from zslurm.aegis.evidence import Fault
+
+MARK = "zslurm-agent "
+LONGEST = 700
+"""Characters of a line, MARK and all; lines are ASCII, so as many bytes."""
+
+_LONGEST_WORDS = 260
+_LONGEST_NAME = 64
+
+Deed = Literal["stacks", "sweep", "check", "quit"]
+"""What an agent may be told to do: dump the ranks' stacks, kill what an attempt left, examine its node, end."""
+
+
+# --- from agents to the supervisor ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """A rank as its record has it.
+
+    Attributes:
+        rank: global rank.
+        pid: of the rank, on its node.
+        step: optimizer step that it finished last; -1 before the first.
+        committed_step: of the newest checkpoint that it knows to be complete; -1 before the first.
+        age_s: seconds since it gave a sign of life, by the monotonic clock of its node.
+        waiting: it has done its own part of the step and waits for its peers.
+        pace_s: seconds of its own work per microbatch, summed over the steps of the attempt.
+        halted: its process is stopped, by SIGSTOP or a debugger.
+    """
+
+    rank: int
+    pid: int
+    phase: Phase
+    step: int
+    committed_step: int
+    age_s: float
+    waiting: bool = False
+    pace_s: float = 0.0
+    halted: bool = False
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Who reports, and when.
+
+    Attributes:
+        node: as Slurm calls it.
+        seq: number of the look, counted by the agent from 1; one that is missing got lost.
+        t: UNIX seconds by the node's clock.
+        mono: seconds of its monotonic clock; only differences mean anything, and only on that node.
+    """
+
+    node: str
+    seq: int
+    t: float
+    mono: float
+
+
+@dataclass(frozen=True)
+class ProgressReport:
+    """Where the ranks of a node are.
+
+    Attributes:
+        attempt: the attempt whose records were read; 0 where the agent does not know of one yet.
+        ranks: those that have a record. A rank that ended in order has removed it.
+        ok: false where the records could not be read.
+        why: why not.
+        more: further ranks follow, with the same `seq`.
+    """
+
+    stamp: Stamp
+    attempt: int
+    ranks: tuple[RankProgress, ...] = ()
+    ok: bool = True
+    why: str = ""
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class SensorReport:
+    """What a sensor read.
+
+    Attributes:
+        sensor: `kernel_log`, `gpu`, `nic`, `host`, `disk`, `agent` (its clock), ...
+        ok: false where nothing could be read: then it says nothing about the node's health.
+        why: why not; told once each time it changes.
+        faults: new ones since the last look.
+        values: what was measured.
+        more: further faults or values follow, with the same `seq`.
+    """
+
+    stamp: Stamp
+    sensor: str
+    ok: bool = True
+    why: str = ""
+    faults: tuple[Fault, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """What became of the agent itself.
+
+    Attributes:
+        event: `started`; `silent`, when it has not heard of the supervisor for aegis.deputy_s; `heard`, when it
+            has again; `ended`.
+        values: more about it: `pid`, `seconds`, `reason`.
+    """
+
+    stamp: Stamp
+    event: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a command.
+
+    Attributes:
+        id: of the command.
+        ok: whether the deed succeeded: every rank was signalled, nothing is left, the node is healthy.
+        why: why not, one line.
+        values: particulars. Of stacks: `ranks`, those that were signalled, and `missed`, those that could not be.
+            Of sweep: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: the GPUs do
+            not tell), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`.
+        done: false where further lines of the same answer follow; see `joined`.
+    """
+
+    stamp: Stamp
+    id: int
+    ok: bool
+    why: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    done: bool = True
+
+
+Report = ProgressReport | SensorReport | AgentReport | Answer
+
+
+def joined(parts: Sequence[Answer]) -> Answer:
+    """One answer from its lines, in the order in which they came: lists are put together.
+
+    Raises:
+        IndexError: there are none.
+    """
+    values: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.values.items():
+            known = values.get(name)
+            values[name] = known + value if isinstance(known, list) and isinstance(value, list) else value
+    return replace(parts[-1], values=values)
+
+
+def encode_report(report: Report) -> list[str]:
+    """The lines of a report, each with MARK in front and a line break at its end.
+
+    Words that alone would not fit a line are cut.
+    """
+    head = _stamp_fields(report.stamp)
+    if isinstance(report, ProgressReport):
+        head |= {"sensor": "progress", "ok": report.ok, "attempt": report.attempt}
+        return _split(head, report.why, (("ranks", _row(rank)) for rank in report.ranks))
+    if isinstance(report, AgentReport):
+        return _split(head | {"sensor": "agent", "event": report.event}, "", _pieces(report.values))
+    if isinstance(report, Answer):
+        head |= {"sensor": "answer", "id": report.id, "ok": report.ok, "done": True}
+        return _split(head, report.why, _pieces(report.values), ("done", False))
+    head |= {"sensor": report.sensor, "ok": report.ok}
+    faults = (("faults", _short_fields(fault.fields())) for fault in report.faults)
+    return _split(head, report.why, [*faults, *_pieces(report.values)])
+
+
+def decode_report(line: str | bytes) -> Report | None:
+    """The report in a line; None where there is none. Text in front of MARK (a label of srun) is ignored."""
+    text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
+    _, mark, rest = text.partition(MARK)
+    body = _object(rest) if mark else None
+    if body is None:
+        return None
+    try:
+        return _report(body)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
+# --- from the supervisor to agents ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The supervisor lives.
+
+    Attributes:
+        time: UNIX seconds by its clock.
+        attempt: that runs now, or ran last; 0 before the first.
+        generation: of this supervisor.
+    """
+
+    time: float
+    attempt: int
+    generation: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A thing to do, on every node, or on the one that is named.
+
+    Attributes:
+        id: that the answer will bear.
+        attempt: that it is about; 0 where it is about none.
+        kill: of sweep: kill what is found; otherwise it is only counted.
+        nodes: who is meant; empty for all: srun gives every line to every agent.
+    """
+
+    do: Deed
+    id: int = 0
+    attempt: int = 0
+    kill: bool = True
+    nodes: tuple[str, ...] = ()
+
+
+def encode_command(command: Heartbeat | Command) -> str:
+    """The line of a command, with its line break."""
+    if isinstance(command, Heartbeat):
+        body: dict[str, Any] = {
+            "heartbeat": round(command.time, 3), "attempt": command.attempt, "generation": command.generation,
+        }  # fmt: skip
+    else:
+        body = {"do": command.do, "id": command.id, "attempt": command.attempt, "kill": command.kill}
+        body |= {"nodes": list(command.nodes)} if command.nodes else {}
+    return _dump(body) + "\n"
+
+
+def decode_command(line: str | bytes) -> Heartbeat | Command | None:
+    """The command in a line; None where there is none."""
+    body = _object(line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line)
+    if body is None:
+        return None
+    try:
+        if "heartbeat" in body:
+            return Heartbeat(float(body["heartbeat"]), int(body["attempt"]), str(body["generation"]))
+        do = body["do"]
+        if do not in ("stacks", "sweep", "check", "quit"):
+            return None
+        return Command(
+            do,
+            id=int(body.get("id", 0)),
+            attempt=int(body.get("attempt", 0)),
+            kill=bool(body.get("kill", True)),
+            nodes=tuple(str(node) for node in body.get("nodes", ())),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+# --- how lines are made and read --------------------------------------------------------------------------------
+
+
+def _dump(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, separators=(",", ":"))
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object at the start of a text; None where there is none, or one with NaN in it."""
+    try:
+        value, _ = _DECODER.raw_decode(text.strip())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _stamp_fields(stamp: Stamp) -> dict[str, Any]:
+    return {"node": stamp.node, "seq": stamp.seq, "t": round(stamp.t, 3), "mono": round(stamp.mono, 3)}
+
+
+def _row(rank: RankProgress) -> list[Any]:
+    row = [rank.rank, rank.pid, int(rank.phase), rank.step, rank.committed_step, round(rank.age_s, 2)]
+    row += [int(rank.waiting), round(rank.pace_s, 4)]
+    return [*row, 1] if rank.halted else row
+
+
+def _short(text: str, longest: int = _LONGEST_WORDS) -> str:
+    """The text, cut so that it takes at most so many characters of JSON, which writes some letters as six."""
+    kept = text[:longest]
+    while (size := len(json.dumps(kept))) > longest:
+        kept = kept[: len(kept) * longest // size]
+    return kept
+
+
+def _short_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A fault's fields, such that they fit a line."""
+    return {
+        name: _short(value, _LONGEST_WORDS if name == "line" else _LONGEST_NAME)
+        if isinstance(value, str)
+        else value
+        for name, value in fields.items()
+    }
+
+
+def _pieces(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values as pieces of which each fits a line: (`values.NAME`, value); lists element by element."""
+    for name, value in values.items():
+        if isinstance(value, list | tuple):
+            yield f"values.{name}", []
+            for element in value:
+                yield f"values.{name}", [_short(element) if isinstance(element, str) else element]
+        else:
+            yield f"values.{name}", _short(value) if isinstance(value, str) else value
+
+
+def _with(body: dict[str, Any], name: str, piece: Any) -> dict[str, Any]:
+    """The body with one more piece: a row of `ranks` or `faults`, or one of the values."""
+    place, _, key = name.partition(".")
+    if not key:
+        return body | {place: [*body.get(place, []), piece]}
+    values = body.get(place, {})
+    if isinstance(piece, list):
+        piece = [*values.get(key, []), *piece]
+    return body | {place: values | {key: piece}}
+
+
+def _split(
+    head: dict[str, Any],
+    why: str,
+    pieces: Iterable[tuple[str, Any]],
+    unfinished: tuple[str, bool] = ("more", True),
+) -> list[str]:
+    """As many lines as it takes; all but the last say that they are not. A value that fits no line is left out."""
+    bodies = [head | {"why": _short(why)} if why else head]
+    room = LONGEST - len(MARK) - len(',"more":true')
+    for name, piece in pieces:
+        longer = _with(bodies[-1], name, piece)
+        if len(_dump(longer)) <= room:
+            bodies[-1] = longer
+        elif len(_dump(alone := _with(head, name, piece))) <= room:
+            bodies.append(alone)
+    word, value = unfinished
+    bodies = [body | {word: value} for body in bodies[:-1]] + bodies[-1:]
+    return [f"{MARK}{_dump(body)}\n" for body in bodies]
+
+
+def _report(body: Mapping[str, Any]) -> Report:
+    stamp = Stamp(str(body["node"]), int(body["seq"]), float(body["t"]), float(body["mono"]))
+    sensor = str(body["sensor"])
+    if sensor == "agent" and "event" in body:
+        return AgentReport(stamp, str(body["event"]), dict(body.get("values", {})))
+    why, ok = str(body.get("why", "")), bool(body["ok"])
+    if sensor == "progress":
+        ranks = tuple(_rank(row) for row in body.get("ranks", ()))
+        return ProgressReport(stamp, int(body["attempt"]), ranks, ok, why, bool(body.get("more", False)))
+    values = dict(body.get("values", {}))
+    if sensor == "answer":
+        return Answer(stamp, int(body["id"]), ok, why, values, bool(body["done"]))
+    faults = tuple(Fault.of(fault) for fault in body.get("faults", ()))
+    return SensorReport(stamp, sensor, ok, why, faults, values, bool(body.get("more", False)))
+
+
+def _rank(row: Sequence[Any]) -> RankProgress:
+    whole = [*row, *(0, 0.0, 0)[len(row) - 6 :]]
+    rank, pid, phase, step, committed, age, waiting, pace, halted = whole
+    return RankProgress(
+        int(rank),
+        int(pid),
+        Phase(int(phase)),
+        int(step),
+        int(committed),
+        float(age),
+        bool(waiting),
+        float(pace),
+        bool(halted),
+    )

@@ -1,0 +1,58 @@
+"""Where the ranks of an attempt are on this node, from the records that they keep (train/progress.py)."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from train.progress import Progress, read_progress
+from zslurm.aegis.protocol import RankProgress
+
+_RECORD = re.compile(r"rank-(\d{5,})")
+
+
+def records(directory: Path) -> list[Progress]:
+    """The records in a directory, by rank; without those that are truncated or of another version.
+
+    Nothing where there is no directory: no rank has started yet, or the last one has left.
+
+    Raises:
+        OSError: the directory is there and cannot be read.
+    """
+    try:
+        names = [entry.name for entry in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    ranks = sorted(int(match[1]) for name in names if (match := _RECORD.fullmatch(name)))
+    return [record for rank in ranks if (record := read_progress(directory, rank)) and record.rank == rank]
+
+
+def ranks_in(directory: Path, now_ns: int | None = None) -> tuple[RankProgress, ...]:
+    """The records as they are reported.
+
+    Args:
+        directory: see `AttemptDir.progress`.
+        now_ns: the monotonic clock, which all processes of a node share; default: now.
+
+    Raises:
+        OSError: the directory is there and cannot be read.
+    """
+    found = records(directory)
+    now_ns = time.monotonic_ns() if now_ns is None else now_ns  # after the reading: no age is negative
+    return tuple(
+        RankProgress(
+            record.rank, record.pid, record.phase, record.step, record.committed_step,
+            max(0.0, (now_ns - record.monotonic_ns) / 1e9), record.waiting, record.pace_ns / 1e9,
+            _is_halted(record.pid),
+        )
+        for record in found
+    )  # fmt: skip
+
+
+def _is_halted(pid: int) -> bool:
+    """Whether a process is stopped: the letter after its name, which may hold anything, in /proc/PID/stat."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,201 @@
+"""What a line of a log means: the table signatures.yaml, made quick.
+
+A line is compared with eight hundred expressions only where it must be. Every expression contains fixed words,
+and every fixed word a `gate`, a short word that lines of healthy training seldom have. So a log is searched for
+gates first (log_faults.py); a line that has some is searched for the words behind them, and only the expressions
+of words that are there are tried, in the order of the table.
+
+Of a line only what was observed counts: guesses ("might be caused by ...") are cut off before anything is tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import yaml
+
+from zslurm.aegis.evidence import Role, Scope
+from zslurm.aegis.fixed_words import TableError, fixed_words
+from zslurm.aegis.log_lines import MAX_LINE, body_of, without_labels
+from zslurm.aegis.whereabouts import place_of
+
+_FLAGS = (
+    re.IGNORECASE | re.ASCII
+)  # without ASCII a K would match the Kelvin sign, which has no k when in lower case
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a line says.
+
+    Attributes:
+        kind: of the fault; `benign` and `benign_after_fault` are none.
+        role: its part in the story, as far as one line tells.
+        scope: what is broken where it is a root.
+        node: host or Slurm node that the line names as the place of the fault.
+        gpu: PCI address, local index, or `kfd:N` (a node of the kernel's topology, which counts CPUs as well).
+        nic: name of the interface or RDMA device, else PCI address.
+        rank: global rank that wrote the line, or that it names.
+        advice: what to do, for a person.
+        clears: the kind of fault whose end the line tells, for benign_after_fault.
+    """
+
+    kind: str
+    role: Role
+    scope: Scope
+    node: str | None = None
+    gpu: str | None = None
+    nic: str | None = None
+    rank: int | None = None
+    advice: str = ""
+    clears: str | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the table.
+
+    Attributes:
+        match: what its lines mean; without who and where.
+        any: expressions of which one must match.
+        unless: expression that must not.
+        matches: a line that it must match.
+        rejects: a line that it must not.
+    """
+
+    match: Match
+    any: tuple[str, ...]
+    unless: re.Pattern[str] | None
+    matches: str
+    rejects: str
+
+
+class _Expression(NamedTuple):
+    """One expression of a rule, with words of which one is in every line that it matches."""
+
+    words: tuple[str, ...]
+    pattern: re.Pattern[str]
+    rule: Rule
+
+
+class Signatures:
+    """The table, ready to match."""
+
+    def __init__(
+        self, rules: Sequence[Rule], gates: Sequence[str], *, user_kinds: Iterable[str], dull: Iterable[str]
+    ) -> None:
+        """Prepare rules that stand in the order in which they are to be tried.
+
+        Args:
+            rules: the rules.
+            gates: short words without digits, one of which is in the fixed word of each expression.
+            user_kinds: kinds that a kernel never tells of.
+            dull: what healthy runs write all the time although it has a gate in it.
+
+        Raises:
+            TableError: an expression has no fixed word with a gate in it, or a gate has digits.
+        """
+        if with_digits := [gate for gate in gates if any(char.isdigit() for char in gate)]:
+            raise TableError(f"gates with digits, which log_faults.py does not look at: {with_digits}")
+        self.rules = tuple(rules)
+        self.gates = tuple(gate.encode() for gate in gates)
+        self._gates = tuple(gates)
+        self._user_kinds = frozenset(user_kinds)
+        self._dull = [(phrase.encode(), b" " * len(phrase)) for phrase in dull]
+        self._expressions: list[_Expression] = []
+        self._behind: dict[str, list[int]] = {gate: [] for gate in gates}
+        for rule in self.rules:
+            for expression in rule.any:
+                self._add(rule, expression)
+
+    def _add(self, rule: Rule, expression: str) -> None:
+        words = fixed_words(expression, self._gates)
+        if not words:
+            raise TableError(f"{rule.match.kind}: no fixed word with a gate in {expression!r}")
+        for gate in {next(gate for gate in self._gates if gate in word) for word in words}:
+            self._behind[gate].append(len(self._expressions))
+        self._expressions.append(_Expression(tuple(words), re.compile(expression, _FLAGS), rule))
+
+    def without_dull(self, lowered: bytes) -> bytes:
+        """A log in lower case, with blanks over what is dull; as long as before."""
+        for phrase, blanks in self._dull:
+            lowered = lowered.replace(phrase, blanks)
+        return lowered
+
+    @classmethod
+    def load(cls) -> Signatures:
+        """The table that comes with zslurm; read once per process."""
+        return _load()
+
+    def match(self, text: str, *, kernel: bool = False) -> Match | None:
+        """What one line means; None where nothing is known to be wrong with it.
+
+        Args:
+            text: a logical line (log_lines.py), cleaned or not.
+            kernel: it is of the kernel's log, so it cannot tell of a program's own errors.
+        """
+        text = text[:MAX_LINE]
+        if _CODE.match(without_labels(text)):
+            return None
+        observed = without_guesses(body_of(text))
+        lowered = observed.lower()
+        tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
+        refused: Rule | None = None
+        for number in sorted(tried):
+            words, pattern, rule = self._expressions[number]
+            if rule is refused or not any(word in lowered for word in words):
+                continue
+            if (kernel and rule.match.kind in self._user_kinds) or not pattern.search(observed):
+                continue
+            if rule.unless is not None and rule.unless.search(observed):
+                refused = rule
+                continue
+            return _placed(rule.match, text)
+        return None
+
+
+def _placed(match: Match, text: str) -> Match:
+    """What a line means, with the node, GPU, NIC and rank that the line itself names."""
+    place = place_of(text, match.kind, match.scope)
+    if match.kind == "pcie_error" and place.nic is not None:
+        match = replace(match, scope="nic")
+    return replace(match, node=place.node, gpu=place.gpu, nic=place.nic, rank=place.rank)
+
+
+@cache
+def _load() -> Signatures:
+    table = yaml.load(files("zslurm.aegis").joinpath("signatures.yaml").read_text("utf-8"), Loader=_LOADER)
+    rules = [rule for kind, body in table["kinds"].items() for rule in _rules(kind, body)]
+    return Signatures(rules, table["gates"], user_kinds=table["user_kinds"], dull=table["dull"])
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
+    of_kind = Match(kind, body["role"], body["scope"], advice=body["advice"])
+    rules = []
+    for row in body["rules"]:
+        own = {name: row[name] for name in ("role", "scope", "advice", "clears") if name in row}
+        unless = re.compile(row["unless"], _FLAGS) if "unless" in row else None
+        rules.append(Rule(replace(of_kind, **own), tuple(row["any"]), unless, row["matches"], row["rejects"]))
+    return rules
+
+
+_GUESS = re.compile(
+    r"\b(?:may|might|could|can|probably|possibly|typically|usually|likely)"
+    r"(?: (?:also|be|have been|often|likely|well))* "
+    r"(?:caused by|triggered by|due to|because|indicates?|a sign of|the result of)\b[^\n]*?(?:[.!?](?=\s|$)|$)",
+    re.IGNORECASE,
+)
+_CODE = re.compile(r"^\s+(?:raise|assert|return|print|logger|logging|self|if|elif|with|for|except|await|yield)\b")
+
+
+def without_guesses(text: str) -> str:
+    """A line without what its writer only supposes: `this could be caused by ...` is no observation."""
+    return _GUESS.sub(" ", text)

@@ -1,0 +1,155 @@
+"""How an attempt begins: what must be true first, the nodes, the step; or what another supervisor left running."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from train.jsonl import read_jsonl
+from zslurm.aegis.evidence import Decision, Fault
+from zslurm.aegis.history import active_exclusions
+from zslurm.aegis.job import Job
+from zslurm.aegis.nodes import Nodes
+from zslurm.aegis.rails_check import check_rails
+from zslurm.aegis.verdict import Cause, Verdict
+from zslurm.errors import Exit, ZslurmError
+from zslurm.launch.checkpoint_lock import free_from_dead_job
+from zslurm.launch.interpreter import Interpreter
+from zslurm.launch.prepare import prepare
+from zslurm.launch.processes import DetachedProcess
+from zslurm.launch.run_dir import AttemptDir, read_json, write_atomically
+from zslurm.launch.step import in_order, local_step, slurm_step
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.topology import hostlist_in_order
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attempt whose step was started.
+
+    Attributes:
+        attempt: its directory.
+        process: srun, or its local twin.
+        nodes: where its ranks are, in their order.
+        adopted: another supervisor has started it.
+    """
+
+    attempt: AttemptDir
+    process: DetachedProcess
+    nodes: tuple[str, ...]
+    adopted: bool = False
+
+
+class Starts:
+    """Starts attempts in one start of the job."""
+
+    def __init__(self, job: Job, nodes: Nodes) -> None:
+        self._job, self._nodes = job, nodes
+        self._python: Interpreter | None = None
+
+    def why_not(self) -> Verdict | None:
+        """What keeps ranks from starting; None where nothing does. The nodes are looked at once."""
+        job = self._job
+        if job.stop.asked:
+            job.event("signal", signal=job.stop.name)
+            return Verdict("interrupted", Exit.INTERRUPTED)
+        if self._python is not None:
+            return None
+        if job.on_slurm and job.spec.cluster.nics:
+            verdict = check_rails(job.spec, job.run, job.job_id, job.environ, job.event, lambda: job.stop.asked)
+            if verdict is not None:
+                return verdict
+            if job.stop.asked:
+                return self.why_not()
+        try:
+            self._python = prepare(job.spec, job.run, job.job_id, job.environ, job.event)
+        except ZslurmError as error:
+            return Verdict("failed", error.exit_code, Cause(str(error)))
+        return None
+
+    def first_nodes(self) -> tuple[str, ...]:
+        """The nodes for the first attempt of a start of the job, spares left over.
+
+        A job that was submitted again may have got nodes that are excluded. They are used where there are no
+        others: to wait for better ones is the queue's business.
+        """
+        aegis = self._job.spec.aegis
+        exclusions = active_exclusions(self._job.history(), time.time(), aegis).values()
+        usable, needed = self._nodes.usable(exclusions), self._nodes.needed
+        if len(usable) < min(needed, aegis.min_nodes or needed):
+            self._job.event("excluded_nodes_used", nodes=compress(set(self._nodes.every) - set(usable)))
+            usable = self._nodes.usable(())
+        return usable[:needed]
+
+    def start(self, nodes: tuple[str, ...]) -> Running:
+        """Begin the next attempt on these nodes. Call `why_not` first.
+
+        Raises:
+            OSError: the run directory cannot be written.
+        """
+        job = self._job
+        assert self._python is not None
+        attempts = job.run.attempt_dirs()
+        attempt = job.run.attempt(attempts[-1].number + 1 if attempts else 1)
+        attempt.logs.mkdir(parents=True)
+        attempt.ranks.mkdir()
+        if not job.on_slurm:
+            plan = local_step(job.spec, job.run, attempt, self._python)
+        else:
+            plan = slurm_step(job.spec, job.run, attempt, self._python, nodes)
+            if self._nodes.by_leaf:
+                plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
+            else:
+                nodes = tuple(expand(compress(nodes)))  # as srun sorts them
+        hosts, world_size = hostlist_in_order(nodes), len(nodes) * job.spec.ranks_per_node
+        body = {
+            "attempt": attempt.number,
+            "job_id": job.job_id,
+            "restart": job.restart,
+            "nodes": hosts,
+            "world_size": world_size,
+            "command": plan.command,
+        }
+        write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
+        if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
+            job.event("lock_taken_over", holder=str(dead))
+        process = plan.start(attempt)
+        job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
+        return Running(attempt, process, nodes)
+
+    def left_over(self) -> Running | Decision | None:
+        """Where an earlier supervisor of this start of the job left off.
+
+        Returns:
+            The attempt that runs, or ended unseen; or what was decided after it, and perhaps not done; or None.
+        """
+        attempts = self._job.run.attempt_dirs()
+        if not attempts:
+            return None
+        last, found = attempts[-1], None
+        described = read_json(last.description) or {}
+        rows = [row for row in read_jsonl(self._job.run.events) if row.get("attempt") == last.number]
+        if (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart):
+            found = self._left_by(last, described, rows)
+        if found is None and not any(row.get("event") == "attempt_ended" for row in rows):
+            cause = Cause("the job was requeued or its batch node died before the attempt could be judged")
+            self._job.event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
+        return found
+
+    def _left_by(
+        self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
+    ) -> Running | Decision | None:
+        """An attempt of this start of the job, or what was decided after it."""
+        faults = [Fault.of_event(row) for row in rows if row.get("event") == "fault_detected"]
+        self._nodes.died |= {fault.node for fault in faults if fault and fault.kind == "node_dead" and fault.node}
+        decided = [Decision.of(row) for row in rows if row.get("event") == "decision"]
+        if decided and decided[-1] is not None:
+            return decided[-1]
+        process = DetachedProcess.adopt(last.step_process, last.step_exit)
+        if process is None:
+            return None
+        return Running(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)

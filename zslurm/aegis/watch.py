@@ -1,0 +1,263 @@
+"""One attempt, from its start (or from where another supervisor left it) to its end.
+
+Faults come from three sides: srun tells which rank ended, ranks record why, and the agents tell what they see on
+the nodes. Each is written to the events as it is noticed. What they mean together is the policy's to say.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from train.jsonl import read_jsonl
+from zslurm.aegis.agents import Agents
+from zslurm.aegis.detect import Detector
+from zslurm.aegis.evidence import Fault, Situation
+from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
+from zslurm.aegis.job import Job
+from zslurm.aegis.policy import alarm
+from zslurm.aegis.signatures import Signatures
+from zslurm.aegis.starts import Running
+from zslurm.aegis.teardown import clear, end_step
+from zslurm.aegis.verdict import Verdict, judge
+from zslurm.errors import Exit
+from zslurm.launch.metrics_tail import last_step_at
+from zslurm.launch.run_dir import AttemptDir, RunDir
+from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
+
+# A rank that has only just been started does not listen yet: the request is repeated.
+_REPEAT_S = 2.0
+_STACKS_S = 5.0
+_ORDERLY = ("completed", "interrupted")
+"""Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
+
+_LAST_LOOK_S = 0.5
+"""How long the agents get to tell what their sensors saw when they were told that an attempt is over."""
+
+
+@dataclass
+class Watch:
+    """Watches one attempt.
+
+    Attributes:
+        job: the start of the job that it belongs to.
+        running: the attempt.
+        signatures: what words mean.
+        agents: the agents; None where the run has none.
+        detector: makes faults of what the agents report.
+        spares: healthy nodes of the job that the attempt does not use.
+        told: what was said of sensors that cannot read, in this start of the job.
+        faults: what was noticed so far.
+    """
+
+    job: Job
+    running: Running
+    signatures: Signatures
+    agents: Agents | None
+    detector: Detector
+    spares: int = 0
+    told: set[tuple[str, bool]] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
+    _failures: list[TaskFailure] = field(default_factory=list)
+    _failed_at: float | None = None
+    _repeat_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.history = self.job.history()
+
+    @property
+    def attempt(self) -> AttemptDir:
+        return self.running.attempt
+
+    def until_end(self) -> Verdict:
+        """Wait for the end of the step, or bring it about; nothing of the attempt is left when this returns."""
+        self._take_up()
+        process, why = self.running.process, None
+        root: Fault | None = None
+        while process.poll() is None:
+            process.reap()
+            self._pass_signal_on()
+            self._look()
+            why, root = self._why_give_up()
+            if why is not None:
+                self._give_up(why, root)
+                break
+            time.sleep(self.job.spec.aegis.poll_s)
+        else:
+            self._look()
+            if not process.left_exit_code:
+                end_step(self.running, self.job.slurm_id)
+        verdict = self._verdict(why)
+        if verdict.outcome not in _ORDERLY:
+            self._clear()
+            self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
+            if not any(fault.role == "root" for fault in self.faults):
+                self.note(words_of_srun(self.attempt))
+        process.reap()
+        process.signal_group(signal.SIGKILL)  # what a rank started in the background
+        shutil.rmtree(self.attempt.progress(self.job.environ), ignore_errors=True)  # left by killed ranks
+        return verdict
+
+    def situation(self, outcome: Verdict | None = None) -> Situation:
+        """What the policy judges."""
+        return Situation(
+            time.time(),
+            self.attempt.number,
+            outcome.outcome if outcome is not None else None,
+            tuple(sorted(self.faults, key=lambda fault: fault.time)),
+            committed_step(self.job.run),
+            self.job.stop.name,
+            nodes=self.running.nodes,
+            progressed_at=last_step_at(self.job.run.metrics, self.attempt.number),
+        )
+
+    def _take_up(self) -> None:
+        """What an earlier supervisor has already noticed and recorded is not noticed again."""
+        spoken = 0
+        for row in read_jsonl(self.job.run.events):
+            if row.get("attempt") != self.attempt.number:
+                continue
+            if row.get("event") == "ranks_ended":
+                spoken += 1
+            elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
+                self.faults.append(fault)
+        self._failures = task_failures(_read(self.attempt))[:spoken]
+        if any(failure.exit_code != Exit.INTERRUPTED for failure in self._failures):
+            self._failed_at = time.monotonic()
+
+    def _pass_signal_on(self) -> None:
+        now = time.monotonic()
+        if not self.job.stop.asked or now < self._repeat_at:
+            return
+        if self.job.stop.deadline is None:
+            self.job.event("signal", signal=self.job.stop.name, attempt=self.attempt.number)
+            self.job.stop.deadline = now + self.job.spec.aegis.save_s
+        self.running.process.signal_group(signal.SIGUSR2)
+        self._repeat_at = now + _REPEAT_S
+
+    def _look(self) -> None:
+        """Everything new from srun, the ranks and the agents."""
+        for failure in task_failures(_read(self.attempt))[len(self._failures) :]:
+            self._failures.append(failure)
+            ranks = list(failure.ranks)
+            self.job.event(
+                "ranks_ended", attempt=self.attempt.number, ranks=ranks, node=failure.node, what=failure.what
+            )
+            if failure.exit_code == Exit.INTERRUPTED:
+                continue
+            self._failed_at = self._failed_at or time.monotonic()
+            ends = {int(end["rank"]): end for end in rank_ends(self.attempt)}
+            self.note(faults_of_failure(self.attempt, failure, ends, self._rank_nodes(), self.signatures))
+        self._look_at_nodes()
+
+    def _look_at_nodes(self) -> None:
+        """What the agents report, and nodes that Slurm has given up."""
+        dead = failed_nodes(_read(self.attempt))
+        if self.agents is None:
+            known = {fault.node for fault in self.faults if fault.kind == "node_dead"}
+            self.note(node_failed(node) for node in dead if node not in known)
+            return
+        for heard in self.agents.reports():
+            self.detector.feed(heard.report, heard.time)
+        found = self.detector.check(
+            time.monotonic(),
+            time.time(),
+            dead={node: f"Slurm reports node {node} as failed" for node in dead},
+            trouble={**self.agents.unreachable(), **self.agents.slurm_says()},
+            lost_peers=self._failed_at is not None and not any(fault.role == "root" for fault in self.faults),
+        )
+        self.note(found)
+
+    def note(self, faults: Iterable[Fault]) -> None:
+        """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
+        for fault in faults:
+            self.faults.append(fault)
+            if fault.kind == "sensor_unavailable":
+                if (fault.line, fault.cleared) in self.told:
+                    continue
+                self.told.add((fault.line, fault.cleared))
+            fields = fault.fields()
+            self.job.event("fault_detected", attempt=self.attempt.number, fault_time=fields.pop("time"), **fields)
+
+    def _why_give_up(self) -> tuple[str | None, Fault | None]:
+        """Why the attempt must be ended now, and the fault that says so; None while there is reason to wait.
+
+        Where ranks complain of lost peers, and nothing is known of those, their node may be dead. The agents find
+        out; without them Slurm does (SlurmdTimeout), and gets the time to do so.
+        """
+        aegis, now = self.job.spec.aegis, time.monotonic()
+        if self.job.stop.deadline is not None and now > self.job.stop.deadline:
+            return f"the ranks did not save and stop within {aegis.save_s:g} s", None
+        if aegis.mode == "act" and self.faults:
+            found = alarm(self.situation(), self.history, aegis, spares=self.spares)
+            if found.give_up:
+                return found.reason, found.root
+        if self._failed_at is None:
+            return None, None
+        if any(fault.role == "root" and not fault.cleared for fault in self.faults):
+            patience = aegis.settle_s
+            why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
+        elif self.agents is not None and self.agents.watched():
+            patience = aegis.grace_s
+            why = f"ranks lost their peers, and nothing else was found within {aegis.grace_s:g} s"
+        else:
+            patience = max(aegis.lost_peer_s, aegis.grace_s)
+            why = f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
+        return (why if now > self._failed_at + patience else None), None
+
+    def _give_up(self, why: str, root: Fault | None) -> None:
+        about = {} if root is None else {"root": root.fields()}
+        self.job.event("step_killed", attempt=self.attempt.number, reason=why, **about)
+        if self.agents is not None:
+            self._dump_stacks(self.agents)
+
+    def _dump_stacks(self, agents: Agents) -> None:
+        """Every rank that is left writes the stacks of its threads to its log."""
+        answers = agents.ask("stacks", self._alive(), timeout_s=_STACKS_S)
+        ranks = sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ()))
+        if ranks:
+            self.job.event("stacks_dumped", attempt=self.attempt.number, nodes=sorted(answers), ranks=ranks)
+
+    def _clear(self) -> None:
+        """End every process of the attempt, wherever it is, and make sure of it."""
+        self.note(
+            clear(self.running, self._alive(), self.agents, self.job.slurm_id, self.job.spec.aegis, self.job.event)
+        )
+        if self.agents is not None and self.agents.watched():
+            time.sleep(_LAST_LOOK_S)
+        self._look_at_nodes()
+
+    def _rank_nodes(self) -> list[str]:
+        """The node of each rank."""
+        return [node for node in self.running.nodes for _ in range(self.job.spec.ranks_per_node)]
+
+    def _alive(self) -> list[str]:
+        """Nodes of the attempt that are not known to be dead."""
+        dead = {fault.node for fault in self.faults if fault.kind == "node_dead"}
+        return [node for node in self.running.nodes if node not in dead]
+
+    def _verdict(self, killed_because: str | None) -> Verdict:
+        code = self.running.process.poll()
+        code = 128 + signal.SIGKILL if code is None else code
+        log = _read(self.attempt)
+        return judge(code, rank_ends(self.attempt), self._failures, failed_nodes(log), log[-2000:], killed_because)
+
+
+def committed_step(run: RunDir) -> int:
+    """Step of the newest checkpoint of a run by the names of its directories; -1 where there is none."""
+    try:
+        names = [path.name for path in run.checkpoints.iterdir()]
+    except OSError:
+        return -1
+    steps = [int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdecimal()]
+    return max(steps, default=-1)
+
+
+def _read(attempt: AttemptDir) -> str:
+    try:
+        return attempt.step_log.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
