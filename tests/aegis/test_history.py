@@ -16,7 +16,6 @@ from zslurm.aegis.history import (
     blamed_before,
     fault_in,
     history_of,
-    is_progress,
     nodes_in,
     starts_since,
     without_progress,
@@ -106,13 +105,6 @@ def test_exclusions_expire() -> None:
     assert active_exclusions(past, NOW, settings(exclude_for_s=500)).keys() == {"a", "b"}
     again = History(exclusions=(*past.exclusions, Exclusion("a", NOW - 1, "worse")))
     assert active_exclusions(again, NOW, settings(exclude_for_s=50))["a"].reason == "worse"
-
-
-def test_progress_is_a_checkpoint_newer_than_all_since_the_run_was_submitted() -> None:
-    past = History((incident(None, step=90, action="stop"), incident(None, step=20), incident(None, step=30)))
-    assert is_progress(past, 31)
-    assert not is_progress(past, 30)
-    assert is_progress(History(), -1)
 
 
 def test_failures_without_progress_are_those_since_the_newest_checkpoint() -> None:

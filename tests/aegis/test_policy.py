@@ -332,7 +332,7 @@ class TestHowItGoesOn:
     def test_on_one_machine_it_restarts_or_stops(self, kind: str) -> None:
         there = {"alive": ("laptop",), "in_use": ("laptop",), "needed": 1, "elsewhere": None, "can_requeue": False}
         decision = decided(fault(kind, "laptop"), there=there)
-        assert decision.action == ("stop" if kind in STOPPING or kind == "gpu_test_failed" else "restart")
+        assert decision.action == ("stop" if kind in (*STOPPING, "gpu_test_failed", "orphans") else "restart")
         assert decision.exclude == ()
 
     def test_a_missing_node_without_a_known_cause_is_replaced_and_not_excluded(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -183,6 +184,38 @@ def test_a_stop_that_came_before_the_supervisor_starts_no_ranks(prepared: LocalU
     events = list(read_jsonl(prepared.run_dir("quick").events))
     assert [event["event"] for event in events] == ["supervisor_started", "signal", "run_ended"]
     assert (events[-1]["outcome"], events[-1]["exit_code"]) == ("interrupted", 75)
+
+
+@pytest.mark.parametrize(
+    ("action", "mode", "outcome", "exit_code"),
+    [("finish", "act", "interrupted", 75), ("stop", "act", "failed", 93), ("restart", "observe", "failed", 137)],
+)
+def test_what_was_decided_before_the_supervisor_died_still_holds(
+    prepared: LocalUser, action: str, mode: str, outcome: str, exit_code: int
+) -> None:
+    """It was killed between its decision and its last word: its successor starts no ranks."""
+    run = prepared.run_dir("quick")
+    spec = resolve_run(prepared.write_run("quick", aegis={"mode": mode}), cluster="local").spec
+    run.config.write_text(spec.model_dump_json())
+    attempt = run.attempt(1)
+    attempt.path.mkdir(parents=True)
+    attempt.description.write_text(json.dumps({"attempt": 1, "job_id": "local-9", "restart": 0, "nodes": "here"}))
+    code = 75 if action == "finish" else 137
+    ended = {
+        "outcome": "interrupted" if code == 75 else "failed",
+        "exit_code": code,
+        "cause": {"message": "Killed"},
+    }
+    rows: list[dict[str, Any]] = [
+        {"time": 1.0, "event": "attempt_ended", "attempt": 1, **ended},
+        {"time": 1.0, "event": "decision", "attempt": 1, "mode": mode, "action": action, "reason": "so"},
+    ]
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = _supervise(prepared, "quick", ZSLURM_JOB_ID="local-9")
+    assert done.returncode == exit_code, done.stderr
+    assert [path.number for path in run.attempt_dirs()] == [1]
+    assert (last := list(read_jsonl(run.events))[-1])["event"] == "run_ended"
+    assert (last["outcome"], last["exit_code"], last["cause"]["message"]) == (outcome, exit_code, "Killed")
 
 
 def test_a_supervisor_outside_of_a_job_says_so(prepared: LocalUser) -> None:

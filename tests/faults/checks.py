@@ -113,9 +113,17 @@ def names(nodes: str | list[str]) -> list[str]:
     return expand(nodes) if isinstance(nodes, str) else list(nodes)
 
 
-def actions(run: FaultRun) -> list[str]:
-    """What was decided, in order; not that a run which is complete is finished."""
-    return [event["action"] for event in run.events("decision") if event["action"] != "finish"]
+def actions(run: FaultRun, *, on_faults: bool = False) -> list[str]:
+    """What was decided, in order; not that a run which is complete is finished.
+
+    Args:
+        run: the run.
+        on_faults: without the attempts that Slurm itself would not start, its controller being away or just back.
+    """
+    decisions = [event for event in run.events("decision") if event["action"] != "finish"]
+    if on_faults:
+        decisions = [event for event in decisions if (event["root"] or {}).get("kind") != "slurm_control_plane"]
+    return [event["action"] for event in decisions]
 
 
 def nothing_is_left(run: FaultRun) -> None:

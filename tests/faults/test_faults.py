@@ -65,7 +65,7 @@ def _check(row: Row, run: FaultRun, injected: Injected, outcome: str) -> None:
     assert outcome == ("completed" if row.ends == "completed" else "failed"), state
     noticed = {name(event) for event in run.events() if event["time"] >= injected.time}
     assert not row.kinds or noticed & set(row.kinds), f"noticed: {sorted(noticed)}"
-    assert checks.actions(run) == list(row.actions)
+    assert checks.actions(run, on_faults=True) == list(row.actions)
     if row.rank is not None:
         assert run.events("decision")[0]["root"].get("rank") == row.rank
     if "rank_hang" in row.kinds:

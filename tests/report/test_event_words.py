@@ -127,6 +127,10 @@ SAID = [
         "GPU 2 of node3 computes wrongly: 3 of 100 products differ",
     ),
     (
+        {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": None, "reason": "no answer within 300 s"},
+        "GPU 2 of node3 could not be tested: no answer within 300 s",
+    ),
+    (
         {"event": "deputy_acted", "node": "node1", "reason": "no word for 20 s"},
         "the agent on node1 acted in place of the lost supervisor: no word for 20 s",
     ),

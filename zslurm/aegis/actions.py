@@ -46,7 +46,7 @@ def requeue_job(
         ZslurmError: Slurm refused, or did not answer.
     """
     client = SlurmClient(environ, retries=_PATIENT)
-    if not client.available():
+    if not client.can_control():
         if spec.wants_successor:
             return ""
         raise ZslurmError("there is no scontrol on this node, and no successor was submitted (slurm.successor)")

@@ -161,10 +161,6 @@ class Detector:
         """Median of the recent times of a step; None before two are known."""
         return self._median
 
-    def last_steps(self) -> dict[int, int]:
-        """The last step that each rank was seen to finish."""
-        return {number: rank.row.step for number, rank in enumerate(self._ranks) if rank.row is not None}
-
     def standing(self) -> tuple[Fault, ...]:
         """Faults of sensors that have an end, such as a link that is down, and have not ended yet."""
         return tuple(fault for fault in self._standing.values() if _has_an_end(fault))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from zslurm.config.spec import RunSpec
@@ -25,8 +26,21 @@ _REPEATS = 20
 _N_GPU, _N_CPU = 4096, 256
 
 
-def gpu_fault(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Mapping[str, str]) -> str | None:
-    """Why a GPU is not fit to compute; None where it passed, or where the test itself could not be run.
+@dataclass(frozen=True)
+class Tested:
+    """What came of a test.
+
+    Attributes:
+        ok: whether the GPU computes correctly; None where the test could not be run.
+        reason: what it computes wrongly, or why the test could not be run.
+    """
+
+    ok: bool | None
+    reason: str | None = None
+
+
+def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Mapping[str, str]) -> Tested:
+    """Test a GPU of the job.
 
     Args:
         node: the node.
@@ -47,9 +61,11 @@ def gpu_fault(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: M
             found = survey(
                 __name__, gpu, nodes=[node], options=options, job_id=job_id, timeout_s=_TIMEOUT_S, environ=environ
             )[node]
-    except ZslurmError:
-        return None
-    return found.value.get("reason") if isinstance(found.value, dict) else None
+    except ZslurmError as error:
+        return Tested(None, str(error))
+    if not isinstance(found.value, dict):
+        return Tested(None, found.error or "the test said nothing")
+    return Tested(found.value.get("reason") is None, found.value.get("reason"))
 
 
 def fault_of(device: Any) -> str | None:

@@ -96,11 +96,6 @@ def active_exclusions(history: History, now: float, settings: AegisSection) -> d
     }
 
 
-def is_progress(history: History, committed_step: int) -> bool:
-    """True where a newer checkpoint is there than at the end of every attempt since the run was last submitted."""
-    return all(incident.committed_step < committed_step for incident in since_last_end(history))
-
-
 def since_last_end(history: History) -> Iterator[Incident]:
     """Incidents since the run last finished or stopped, newest first: who submits it again starts afresh."""
     for incident in reversed(history.incidents):

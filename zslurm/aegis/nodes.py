@@ -54,7 +54,7 @@ class Nodes:
     def slurm_is_away(self) -> str | None:
         """Why no step can be started now, because the controller does not answer; None where it does."""
         client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
-        if not self.on_slurm or not client.available():
+        if not self.on_slurm or not client.can_control():
             return None
         try:
             client.queue([self._environ["SLURM_JOB_ID"]])
@@ -83,7 +83,7 @@ class Nodes:
             in_use,
             self.needed,
             outlives_nodes=self._spec.outlives_nodes,
-            can_requeue=SlurmClient(self._environ).available() or self._spec.wants_successor,
+            can_requeue=SlurmClient(self._environ).can_control() or self._spec.wants_successor,
             elsewhere=self._elsewhere(excluded) if look_elsewhere else None,
             demanded=frozenset(expand(self._spec.slurm.nodelist or "")),
             asked=len(self.every),

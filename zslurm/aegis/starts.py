@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,19 @@ class Running:
     process: DetachedProcess
     nodes: tuple[str, ...]
     adopted: bool = False
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided after an attempt, and perhaps not done.
+
+    Attributes:
+        decision: what to do.
+        verdict: on the attempt.
+    """
+
+    decision: Decision
+    verdict: Verdict
 
 
 class Starts:
@@ -95,12 +109,21 @@ class Starts:
         assert self._python is not None
         attempts = job.run.attempt_dirs()
         attempt = job.run.attempt(attempts[-1].number + 1 if attempts else 1)
+        try:
+            return self._begin(attempt, nodes, self._python)
+        except OSError:
+            shutil.rmtree(attempt.path, ignore_errors=True)  # the next try gets the same number
+            raise
+
+    def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> Running:
+        """Raises OSError."""
+        job = self._job
         attempt.logs.mkdir(parents=True)
         attempt.ranks.mkdir()
         if not job.on_slurm:
-            plan = local_step(job.spec, job.run, attempt, self._python)
+            plan = local_step(job.spec, job.run, attempt, python)
         else:
-            plan = slurm_step(job.spec, job.run, attempt, self._python, nodes)
+            plan = slurm_step(job.spec, job.run, attempt, python, nodes)
             if self._nodes.by_leaf:
                 plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
             else:
@@ -121,7 +144,7 @@ class Starts:
         job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
         return Running(attempt, process, nodes)
 
-    def left_over(self) -> Running | Decision | None:
+    def left_over(self) -> Running | Decided | None:
         """Where an earlier supervisor of this start of the job left off.
 
         Returns:
@@ -142,13 +165,14 @@ class Starts:
 
     def _left_by(
         self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
-    ) -> Running | Decision | None:
+    ) -> Running | Decided | None:
         """An attempt of this start of the job, or what was decided after it."""
         faults = [Fault.of_event(row) for row in rows if row.get("event") == "fault_detected"]
         self._nodes.died |= {fault.node for fault in faults if fault and fault.kind == "node_dead" and fault.node}
-        decided = [Decision.of(row) for row in rows if row.get("event") == "decision"]
-        if decided and decided[-1] is not None:
-            return decided[-1]
+        decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
+        ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
+        if decided and ended:
+            return Decided(decided[-1], ended[-1])
         process = DetachedProcess.adopt(last.step_process, last.step_exit)
         if process is None:
             return None

@@ -25,7 +25,7 @@ from zslurm.aegis.actions import requeue_job
 from zslurm.aegis.agents import Agents
 from zslurm.aegis.detect import Detector
 from zslurm.aegis.evidence import Decision, Fault, Resources
-from zslurm.aegis.gpu_test import gpu_fault
+from zslurm.aegis.gpu_test import try_gpu
 from zslurm.aegis.history import active_exclusions
 from zslurm.aegis.job import Job
 from zslurm.aegis.nodes import Nodes
@@ -33,7 +33,7 @@ from zslurm.aegis.policy import decide
 from zslurm.aegis.recorder import Recorder
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.spares import unfit
-from zslurm.aegis.starts import Running, Starts
+from zslurm.aegis.starts import Decided, Running, Starts
 from zslurm.aegis.verdict import Cause, Verdict
 from zslurm.aegis.watch import Watch
 from zslurm.errors import Exit, ZslurmError
@@ -122,15 +122,17 @@ class Supervisor:
         adopted = {"adopted": running.attempt.number} if running is not None else {}
         self.job.event("supervisor_started", pid=os.getpid(), host=socket.gethostname(), **adopted)
         verdict: Verdict | None = None
-        if isinstance(found, Decision):
-            cause = Cause(found.root.line, found.root.rank, found.root.node) if found.root else Cause(found.reason)
-            verdict, nodes = self._carry_out(found, Verdict("failed", Exit.FAILED, cause))
+        if isinstance(found, Decided):
+            verdict, nodes = self._carry_out(found.decision, found.verdict)
         while verdict is None:
             if running is None:
                 verdict = self.starts.why_not()
                 if verdict is not None:
                     break
-                running = self._start(nodes)
+                try:
+                    running = self._start(nodes)
+                except ZslurmError as error:
+                    return Verdict("failed", error.exit_code, Cause(str(error)))
                 if running is None:
                     continue
             verdict, nodes = self._one(running)
@@ -138,8 +140,12 @@ class Supervisor:
         return verdict
 
     def _start(self, nodes: tuple[str, ...]) -> Running | None:
-        """Begin an attempt, as soon as Slurm answers and there is space on the disk; None where asked to stop."""
-        told = ""
+        """Begin an attempt once Slurm answers and the run directory can be written; None where asked to stop.
+
+        Raises:
+            ZslurmError: the directory could not be written for as long as a setup may take (aegis.hang.setup_s).
+        """
+        told, deadline = "", time.monotonic() + self.settings.hang.setup_s
         while not self.job.stop.asked:
             why = self.nodes.slurm_is_away()
             try:
@@ -147,6 +153,8 @@ class Supervisor:
                     return self.starts.start(nodes or self.starts.first_nodes())
             except OSError as error:
                 why = f"{error.filename or self.job.run.path}: {error.strerror}"
+                if time.monotonic() > deadline:
+                    raise ZslurmError(f"{why}: no attempt could be started") from error
             if why != told:
                 self.job.event("start_postponed", reason=why)
                 told = why
@@ -171,8 +179,6 @@ class Supervisor:
         verdict = _blame(verdict, decision.root)
         self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
         self._record(decision, resources, watch)
-        if decision.action == "finish" or self.settings.mode == "observe":
-            return verdict, ()
         return self._carry_out(decision, verdict)
 
     def _bury(self, dead: set[str]) -> None:
@@ -208,11 +214,12 @@ class Supervisor:
         node, gpu = decision.test_gpu
         if decision.root is not None and decision.root.gpu is None:  # then it is the rank that is named
             gpu = str(int(gpu) % self.job.spec.ranks_per_node)
-        reason = gpu_fault(node, gpu, self.job.slurm_id, self.job.spec, self.job.environ)
-        self.job.event("gpu_tested", node=node, gpu=gpu, ok=reason is None, reason=reason)
-        if reason is None:
+        tested = try_gpu(node, gpu, self.job.slurm_id, self.job.spec, self.job.environ)
+        self.job.event("gpu_tested", node=node, gpu=gpu, ok=tested.ok, reason=tested.reason)
+        if tested.ok is not False:
             return False
-        watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", reason, node=node, gpu=gpu)])
+        line = tested.reason or "it computes wrongly"
+        watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
     def _record(self, decision: Decision, resources: Resources, watch: Watch) -> None:
@@ -236,8 +243,11 @@ class Supervisor:
 
     def _carry_out(self, decision: Decision, verdict: Verdict) -> tuple[Verdict | None, tuple[str, ...]]:
         """Do it: how the run ends in this job, or the nodes on which to start again."""
-        if self.job.stop.asked and decision.action != "requeue":
+        if decision.action == "finish" or self.settings.mode != "act":
             return verdict, ()
+        time_is_up = self.job.stop.signum == signal.SIGUSR2
+        if self.job.stop.asked and not (time_is_up and decision.action == "requeue"):
+            return verdict, ()  # a job that was cancelled must not come back
         if decision.action == "stop":
             code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
             return replace(verdict, outcome="failed", exit_code=code), ()

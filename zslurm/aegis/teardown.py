@@ -87,9 +87,11 @@ def clear(
     seconds = round(time.monotonic() - started, 3)
     event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=silent)
     now = time.time()
+    # GPU memory that stays in use is recorded, no more: on a shared node it may be somebody else's.
     return [
-        Fault("orphans", "root", "node", now, "agent", f"the attempt cannot be ended: {why}", node=node)
-        for node, why in left.items()
+        Fault("orphans", "root", "node", now, "agent", f"they cannot be killed: {answer.why}", node=node)
+        for node, answer in answers.items()
+        if answer.values.get("left")
     ]
 
 

@@ -59,6 +59,7 @@ TREATMENTS: dict[str, Treatment] = {
     "gpu_test_failed": _broken("a GPU computes wrong numbers", must_leave=True),
     "node_dead": _broken("the node is dead"),
     "slurm_node_fail": _broken("Slurm reports the node as failed"),
+    "orphans": _broken("processes of the ended attempt are left on the node", must_leave=True),
     # The machine is broken, unless the program did it: what came first decides.
     "gpu_hang_reset": _broken("a GPU hung or was reset", certain=False),
     "xgmi_error": _broken("error on a link between GPUs", certain=False),

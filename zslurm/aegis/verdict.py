@@ -38,6 +38,15 @@ class Verdict:
     exit_code: int
     cause: Cause | None = None
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Verdict | None:
+        """Back from a row `attempt_ended`; None where it is not whole."""
+        try:
+            cause = Cause(**row["cause"]) if row.get("cause") else None
+            return cls(row["outcome"], int(row["exit_code"]), cause)
+        except (KeyError, TypeError, ValueError):
+            return None
+
     def fields(self) -> dict[str, Any]:
         """The verdict as fields of an event."""
         cause = {k: v for k, v in asdict(self.cause).items() if v is not None} if self.cause else None

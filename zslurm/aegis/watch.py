@@ -31,6 +31,9 @@ from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 # A rank that has only just been started does not listen yet: the request is repeated.
 _REPEAT_S = 2.0
 _STACKS_S = 5.0
+_SERIOUS = ("root", "cascade")
+"""Roles of faults that can end an attempt. Of others there may be some for weeks: they must cost nothing."""
+
 _ORDERLY = ("completed", "interrupted")
 """Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
 
@@ -191,7 +194,9 @@ class Watch:
         aegis, now = self.job.spec.aegis, time.monotonic()
         if self.job.stop.deadline is not None and now > self.job.stop.deadline:
             return f"the ranks did not save and stop within {aegis.save_s:g} s", None
-        if aegis.mode == "act" and self.faults:
+        if aegis.mode == "act" and any(
+            fault.role in _SERIOUS or fault.kind == "straggler" for fault in self.faults
+        ):
             found = alarm(self.situation(), self.history, aegis, spares=self.spares)
             if found.give_up:
                 return found.reason, found.root

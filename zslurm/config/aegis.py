@@ -92,7 +92,7 @@ class AegisSection(Section):
     )
     grace_s: Positive = Field(
         30.0,
-        description="seconds that peers of a failed rank get to say why, before the attempt is torn down",
+        description="seconds in which the cause may still show where ranks only complain of lost peers",
     )
     settle_s: Positive = Field(
         2.0, description="seconds that the other ranks get to end by themselves once the cause is known"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zslurm.config.spec import RunSpec
-from zslurm.errors import SlurmUnavailable
+from zslurm.errors import ZslurmError
 from zslurm.launch.interpreter import Interpreter
 from zslurm.launch.processes import DetachedProcess
 from zslurm.launch.run_dir import AttemptDir, RunDir
@@ -134,7 +134,7 @@ def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None)
     if job_id is not None:
         try:
             SlurmClient().kill_step(job_id, step_name(attempt))
-        except SlurmUnavailable:
+        except ZslurmError:  # not there, away, or of another opinion
             process.signal_group(signal.SIGTERM)
             _wait_for_srun(process)
     process.signal_group(signal.SIGKILL)

@@ -187,7 +187,8 @@ def _checked(event: Row) -> str:
 
 
 def _gpu_tested(event: Row) -> str:
-    result = "computes correctly" if event["ok"] else "computes wrongly"
+    results = {True: "computes correctly", False: "computes wrongly"}
+    result = results.get(event["ok"], "could not be tested")
     return f"GPU {event['gpu']} of {event['node']} {result}{_because(event)}"
 
 

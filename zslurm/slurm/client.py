@@ -50,6 +50,10 @@ class SlurmClient:
         """Whether Slurm's commands are on this machine. Says nothing about the controller; costs no call."""
         return all(self._commands.find(program) for program in ("sbatch", "squeue", "scontrol"))
 
+    def can_control(self) -> bool:
+        """Whether jobs can be asked about and changed from here: compute nodes often have no sbatch."""
+        return all(self._commands.find(program) for program in ("squeue", "scontrol"))
+
     def version(self) -> Version:
         """The version of Slurm's commands here. Asks no controller.
 

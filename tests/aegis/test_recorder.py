@@ -1,0 +1,36 @@
+"""Events are never lost: what a full disk refuses is written once there is space."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.jsonl import JsonLinesWriter, read_jsonl
+from zslurm.aegis.recorder import Recorder
+from zslurm.launch.run_dir import RunDir
+
+
+def test_what_a_full_disk_refuses_is_written_later_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = JsonLinesWriter.append, [False]
+
+    def append(self: JsonLinesWriter, record: dict[str, Any]) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, record)
+
+    monkeypatch.setattr(JsonLinesWriter, "append", append)
+    with Recorder(RunDir(tmp_path)) as recorder:
+        recorder.event("first")
+        full[0] = True
+        recorder.event("second", reason="disk")
+        recorder.event("third")
+        full[0] = False
+        recorder.event("fourth", kind="rank_killed")
+    rows = list(read_jsonl(tmp_path / "events.jsonl"))
+    assert [row["event"] for row in rows] == ["first", "second", "third", "fourth"]
+    assert rows[3]["kind"] == "rank_killed"
