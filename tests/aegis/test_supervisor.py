@@ -186,6 +186,21 @@ def test_a_stop_that_came_before_the_supervisor_starts_no_ranks(prepared: LocalU
     assert (events[-1]["outcome"], events[-1]["exit_code"]) == ("interrupted", 75)
 
 
+def test_the_last_word_waits_for_a_disk_that_takes_no_files(prepared: LocalUser) -> None:
+    """Here a directory stands in the way for a while."""
+    run = prepared.run_dir("quick")
+    over = run.job_exit("local-9")
+    over.mkdir()
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "zslurm", "aegis", "run", str(run.path)],
+        env=prepared.environment | {"ZSLURM_JOB_ID": "local-9", "ZSLURM_STOP": "USR2"},
+    )
+    wait_for(lambda: prepared.events("quick", "run_ended"), "the run to end")
+    over.rmdir()
+    assert supervisor.wait(30) == 75
+    assert over.read_text() == "75\n"
+
+
 @pytest.mark.parametrize(
     ("action", "mode", "outcome", "exit_code"),
     [("finish", "act", "interrupted", 75), ("stop", "act", "failed", 93), ("restart", "observe", "failed", 137)],

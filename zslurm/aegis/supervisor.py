@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -46,7 +46,25 @@ from zslurm.slurm.hostlist import compress, expand
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 _AGAIN_S = 5.0
-"""Between two looks whether ranks can be started now."""
+"""Between two looks whether ranks can be started now, or the disk takes a file."""
+_FULL_S = 60.0
+"""How long a file waits for a full disk. Then the supervisor ends, and the batch script starts it again."""
+
+
+def _patiently(write: Callable[[], None]) -> None:
+    """Write, as soon as the disk takes it.
+
+    Raises:
+        ZslurmError: it did not for a minute.
+    """
+    deadline = time.monotonic() + _FULL_S
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ZslurmError(f"{error.filename or 'the run directory'}: {error.strerror}") from error
+        time.sleep(_AGAIN_S)
 
 
 class Supervisor:
@@ -74,7 +92,8 @@ class Supervisor:
             signal.signal(signum, self._on_stop_signal)
         for signum in (signal.SIGCONT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
-        ProcessRecord.of(os.getpid()).write(job.run.supervisor)
+        me = ProcessRecord.of(os.getpid())
+        _patiently(lambda: me.write(job.run.supervisor))
         with self.recorder:
             self.recorder.open(job.spec, job.job_id, job.environ)
             if (reason := why_not_needed(job.run, job.environ)) is not None:
@@ -106,7 +125,7 @@ class Supervisor:
 
     def _end(self, code: int) -> int:
         """Tell the batch script that the run is over in this job."""
-        write_atomically(self.job.run.job_exit(self.job.job_id), f"{code}\n")
+        _patiently(lambda: write_atomically(self.job.run.job_exit(self.job.job_id), f"{code}\n"))
         return code
 
     def _on_stop_signal(self, signum: int, _frame: FrameType | None) -> None:
