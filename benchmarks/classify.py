@@ -2,7 +2,8 @@
 
 The rate is measured on generated logs of training: lines of three trainers and of NCCL, with srun's labels, and
 recorded failure lines mixed in at three densities. The table was written with the labelled lines at hand, so their
-recall says that nothing of them is missed, not how well it does on lines that it never saw.
+recall says that nothing of them is missed, not how well it does on lines that it never saw; for that there is one
+figure, of lines that were gathered by others when the table was finished.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import write_result
-from tests.aegis.log_samples import FORMS, RECORDED, Sample
+from tests.aegis.log_samples import FORMS, FURTHER, RECORDED, Sample
 from zslurm.aegis.classify import classify
 from zslurm.aegis.log_faults import findings_in
 from zslurm.aegis.log_lines import chunks_of
@@ -50,6 +51,18 @@ _BASELINE = {
     "source": "as published with the collection of lines, of which the recorded ones here are a part; not rerun",
 }
 
+# Lines gathered without sight of the table, from public threads and from sources of drivers and programs, and
+# judged once, by the table of commit 7501624. The table was mended after that, and they are now among the labelled
+# lines (log_samples_further.jsonl), but for two whose class is doubtful: one failure and one benign line.
+_UNSEEN = {
+    "lines": 353,
+    "failures": 240,
+    "recognised": 220,
+    "benign": 113,
+    "false_alarms": 6,
+    "judged": "once, on 2026-11-22, before the table was mended",
+}
+
 
 def run() -> None:
     """Measure and write results/classify.json."""
@@ -70,6 +83,8 @@ def run() -> None:
             "rate": [_rate(name, every) for name, every in _DENSITIES.items()],
             "recorded_lines": _score(RECORDED),
             "further_forms": _score(FORMS),
+            "further_lines": _score(FURTHER),
+            "lines_never_seen_before": _UNSEEN,
             "other_rule_sets": _BASELINE,
         },
     )

@@ -271,7 +271,7 @@ ROWS = (
     ),
     Row(
         15, "time limit", reach_time_limit, (), ("requeue",),
-        slurm=HURRY, pace_s=1.2,
+        slurm=HURRY, pace_s=1.3,
     ),
     Row(16, "requeue from outside", requeue_from_outside, (), ()),
     Row(17, "slurmctld down for 30 s", stop_controller, ("rank_killed",), pace_s=0.5),
@@ -297,7 +297,7 @@ ROWS = (
     Row(
         # It goes on without the node at once. Then the time is up, and two nodes of the partition are left.
         24, "excluded node on a full partition", break_gpu, ("gpu_ras_uncorrectable",), ("shrink", "requeue"),
-        same_size=False, partition="node[0-2]", aegis={"min_nodes": 2}, pace_s=1.0,
+        same_size=False, partition="node[0-2]", aegis={"min_nodes": 2}, pace_s=1.3,
         slurm=HURRY,
     ),
     Row(

@@ -9,7 +9,7 @@ import pytest
 
 from zslurm.errors import SlurmRefused
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.exclusion import requeue_excluding
+from zslurm.slurm.exclusion import Size, requeue_excluding
 
 
 class Calls:
@@ -58,8 +58,8 @@ def test_a_refused_requeue_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="(null)", fails="never")
-    requeue_excluding(calls.client, "12", ["node3"], n_nodes=3, tasks_per_node=8)
-    assert calls.made[1] == "update JobId=12 ExcNodeList=node3 NumNodes=3 NumTasks=24"
+    requeue_excluding(calls.client, "12", ["node3"], size=Size(nodes=3, tasks_per_node=8, cpus_per_task=12))
+    assert calls.made[1] == "update JobId=12 ExcNodeList=node3 NumNodes=3 NumTasks=24 NumCPUs=288"
 
 
 def test_an_exclusion_that_expired_is_taken_back(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.errors import ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
-from zslurm.slurm.exclusion import requeue_excluding, wait_until_down
+from zslurm.slurm.exclusion import Size, requeue_excluding, wait_until_down
 
 _PATIENT = Retries(attempts=8, first_pause_s=0.5)
 """A minute in all: long enough for a controller that is being restarted. Once the job is requeued, KillWait ends
@@ -57,11 +57,5 @@ def requeue_job(
     if not excluded and decision.n_nodes is None and not forgiven:
         client.requeue(job_id)
         return ""
-    return requeue_excluding(
-        client,
-        job_id,
-        excluded,
-        forgiven=forgiven,
-        n_nodes=decision.n_nodes,
-        tasks_per_node=spec.ranks_per_node,
-    )
+    size = Size(decision.n_nodes, spec.ranks_per_node, spec.cpus_per_task) if decision.n_nodes else None
+    return requeue_excluding(client, job_id, excluded, forgiven=forgiven, size=size)

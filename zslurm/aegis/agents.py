@@ -235,6 +235,16 @@ class Agents:
         with self._lock:
             return {name for name, node in self._nodes.items() if node.heard is None or now - node.heard > seconds}
 
+    def fell_silent(self, seconds: float) -> set[str]:
+        """Nodes whose agent spoke once, and has said nothing for so long."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                name
+                for name, node in self._nodes.items()
+                if node.last_word is not None and now - node.last_word > seconds
+            }
+
     def unreachable(self) -> dict[str, str]:
         """Silent nodes on which Slurm can start nothing, with its words: they may well be dead."""
         with self._lock:

@@ -31,6 +31,11 @@ _FIRST_WORD_S = 15.0
 """How long agents that have just been started get to say their first word."""
 
 
+def quiet_s(settings: AegisSection) -> float:
+    """Seconds after which an agent that has said nothing is not waited for."""
+    return max(_QUIET_S, 3 * settings.sensors.progress_s)
+
+
 def end_step(running: Running, job_id: str | None) -> None:
     """End every task of the step by asking Slurm, and srun itself."""
     kill_step(running.process, running.attempt, job_id)
@@ -67,8 +72,7 @@ def clear(
     answers = {}
     if agents is not None and running.adopted:  # whose step ended before our agents could say a word
         _wait(agents.watched, _FIRST_WORD_S)
-    quiet_s = max(_QUIET_S, 3 * settings.sensors.progress_s)
-    heard = [node for node in nodes if agents is not None and node not in agents.quiet(quiet_s)]
+    heard = [node for node in nodes if agents is not None and node not in agents.quiet(quiet_s(settings))]
     if agents is not None and heard:
         answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s, attempt=number)
     if not ended() and len(answers) == len(running.nodes):

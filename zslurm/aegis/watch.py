@@ -21,7 +21,7 @@ from zslurm.aegis.job import Job
 from zslurm.aegis.policy import alarm
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
-from zslurm.aegis.teardown import clear, end_step
+from zslurm.aegis.teardown import clear, end_step, quiet_s
 from zslurm.aegis.verdict import Verdict, judge
 from zslurm.errors import Exit
 from zslurm.launch.metrics_tail import last_step_at
@@ -156,8 +156,12 @@ class Watch:
             self.note(faults_of_failure(self.attempt, failure, ends, self._rank_nodes(), self.signatures))
         self._look_at_nodes()
 
-    def _look_at_nodes(self) -> None:
-        """What the agents report, and nodes that Slurm has given up."""
+    def _look_at_nodes(self, *, over: bool = False) -> None:
+        """What the agents report, and nodes that Slurm has given up.
+
+        Where ranks complain of lost peers, a silent node is dead: while they run only as long as nothing else
+        explains it, but once they are over in any case, for none of them can tell any more that its node lives.
+        """
         dead = failed_nodes(_read(self.attempt))
         if self.agents is None:
             known = {fault.node for fault in self.faults if fault.kind == "node_dead"}
@@ -170,7 +174,8 @@ class Watch:
             time.time(),
             dead={node: f"Slurm reports node {node} as failed" for node in dead},
             trouble={**self.agents.unreachable(), **self.agents.slurm_says()},
-            lost_peers=self._failed_at is not None and not any(fault.role == "root" for fault in self.faults),
+            lost_peers=self._failed_at is not None
+            and (over or not any(fault.role == "root" for fault in self.faults)),
         )
         self.note(found)
 
@@ -233,7 +238,22 @@ class Watch:
         )
         if self.agents is not None and self.agents.watched():
             time.sleep(_LAST_LOOK_S)
-        self._look_at_nodes()
+            self._hear_of_every_node(self.agents)
+        self._look_at_nodes(over=True)
+
+    def _hear_of_every_node(self, agents: Agents) -> None:
+        """Wait until each node that says nothing any more is heard again, or is found dead.
+
+        Nodes often die together, and the last words of their agents come a second apart. An attempt on the node
+        that is found last would be lost.
+        """
+        aegis = self.job.spec.aegis
+        deadline = time.monotonic() + aegis.silent_s
+        while time.monotonic() < deadline:
+            self._look_at_nodes(over=True)
+            if not agents.fell_silent(quiet_s(aegis)) & set(self._alive()):
+                return
+            time.sleep(aegis.poll_s)
 
     def _rank_nodes(self) -> list[str]:
         """The node of each rank."""

@@ -5,10 +5,32 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from zslurm.errors import SlurmRefused, ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a job asks for.
+
+    Attributes:
+        nodes: that it wants.
+        tasks_per_node: of the job.
+        cpus_per_task: of the job.
+    """
+
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int
+
+    def settings(self) -> dict[str, str]:
+        """By scontrol's names. With the CPUs: they stay as they were, and fewer nodes do not have so many."""
+        tasks = self.nodes * self.tasks_per_node
+        cpus = tasks * self.cpus_per_task
+        return {"NumNodes": str(self.nodes), "NumTasks": str(tasks), "NumCPUs": str(cpus)}
 
 
 def requeue_excluding(
@@ -17,8 +39,7 @@ def requeue_excluding(
     nodes: Iterable[str],
     *,
     forgiven: Collection[str] = (),
-    n_nodes: int | None = None,
-    tasks_per_node: int = 1,
+    size: Size | None = None,
 ) -> str:
     """Requeue a job without these nodes and those that it excludes already; returns all of them, as a hostlist.
 
@@ -33,9 +54,8 @@ def requeue_excluding(
         job_id: the job.
         nodes: to exclude from now on.
         forgiven: nodes that it may use again.
-        n_nodes: ask for so many nodes from now on; default: as many as before. A job that fills its partition, and
-            excludes a node of it, would wait for ever.
-        tasks_per_node: of the job, where `n_nodes` is given.
+        size: ask for so much from now on; default: as much as before. A job that fills its partition, and excludes
+            a node of it, would wait for ever.
 
     Raises:
         NotFound: Slurm does not know the job.
@@ -44,8 +64,8 @@ def requeue_excluding(
     already = [node for node in expand(client.excluded_nodes(job_id)) if node not in forgiven]
     union = compress([*already, *nodes])
     changes = {"ExcNodeList": union}
-    if n_nodes is not None:
-        changes |= {"NumNodes": str(n_nodes), "NumTasks": str(n_nodes * tasks_per_node)}
+    if size is not None:
+        changes |= size.settings()
     try:
         client.requeue_hold(job_id)
     except SlurmRefused:

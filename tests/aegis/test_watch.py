@@ -1,0 +1,105 @@
+"""The watch over one attempt, with a step and agents that a test makes up."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.launch.specs import run_spec
+from zslurm.aegis.agents import Agents, Heard
+from zslurm.aegis.detect import Detector
+from zslurm.aegis.job import Job
+from zslurm.aegis.protocol import ProgressReport, Stamp
+from zslurm.aegis.signatures import Signatures
+from zslurm.aegis.starts import Running
+from zslurm.aegis.watch import Watch
+from zslurm.launch.processes import DetachedProcess
+from zslurm.launch.run_dir import RunDir
+
+NODES = ("node0", "node1", "node2")
+SILENT_S = 4.0
+LOST_PEERS = "srun: error: node0: task 0: Exited with exit code 1"
+
+
+class Speakers:
+    """In place of Agents: the nodes speak whenever they are asked, until they fall silent, and answer nothing."""
+
+    def __init__(self, silent_since: dict[str, float], again_at: dict[str, float] | None = None) -> None:
+        now = time.monotonic()
+        self._silent = {node: now - ago for node, ago in silent_since.items()}
+        self._again = {node: now + later for node, later in (again_at or {}).items()}
+        self._last = {node: self._silent.get(node, now) for node in NODES}
+        self._told: set[str] = set()
+
+    def reports(self) -> list[Heard]:
+        now = time.monotonic()
+        for node in NODES:
+            if node not in self._silent or now >= self._again.get(node, float("inf")):
+                self._last[node] = now
+                self._told.discard(node)
+        fresh = [node for node in NODES if node not in self._told]
+        self._told.update(fresh)
+        return [
+            Heard(self._last[node], ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1))
+            for node in fresh
+        ]
+
+    def fell_silent(self, seconds: float) -> set[str]:
+        return {node for node in NODES if time.monotonic() - self._last[node] > seconds}
+
+    quiet = fell_silent
+
+    def watched(self) -> bool:
+        return True
+
+    def unreachable(self) -> dict[str, str]:
+        return {}
+
+    slurm_says = unreachable
+
+    def ask(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Running:
+    """An attempt whose first rank has lost its peers, and whose srun waits for the others."""
+    run = RunDir(tmp_path / "runs" / "tiny")
+    run.create(group_readable=False)
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    process = DetachedProcess.start(
+        ["sh", "-c", f"echo '{LOST_PEERS}'; sleep 60"],
+        env=os.environ,
+        log=attempt.step_log,
+        record_file=attempt.path / "step.json",
+        exit_file=attempt.path / "step.exit",
+    )
+    return Running(attempt, process, NODES)
+
+
+def _dead(tmp_path: Path, running: Running, agents: Speakers) -> list[str | None]:
+    """Nodes that are dead when the attempt is over."""
+    spec = run_spec(tmp_path, aegis={"silent_s": SILENT_S, "poll_s": 0.1}, slurm={"nodes": 3, "ranks_per_node": 1})
+    job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, lambda *_, **__: None)
+    detector = Detector(spec.aegis)
+    detector.begin(1, list(NODES), time.monotonic() - 60)
+    watch = Watch(job, running, Signatures.load(), cast(Agents, agents), detector, spares=2)
+    verdict = watch.until_end()
+    assert verdict.outcome == "failed"
+    return [fault.node for fault in watch.faults if fault.kind == "node_dead"]
+
+
+def test_nodes_that_die_together_are_found_together(tmp_path: Path, running: Running) -> None:
+    """The last word of one came a second before that of the other."""
+    agents = Speakers({"node1": SILENT_S + 0.5, "node2": SILENT_S - 1.0})
+    assert _dead(tmp_path, running, agents) == ["node1", "node2"]
+
+
+def test_a_node_that_is_heard_again_is_not_dead(tmp_path: Path, running: Running) -> None:
+    agents = Speakers({"node1": SILENT_S + 0.5, "node2": SILENT_S - 1.5}, again_at={"node2": 1.0})
+    assert _dead(tmp_path, running, agents) == ["node1"]
