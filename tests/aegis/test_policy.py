@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,8 +39,11 @@ def decided(
     return decide(situation(*faults, **more), past or history(), resources(**there or {}), settings(**says or {}))
 
 
-def raised(*faults: Fault, says: dict[str, Any] | None = None, spares: int = 0, **more: Any) -> Alarm:
-    return alarm(situation(*faults, outcome=None, **more), history(), settings(**says or {}), spares=spares)
+def raised(
+    *faults: Fault, past: History | None = None, says: dict[str, Any] | None = None, spares: int = 0, **more: Any
+) -> Alarm:
+    now = situation(*faults, outcome=None, **more)
+    return alarm(now, past or history(), settings(**says or {}), spares=spares)
 
 
 def past_of(kind: str, *nodes: str, step: int = 40, **more: Any) -> History:
@@ -225,6 +229,18 @@ class TestAlarm:
         assert raised(fault(kind, ago=61.0)).give_up
         assert not raised(fault(kind, ago=61.0), says={"tolerate_s": 90}).give_up
         assert raised(fault(kind, ago=61.0)).reason.endswith("for more than 60 s")
+
+    @pytest.mark.parametrize("node", ["node1", None])
+    def test_a_fault_that_stands_still_ends_one_attempt_and_no_second(self, node: str | None) -> None:
+        """The link is down, and there was no other node to go on with."""
+        down = fault("nic_link_down", ago=200.0, nic="n3")
+        past = history(incident(replace(down, node=node, nic=node and "n3")))
+        assert raised(down).give_up
+        assert not raised(down, past=past).give_up
+        assert raised(fault("nic_link_down", ago=100.0, nic="n3"), past=past).give_up, "it went down again"
+        assert raised(fault("nic_link_down", "node2", ago=200.0, nic="n3"), past=past).give_up == (
+            node is not None
+        )
 
     def test_is_silent_when_the_link_came_back(self) -> None:
         down, up = fault("nic_link_down", ago=80.0, nic="n3"), fault("nic_link_down", nic="n3", cleared=True)

@@ -35,7 +35,11 @@ def alarm(situation: Situation, history: History, settings: AegisSection, *, spa
         settings: section `aegis`.
         spares: healthy nodes of the job beside those in use.
     """
-    found = [fault for fault in roots_of(situation, settings) if _ends_it(fault, situation, settings, spares)]
+    found = [
+        fault
+        for fault in roots_of(situation, settings)
+        if _ends_it(fault, situation, settings, spares) and not _was_acted_on(fault, history)
+    ]
     if not found:
         return Alarm(give_up=False)
     chosen = blame(found, situation, history, settings)
@@ -52,6 +56,18 @@ def _ends_it(fault: Fault, situation: Situation, settings: AegisSection, spares:
     while_running = treatment_of(fault.kind).while_running
     lasted = situation.now - fault.time >= settings.tolerate_s
     return while_running == "give up" or (while_running == "tolerate" and lasted)
+
+
+def _was_acted_on(fault: Fault, history: History) -> bool:
+    """Whether this very fault ended an attempt before, and stands still: the node is used for want of another."""
+    return any(
+        incident.root is not None
+        and incident.root.kind == fault.kind
+        and incident.root.node in (None, fault.node)
+        and incident.root.nic in (None, fault.nic)
+        and fault.time <= incident.root.time
+        for incident in history.incidents
+    )
 
 
 def decide(situation: Situation, history: History, resources: Resources, settings: AegisSection) -> Decision:
