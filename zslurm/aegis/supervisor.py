@@ -214,7 +214,9 @@ class Supervisor:
             situation = watch.situation(verdict)
             exclusions = active_exclusions(history, situation.now, settings).values()
             blamed = any(fault.role == "root" and fault.scope != "user" for fault in situation.faults)
-            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=blamed)
+            # A job that excludes nodes must not ask for more than are left.
+            look = blamed or bool(exclusions)
+            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=look)
             decision = decide(situation, history, resources, settings)
             if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
                 tested.add(decision.test_gpu)
