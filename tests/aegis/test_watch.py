@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.launch.specs import run_spec
+from tests.waiting import wait_for
 from zslurm.aegis.agents import Agents, Heard
 from zslurm.aegis.detect import Detector
 from zslurm.aegis.job import Job
@@ -103,3 +106,25 @@ def test_nodes_that_die_together_are_found_together(tmp_path: Path, running: Run
 def test_a_node_that_is_heard_again_is_not_dead(tmp_path: Path, running: Running) -> None:
     agents = Speakers({"node1": SILENT_S + 0.5, "node2": SILENT_S - 1.5}, again_at={"node2": 1.0})
     assert _dead(tmp_path, running, agents) == ["node1"]
+
+
+def test_a_file_system_that_does_not_answer_tells_nothing_new(
+    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = running.attempt.step_log
+    wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
+    run = RunDir(tmp_path / "runs" / "tiny")
+    spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
+    job = Job(run, spec, {}, "local-1", 0, lambda *_, **__: None)
+    watch = Watch(job, running, Signatures.load(), None, Detector(spec.aegis))
+
+    def stalled(*_: object, **__: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as away:
+        away.setattr(Path, "read_text", stalled)
+        watch._look()
+        assert watch.faults == []
+    watch._look()
+    assert [fault.rank for fault in watch.faults] == [0], "it is heard of once it can be read"
+    running.process.signal_group(signal.SIGKILL)

@@ -109,16 +109,24 @@ class Starts:
         assert self._python is not None
         attempts = job.run.attempt_dirs()
         attempt = job.run.attempt(attempts[-1].number + 1 if attempts else 1)
+        attempt.path.mkdir(parents=True)
         try:
-            return self._begin(attempt, nodes, self._python)
-        except OSError:
+            running = self._begin(attempt, nodes, self._python)
+        except OSError:  # no rank runs
             shutil.rmtree(attempt.path, ignore_errors=True)  # the next try gets the same number
             raise
+        hosts, world_size = hostlist_in_order(running.nodes), len(running.nodes) * job.spec.ranks_per_node
+        job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
+        return running
 
     def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> Running:
-        """Raises OSError."""
+        """Describe the attempt, and start its step last.
+
+        Raises:
+            OSError: a file cannot be written; the step was not started.
+        """
         job = self._job
-        attempt.logs.mkdir(parents=True)
+        attempt.logs.mkdir()
         attempt.ranks.mkdir()
         if not job.on_slurm:
             plan = local_step(job.spec, job.run, attempt, python)
@@ -128,21 +136,18 @@ class Starts:
                 plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
             else:
                 nodes = tuple(expand(compress(nodes)))  # as srun sorts them
-        hosts, world_size = hostlist_in_order(nodes), len(nodes) * job.spec.ranks_per_node
         body = {
             "attempt": attempt.number,
             "job_id": job.job_id,
             "restart": job.restart,
-            "nodes": hosts,
-            "world_size": world_size,
+            "nodes": hostlist_in_order(nodes),
+            "world_size": len(nodes) * job.spec.ranks_per_node,
             "command": plan.command,
         }
         write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
         if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
             job.event("lock_taken_over", holder=str(dead))
-        process = plan.start(attempt)
-        job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
-        return Running(attempt, process, nodes)
+        return Running(attempt, plan.start(attempt), nodes)
 
     def left_over(self) -> Running | Decided | None:
         """Where an earlier supervisor of this start of the job left off.

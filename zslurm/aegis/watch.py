@@ -282,7 +282,8 @@ def committed_step(run: RunDir) -> int:
 
 
 def _read(attempt: AttemptDir) -> str:
+    """What srun has said so far; nothing while the file system does not answer."""
     try:
         return attempt.step_log.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""
