@@ -16,7 +16,7 @@ from zslurm.aegis.job import Job
 from zslurm.aegis.nodes import Nodes
 from zslurm.aegis.rails_check import check_rails
 from zslurm.aegis.verdict import Cause, Verdict
-from zslurm.errors import Exit, ZslurmError
+from zslurm.errors import ZslurmError
 from zslurm.launch.checkpoint_lock import free_from_dead_job
 from zslurm.launch.interpreter import Interpreter
 from zslurm.launch.prepare import prepare
@@ -66,11 +66,11 @@ class Starts:
         self._python: Interpreter | None = None
 
     def why_not(self) -> Verdict | None:
-        """What keeps ranks from starting; None where nothing does. The nodes are looked at once."""
+        """What keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
+
+        The nodes are looked at once.
+        """
         job = self._job
-        if job.stop.asked:
-            job.event("signal", signal=job.stop.name)
-            return Verdict("interrupted", Exit.INTERRUPTED)
         if self._python is not None:
             return None
         if job.on_slurm and job.spec.cluster.nics:
@@ -78,7 +78,7 @@ class Starts:
             if verdict is not None:
                 return verdict
             if job.stop.asked:
-                return self.why_not()
+                return None
         try:
             self._python = prepare(job.spec, job.run, job.job_id, job.environ, job.event)
         except ZslurmError as error:

@@ -24,7 +24,7 @@ from types import FrameType
 from zslurm.aegis.actions import requeue_job
 from zslurm.aegis.agents import Agents
 from zslurm.aegis.detect import Detector
-from zslurm.aegis.evidence import Decision, Fault, Resources
+from zslurm.aegis.evidence import Decision, Fault, Resources, Situation
 from zslurm.aegis.gpu_test import try_gpu
 from zslurm.aegis.history import active_exclusions
 from zslurm.aegis.job import Job
@@ -35,8 +35,9 @@ from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.spares import unfit
 from zslurm.aegis.starts import Decided, Running, Starts
 from zslurm.aegis.verdict import Cause, Verdict
-from zslurm.aegis.watch import Watch
+from zslurm.aegis.watch import Watch, committed_step
 from zslurm.errors import Exit, ZslurmError
+from zslurm.launch.milestones import IN_PLACE
 from zslurm.launch.prepare import clear_up
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir, write_atomically
@@ -145,6 +146,8 @@ class Supervisor:
             verdict, nodes = self._carry_out(found.decision, found.verdict)
         while verdict is None:
             if running is None:
+                if self.job.stop.asked:
+                    return self._asked_between()
                 verdict = self.starts.why_not()
                 if verdict is not None:
                     break
@@ -197,7 +200,7 @@ class Supervisor:
         decision, resources = self._decide(watch, verdict, running)
         verdict = _blame(verdict, decision.root)
         self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
-        self._record(decision, resources, watch)
+        self._record(decision, resources, watch.situation())
         return self._carry_out(decision, verdict)
 
     def _bury(self, dead: set[str]) -> None:
@@ -243,8 +246,7 @@ class Supervisor:
         watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
-    def _record(self, decision: Decision, resources: Resources, watch: Watch) -> None:
-        situation = watch.situation()
+    def _record(self, decision: Decision, resources: Resources, situation: Situation) -> None:
         self.job.event(
             "decision",
             attempt=situation.attempt,
@@ -267,6 +269,8 @@ class Supervisor:
         if decision.action == "finish" or self.settings.mode != "act":
             return verdict, ()
         time_is_up = self.job.stop.signum == signal.SIGUSR2
+        if time_is_up and decision.action in IN_PLACE:  # the signal came after the decision to start again
+            return self._asked_between(verdict), ()
         if self.job.stop.asked and not (time_is_up and decision.action == "requeue"):
             return verdict, ()  # a job that was cancelled must not come back
         if decision.action == "stop":
@@ -276,6 +280,29 @@ class Supervisor:
             return self._requeue(decision, verdict), ()
         self._pause(decision.wait_s or 0.0)
         return None, decision.nodes
+
+    def _asked_between(self, verdict: Verdict | None = None) -> Verdict:
+        """How the run ends in this job where it is asked to stop while no ranks run.
+
+        Args:
+            verdict: on the attempt that has just ended; None where that is decided upon.
+        """
+        job, settings = self.job, self.settings
+        job.event("signal", signal=job.stop.name)
+        verdict = verdict or Verdict("interrupted", Exit.INTERRUPTED)
+        if settings.mode == "off":
+            return verdict
+        attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
+        number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
+        situation = Situation(now, number, "interrupted", (), step, job.stop.name)
+        resources = self.nodes.resources(
+            active_exclusions(history, now, settings).values(), (), look_elsewhere=False
+        )
+        decision = decide(situation, history, resources, settings)
+        if decision.action == "finish":
+            return verdict
+        self._record(decision, resources, situation)
+        return self._carry_out(decision, verdict)[0] or verdict
 
     def _pause(self, seconds: float) -> None:
         """Wait, unless the run is asked to stop."""
@@ -292,10 +319,8 @@ class Supervisor:
         self.recorder.flush()
         try:
             excluded = requeue_job(
-                self.job.spec,
-                self.job.job_id,
+                self.job,
                 decision,
-                self.job.environ,
                 excluded={*active, *decision.exclude}.difference(demanded),
                 forgiven=forgiven,
                 dead=self.nodes.died,
@@ -305,7 +330,8 @@ class Supervisor:
             message = verdict.cause.message if verdict.cause else decision.reason
             cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
             return Verdict("failed", Exit.STOPPED, cause)
-        self.job.event("requeued", excluded=excluded, reason=decision.reason)
+        if excluded is not None:
+            self.job.event("requeued", excluded=excluded, reason=decision.reason)
         return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
 
 
