@@ -295,9 +295,8 @@ class Supervisor:
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
         number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
         situation = Situation(now, number, "interrupted", (), step, job.stop.name)
-        resources = self.nodes.resources(
-            active_exclusions(history, now, settings).values(), (), look_elsewhere=False
-        )
+        exclusions = active_exclusions(history, now, settings).values()
+        resources = self.nodes.resources(exclusions, (), look_elsewhere=bool(exclusions))
         decision = decide(situation, history, resources, settings)
         if decision.action == "finish":
             return verdict
