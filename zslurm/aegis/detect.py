@@ -49,8 +49,9 @@ _DISTINCT_S, _TOGETHER_S = 2.0, 1.0
 _STEP_TIMES = 50
 # Times of steps are taken over at least this long, so that the way of a report does not matter.
 _SAMPLE_S = 1.0
-# We ourselves were stopped or busy: what came meanwhile may not have been read yet.
-_AWAY_S = 3.0
+# Nothing was read of any node for so long, or for some reports' time: we ourselves were stopped. What came
+# meanwhile is read by and by.
+_AWAY_S, _AWAY_REPORTS = 3.0, 3
 # More ranks than this are not named one by one.
 _MOST_NAMED = 64
 
@@ -100,7 +101,7 @@ class Detector:
         self._attempt = 0
         self._adopted = False
         self._began = 0.0
-        self._checked: float | None = None
+        self._read_at: float | None = None
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self._median: float | None = None
         self._sensors = SensorFaults()
@@ -144,13 +145,15 @@ class Detector:
 
     # --- what comes -----------------------------------------------------------------------------------------
 
-    def feed(self, report: Report, now: float) -> None:
+    def feed(self, report: Report, now: float, wall: float | None = None) -> None:
         """Take a report; its faults come with the next `check`.
 
         Args:
             report: of an agent.
             now: when it came, monotonic seconds.
+            wall: the same in UNIX seconds; None: the clock of its node is right.
         """
+        self._excuse(now)
         name = report.stamp.node
         node = self._nodes.setdefault(name, _Node())
         node.heard = now if node.heard is None else max(node.heard, now)
@@ -160,7 +163,15 @@ class Detector:
             if report.ok and report.attempt == self._attempt:
                 self._feed_progress(report, node, now)
         elif isinstance(report, SensorReport):
-            self._sensors.feed(report, now)
+            self._sensors.feed(report, now, wall)
+
+    def _excuse(self, now: float) -> None:
+        """A report is read: time in which none was read of any node is nobody's silence."""
+        away = now - (now if self._read_at is None else self._read_at)
+        if away > max(_AWAY_S, _AWAY_REPORTS * self._settings.sensors.progress_s):
+            for node in self._nodes.values():
+                node.heard = None if node.heard is None else min(now, node.heard + away)
+        self._read_at = now if self._read_at is None else max(now, self._read_at)
 
     def _feed_progress(self, report: ProgressReport, node: _Node, now: float) -> None:
         node.watches = True
@@ -228,10 +239,6 @@ class Detector:
                 words: enough for a node whose agent is silent.
             lost_peers: ranks complain of peers that have left, and nobody has said which.
         """
-        if self._checked is not None and now - self._checked > _AWAY_S:
-            for node in self._nodes.values():
-                node.heard = None if node.heard is None else min(now, node.heard + now - self._checked)
-        self._checked = now
         found = self._sensors.take()
         if self._ranks:
             found += self._check_nodes(now, wall, dead or {}, trouble or {}, lost_peers=lost_peers)

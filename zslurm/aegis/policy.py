@@ -159,7 +159,7 @@ class _Case:
     def _failures(self) -> list[Fault | None]:
         """The roots of the failures since the newest checkpoint, this one's last."""
         before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
-        return [*(root for root in before if root is None or root.kind != "slurm_time_limit"), self.blame.root]
+        return [*(root for root in before if not _is_time_limit(root)), self.blame.root]
 
     def _budget_spent(self) -> Decision | None:
         failures, retries = self._failures(), self.settings.retries
@@ -185,6 +185,8 @@ class _Case:
 
     def go_on(self) -> Decision:
         """The cheapest way to go on."""
+        if self.blame.treatment.then == "requeue":
+            return self._requeue()
         there, least = self.resources, self.settings.min_nodes
         usable = [node for node in there.nodes if node not in self.blame.exclude + self.bad_spares()]
         lost = [node for node in there.in_use if node not in usable]
@@ -264,6 +266,11 @@ class _Case:
 
     def _reason(self, how: str) -> str:
         return f"{self.blame.what}; {how}"
+
+
+def _is_time_limit(root: Fault | None) -> bool:
+    """Whether an attempt ended for want of time, and not by what only a log calls a time limit."""
+    return root is not None and root.kind == "slurm_time_limit" and root.role == "teardown"
 
 
 def _names(nodes: Collection[str]) -> str:

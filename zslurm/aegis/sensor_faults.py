@@ -1,7 +1,7 @@
 """What sensors report, told once: a fault stands until its sensor says that it is over.
 
-Faults of one kind from one node are let through at most ten times a minute. Pure: times are monotonic seconds that
-the caller gives.
+Faults of one kind from one node are let through at most ten times a minute. A node's clock may be minutes off: its
+faults are told in the time of the supervisor, by whose clock the policy judges them. Pure: times are given.
 """
 
 from __future__ import annotations
@@ -37,11 +37,18 @@ class SensorFaults:
             fault for fault in self._standing.values() if fault.role == "root" and fault not in self._new
         ]
 
-    def feed(self, report: SensorReport, now: float) -> None:
-        """Take a report that came at `now`."""
-        self._feed_availability(report)
+    def feed(self, report: SensorReport, now: float, wall: float | None = None) -> None:
+        """Take a report.
+
+        Args:
+            report: of a sensor.
+            now: when it came, monotonic seconds.
+            wall: the same in UNIX seconds; None: the clock of its node is right.
+        """
+        behind = 0.0 if wall is None else wall - report.stamp.t
+        self._feed_availability(report, report.stamp.t + behind)
         for fault in report.faults:
-            fault = fault if fault.node is not None else replace(fault, node=report.stamp.node)
+            fault = replace(fault, node=fault.node or report.stamp.node, time=fault.time + behind)
             key = (fault.kind, fault.node, fault.gpu, fault.nic, fault.rank)
             if fault.cleared:
                 if self._standing.pop(key, None) is not None:
@@ -57,17 +64,17 @@ class SensorFaults:
         new, self._new = self._new, []
         return new
 
-    def _feed_availability(self, report: SensorReport) -> None:
+    def _feed_availability(self, report: SensorReport, time: float) -> None:
         node, key = report.stamp.node, (report.stamp.node, report.sensor)
         known = self._unavailable.get(key)
         if report.ok:
             if self._unavailable.pop(key, None) is not None:
                 line = f"{report.sensor}: can be read again"
-                self._new.append(_unavailable(node, report.sensor, line, report.stamp.t, cleared=True))
+                self._new.append(_unavailable(node, report.sensor, line, time, cleared=True))
         elif known is None or (report.why and report.why != known):
             self._unavailable[key] = report.why
             line = f"{report.sensor}: {report.why or 'cannot be read'}"
-            self._new.append(_unavailable(node, report.sensor, line, report.stamp.t))
+            self._new.append(_unavailable(node, report.sensor, line, time))
 
     def _may_pass(self, fault: Fault, now: float) -> bool:
         times = self._passed.setdefault((fault.kind, fault.node), deque(maxlen=_MOST_PER_MINUTE))
