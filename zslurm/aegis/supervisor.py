@@ -103,22 +103,23 @@ class Supervisor:
             self.nodes = Nodes(job.spec, job.environ)
             self.starts = Starts(job, self.nodes)
             self.signatures, self.detector = Signatures.load(), Detector(self.settings)
+            found = self.starts.left_over()
             with self._agents() as self.agents:
-                verdict = self._attempts()
+                verdict = self._attempts(found)
             job.event("run_ended", **verdict.fields())
-            clear_up(job.spec, job.job_id, job.environ)
+            clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
         if verdict.outcome in ("completed", "failed"):
             dismiss_successor(job.run, job.job_id)
         return self._end(verdict.exit_code)
 
     @contextlib.contextmanager
     def _agents(self) -> Iterator[Agents | None]:
-        """Somebody on each node; nobody where Aegis is off."""
+        """Somebody on each node that lives; nobody where Aegis is off."""
         if self.settings.mode == "off":
             yield None
             return
         agents = Agents(self.settings, self.job.event)
-        agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.every, self.job.environ)
+        agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.usable(()), self.job.environ)
         try:
             yield agents
         finally:
@@ -134,9 +135,12 @@ class Supervisor:
 
     # --- one attempt after the other ------------------------------------------------------------------------
 
-    def _attempts(self) -> Verdict:
-        """Attempt after attempt, until one completes or the policy ends them in this job."""
-        found = self.starts.left_over()
+    def _attempts(self, found: Running | Decided | None) -> Verdict:
+        """Attempt after attempt, until one completes or the policy ends them in this job.
+
+        Args:
+            found: where an earlier supervisor left off.
+        """
         running = found if isinstance(found, Running) else None
         nodes: tuple[str, ...] = ()
         adopted = {"adopted": running.attempt.number} if running is not None else {}
@@ -190,7 +194,8 @@ class Supervisor:
             self.agents.attempt = number
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
             self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted)
-        spares = len(set(self.nodes.every) - self.nodes.died - set(running.nodes))
+        exclusions = active_exclusions(self.job.history(), time.time(), self.settings).values()
+        spares = len(set(self.nodes.usable(exclusions)) - set(running.nodes))
         watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
         verdict = watch.until_end()
         self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
