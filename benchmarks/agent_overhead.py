@@ -29,7 +29,7 @@ from zslurm.report.data import make_bundle
 from zslurm.report.demo import RUN_FILE
 
 _RANKS = 2
-_SLICE_S, _SLICES = 4.0, 241
+_SLICE_S, _SLICES = 4.0, 181
 _WARM_UP_STEPS = 20
 _RESAMPLED = 2000
 _UPDATES, _UPDATES_PER_STEP = 20_000, 2

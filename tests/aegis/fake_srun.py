@@ -1,7 +1,8 @@
 """An srun for agents: starts the command once for each node here, gives all of them its input, joins their output.
 
-It says what the real one says of a task that ends. A node that is named in FAKE_SRUN/down cannot be reached. How
-it was called is added to FAKE_SRUN/calls.
+It says what the real one says of a task that ends. A node that is named in FAKE_SRUN/down cannot be reached; one
+in FAKE_SRUN/gone is not in the job any more, so that a step with it is refused. How it was called is added to
+FAKE_SRUN/calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ def main() -> int:
     with (directory / "calls").open("a") as calls:
         calls.write(" ".join(options) + "\n")
     nodes = expand(next(word.partition("=")[2] for word in options if word.startswith("--nodelist=")))
-    down = (directory / "down").read_text().split() if (directory / "down").exists() else []
+    down, gone = (
+        set(path.read_text().split()) if path.exists() else set()
+        for path in (directory / "down", directory / "gone")
+    )
+    if gone.intersection(nodes):
+        words = "Unable to create step for job 12: Requested node configuration is not available"
+        print(f"srun: error: {words}", file=sys.stderr)
+        return 1
     tasks = {}
     for number, node in enumerate(nodes):
         if node in down:

@@ -309,6 +309,37 @@ def test_a_node_that_cannot_be_reached_is_known_as_such(slurm: Watch) -> None:
     assert slurm.agents.unreachable() == {}
 
 
+def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
+    slurm: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm refuses any step with it, whatever other nodes that has."""
+    monkeypatch.setattr(module, "_FIRST_WORD_S", 3.0)
+    slurm.nodes = [f"node{index}" for index in range(9)]
+    (slurm.directory / "gone").write_text("node5")
+    slurm.start()
+    (started,) = slurm.wait_for_event("agents_started")
+    assert started["nodes"] == "node[0-4,6-8]"
+    assert slurm.event("agents_unavailable") == []
+    (slurm.directory / "gone").unlink()
+    slurm.wait_for_words("node5")
+
+
+def test_steps_that_slurm_refuses_whatever_their_nodes_do_not_become_ever_more(
+    slurm: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PARTS_WHILE_SILENT", 2)
+    slurm.nodes = [f"node{index}" for index in range(8)]
+    (slurm.directory / "gone").write_text(" ".join(slurm.nodes))
+    slurm.start()
+    slurm.wait_for_event("agents_unavailable")
+    calls = (slurm.directory / "calls").read_text()
+    assert {word for word in calls.split() if word.startswith("--nodelist=")} == {
+        "--nodelist=node[0-7]", "--nodelist=node[0-3]", "--nodelist=node[4-7]"
+    }  # fmt: skip
+    (slurm.directory / "gone").unlink()
+    assert slurm.wait_for_event("agents_started")[0]["nodes"] == "node[0-7]"
+
+
 def test_a_forgotten_node_gets_no_agent(slurm: Watch) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")

@@ -229,11 +229,11 @@ def test_a_successor_of_the_last_job_is_acted_for_too(job: Job) -> None:
 def test_a_new_supervisor_gets_its_own_time(job: Job) -> None:
     deputy = job.deputy()
     assert deputy.due(25.0)
-    job.run.supervisor.write_text(json.dumps({"pid": 1, "created": 2.0, "host": "node0"}))
+    _new_supervisor(job)
     assert deputy.act() is Outcome.POSTPONED
     assert not deputy.due(26.0)
-    assert not deputy.due(46.0)
-    assert deputy.due(47.1), "it has fallen silent as well"
+    assert not deputy.due(47.0)
+    assert deputy.due(48.1), "it has fallen silent as well"
     assert deputy.act() is Outcome.REQUEUED
 
 
@@ -250,6 +250,38 @@ def test_a_node_that_slurm_never_calls_down_does_not_keep_the_deputy_for_ever(jo
     job.client.notices_after = NEVER
     assert job.deputy().act() is Outcome.REQUEUED
     assert sum(job.slept) == 360.0, "SlurmdTimeout and a minute"
+
+
+def _new_supervisor(job: Job) -> None:
+    job.run.supervisor.write_text(json.dumps({"pid": 1, "created": 2.0, "host": "node0"}))
+
+
+@pytest.mark.parametrize("node", ["node0", "node1"])
+def test_a_supervisor_that_takes_its_time_to_come_back_is_waited_for(job: Job, node: str) -> None:
+    """Its batch node is well, so the batch script starts it again: also for the deputy on that very node."""
+    job.client.notices_after = NEVER
+    deputy = job.deputy(node)
+    assert deputy.due(25.0)
+    job.while_asleep = lambda: _new_supervisor(job) if sum(job.slept) >= 300 else None
+    assert deputy.act() is Outcome.POSTPONED
+    assert (job.client.done, job.events(), job.leases()) == ([], [], [])
+    assert not deputy.due(325.0), "its agents are about to come"
+    assert not deputy.due(344.0)
+    assert deputy.due(347.1), "it has fallen silent as well"
+
+
+def test_a_supervisor_that_does_not_come_back_is_replaced_by_the_deputy_on_its_own_node(job: Job) -> None:
+    job.client.notices_after = NEVER
+    assert job.deputy("node0").act() is Outcome.REQUEUED
+    assert sum(job.slept) == 360.0, "SlurmdTimeout and a minute"
+
+
+def test_an_agent_is_needed_further_where_the_supervisor_is_heard_again(job: Job) -> None:
+    job.client.notices_after = NEVER
+    deputy = job.deputy()
+    deputy.heard = lambda: sum(job.slept) >= 10
+    assert not deputy.on_silence(25.0)
+    assert job.client.done == []
 
 
 def check(holds: bool, what: str) -> None:

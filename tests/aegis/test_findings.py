@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from zslurm.aegis import findings
 from zslurm.aegis.findings import fault_of_end, faults_of_failure, words_of_srun
 from zslurm.aegis.signatures import Signatures
-from zslurm.launch.run_dir import AttemptDir
+from zslurm.launch.run_dir import AttemptDir, read_json
 from zslurm.slurm.srun_output import TaskFailure
 
 NODES = ["node0", "node0", "node1", "node1"]
@@ -66,9 +67,23 @@ def test_the_last_words_of_a_killed_rank_explain_it(tmp_path: Path) -> None:
         "step 7 loss 2.1\nHW Exception by GPU node-9 (Agent handle: 0x63) reason :GPU Hang\n"
     )
     failure = TaskFailure("node1", (2, 3), "Aborted")
-    silent, explained = faults_of_failure(attempt, failure, {}, NODES, Signatures.load())
+    silent, explained = faults_of_failure(attempt, failure, NODES, Signatures.load())
     assert (silent.kind, silent.rank, silent.line) == ("rank_killed", 2, "Aborted")
     assert (explained.kind, explained.rank, explained.node) == ("gpu_hang_reset", 3, "node1")
+
+
+def test_only_the_records_of_the_ranks_that_srun_names_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an attempt of a thousand ranks srun tells line by line."""
+    attempt, read = attempt_in(tmp_path), []
+    for rank in range(4):
+        said = end(rank=rank, node="node1", error="KeyError", message="'lr'")
+        attempt.rank_end(rank).write_text(json.dumps(said))
+    monkeypatch.setattr(findings, "read_json", lambda path: read.append(path) or read_json(path))
+    (fault,) = faults_of_failure(attempt, TaskFailure("node1", (2,), "exit"), NODES, Signatures.load())
+    assert (fault.kind, fault.rank, fault.line) == ("user_error", 2, "KeyError: 'lr'")
+    assert read == [attempt.rank_end(2)]
 
 
 def test_options_that_srun_refuses_are_the_users_only_in_the_first_attempt(tmp_path: Path) -> None:

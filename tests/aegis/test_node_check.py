@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,20 @@ def test_a_full_file_system_is_no_fault_of_the_node(node: Node) -> None:
     assert health.problems == ()
     (note,) = health.notes
     assert note.startswith("checkpoints: ")
+
+
+def test_a_shared_file_system_that_fails_is_no_fault_of_the_node(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare, real = at(node), os.statvfs
+
+    def fails(path: Path) -> os.statvfs_result:
+        if path == spare.run.checkpoints:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(os, "statvfs", fails)
+    assert check_node(spare) == Health((), (f"checkpoints: {spare.run.checkpoints}: Input/output error",))
 
 
 def test_what_cannot_be_found_out_is_a_note(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.aegis.attempts import (
     settings,
     situation,
 )
+from zslurm.aegis.blame import without_overcome
 from zslurm.aegis.evidence import Alarm, Decision, Exclusion, Fault, History
 from zslurm.aegis.policy import alarm, decide
 from zslurm.aegis.treatments import REMARKS, TREATMENTS, treatment_of
@@ -38,8 +40,11 @@ def decided(
     return decide(situation(*faults, **more), past or history(), resources(**there or {}), settings(**says or {}))
 
 
-def raised(*faults: Fault, says: dict[str, Any] | None = None, spares: int = 0, **more: Any) -> Alarm:
-    return alarm(situation(*faults, outcome=None, **more), history(), settings(**says or {}), spares=spares)
+def raised(
+    *faults: Fault, past: History | None = None, says: dict[str, Any] | None = None, spares: int = 0, **more: Any
+) -> Alarm:
+    now = situation(*faults, outcome=None, **more)
+    return alarm(now, past or history(), settings(**says or {}), spares=spares)
 
 
 def past_of(kind: str, *nodes: str, step: int = 40, **more: Any) -> History:
@@ -50,7 +55,7 @@ def past_of(kind: str, *nodes: str, step: int = 40, **more: Any) -> History:
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
     scheduler = {"slurm_time_limit", "slurm_requeue", "slurm_preempt", "slurm_task_failure"}
-    assert set(TREATMENTS) == {*EVERY, *scheduler, "straggler"}
+    assert set(TREATMENTS) == {*EVERY, *scheduler, "straggler", "orphans_many"}
     assert not set(TREATMENTS) & set(REMARKS)
 
 
@@ -168,6 +173,13 @@ class TestWhoTakesTheBlame:
         assert decided(killed, said).root == said
         assert decided(killed, fault("user_error", ago=2.0, rank=4, source="log")).root == killed
 
+    def test_a_file_system_that_stalled_several_nodes_explains_a_hang(self) -> None:
+        hang = fault("rank_hang", ago=90.0, rank=5)
+        stalled = fault("storage_fault", None, ago=9.0, source="agent")
+        assert decided(hang, stalled).root == stalled
+        assert decided(hang, fault("storage_fault", "node0", ago=9.0)).root == hang
+        assert decided(fault("user_error", ago=90.0), stalled).reason.startswith("node1: error of the program")
+
     @pytest.mark.parametrize("kind", ["rccl_timeout", "hang_heartbeat"])
     def test_who_waited_only_where_there_is_nobody_else(self, kind: str) -> None:
         waiter, hang = fault(kind, "node0", ago=9.0), fault("rank_hang", ago=2.0, rank=5)
@@ -226,6 +238,18 @@ class TestAlarm:
         assert not raised(fault(kind, ago=61.0), says={"tolerate_s": 90}).give_up
         assert raised(fault(kind, ago=61.0)).reason.endswith("for more than 60 s")
 
+    @pytest.mark.parametrize("node", ["node1", None])
+    def test_a_fault_that_stands_still_ends_one_attempt_and_no_second(self, node: str | None) -> None:
+        """The link is down, and there was no other node to go on with."""
+        down = fault("nic_link_down", ago=200.0, nic="n3")
+        past = history(incident(replace(down, node=node, nic=node and "n3")))
+        assert raised(down).give_up
+        assert not raised(down, past=past).give_up
+        assert raised(fault("nic_link_down", ago=100.0, nic="n3"), past=past).give_up, "it went down again"
+        assert raised(fault("nic_link_down", "node2", ago=200.0, nic="n3"), past=past).give_up == (
+            node is not None
+        )
+
     def test_is_silent_when_the_link_came_back(self) -> None:
         down, up = fault("nic_link_down", ago=80.0, nic="n3"), fault("nic_link_down", nic="n3", cleared=True)
         assert not raised(down, up).give_up
@@ -239,6 +263,17 @@ class TestAlarm:
         assert raised(fault("nic_fault", ago=80.0), progressed_at=NOW - 90).give_up
         assert raised(fault("nic_link_down", ago=80.0), progressed_at=NOW - 1).give_up
         assert raised(fault("gpu_hang_reset", ago=80.0), progressed_at=NOW - 1).give_up
+
+    def test_what_the_run_overcame_is_forgotten(self) -> None:
+        """A NIC that hiccups for days: each look at its thousands of faults would take seconds."""
+        old = [fault("nic_fault", ago=ago, nic="n1", cleared=ago % 2 == 1) for ago in range(100, 4100)]
+        down, up = fault("nic_link_down", ago=9.0, nic="n1"), fault("nic_link_down", nic="n1", cleared=True)
+        now = situation(*old, fault("host_oom", ago=90.0), down, up, outcome=None, progressed_at=NOW - 20)
+        assert without_overcome(now, SETTINGS) == [down, up]
+        later = replace(now, progressed_at=NOW - 1)
+        assert without_overcome(later, SETTINGS) == []
+        standing = situation(down, fault("rank_killed", ago=90.0, source="srun"), progressed_at=NOW - 1)
+        assert without_overcome(standing, SETTINGS) == list(standing.faults)
 
     def test_ends_after_a_collective_timed_out_whoever_it_waited_for(self) -> None:
         assert raised(fault("rccl_timeout", ago=80.0, role="cascade")).give_up
@@ -328,6 +363,18 @@ class TestHowItGoesOn:
         assert decision.action == "stop"
         assert "the job cannot be requeued" in decision.reason
 
+    def test_never_beside_what_cannot_be_killed_on_several_nodes(self) -> None:
+        """It is left to Slurm, which gives the job no node on which it could not end everything."""
+        left = [fault("rank_hang", ago=9.0), fault("storage_fault", None), fault("orphans_many", None)]
+        decision = decided(*left, there=WITH_SPARE)
+        assert (decision.action, decision.exclude, decision.root) == ("requeue", (), left[-1])
+        assert decision.reason == "processes of the ended attempt are left on several nodes; requeue"
+        alive = {"alive": ("node0", "node2", "node3")}
+        decision = decided(*left, fault("node_dead", ago=20.0), there=alive)
+        assert (decision.action, decision.exclude) == ("requeue", ("node1",))
+        assert decided(*left, there={**WITH_SPARE, "can_requeue": False}).action == "stop"
+        assert decided(*left, past=history(*[incident(None)] * 3), there=WITH_SPARE).action == "stop"
+
     @pytest.mark.parametrize("kind", EVERY)
     def test_on_one_machine_it_restarts_or_stops(self, kind: str) -> None:
         there = {"alive": ("laptop",), "in_use": ("laptop",), "needed": 1, "elsewhere": None, "can_requeue": False}
@@ -372,6 +419,11 @@ class TestLimits:
         assert decided(fault("user_error"), past=past).action == "restart"
         spent = history(*[incident(fault("user_error"))] * 5)
         assert decided(fault("node_dead"), past=spent, there=WITH_SPARE).action == "swap"
+
+    def test_what_only_a_log_calls_a_time_limit_spends_the_budget(self) -> None:
+        said = fault("slurm_time_limit", source="log")
+        assert decided(said).action == "restart"
+        assert decided(said, past=history(*[incident(said)] * 3)).action == "stop"
 
     def test_no_retries_at_all(self) -> None:
         decision = decided(fault("rank_killed"), says={"retries": 0})

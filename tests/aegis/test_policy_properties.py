@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.aegis.attempts import BLAMELESS, NODES, NOW, fault, incident, settings, situation
+from zslurm.aegis.blame import without_overcome
 from zslurm.aegis.evidence import Decision, Exclusion, Fault, History, Incident, Resources, Situation
 from zslurm.aegis.history import active_exclusions
 from zslurm.aegis.policy import alarm, decide
@@ -160,6 +162,16 @@ def test_a_network_that_recovered_ends_nothing(found: list[tuple[str, float]], p
     faults = [fault(kind, ago=ago, nic="n1") for kind, ago in found]
     over = fault("nic_link_down", ago=5.0, nic="n1", cleared=True)
     assert not alarm(situation(*faults, over, outcome=None), past, says, spares=1).give_up
+
+
+@given(SITUATIONS, HISTORIES, RESOURCES, SETTINGS)
+def test_what_the_run_overcame_may_be_forgotten(
+    now: Situation, past: History, there: Resources, says: Any
+) -> None:
+    running = replace(now, outcome=None)
+    left = tuple(without_overcome(running, says))
+    assert alarm(replace(running, faults=left), past, says, spares=1) == alarm(running, past, says, spares=1)
+    assert decide(replace(now, faults=left), past, there, says) == decide(now, past, there, says)
 
 
 @given(SITUATIONS, HISTORIES, SETTINGS, st.integers(0, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ JOB = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_PARTITION": "batch", "PATH"
 NICS = [f"ionic_{index}" for index in range(8)]
 
 
-def check(directory: Path, policy: str, *, stopped: bool = False) -> tuple[Verdict | None, list[dict[str, Any]]]:
+def check(
+    directory: Path, policy: str, *, nodes: Sequence[str] = ("node0", "node1"), stopped: bool = False
+) -> tuple[Verdict | None, list[dict[str, Any]]]:
     """The verdict and the events of a job on two nodes."""
     cluster = {"launcher": "slurm", "gpus_per_node": 8, "nics": NICS, "rail_policy": policy}
     spec = run_spec(directory, slurm={"nodes": 2}, cluster=cluster)
@@ -30,6 +33,7 @@ def check(directory: Path, policy: str, *, stopped: bool = False) -> tuple[Verdi
         spec,
         RunDir(directory / "run"),
         "7",
+        nodes,
         JOB,
         lambda kind, **fields: events.append({"event": kind, **fields}),
         lambda: stopped,
@@ -47,7 +51,11 @@ def answers(
         said.append(NodeAnswer(node, to_json(read_facts(directory / node)) | {"node": node}))
     if silent:
         said[0] = NodeAnswer("node0", None, silent)
-    monkeypatch.setattr(rails_check, "survey_rails", lambda cluster, **where: judge_answers(said, cluster))
+    monkeypatch.setattr(
+        rails_check,
+        "survey_rails",
+        lambda cluster, nodes, **where: judge_answers([one for one in said if one.node in nodes], cluster),
+    )
 
 
 def test_where_no_node_can_be_asked_the_ranks_start_and_it_is_recorded(tmp_path: Path) -> None:
@@ -102,6 +110,11 @@ def test_a_job_that_was_cancelled_meanwhile_is_not_brought_back(
 ) -> None:
     answers(tmp_path, monkeypatch, down=[6])
     assert check(tmp_path, "exclude", stopped=True) == (None, [])
+
+
+def test_nodes_that_are_not_used_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(tmp_path, monkeypatch, down=[6])
+    assert check(tmp_path, "refuse", nodes=["node1"]) == (None, [])
 
 
 def test_nodes_that_differ_are_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +36,17 @@ def test_what_a_full_disk_refuses_is_written_later_and_in_order(
     rows = list(read_jsonl(tmp_path / "events.jsonl"))
     assert [row["event"] for row in rows] == ["first", "second", "third", "fourth"]
     assert rows[3]["kind"] == "rank_killed"
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_log_of_the_job_costs_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Recorder(RunDir(tmp_path)) as recorder:
+        monkeypatch.setattr(sys, "stdout", FullDisk())
+        recorder.event("first")
+        recorder.event("second")
+        monkeypatch.undo()
+    assert [row["event"] for row in read_jsonl(tmp_path / "events.jsonl")] == ["first", "second"]

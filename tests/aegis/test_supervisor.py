@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.launch.local_runs import LocalUser
+from tests.slurm.scripts import Calls
 from tests.waiting import wait_for
 from train.jsonl import read_jsonl
 from train.progress import Phase, read_progress
@@ -250,3 +251,80 @@ def test_a_second_signal_does_not_hurry_the_save(user: LocalUser) -> None:
     assert (state["state"], state["exit_code"]) == ("interrupted", 75)
     assert state["checkpoint_step"] == state["step"]
     wait_for(lambda: len(user.events("patient", "signal")) == 1, "one request to be recorded")
+
+
+# --- asked to stop while no ranks run: in a job of Slurm ---------------------------------------------------------
+
+
+@pytest.fixture
+def in_slurm(prepared: LocalUser, tmp_path: Path) -> Calls:
+    """The run `quick` in job 12; of Slurm there are only squeue and scontrol."""
+    run = prepared.run_dir("quick")
+    spec = resolve_run(prepared.write_run("quick", aegis={"comment": False}), cluster="local").spec
+    body = spec.model_dump(mode="json")
+    body["cluster"]["launcher"] = "slurm"
+    run.config.write_text(json.dumps(body))
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    prepared.environment |= {
+        "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node0", "PATH": f"{commands}:/usr/bin:/bin",
+    }  # fmt: skip
+    return Calls(commands)
+
+
+def _wants_to_start_again(user: LocalUser, **how: Any) -> None:
+    """A supervisor decided so after the first attempt, and died."""
+    run = user.run_dir("quick")
+    attempt = run.attempt(1)
+    attempt.path.mkdir(parents=True)
+    attempt.description.write_text(json.dumps({"attempt": 1, "job_id": "12", "restart": 0, "nodes": "node0"}))
+    ended = {"outcome": "failed", "exit_code": 1, "cause": {"message": "No space left on device"}}
+    again = {"mode": "act", "action": "restart", "reason": "so", "nodes": ["node0"], **how}
+    rows: list[dict[str, Any]] = [
+        {"time": 1.0, "event": "attempt_ended", "attempt": 1, **ended},
+        {"time": 1.0, "event": "decision", "attempt": 1, **again},
+    ]
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _last_events(user: LocalUser) -> list[str]:
+    return [row["event"] for row in read_jsonl(user.run_dir("quick").events)][-4:]
+
+
+REQUEUED = ["signal", "decision", "requeued", "run_ended"]
+
+
+def test_the_time_limit_before_the_first_attempt_requeues(prepared: LocalUser, in_slurm: Calls) -> None:
+    done = _supervise(prepared, "quick", ZSLURM_STOP="USR2")
+    assert done.returncode == 75, done.stderr
+    assert in_slurm.made == ["requeue 12"]
+    assert _last_events(prepared) == REQUEUED
+    assert not prepared.run_dir("quick").attempt_dirs()
+
+
+def test_the_time_limit_after_the_decision_to_start_again_requeues(prepared: LocalUser, in_slurm: Calls) -> None:
+    _wants_to_start_again(prepared)
+    done = _supervise(prepared, "quick", ZSLURM_STOP="USR2")
+    assert done.returncode == 75, done.stderr
+    assert in_slurm.made == ["requeue 12"]
+    assert _last_events(prepared) == REQUEUED
+
+
+@pytest.mark.parametrize(
+    ("signum", "made"),
+    [(signal.SIGUSR2, ["requeue 12"]), (signal.SIGTERM, [])],
+    ids=["time limit", "cancelled"],
+)
+def test_a_signal_while_a_full_disk_is_waited_for(
+    prepared: LocalUser, in_slurm: Calls, signum: signal.Signals, made: list[str]
+) -> None:
+    _wants_to_start_again(prepared, wait_s=3600.0)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "zslurm", "aegis", "run", str(prepared.run_dir("quick").path)],
+        env=prepared.environment,
+    )
+    wait_for(lambda: prepared.events("quick", "supervisor_started"), "the supervisor to wait")
+    supervisor.send_signal(signum)
+    supervisor.wait(60)
+    assert in_slurm.made == made
+    assert (_last_events(prepared) == REQUEUED) is bool(made)

@@ -181,7 +181,8 @@ def test_a_zombie_of_which_a_thread_still_lives_is_left(here: Place, attempt: At
     )
     (progress / "rank-00000").write_bytes(record)
     writer.close()
-    assert [member.state for member in sweep(here, attempt, kill=True, limit_s=0.0).left] == ["Z"]
+    for _ in range(2):  # and names it the next time as well
+        assert [member.state for member in sweep(here, attempt, kill=True, limit_s=0.0).left] == ["Z"]
 
 
 def test_a_zombie_and_another_process_of_the_same_number_are_gone(

@@ -20,6 +20,7 @@ THEN = {
     "test": "start again; test the GPU",
     "stop": "stop",
     "gpu_oom": "`aegis.gpu_oom`",
+    "requeue": "requeue",
     "time limit": "requeue",
     "slurm": "leave it to Slurm",
 }
@@ -58,7 +59,8 @@ def test_the_settings_that_the_document_names_exist() -> None:
 def test_a_treatment_contradicts_itself_nowhere(kind: str) -> None:
     treatment = TREATMENTS[kind]
     assert treatment.words
-    assert treatment.exclude_after == 1 or not (treatment.certain or treatment.must_leave)
+    assert treatment.exclude_after == 1 or not treatment.certain
+    assert treatment.exclude_after == 1 or treatment.then == "requeue" or not treatment.must_leave
     assert treatment.while_running == "tolerate" or not treatment.lasting
     assert treatment.then == "retry" or treatment.exclude_after is None
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import signal
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.launch.specs import run_spec
+from tests.waiting import wait_for
+from train.progress import Phase
 from zslurm.aegis.agents import Agents, Heard
 from zslurm.aegis.detect import Detector
+from zslurm.aegis.evidence import Fault
 from zslurm.aegis.job import Job
-from zslurm.aegis.protocol import ProgressReport, Stamp
+from zslurm.aegis.protocol import Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.watch import Watch
@@ -82,13 +90,26 @@ def running(tmp_path: Path) -> Running:
     return Running(attempt, process, NODES)
 
 
-def _dead(tmp_path: Path, running: Running, agents: Speakers) -> list[str | None]:
-    """Nodes that are dead when the attempt is over."""
-    spec = run_spec(tmp_path, aegis={"silent_s": SILENT_S, "poll_s": 0.1}, slurm={"nodes": 3, "ranks_per_node": 1})
-    job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, lambda *_, **__: None)
+def _watch(
+    tmp_path: Path, running: Running, agents: Speakers, events: list[dict[str, Any]] | None = None, **aegis: Any
+) -> Watch:
+    """The watch over the attempt; what it records goes to `events`."""
+    settings = {"silent_s": SILENT_S, "poll_s": 0.1, **aegis}
+    spec = run_spec(tmp_path, aegis=settings, slurm={"nodes": 3, "ranks_per_node": 1})
+    told = [] if events is None else events
+
+    def event(kind: str, /, **fields: Any) -> None:
+        told.append({"event": kind, **fields})
+
+    job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, event)
     detector = Detector(spec.aegis)
     detector.begin(1, list(NODES), time.monotonic() - 60)
-    watch = Watch(job, running, Signatures.load(), cast(Agents, agents), detector, spares=2)
+    return Watch(job, running, Signatures.load(), cast(Agents, agents), detector, spares=2)
+
+
+def _dead(tmp_path: Path, running: Running, agents: Speakers) -> list[str | None]:
+    """Nodes that are dead when the attempt is over."""
+    watch = _watch(tmp_path, running, agents)
     verdict = watch.until_end()
     assert verdict.outcome == "failed"
     return [fault.node for fault in watch.faults if fault.kind == "node_dead"]
@@ -103,3 +124,71 @@ def test_nodes_that_die_together_are_found_together(tmp_path: Path, running: Run
 def test_a_node_that_is_heard_again_is_not_dead(tmp_path: Path, running: Running) -> None:
     agents = Speakers({"node1": SILENT_S + 0.5, "node2": SILENT_S - 1.5}, again_at={"node2": 1.0})
     assert _dead(tmp_path, running, agents) == ["node1"]
+
+
+def test_a_file_system_that_does_not_answer_tells_nothing_new(
+    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = running.attempt.step_log
+    wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
+    run = RunDir(tmp_path / "runs" / "tiny")
+    spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
+    job = Job(run, spec, {}, "local-1", 0, lambda *_, **__: None)
+    watch = Watch(job, running, Signatures.load(), None, Detector(spec.aegis))
+
+    def stalled(*_: object, **__: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as away:
+        away.setattr(Path, "read_text", stalled)
+        watch._look()
+        assert watch.faults == []
+    watch._look()
+    assert [fault.rank for fault in watch.faults] == [0], "it is heard of once it can be read"
+    running.process.signal_group(signal.SIGKILL)
+
+
+class Undead(Speakers):
+    """A killed rank of node1 cannot die, and its record stands still, for so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__({})
+        self._looks = looks
+        self._asked = 0
+
+    def reports(self) -> list[Heard]:
+        row = RankProgress(1, 12, Phase.SETUP, -1, -1, 10_000.0)
+        now = time.monotonic()
+        stuck = ProgressReport(Stamp("node1", 2, time.time(), now), 1, (row,))
+        return [*super().reports(), *([Heard(now, stuck)] if self._asked else [])]
+
+    def ask(self, do: str, nodes: Sequence[str], **_: Any) -> dict[str, Answer]:
+        self._asked += do == "sweep"
+        left = [[12, "D", "python"]] if self._asked <= self._looks else []
+        stamp = Stamp("node1", 1, time.time(), time.monotonic())
+        return {node: Answer(stamp, 1, not left, values={"left": left}) for node in nodes if node == "node1"}
+
+
+def test_what_cannot_die_yet_is_waited_for_and_does_not_hang(tmp_path: Path, running: Running) -> None:
+    watch = _watch(tmp_path, running, Undead(4), settle_s=0.1, grace_s=0.1, teardown_s=0.5)
+    watch.until_end()
+    assert [fault.kind for fault in watch.faults] == ["rank_exit"]
+
+
+def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(tmp_path: Path, running: Running) -> None:
+    """Those who lost their peers get the time in which the cause may still show."""
+    end = {"rank": 0, "node": "node0", "exit_code": 1, "time": time.time(), "error": "RuntimeError"}
+    running.attempt.ranks.mkdir()
+    running.attempt.rank_end(0).write_text(json.dumps({**end, "message": "Connection closed by peer"}))
+    run, now = RunDir(tmp_path / "runs" / "tiny"), time.time()
+    flap = Fault("nic_link_down", "root", "nic", now - 900.0, "nic", "down", "node1", nic="n1")
+    rows = [flap, replace(flap, time=now - 890.0, cleared=True)]
+    told = [{**row.fields(), "event": "fault_detected", "attempt": 1, "fault_time": row.time} for row in rows]
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in told))
+    run.metrics.write_text(json.dumps({"kind": "step", "attempt": 1, "step": 7, "time": now - 1.0}) + "\n")
+    events: list[dict[str, Any]] = []
+    watch = _watch(tmp_path, running, Speakers({}), events, settle_s=0.1, grace_s=0.5)
+    watch.until_end()
+    (killed,) = [row for row in events if row["event"] == "step_killed"]
+    assert killed["reason"] == "ranks lost their peers, and nothing else was found within 0.5 s"
+    assert [fault.kind for fault in watch.faults] == ["peer_lost"], "what the run overcame is forgotten"

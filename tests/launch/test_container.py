@@ -16,11 +16,14 @@ from tests.launch.fake_apptainer import FakeApptainer
 from tests.launch.local_runs import LocalUser
 from tests.launch.specs import run_spec
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ConfigError
+from zslurm.errors import CheckFailed, ConfigError
+from zslurm.launch import prepare as prepare_module
 from zslurm.launch.container import check_container, container_interpreter, default_binds
 from zslurm.launch.container_check import AbiCheck, check_rdma_abi, compare
+from zslurm.launch.prepare import prepare
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.step import local_step, slurm_step
+from zslurm.slurm.survey import NodeAnswer
 
 
 def spec_of(directory: Path, *, cluster: dict[str, Any] | None = None, **container: Any) -> RunSpec:
@@ -224,6 +227,23 @@ def test_a_library_that_crashes_or_cannot_be_loaded_leaves_the_answer_open(
     found = check_rdma_abi(verbs)
     assert found.state == "unavailable"
     assert "libibverbs" in found.detail
+
+
+def test_only_the_nodes_that_are_used_are_asked_and_each_is_named_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun numbers its nodes as Slurm sorts them, in whatever order they are given."""
+    run = RunDir(tmp_path / "run")
+    run.logs.mkdir(parents=True)
+
+    def survey(*_: str, nodes: list[str], **_options: object) -> dict[str, NodeAnswer]:
+        (run.logs / "container-7-0.log").write_text("FATAL: no such image\n")
+        good = {"missing": [], "abi": {"state": "ok", "detail": "so"}}
+        return {node: NodeAnswer(node, good) for node in nodes} | {"node1": NodeAnswer("node1", None, "no answer")}
+
+    monkeypatch.setattr(prepare_module, "survey", survey)
+    with pytest.raises(CheckFailed, match=r"does not start: FATAL: no such image \(on node1\)"):
+        prepare(spec_of(tmp_path), run, "7", ["node2", "node1"], {}, lambda kind, **fields: None)
 
 
 # --- real processes on this machine -----------------------------------------------------------------------------

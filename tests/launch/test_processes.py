@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -170,13 +172,69 @@ def _with_argument(argument: str) -> list[psutil.Process]:
 def test_a_pid_that_belongs_to_another_process_by_now_is_left_alone(place: Place) -> None:
     process = place.start("sleep 100")
     mine = process.record
-    stale = ProcessRecord(mine.pid, mine.created - 60, mine.host)
+    assert mine.started is not None
+    stale = replace(mine, started=mine.started - 6000)
     assert mine.alive
     assert not stale.alive
     assert not stale.signal(signal.SIGKILL)
     DetachedProcess(stale, place.exit).signal_group(signal.SIGKILL)
     assert DetachedProcess(stale, place.exit).poll() == 137
     assert process.poll() is None, "the process that has the pid now was not touched"
+
+
+def _set_the_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Forward: every process seems to be created so much later than was recorded."""
+    real = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: real(self) + seconds)
+
+
+def test_a_clock_that_is_set_makes_no_other_process_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = place.start("sleep 100")
+    adopted = DetachedProcess.adopt(place.record, place.exit)
+    assert adopted is not None
+    assert adopted.record == process.record
+    _set_the_clock(monkeypatch, 3600.0)
+    assert adopted.poll() is None
+    assert adopted.record.owns_group
+    assert adopted.record.signal(signal.SIGCONT)
+
+
+def test_a_record_of_an_older_zslurm_is_understood(place: Place) -> None:
+    process = place.start("sleep 100")
+    body = json.loads(place.record.read_text())
+    place.record.write_text(json.dumps({name: body[name] for name in ("pid", "created", "host")}))
+    old = ProcessRecord.read(place.record)
+    assert old is not None
+    assert old.alive
+    assert not replace(old, created=old.created - 60).alive
+    assert process.record.started is not None
+
+
+def test_a_process_of_an_earlier_boot_is_neither_judged_nor_signalled(place: Place) -> None:
+    mine = place.start("sleep 100").record
+    before = replace(mine, boot="another")
+    assert not before.alive
+    assert not before.owns_group
+    DetachedProcess(before, place.exit).signal_group(signal.SIGKILL)
+    assert mine.alive
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOTCONN])
+def test_nothing_is_known_of_the_end_while_the_file_system_does_not_answer(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    process = place.start("exit 3")
+    assert ended(process) == 3
+
+    def stalled(*_: object, **__: object) -> str:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as away:
+        away.setattr(Path, "read_text", stalled)
+        away.setattr(Path, "stat", stalled)
+        assert process.poll() is None
+        assert not process.left_exit_code
+    assert process.poll() == 3
 
 
 def test_a_process_of_another_machine_is_neither_judged_nor_signalled(place: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -201,6 +202,53 @@ def test_bash_and_shellcheck_find_nothing_wrong(tmp_path: Path, sections: dict[s
     for check in checks:
         done = subprocess.run(check, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# --- the loop around the supervisor -----------------------------------------------------------------------------
+
+
+def run_loop(directory: Path, setup: list[str], supervisor: str) -> tuple[int, list[str]]:
+    """The exit code of a local run's script with this supervisor (its $1 takes the verdict), and what it noted."""
+    spec = run_spec(directory, cluster={"launcher": "local", "setup": setup})
+    run = run_dir(spec)
+    run.create(group_readable=False)
+    script = render(spec, run, command=f'sh -c {shlex.quote(supervisor)} supervisor "$over"', job_id="local-1")
+    path = directory / "script.sh"
+    path.write_text(script)
+    code = subprocess.run(["bash", str(path)], cwd=directory, check=False).returncode
+    return code, (directory / "noted").read_text().split()
+
+
+DIES = "echo start$ZSLURM_STOP >> noted"
+NOTES_SECONDS = "sleep() { echo second >> noted; }"
+
+
+def pauses(noted: list[str]) -> list[int]:
+    """Seconds between two starts."""
+    return [gap.count("second") for gap in " ".join(noted).split("start")[1:-1]]
+
+
+def test_a_supervisor_that_dies_at_once_is_started_ever_more_rarely_and_given_up(tmp_path: Path) -> None:
+    code, noted = run_loop(tmp_path, [NOTES_SECONDS], DIES)
+    assert (code, noted.count("start")) == (1, 20)
+    assert pauses(noted) == [1, 2, 4, 8, 16, 32, *[60] * 13]
+
+
+def test_a_supervisor_that_lived_long_is_always_started_again(tmp_path: Path) -> None:
+    """Over weeks there are many deaths, for as many reasons."""
+    ten_minutes_pass = 'wait() { SECONDS=$((SECONDS + 600)); builtin wait "$@"; }'
+    ends_at_30 = f'{DIES}; [ "$(grep -c start noted)" -lt 30 ] || echo 0 > "$1"'
+    code, noted = run_loop(tmp_path, [NOTES_SECONDS, ten_minutes_pass], ends_at_30)
+    assert (code, pauses(noted)) == (0, [1] * 29)
+
+
+def test_a_signal_ends_the_pause_and_is_known_to_the_next_supervisor(tmp_path: Path) -> None:
+    """A pause may be longer than what Slurm gives a job that it ends."""
+    asked = 'sleep() { echo second >> noted; [ "$(grep -c second noted)" -lt 4 ] || kill -USR2 $$; }'
+    ends_once_asked = f'{DIES}; [ -z "$ZSLURM_STOP" ] || echo 75 > "$1"'
+    code, noted = run_loop(tmp_path, [asked], ends_once_asked)
+    assert (code, noted[-1]) == (75, "startUSR2")
+    assert pauses(noted) == [1, 2, 1]
 
 
 # --- hostile text -----------------------------------------------------------------------------------------------

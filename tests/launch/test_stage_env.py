@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from zslurm.errors import ZslurmError
+from zslurm.errors import SlurmRefused, ZslurmError
 from zslurm.launch import stage_env
 from zslurm.launch.run_dir import RunDir
-from zslurm.launch.stage_env import remove, unpack
-from zslurm.slurm.survey import _answers
+from zslurm.launch.stage_env import remove, stage, unpack
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.survey import NodeAnswer, _answers
 
 
 @pytest.fixture
@@ -76,3 +78,36 @@ def test_a_damaged_archive_is_said_and_tried_again_next_time(tmp_path: Path) -> 
         unpack(target, "mark")
     assert "tar" in caught.value.stderr
     assert not (target / ".mark").exists()
+
+
+@pytest.fixture
+def nodes_say(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Slurm could not send to node5; the nodes that are asked say this."""
+
+    def broadcast(self: SlurmClient, job_id: str, source: str, target: str) -> None:
+        raise SlurmRefused("sbcast: REQUEST_FILE_BCAST(node5): Communication connection failure")
+
+    monkeypatch.setattr(SlurmClient, "broadcast", broadcast)
+
+    def say(words: dict[str, str]) -> None:
+        def survey(*_: str, nodes: Sequence[str], **_options: object) -> dict[str, NodeAnswer]:
+            return {node: NodeAnswer(node, words[node]) for node in nodes}
+
+        monkeypatch.setattr(stage_env, "survey", survey)
+
+    return say
+
+
+def test_a_node_that_is_not_used_keeps_no_other_from_its_copy(
+    environment: Path, run: RunDir, nodes_say: Callable[[dict[str, str]], None]
+) -> None:
+    nodes_say({"node0": "", "node1": ""})
+    assert stage("/local", run, "7", ["node0", "node1"], {}).endswith("-7/venv")
+
+
+def test_a_copy_that_a_node_did_not_get_is_said_in_slurms_words(
+    environment: Path, run: RunDir, nodes_say: Callable[[dict[str, str]], None]
+) -> None:
+    nodes_say({"node0": "", "node5": "tar: cannot open"})
+    with pytest.raises(ZslurmError, match=r"cannot copy the Python environment.*BCAST\(node5\)"):
+        stage("/local", run, "7", ["node0", "node5"], {})

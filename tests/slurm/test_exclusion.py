@@ -1,5 +1,4 @@
-"""Requeue without some nodes: in the safe order, and never left held. Slurm's commands are scripts that write down
-how they were called; tests/cluster has the real ones."""
+"""Requeue without some nodes: in the safe order, done once, and never left held."""
 
 from __future__ import annotations
 
@@ -7,61 +6,64 @@ from pathlib import Path
 
 import pytest
 
-from zslurm.errors import SlurmRefused
-from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.exclusion import Size, requeue_excluding
-
-
-class Calls:
-    """A directory of commands that is the whole PATH."""
-
-    def __init__(self, directory: Path, *, excluded: str, fails: str) -> None:
-        self.directory = directory
-        log = directory / "calls"
-        self._write("squeue", f"echo '{excluded}'")
-        refusal = f'case "$*" in {fails}*) echo "Invalid node name specified" >&2; exit 1;; esac'
-        self._write("scontrol", f'echo "$@" >> {log}\n{refusal}')
-
-    def _write(self, program: str, script: str) -> None:
-        path = self.directory / program
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-
-    @property
-    def made(self) -> list[str]:
-        return (self.directory / "calls").read_text().splitlines()
-
-    @property
-    def client(self) -> SlurmClient:
-        return SlurmClient({"PATH": str(self.directory)})
+from tests.slurm.scripts import Calls
+from zslurm.errors import SlurmRefused, SlurmUnavailable
+from zslurm.slurm.exclusion import Size, exclude_requeued, requeue_excluding, requeue_unchanged
 
 
 def test_hold_change_release(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, excluded="node[0,9]", fails="never")
+    calls = Calls(tmp_path, excluded="node[0,9]")
     assert requeue_excluding(calls.client, "12", ["node3", "node1"]) == "node[0-1,3,9]"
     assert calls.made == ["requeuehold 12", "update JobId=12 ExcNodeList=node[0-1,3,9]", "release 12"]
 
 
 def test_a_refused_change_leaves_no_held_job(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, excluded="(null)", fails="update")
+    calls = Calls(tmp_path, refuses="update")
     with pytest.raises(SlurmRefused, match="Invalid node name"):
         requeue_excluding(calls.client, "12", ["node3"])
     assert calls.made[-1] == "release 12"
 
 
 def test_a_refused_requeue_changes_nothing(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, excluded="(null)", fails="requeuehold")
+    calls = Calls(tmp_path, refuses="requeuehold")
     with pytest.raises(SlurmRefused):
         requeue_excluding(calls.client, "12", ["node3"])
     assert calls.made == ["requeuehold 12"]
 
 
 def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, excluded="(null)", fails="never")
+    calls = Calls(tmp_path)
     requeue_excluding(calls.client, "12", ["node3"], size=Size(nodes=3, tasks_per_node=8, cpus_per_task=12))
     assert calls.made[1] == "update JobId=12 ExcNodeList=node3 NumNodes=3 NumTasks=24 NumCPUs=288"
 
 
 def test_an_exclusion_that_expired_is_taken_back(tmp_path: Path) -> None:
-    calls = Calls(tmp_path, excluded="node[0,9]", fails="never")
+    calls = Calls(tmp_path, excluded="node[0,9]")
     assert requeue_excluding(calls.client, "12", ["node3"], forgiven={"node9"}) == "node[0,3]"
+
+
+def test_a_requeue_that_was_done_though_slurm_did_not_answer_is_not_repeated(tmp_path: Path) -> None:
+    calls = Calls(tmp_path, misses="requeuehold")
+    assert requeue_excluding(calls.client, "12", ["node3"]) == "node3"
+    assert calls.made == ["requeuehold 12", "update JobId=12 ExcNodeList=node3", "release 12"]
+
+
+def test_a_plain_requeue_that_was_done_though_slurm_did_not_answer_is_fine(tmp_path: Path) -> None:
+    calls = Calls(tmp_path, misses="requeue")
+    requeue_unchanged(calls.client, "12")
+    requeue_unchanged(calls.client, "12")
+    assert calls.made == ["requeue 12", "requeue 12"], "the second is refused, and that is fine"
+
+
+def test_a_requeue_that_slurm_did_not_hear_of_is_for_the_caller_to_repeat(tmp_path: Path) -> None:
+    calls = Calls(tmp_path, misses="requeuehold", deaf=True)
+    with pytest.raises(SlurmUnavailable, match="it may have been done"):
+        requeue_excluding(calls.client, "12", ["node3"])
+    assert calls.made == ["requeuehold 12"]
+    assert requeue_excluding(calls.client, "12", ["node3"]) == "node3"
+
+
+def test_a_job_that_left_already_is_only_changed(tmp_path: Path) -> None:
+    calls = Calls(tmp_path, excluded="node9")
+    assert exclude_requeued(calls.client, "12", ["node3"]) == "node[3,9]"
+    assert calls.made == ["hold 12", "update JobId=12 ExcNodeList=node[3,9]", "release 12"]

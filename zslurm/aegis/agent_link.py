@@ -123,6 +123,11 @@ class AgentLink:
         return found
 
     @property
+    def refused(self) -> bool:
+        """Whether the command ended and names no node: Slurm started nothing, perhaps for the sake of one."""
+        return self.over and not task_failures(self.words()) and not self.without_node()
+
+    @property
     def pid(self) -> int:
         """The process of the command, which leads a group of its own."""
         return self._process.pid

@@ -77,6 +77,8 @@ _LONGEST_PAUSE_S = 300.0
 # An agent that lived so long was well: its next loss begins with the shortest pause.
 _LIVED_S = 60.0
 _STARTS_AT_ONCE = 4
+# While no agent speaks, a node is hardly why Slurm refuses steps: the controller may be away.
+_PARTS_WHILE_SILENT = 8
 _SLURM_SAYS_S = 3.0
 _AWAY_S = 3.0
 _KEPT_REPORTS = 50_000
@@ -105,6 +107,8 @@ class _Node:
     """Last word over any."""
     lost: bool = False
     """It was said to be lost, and has not spoken since."""
+    company: int | None = None
+    """Most nodes of a step with this one, since Slurm refused a larger one; None: any number."""
     failures: int = 0
     retry_at: float = 0.0
     unreachable: str = ""
@@ -337,7 +341,7 @@ class Agents:
             if node.heard is None and node.failures and node.lost:
                 self._events.append(("agent_restarted", {"nodes": name}))
             node.heard = node.last_word = now
-            node.lost, node.unreachable, node.slurm_says = False, "", ""
+            node.lost, node.unreachable, node.slurm_says, node.company = False, "", "", None
             if isinstance(report, Answer):
                 if report.id in self._answers:
                     self._answers[report.id].setdefault(name, []).append(report)
@@ -409,6 +413,9 @@ class Agents:
         """What srun says of its agents, and whether it still takes what we write."""
         for link in list(self._links):
             mine = {name: node for name, node in self._nodes.items() if node.link is link}
+            if link.refused and self._divide(mine):
+                self._end_link(link)
+                continue
             for name, why in link.without_node().items():
                 if name in mine:
                     mine[name].unreachable = why
@@ -421,6 +428,21 @@ class Agents:
                 self._end_link(link)
             elif link.over or not mine:
                 self._end_link(link)
+
+    def _divide(self, nodes: Mapping[str, _Node]) -> bool:
+        """Have these nodes start in smaller steps: Slurm refuses a step as a whole for one node that is gone.
+
+        Returns:
+            False where they cannot be divided: an agent spoke, or the step was small enough.
+        """
+        heard = any(node.heard is not None for node in self._nodes.values())
+        least = 1 if heard else max(1, len(self._nodes) // _PARTS_WHILE_SILENT)
+        company = max(least, len(nodes) // 2)
+        if company >= len(nodes) or any(node.heard is not None for node in nodes.values()):
+            return False
+        for node in nodes.values():
+            node.link, node.company = None, company
+        return True
 
     def _look_at_nodes(self, now: float) -> None:
         for name, node in self._nodes.items():
@@ -441,7 +463,7 @@ class Agents:
             if not node.lost:
                 self._events.append(("agent_lost", {"node": name, "reason": why}))
             node.lost = True
-        elif node.failures >= 1:
+        elif node.failures >= 1 and not any(other.heard is not None for other in self._nodes.values()):
             self._unavailable(why)
         if not node.link.over:  # should it wake up again
             node.link.write(encode_command(Command("quit", nodes=(name,))))
@@ -456,14 +478,26 @@ class Agents:
             for name, node in self._nodes.items()
             if node.link is None and now >= node.retry_at and not node.slurm_says
         ]
-        if not due:
-            return
-        if len(due) == len(self._nodes) or len(due) > 4 * _STARTS_AT_ONCE:
-            self._start_link(due)  # the whole step went
-            return
-        starting = sum(node.starting(now) for node in self._nodes.values())
-        for name in due[: max(0, _STARTS_AT_ONCE - starting)]:
-            self._start_link([name])
+        divided = [name for name in due if self._nodes[name].company is not None]
+        together = [name for name in due if self._nodes[name].company is None]
+        if together and (len(together) == len(self._nodes) or len(together) > 4 * _STARTS_AT_ONCE):
+            self._start_link(together)  # the whole step went
+            together = []
+        starting = {node.link for node in self._nodes.values() if node.starting(now)}
+        parts = [[name] for name in together] + self._parts(divided)
+        for part in parts[: max(0, _STARTS_AT_ONCE - len(starting))]:
+            self._start_link(part)
+
+    def _parts(self, names: Sequence[str]) -> list[list[str]]:
+        """Nodes of steps that were refused, those of the largest first, in steps that are smaller."""
+        of_size: dict[int, list[str]] = {}
+        for name in names:
+            of_size.setdefault(self._nodes[name].company or 1, []).append(name)
+        return [
+            together[at : at + size]
+            for size, together in sorted(of_size.items(), reverse=True)
+            for at in range(0, len(together), size)
+        ]
 
     def _start_link(self, nodes: Sequence[str]) -> None:
         if not nodes or self._over.is_set():

@@ -4,7 +4,8 @@ The earliest root does. Consequences, teardown and remarks never do; nor does wh
 sensors told of before all ranks finished another step. Clocks, sensors and logs do not report in order of time, so
 
 - a machine that itself says it is broken outranks every error of a program;
-- what explains the silent end of a rank (its own words, or its host out of memory) outranks that end;
+- what explains the silent end of a rank (its own words, its host out of memory, a file system that stalled on
+  several nodes) outranks that end;
 - who only waits for somebody else, or is merely slow, takes the blame where there is nobody else.
 
 Where faults of one kind name several nodes, none of them is suspected: it is the fabric or a service, or one of
@@ -13,6 +14,7 @@ them pulled the others down.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +31,8 @@ _OF_THE_HOST = frozenset({"host_oom", "gpu_memory_fault"})
 """Told by the kernel, without a rank, of what ended a rank of its node."""
 _ENDS_OF_RANKS = frozenset({"srun", "rank"})
 """Sources that tell of a rank's end: nothing goes on after it."""
+_OF_SLURM = frozenset({"srun", "slurm"})
+"""Sources that tell what Slurm did with the job or the step."""
 _CLOCKS_S = 2.0
 """What the clocks of nodes and sensors may differ by."""
 
@@ -69,8 +73,32 @@ class Blame:
 def roots_of(situation: Situation, settings: AegisSection) -> list[Fault]:
     """The faults of an attempt that may take the blame, by time."""
     by_time = sorted(situation.faults, key=lambda fault: (fault.time, fault.rank is None, fault.rank or 0))
-    ends = [fault for fault in situation.faults if fault.cleared]
+    ends = _ends(situation.faults)
     return [fault for fault in by_time if _may_be_root(fault, ends, situation, settings)]
+
+
+def without_overcome(situation: Situation, settings: AegisSection) -> list[Fault]:
+    """The faults of a running attempt without those that it overcame for good, and what took these back.
+
+    None of them can take the blame any more, and in weeks they become many.
+    """
+    ends = _ends(situation.faults)
+
+    def is_open(fault: Fault) -> bool:
+        if fault.kind == "straggler" or fault.source in _OF_SLURM:
+            return True
+        end = _taken_back(fault, ends)
+        lasts = end is None and _stays(fault)
+        return not fault.cleared and (lasts or not _overcome(fault, end, situation, settings))
+
+    left = {fault for fault in situation.faults if is_open(fault)}
+    left |= {end for fault in left if (end := _taken_back(fault, ends)) is not None}
+    return [fault for fault in situation.faults if fault in left]
+
+
+def _ends(faults: Sequence[Fault]) -> list[Fault]:
+    """What says that a fault is over, by time."""
+    return sorted((fault for fault in faults if fault.cleared), key=lambda end: end.time)
 
 
 def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, settings: AegisSection) -> bool:
@@ -88,20 +116,26 @@ def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, sett
         return False  # on a spare, perhaps
     if (end := _taken_back(fault, ends)) is not None:
         return not running and not _overcome(fault, end, situation, settings)
-    stays = treatment.while_running == "give up" or treatment.lasting or fault.source in _ENDS_OF_RANKS
-    return stays or not _overcome(fault, None, situation, settings)
+    return _stays(fault) or not _overcome(fault, None, situation, settings)
+
+
+def _stays(fault: Fault) -> bool:
+    """True for a state that lasts until something takes it back, though the run goes on."""
+    treatment = treatment_of(fault.kind)
+    return treatment.while_running == "give up" or treatment.lasting or fault.source in _ENDS_OF_RANKS
 
 
 def _taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
-    """The first that says that a fault is over, if any: of its kind and place, or of the same network."""
+    """The first of `ends`, by time, that says that a fault is over: of its kind and place, or its network."""
 
     def over(end: Fault) -> bool:
         same = end.kind == fault.kind or (end.kind in _NETWORK and fault.kind in _NETWORK)
         places = ((end.node, fault.node), (end.nic, fault.nic), (end.gpu, fault.gpu), (end.rank, fault.rank))
         agree = all(one == other for one, other in places if one is not None and other is not None)
-        return same and agree and fault.time <= end.time
+        return same and agree
 
-    return min(filter(over, ends), key=lambda end: end.time, default=None)
+    later = range(bisect_left(ends, fault.time, key=lambda end: end.time), len(ends))
+    return next((ends[i] for i in later if over(ends[i])), None)
 
 
 def _overcome(fault: Fault, end: Fault | None, situation: Situation, settings: AegisSection) -> bool:
@@ -123,10 +157,11 @@ def blame(roots: Sequence[Fault], situation: Situation, history: History, settin
     roots = _believable(roots, situation)
     known = active_exclusions(history, situation.now, settings)
     certain = [fault for fault in roots if treatment_of(fault.kind).certain]
-    if certain:
+    leading = [fault for fault in roots if treatment_of(fault.kind).then == "requeue"] + certain
+    if leading:
         nodes = dict.fromkeys(fault.node for fault in certain if fault.node is not None)
         exclude = tuple(node for node in nodes if node not in known)
-        return Blame(certain[0], treatment_of(certain[0].kind), exclude)
+        return Blame(leading[0], treatment_of(leading[0].kind), exclude)
     root = _first(roots)
     if root is None:
         return Blame(None, UNKNOWN)
@@ -167,13 +202,15 @@ def _explains(fault: Fault, end: Fault) -> bool:
         return False
     if fault.rank is not None:
         return fault.rank == end.rank
+    if fault.kind == "storage_fault" and fault.node is None:
+        return end.kind == "rank_hang"
     return fault.kind in _OF_THE_HOST and (fault.node is None or fault.node == end.node)
 
 
 def _proven(root: Fault, node: str, situation: Situation, history: History, settings: AegisSection) -> bool:
     """True where the root speaks against its node often enough."""
     treatment = treatment_of(root.kind)
-    ends = [fault for fault in situation.faults if fault.cleared]
+    ends = _ends(situation.faults)
     lasted = situation.now - root.time >= settings.tolerate_s and _taken_back(root, ends) is None
     if treatment.exclude_after == 1 or (treatment.lasting and lasted):
         return True

@@ -11,10 +11,12 @@ queue. It acts once, alone, and only where that is right:
   leases of earlier starts mean nothing. Who holds it renews it; where it is not renewed, its holder died as well,
   and the next agent makes the next lease.
 
-The job is requeued once Slurm calls its batch node down, and starts nothing there; where it never does, without
-that node, if the partition has enough others. Where Slurm refuses, or the node has no scontrol, the job is ended
-instead: a successor that waits for its end goes on with the run, and without one it is better to end than to hold
-nodes that do nothing. Where there is no scancel either, nothing can be done from here, and the events say so.
+The job is requeued once Slurm calls its batch node down, and starts nothing there. Where it does not, the node may
+be well and the batch script about to start the supervisor again: the deputy, also one on that very node, waits as
+long as Slurm would need to notice, and then requeues without that node, if the partition has enough others. Where
+Slurm refuses, or the node has no scontrol, the job is ended instead: a successor that waits for its end goes on
+with the run, and without one it is better to end than to hold nodes that do nothing. Where there is no scancel
+either, nothing can be done from here, and the events say so.
 
 With the requeue Slurm sends SIGTERM to this process and its children, and SIGKILL after KillWait: `act` ignores
 the first. It blocks, until something was done, or the process is killed: call it in the main thread.
@@ -101,7 +103,9 @@ class Deputy:
         """This agent's place among the nodes of the job: the lowest acts first."""
         self._client = client or SlurmClient(environ, timeout_s=10.0, retries=Retries(attempts=2))
         self._supervisor = read_json(run.supervisor)
-        self._silent_s = self._excused_s = 0.0
+        self._silent_s = 0.0
+        self._excused_s: float | None = 0.0
+        """How long the silence was when the present supervisor was seen; None: as it is at the next look."""
 
     def due(self, silent_s: float) -> bool:
         """Whether it is this agent's turn, so many seconds after the last word of the supervisor.
@@ -111,6 +115,8 @@ class Deputy:
         if silent_s < self._silent_s:
             self._excused_s = 0.0
         self._silent_s = silent_s
+        if self._excused_s is None:
+            self._excused_s = silent_s
         patience = self._deputy_s + self.index * STAGGER_S
         return self._job_id is not None and silent_s - self._excused_s >= patience
 
@@ -135,8 +141,7 @@ class Deputy:
             return Outcome.POSTPONED
         if self._run.job_exit(self._job_id).exists():
             return Outcome.NOT_NEEDED
-        if (present := read_json(self._run.supervisor)) != self._supervisor:
-            self._supervisor, self._excused_s = present, self._silent_s
+        if read_json(self._run.supervisor) != self._supervisor:
             return Outcome.POSTPONED
         last = last_job(self._run)
         if last is None or self._job_id not in (last.job_id, last.successor) or last.cancelled:
@@ -163,14 +168,21 @@ class Deputy:
         Call it in the main thread (signals), when `due`; again later where it was left to another.
         """
         try:
-            if (reason := self.why_not()) is not None:
-                return reason
-            lease = self._take_lease()
-            if lease is None:
-                return Outcome.LEFT_TO_ANOTHER
-            return self._act_alone(lease)
+            outcome = self._act_with_lease()
         except OSError:  # the run directory is away: ask again
             return Outcome.LEFT_TO_ANOTHER
+        if outcome is Outcome.POSTPONED and (present := read_json(self._run.supervisor)) != self._supervisor:
+            self._supervisor, self._excused_s = present, None
+        return outcome
+
+    def _act_with_lease(self) -> Outcome:
+        """Raises OSError: the run directory is away."""
+        if (reason := self.why_not()) is not None:
+            return reason
+        lease = self._take_lease()
+        if lease is None:
+            return Outcome.LEFT_TO_ANOTHER
+        return self._act_alone(lease)
 
     def _act_alone(self, lease: Path) -> Outcome:
         """Under the lease."""
@@ -212,11 +224,13 @@ class Deputy:
                 return Outcome.NOT_NEEDED
             down = wait_until_down(
                 self._client,
-                [] if self.batch_node in (None, self.node) else [self.batch_node or ""],
+                [] if self.batch_node is None else [self.batch_node],
                 given_up=lambda: self.why_not() is not None,
                 sleep=self._sleep,
             )
-            if self.why_not() is not None or self._job() is None:
+            if (reason := self.why_not()) is not None:
+                return reason
+            if self._job() is None:
                 return Outcome.NOT_NEEDED
             self._tell("nobody has heard of the supervisor; the job is requeued")
             self._requeue(job, down)

@@ -22,9 +22,7 @@ side: nobody is dead.
 In phases without steps (setup, a save, an evaluation) standing still is usual, and a stalled file system likely:
 there it takes Slurm's or the peers' word, or the limit of the phase.
 
-**A straggler.** Synchronous ranks take equally long for a step. What differs is their own work, which each rank
-sums up (`pace_s`: seconds of data, forward and backward per microbatch). A rank is slow where its sum grows
-faster than the peers' median by a factor, in every window, for long enough.
+Who is slow is told by pace.py, and what the sensors saw goes through sensor_faults.py.
 """
 
 from __future__ import annotations
@@ -32,11 +30,13 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from train.progress import Phase
-from zslurm.aegis.evidence import Fault, Role
+from zslurm.aegis.evidence import Fault
+from zslurm.aegis.pace import PaceWatch
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport
+from zslurm.aegis.sensor_faults import SensorFaults
 from zslurm.config.aegis import AegisSection
 
 # An agent that has not said its first word is not silent yet: srun and Python have to start.
@@ -49,11 +49,9 @@ _DISTINCT_S, _TOGETHER_S = 2.0, 1.0
 _STEP_TIMES = 50
 # Times of steps are taken over at least this long, so that the way of a report does not matter.
 _SAMPLE_S = 1.0
-# We ourselves were stopped or busy: what came meanwhile may not have been read yet.
-_AWAY_S = 3.0
-_LONGEST_WINDOW_S = 60.0
-# No more faults of one kind from one node within a minute.
-_MOST_PER_MINUTE = 10
+# Nothing was read of any node for so long, or for some reports' time: we ourselves were stopped. What came
+# meanwhile is read by and by.
+_AWAY_S, _AWAY_REPORTS = 3.0, 3
 # More ranks than this are not named one by one.
 _MOST_NAMED = 64
 
@@ -103,14 +101,12 @@ class Detector:
         self._attempt = 0
         self._adopted = False
         self._began = 0.0
-        self._checked: float | None = None
-        self._found: list[Fault] = []
+        self._read_at: float | None = None
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self._median: float | None = None
+        self._sensors = SensorFaults()
+        self._pace = PaceWatch(settings.straggler)
         self._forget_attempt(0.0)
-        self._standing: dict[tuple[object, ...], Fault] = {}
-        self._passed: dict[tuple[str, str | None], deque[float]] = {}
-        self._unavailable: dict[tuple[str, str], str] = {}
 
     def _forget_attempt(self, now: float) -> None:
         self._front, self._counted, self._front_at, self._front_moved = -1, -1, now, now
@@ -118,10 +114,6 @@ class Detector:
         self._named: set[int | None] = set()
         self._dead: set[str] = set()
         self._declared: set[str] = set()
-        self._window_began: float | None = None
-        self._window: dict[int, tuple[int, float]] = {}
-        self._slow_since: dict[int, float] = {}
-        self._slow: set[int] = set()
 
     def begin(self, attempt: int, rank_nodes: Sequence[str], now: float, *, adopted: bool = False) -> None:
         """A new attempt starts.
@@ -140,8 +132,8 @@ class Detector:
         }
         for node in self._nodes.values():
             node.seen, node.watches = None, False
-        # What has no end of its own, such as an ECC error, counts again when it is seen again.
-        self._standing = {key: fault for key, fault in self._standing.items() if _has_an_end(fault)}
+        self._sensors.begin_attempt()
+        self._pace.begin_attempt(rank_nodes)
         self._forget_attempt(now)
 
     # --- what is known --------------------------------------------------------------------------------------
@@ -151,29 +143,17 @@ class Detector:
         """The last step that any rank has finished in this attempt; -1 before the first."""
         return self._front
 
-    @property
-    def committed_step(self) -> int:
-        """Step of the newest complete checkpoint that a rank of this attempt knows; -1 before the first."""
-        return max((rank.row.committed_step for rank in self._ranks if rank.row is not None), default=-1)
-
-    @property
-    def median_step_s(self) -> float | None:
-        """Median of the recent times of a step; None before two are known."""
-        return self._median
-
-    def standing(self) -> tuple[Fault, ...]:
-        """Faults of sensors that have an end, such as a link that is down, and have not ended yet."""
-        return tuple(fault for fault in self._standing.values() if _has_an_end(fault))
-
     # --- what comes -----------------------------------------------------------------------------------------
 
-    def feed(self, report: Report, now: float) -> None:
+    def feed(self, report: Report, now: float, wall: float | None = None) -> None:
         """Take a report; its faults come with the next `check`.
 
         Args:
             report: of an agent.
             now: when it came, monotonic seconds.
+            wall: the same in UNIX seconds; None: the clock of its node is right.
         """
+        self._excuse(now)
         name = report.stamp.node
         node = self._nodes.setdefault(name, _Node())
         node.heard = now if node.heard is None else max(node.heard, now)
@@ -183,7 +163,15 @@ class Detector:
             if report.ok and report.attempt == self._attempt:
                 self._feed_progress(report, node, now)
         elif isinstance(report, SensorReport):
-            self._feed_sensor(report, now)
+            self._sensors.feed(report, now, wall)
+
+    def _excuse(self, now: float) -> None:
+        """A report is read: time in which none was read of any node is nobody's silence."""
+        away = now - (now if self._read_at is None else self._read_at)
+        if away > max(_AWAY_S, _AWAY_REPORTS * self._settings.sensors.progress_s):
+            for node in self._nodes.values():
+                node.heard = None if node.heard is None else min(now, node.heard + away)
+        self._read_at = now if self._read_at is None else max(now, self._read_at)
 
     def _feed_progress(self, report: ProgressReport, node: _Node, now: float) -> None:
         node.watches = True
@@ -193,8 +181,7 @@ class Detector:
             if row.rank >= len(self._ranks):
                 continue
             rank = self._ranks[row.rank]
-            if rank.row is not None and row.pace_s < rank.row.pace_s:
-                self._window_began = None  # it counts from the beginning
+            self._pace.feed(row)
             rank.row, rank.ended = row, False
             node.seen.add(row.rank)
             if row.age_s > self._limit(row.phase):
@@ -231,42 +218,6 @@ class Detector:
             phase, float("inf")
         )
 
-    # --- sensors --------------------------------------------------------------------------------------------
-
-    def _feed_sensor(self, report: SensorReport, now: float) -> None:
-        node = report.stamp.node
-        self._feed_availability(report)
-        for fault in report.faults:
-            fault = fault if fault.node is not None else replace(fault, node=node)
-            key = (fault.kind, fault.node, fault.gpu, fault.nic, fault.rank)
-            if fault.cleared:
-                if self._standing.pop(key, None) is not None:
-                    self._found.append(fault)
-                continue
-            if key in self._standing or not self._may_pass(fault, now):
-                continue
-            self._standing[key] = fault
-            self._found.append(fault)
-
-    def _feed_availability(self, report: SensorReport) -> None:
-        node, key = report.stamp.node, (report.stamp.node, report.sensor)
-        known = self._unavailable.get(key)
-        if report.ok:
-            if self._unavailable.pop(key, None) is not None:
-                line = f"{report.sensor}: can be read again"
-                self._found.append(_unavailable(node, report.sensor, line, report.stamp.t, cleared=True))
-        elif known is None or (report.why and report.why != known):
-            self._unavailable[key] = report.why
-            line = f"{report.sensor}: {report.why or 'cannot be read'}"
-            self._found.append(_unavailable(node, report.sensor, line, report.stamp.t))
-
-    def _may_pass(self, fault: Fault, now: float) -> bool:
-        times = self._passed.setdefault((fault.kind, fault.node), deque(maxlen=_MOST_PER_MINUTE))
-        if len(times) == _MOST_PER_MINUTE and now - times[0] < 60.0:
-            return False
-        times.append(now)
-        return True
-
     # --- what is found --------------------------------------------------------------------------------------
 
     def check(
@@ -288,16 +239,12 @@ class Detector:
                 words: enough for a node whose agent is silent.
             lost_peers: ranks complain of peers that have left, and nobody has said which.
         """
-        if self._checked is not None and now - self._checked > _AWAY_S:
-            for node in self._nodes.values():
-                node.heard = None if node.heard is None else min(now, node.heard + now - self._checked)
-        self._checked = now
-        found, self._found = self._found, []
+        found = self._sensors.take()
         if self._ranks:
             found += self._check_nodes(now, wall, dead or {}, trouble or {}, lost_peers=lost_peers)
             if self._over or self._someone_missing(now):
                 found += self._check_hang(now, wall)
-            found += self._check_pace(now, wall)
+            found += self._pace.check(now, wall)
         return found
 
     def _silence(self, name: str, now: float) -> float:
@@ -478,66 +425,3 @@ class Detector:
             Phase.SAVE: f"saving after step {row.step}",
             Phase.EVAL: f"in the evaluation after step {row.step}",
         }.get(row.phase, "at its end")
-
-    # --- stragglers -----------------------------------------------------------------------------------------
-
-    def _check_pace(self, now: float, wall: float) -> list[Fault]:
-        limits = self._settings.straggler
-        if self._window_began is None:
-            self._begin_window(now)
-            return []
-        if now - self._window_began < min(_LONGEST_WINDOW_S, limits.after_s / 10):
-            return []
-        rates = {}
-        for number, (step, pace) in self._window.items():
-            row = self._ranks[number].row
-            if row is None or row.step <= step:
-                return []  # the window stays open until every rank has made a step
-            rates[number] = (row.pace_s - pace) / (row.step - step)
-        began = self._window_began
-        self._begin_window(now)
-        if len(rates) < 2 or len(rates) < len(self._ranks):
-            return []
-        median = statistics.median_low(rates.values())
-        if median <= 0:
-            return []
-        found: list[Fault] = []
-        for number, rate in rates.items():
-            if rate <= limits.factor * median:
-                self._slow_since.pop(number, None)
-                if number in self._slow:
-                    self._slow.discard(number)
-                    found.append(self._straggler(number, rate / median, wall, cleared=True))
-            elif now - self._slow_since.setdefault(number, began) >= limits.after_s and number not in self._slow:
-                self._slow.add(number)
-                found.append(self._straggler(number, rate / median, wall))
-        return found
-
-    def _begin_window(self, now: float) -> None:
-        rows = ((number, rank.row) for number, rank in enumerate(self._ranks))
-        self._window = {number: (row.step, row.pace_s) for number, row in rows if row and row.step >= 0}
-        self._window_began = now
-
-    def _straggler(self, number: int, times: float, wall: float, *, cleared: bool = False) -> Fault:
-        rank, limits = self._ranks[number], self._settings.straggler
-        line = f"rank {number} on {rank.node} takes {times:.2f} times as long as its peers for its own work"
-        line += ", no more than others again" if cleared else f", for {limits.after_s:.0f} s by now"
-        role: Role = "root" if limits.act and not cleared else "advisory"
-        return Fault(
-            "straggler", role, "gpu", wall, "progress", line,
-            node=rank.node, rank=number, step=self._step_of(number), cleared=cleared,
-        )  # fmt: skip
-
-
-_HAVE_AN_END = frozenset(
-    "nic_link_down nic_errors gpu_throttled memory_low disk_low zombies storage_fault".split()
-)
-
-
-def _has_an_end(fault: Fault) -> bool:
-    """Whether the sensor also tells when it is over; a line of a log never does."""
-    return fault.kind in _HAVE_AN_END and fault.source not in ("kernel_log", "log")
-
-
-def _unavailable(node: str, sensor: str, line: str, time: float, *, cleared: bool = False) -> Fault:
-    return Fault("sensor_unavailable", "advisory", "node", time, sensor, line, node=node, cleared=cleared)

@@ -35,25 +35,20 @@ def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
 
 
 def faults_of_failure(
-    attempt: AttemptDir,
-    failure: TaskFailure,
-    ends: Mapping[int, Mapping[str, Any]],
-    rank_nodes: Sequence[str],
-    signatures: Signatures,
+    attempt: AttemptDir, failure: TaskFailure, rank_nodes: Sequence[str], signatures: Signatures
 ) -> list[Fault]:
-    """One fault for each rank of a failure that srun reported, just now.
+    """One fault for each rank of a failure that srun reported, just now; only the records of these ranks are read.
 
     Args:
         attempt: the attempt.
         failure: what srun said.
-        ends: what ranks recorded.
         rank_nodes: the node of each rank.
         signatures: what words mean.
     """
     faults: list[Fault] = []
     for count, rank in enumerate(failure.ranks):
-        if rank in ends:
-            faults.append(fault_of_end(ends[rank], rank_nodes, signatures))
+        if end := read_json(attempt.rank_end(rank)):
+            faults.append(fault_of_end(end, rank_nodes, signatures))
             continue
         found = words_of(attempt, rank, failure.node) if count < _MOST_LOGS else []
         faults += found or [_unexplained(failure, rank)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from zslurm.aegis.gpu_tool import ToolSources
 from zslurm.aegis.sensor import Place, Sensor
@@ -16,6 +17,7 @@ from zslurm.cluster.doctor.check import Check, Outcome, Status, failed, passed, 
 from zslurm.cluster.doctor.node import checks_of, run_checks
 from zslurm.cluster.doctor.sources import Sources, Task
 
+_OF_STORAGE = frozenset({"disk_low", "storage_fault"})
 DOCTOR_CHECKS = ("gpu-count", "gpu-idle", "gpu-ecc", "gpu-pages", "nics", "rails", "disk")
 
 
@@ -35,7 +37,9 @@ class Health:
 def check_node(place: Place) -> Health:
     """Examine this node. Each check has the doctor's limit of time, cluster.doctor.check_s."""
     sources = ToolSources.of(place, task=Task(cluster=place.cluster, directory=str(place.run.path)))
-    own = [_check("memory", Host(place)), _check("checkpoints", Disk(place, place.run.checkpoints))]
+    checkpoints = place.run.checkpoints
+    storage = _mounted(checkpoints, _examine(Disk(place, checkpoints)))
+    own = [_check("memory", _examine(Host(place))), _check("checkpoints", storage)]
     outcomes = run_checks([*checks_of(DOCTOR_CHECKS, "node"), *own], sources)
     said = [(name, outcome) for name, outcome in outcomes.items() if outcome is not None]
     return Health(
@@ -48,18 +52,34 @@ def check_node(place: Place) -> Health:
     )
 
 
-def _check(name: str, sensor: Sensor) -> Check:
-    """A sensor's first look as a check. A shared file system that fills up is no fault of the node."""
-    return Check(name, "system", f"what the sensor of {name} says", "node", _examine(sensor))
+def _check(name: str, examine: Callable[[Sources], Outcome]) -> Check:
+    return Check(name, "system", f"what the sensor of {name} says", "node", examine)
 
 
 def _examine(sensor: Sensor) -> Callable[[Sources], Outcome]:
+    """A sensor's first look. A shared file system that is full or fails is no fault of the node."""
+
     def examine(_sources: Sources) -> Outcome:
         reading = sensor.read()
         if reading.faults:
             words = "; ".join(fault.line for fault in reading.faults)
-            only_full = {fault.kind for fault in reading.faults} == {"disk_low"}
-            return warned(words, "") if only_full else failed(words, "")
+            shared = all(fault.kind in _OF_STORAGE for fault in reading.faults)
+            return warned(words, "") if shared else failed(words, "")
         return passed("") if reading.ok else unavailable(reading.why)
 
     return examine
+
+
+def _mounted(directory: Path, examine: Callable[[Sources], Outcome]) -> Callable[[Sources], Outcome]:
+    """The same, once the directory is there: without it this node lacks a mount that the others have."""
+
+    def found(sources: Sources) -> Outcome:
+        try:
+            directory.stat()
+        except FileNotFoundError as error:
+            return failed(f"{directory}: {error.strerror}", "")
+        except OSError:
+            pass
+        return examine(sources)
+
+    return found

@@ -46,6 +46,19 @@ class Nodes:
         out = self.died | {exclusion.node for exclusion in exclusions}
         return tuple(node for node in self.every if node not in out)
 
+    def taken_back(self) -> set[str]:
+        """Nodes that Slurm took from the job because they failed; none where it does not say."""
+        if not self.on_slurm:
+            return set()
+        job_id = self._environ["SLURM_JOB_ID"]
+        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
+        try:
+            job = client.queue([job_id]).get(job_id)
+            left = expand(job.nodes) if job is not None else []
+        except ZslurmError:
+            return set()
+        return set(self.every).difference(left) if left else set()
+
     @property
     def needed(self) -> int:
         """Nodes that the ranks are meant to have: fewer than the run asks for where its job was shrunk."""

@@ -35,7 +35,11 @@ def alarm(situation: Situation, history: History, settings: AegisSection, *, spa
         settings: section `aegis`.
         spares: healthy nodes of the job beside those in use.
     """
-    found = [fault for fault in roots_of(situation, settings) if _ends_it(fault, situation, settings, spares)]
+    found = [
+        fault
+        for fault in roots_of(situation, settings)
+        if _ends_it(fault, situation, settings, spares) and not _was_acted_on(fault, history)
+    ]
     if not found:
         return Alarm(give_up=False)
     chosen = blame(found, situation, history, settings)
@@ -52,6 +56,18 @@ def _ends_it(fault: Fault, situation: Situation, settings: AegisSection, spares:
     while_running = treatment_of(fault.kind).while_running
     lasted = situation.now - fault.time >= settings.tolerate_s
     return while_running == "give up" or (while_running == "tolerate" and lasted)
+
+
+def _was_acted_on(fault: Fault, history: History) -> bool:
+    """Whether this very fault ended an attempt before, and stands still: the node is used for want of another."""
+    return any(
+        incident.root is not None
+        and incident.root.kind == fault.kind
+        and incident.root.node in (None, fault.node)
+        and incident.root.nic in (None, fault.nic)
+        and fault.time <= incident.root.time
+        for incident in history.incidents
+    )
 
 
 def decide(situation: Situation, history: History, resources: Resources, settings: AegisSection) -> Decision:
@@ -143,7 +159,7 @@ class _Case:
     def _failures(self) -> list[Fault | None]:
         """The roots of the failures since the newest checkpoint, this one's last."""
         before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
-        return [*(root for root in before if root is None or root.kind != "slurm_time_limit"), self.blame.root]
+        return [*(root for root in before if not _is_time_limit(root)), self.blame.root]
 
     def _budget_spent(self) -> Decision | None:
         failures, retries = self._failures(), self.settings.retries
@@ -169,6 +185,8 @@ class _Case:
 
     def go_on(self) -> Decision:
         """The cheapest way to go on."""
+        if self.blame.treatment.then == "requeue":
+            return self._requeue()
         there, least = self.resources, self.settings.min_nodes
         usable = [node for node in there.nodes if node not in self.blame.exclude + self.bad_spares()]
         lost = [node for node in there.in_use if node not in usable]
@@ -248,6 +266,11 @@ class _Case:
 
     def _reason(self, how: str) -> str:
         return f"{self.blame.what}; {how}"
+
+
+def _is_time_limit(root: Fault | None) -> bool:
+    """Whether an attempt ended for want of time, and not by what only a log calls a time limit."""
+    return root is not None and root.kind == "slurm_time_limit" and root.role == "teardown"
 
 
 def _names(nodes: Collection[str]) -> str:

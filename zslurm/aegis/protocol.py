@@ -183,7 +183,7 @@ def encode_report(report: Report) -> list[str]:
     if isinstance(report, AgentReport):
         return _split(head | {"sensor": "agent", "event": report.event}, "", _pieces(report.values))
     if isinstance(report, Answer):
-        head |= {"sensor": "answer", "id": report.id, "ok": report.ok, "done": True}
+        head |= {"sensor": "answer", "id": report.id, "ok": report.ok, "done": report.done}
         return _split(head, report.why, _pieces(report.values), ("done", False))
     head |= {"sensor": report.sensor, "ok": report.ok}
     faults = (("faults", _short_fields(fault.fields())) for fault in report.faults)

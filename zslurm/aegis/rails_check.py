@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from train.jsonl import read_jsonl
 from zslurm.aegis.preflight import Decision, decide
@@ -26,11 +26,12 @@ def check_rails(
     spec: RunSpec,
     run: RunDir,
     job_id: str,
+    nodes: Sequence[str],
     environ: Mapping[str, str],
     record: Record,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Verdict | None:
-    """Look at the rails of the job's nodes, and do what the policy says.
+    """Look at the rails of nodes of the job, and do what the policy says.
 
     Nodes that say nothing are recorded, and no reason to wait: whether a task can start there the ranks will show.
 
@@ -38,6 +39,7 @@ def check_rails(
         spec: the run.
         run: its directory.
         job_id: its job, which this process runs in.
+        nodes: those on which ranks may be started.
         environ: of the job.
         record: writes an event.
         stopped: whether the job was asked to stop meanwhile. A job that was cancelled must not be requeued.
@@ -45,7 +47,6 @@ def check_rails(
     Returns:
         None where the ranks may start; else how the start of the job ends, be it that it was requeued.
     """
-    nodes = expand(environ["SLURM_JOB_NODELIST"])
     try:
         found = survey_rails(spec.cluster, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S, environ=environ)
     except ZslurmError as error:
@@ -55,7 +56,7 @@ def check_rails(
     if stopped():
         return None
     _record_warnings(found, record)
-    decision = _decide(spec, run, job_id, environ, found, len(nodes))
+    decision = _decide(spec, run, job_id, environ, found)
     if not decision.reason or stopped():
         return None
     policy, faulty = spec.cluster.rail_policy, compress(decision.nodes)
@@ -86,10 +87,8 @@ def _record_warnings(found: RailSurvey, record: Record) -> None:
         record("rails_doubtful", nodes=compress(nodes), reason=message)
 
 
-def _decide(
-    spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str], found: RailSurvey, needed: int
-) -> Decision:
-    policy = spec.cluster.rail_policy
+def _decide(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str], found: RailSurvey) -> Decision:
+    policy, needed = spec.cluster.rail_policy, len(expand(environ["SLURM_JOB_NODELIST"]))
     if policy != "exclude" or not found.incomplete:
         return decide(policy, found.incomplete, needed=needed)
     client, partition = SlurmClient(environ), environ.get("SLURM_JOB_PARTITION")

@@ -24,8 +24,8 @@ _LAST_WORDS_S = 5.0
 class Recorder:
     """The one writer of events.jsonl. Use as a context manager.
 
-    What cannot be written, because the disk is full, waits for the next event: the supervisor is needed most when
-    something is wrong.
+    What cannot be written, because the disk is full, waits for the next event; the log of the job, which lies on
+    the same disk, does without it: the supervisor is needed most when something is wrong.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -57,7 +57,8 @@ class Recorder:
         for teller in self._tellers:
             teller.tell(row)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
-        print(f"supervisor: {event} {shown}".rstrip(), flush=True)
+        with contextlib.suppress(OSError):
+            print(f"supervisor: {event} {shown}".rstrip(), flush=True)
 
     def flush(self) -> None:
         """Let everybody hear what was recorded, for a few seconds at most: before a requeue ends this process."""
@@ -76,5 +77,5 @@ class Recorder:
     ) -> None:
         for teller in self._tellers:
             teller.close(_LAST_WORDS_S)
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._file.close()

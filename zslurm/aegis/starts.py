@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from train.jsonl import read_jsonl
-from zslurm.aegis.evidence import Decision, Fault
+from zslurm.aegis.evidence import Decision, Exclusion, Fault
 from zslurm.aegis.history import active_exclusions
 from zslurm.aegis.job import Job
 from zslurm.aegis.nodes import Nodes
 from zslurm.aegis.rails_check import check_rails
 from zslurm.aegis.verdict import Cause, Verdict
-from zslurm.errors import Exit, ZslurmError
+from zslurm.errors import ZslurmError
 from zslurm.launch.checkpoint_lock import free_from_dead_job
 from zslurm.launch.interpreter import Interpreter
 from zslurm.launch.prepare import prepare
@@ -66,21 +66,25 @@ class Starts:
         self._python: Interpreter | None = None
 
     def why_not(self) -> Verdict | None:
-        """What keeps ranks from starting; None where nothing does. The nodes are looked at once."""
+        """What keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
+
+        The nodes are looked at once.
+        """
         job = self._job
-        if job.stop.asked:
-            job.event("signal", signal=job.stop.name)
-            return Verdict("interrupted", Exit.INTERRUPTED)
         if self._python is not None:
             return None
+        self._nodes.died |= self._nodes.taken_back()
+        nodes = self._candidates()
         if job.on_slurm and job.spec.cluster.nics:
-            verdict = check_rails(job.spec, job.run, job.job_id, job.environ, job.event, lambda: job.stop.asked)
+            verdict = check_rails(
+                job.spec, job.run, job.job_id, nodes, job.environ, job.event, lambda: job.stop.asked
+            )
             if verdict is not None:
                 return verdict
             if job.stop.asked:
-                return self.why_not()
+                return None
         try:
-            self._python = prepare(job.spec, job.run, job.job_id, job.environ, job.event)
+            self._python = prepare(job.spec, job.run, job.job_id, nodes, job.environ, job.event)
         except ZslurmError as error:
             return Verdict("failed", error.exit_code, Cause(str(error)))
         return None
@@ -91,13 +95,19 @@ class Starts:
         A job that was submitted again may have got nodes that are excluded. They are used where there are no
         others: to wait for better ones is the queue's business.
         """
-        aegis = self._job.spec.aegis
-        exclusions = active_exclusions(self._job.history(), time.time(), aegis).values()
-        usable, needed = self._nodes.usable(exclusions), self._nodes.needed
-        if len(usable) < min(needed, aegis.min_nodes or needed):
-            self._job.event("excluded_nodes_used", nodes=compress(set(self._nodes.every) - set(usable)))
-            usable = self._nodes.usable(())
-        return usable[:needed]
+        nodes = self._candidates()
+        if excluded := set(nodes).intersection(self._exclusions()):
+            self._job.event("excluded_nodes_used", nodes=compress(excluded))
+        return nodes[: self._nodes.needed]
+
+    def _candidates(self) -> tuple[str, ...]:
+        """The nodes on which ranks may be started: without excluded ones, unless too few would be left."""
+        usable, needed = self._nodes.usable(self._exclusions().values()), self._nodes.needed
+        enough = len(usable) >= min(needed, self._job.spec.aegis.min_nodes or needed)
+        return usable if enough else self._nodes.usable(())
+
+    def _exclusions(self) -> dict[str, Exclusion]:
+        return active_exclusions(self._job.history(), time.time(), self._job.spec.aegis)
 
     def start(self, nodes: tuple[str, ...]) -> Running:
         """Begin the next attempt on these nodes. Call `why_not` first.
@@ -109,16 +119,24 @@ class Starts:
         assert self._python is not None
         attempts = job.run.attempt_dirs()
         attempt = job.run.attempt(attempts[-1].number + 1 if attempts else 1)
+        attempt.path.mkdir(parents=True)
         try:
-            return self._begin(attempt, nodes, self._python)
-        except OSError:
+            running = self._begin(attempt, nodes, self._python)
+        except OSError:  # no rank runs
             shutil.rmtree(attempt.path, ignore_errors=True)  # the next try gets the same number
             raise
+        hosts, world_size = hostlist_in_order(running.nodes), len(running.nodes) * job.spec.ranks_per_node
+        job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
+        return running
 
     def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> Running:
-        """Raises OSError."""
+        """Describe the attempt, and start its step last.
+
+        Raises:
+            OSError: a file cannot be written; the step was not started.
+        """
         job = self._job
-        attempt.logs.mkdir(parents=True)
+        attempt.logs.mkdir()
         attempt.ranks.mkdir()
         if not job.on_slurm:
             plan = local_step(job.spec, job.run, attempt, python)
@@ -128,24 +146,21 @@ class Starts:
                 plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
             else:
                 nodes = tuple(expand(compress(nodes)))  # as srun sorts them
-        hosts, world_size = hostlist_in_order(nodes), len(nodes) * job.spec.ranks_per_node
         body = {
             "attempt": attempt.number,
             "job_id": job.job_id,
             "restart": job.restart,
-            "nodes": hosts,
-            "world_size": world_size,
+            "nodes": hostlist_in_order(nodes),
+            "world_size": len(nodes) * job.spec.ranks_per_node,
             "command": plan.command,
         }
         write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
         if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
             job.event("lock_taken_over", holder=str(dead))
-        process = plan.start(attempt)
-        job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
-        return Running(attempt, process, nodes)
+        return Running(attempt, plan.start(attempt), nodes)
 
     def left_over(self) -> Running | Decided | None:
-        """Where an earlier supervisor of this start of the job left off.
+        """Where an earlier supervisor of this start of the job left off; the nodes that died under it stay dead.
 
         Returns:
             The attempt that runs, or ended unseen; or what was decided after it, and perhaps not done; or None.
@@ -154,21 +169,37 @@ class Starts:
         if not attempts:
             return None
         last, found = attempts[-1], None
-        described = read_json(last.description) or {}
-        rows = [row for row in read_jsonl(self._job.run.events) if row.get("attempt") == last.number]
-        if (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart):
+        events = list(read_jsonl(self._job.run.events))
+        self._nodes.died |= self._died(events)
+        rows = [row for row in events if row.get("attempt") == last.number]
+        if (described := self._of_this_start(last)) is not None:
             found = self._left_by(last, described, rows)
         if found is None and not any(row.get("event") == "attempt_ended" for row in rows):
             cause = Cause("the job was requeued or its batch node died before the attempt could be judged")
             self._job.event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
         return found
 
+    def _died(self, events: Sequence[dict[str, Any]]) -> set[str]:
+        """Nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
+        found: dict[int, set[str]] = {}
+        for row in events:
+            fault = Fault.of_event(row) if row.get("event") == "fault_detected" else None
+            number = row.get("attempt")
+            if fault and fault.kind == "node_dead" and fault.node and isinstance(number, int):
+                found.setdefault(number, set()).add(fault.node)
+        ours = [nodes for number, nodes in found.items() if self._of_this_start(self._job.run.attempt(number))]
+        return set().union(*ours)
+
+    def _of_this_start(self, attempt: AttemptDir) -> dict[str, Any] | None:
+        """The description of an attempt; None where it is not of this start of the job."""
+        described = read_json(attempt.description) or {}
+        ours = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
+        return described if ours else None
+
     def _left_by(
         self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
     ) -> Running | Decided | None:
         """An attempt of this start of the job, or what was decided after it."""
-        faults = [Fault.of_event(row) for row in rows if row.get("event") == "fault_detected"]
-        self._nodes.died |= {fault.node for fault in faults if fault and fault.kind == "node_dead" and fault.node}
         decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
         ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
         if decided and ended:

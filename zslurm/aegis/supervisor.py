@@ -24,7 +24,7 @@ from types import FrameType
 from zslurm.aegis.actions import requeue_job
 from zslurm.aegis.agents import Agents
 from zslurm.aegis.detect import Detector
-from zslurm.aegis.evidence import Decision, Fault, Resources
+from zslurm.aegis.evidence import Decision, Fault, Resources, Situation
 from zslurm.aegis.gpu_test import try_gpu
 from zslurm.aegis.history import active_exclusions
 from zslurm.aegis.job import Job
@@ -35,8 +35,9 @@ from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.spares import unfit
 from zslurm.aegis.starts import Decided, Running, Starts
 from zslurm.aegis.verdict import Cause, Verdict
-from zslurm.aegis.watch import Watch
+from zslurm.aegis.watch import Watch, committed_step
 from zslurm.errors import Exit, ZslurmError
+from zslurm.launch.milestones import IN_PLACE
 from zslurm.launch.prepare import clear_up
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir, write_atomically
@@ -102,22 +103,23 @@ class Supervisor:
             self.nodes = Nodes(job.spec, job.environ)
             self.starts = Starts(job, self.nodes)
             self.signatures, self.detector = Signatures.load(), Detector(self.settings)
+            found = self.starts.left_over()
             with self._agents() as self.agents:
-                verdict = self._attempts()
+                verdict = self._attempts(found)
             job.event("run_ended", **verdict.fields())
-            clear_up(job.spec, job.job_id, job.environ)
+            clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
         if verdict.outcome in ("completed", "failed"):
             dismiss_successor(job.run, job.job_id)
         return self._end(verdict.exit_code)
 
     @contextlib.contextmanager
     def _agents(self) -> Iterator[Agents | None]:
-        """Somebody on each node; nobody where Aegis is off."""
+        """Somebody on each node that lives; nobody where Aegis is off."""
         if self.settings.mode == "off":
             yield None
             return
         agents = Agents(self.settings, self.job.event)
-        agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.every, self.job.environ)
+        agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.usable(()), self.job.environ)
         try:
             yield agents
         finally:
@@ -133,9 +135,12 @@ class Supervisor:
 
     # --- one attempt after the other ------------------------------------------------------------------------
 
-    def _attempts(self) -> Verdict:
-        """Attempt after attempt, until one completes or the policy ends them in this job."""
-        found = self.starts.left_over()
+    def _attempts(self, found: Running | Decided | None) -> Verdict:
+        """Attempt after attempt, until one completes or the policy ends them in this job.
+
+        Args:
+            found: where an earlier supervisor left off.
+        """
         running = found if isinstance(found, Running) else None
         nodes: tuple[str, ...] = ()
         adopted = {"adopted": running.attempt.number} if running is not None else {}
@@ -145,6 +150,8 @@ class Supervisor:
             verdict, nodes = self._carry_out(found.decision, found.verdict)
         while verdict is None:
             if running is None:
+                if self.job.stop.asked:
+                    return self._asked_between()
                 verdict = self.starts.why_not()
                 if verdict is not None:
                     break
@@ -187,7 +194,8 @@ class Supervisor:
             self.agents.attempt = number
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
             self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted)
-        spares = len(set(self.nodes.every) - self.nodes.died - set(running.nodes))
+        exclusions = active_exclusions(self.job.history(), time.time(), self.settings).values()
+        spares = len(set(self.nodes.usable(exclusions)) - set(running.nodes))
         watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
         verdict = watch.until_end()
         self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
@@ -197,7 +205,7 @@ class Supervisor:
         decision, resources = self._decide(watch, verdict, running)
         verdict = _blame(verdict, decision.root)
         self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
-        self._record(decision, resources, watch)
+        self._record(decision, resources, watch.situation())
         return self._carry_out(decision, verdict)
 
     def _bury(self, dead: set[str]) -> None:
@@ -214,7 +222,9 @@ class Supervisor:
             situation = watch.situation(verdict)
             exclusions = active_exclusions(history, situation.now, settings).values()
             blamed = any(fault.role == "root" and fault.scope != "user" for fault in situation.faults)
-            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=blamed)
+            # A job that excludes nodes must not ask for more than are left.
+            look = blamed or bool(exclusions)
+            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=look)
             decision = decide(situation, history, resources, settings)
             if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
                 tested.add(decision.test_gpu)
@@ -241,8 +251,7 @@ class Supervisor:
         watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
-    def _record(self, decision: Decision, resources: Resources, watch: Watch) -> None:
-        situation = watch.situation()
+    def _record(self, decision: Decision, resources: Resources, situation: Situation) -> None:
         self.job.event(
             "decision",
             attempt=situation.attempt,
@@ -265,6 +274,8 @@ class Supervisor:
         if decision.action == "finish" or self.settings.mode != "act":
             return verdict, ()
         time_is_up = self.job.stop.signum == signal.SIGUSR2
+        if time_is_up and decision.action in IN_PLACE:  # the signal came after the decision to start again
+            return self._asked_between(verdict), ()
         if self.job.stop.asked and not (time_is_up and decision.action == "requeue"):
             return verdict, ()  # a job that was cancelled must not come back
         if decision.action == "stop":
@@ -274,6 +285,28 @@ class Supervisor:
             return self._requeue(decision, verdict), ()
         self._pause(decision.wait_s or 0.0)
         return None, decision.nodes
+
+    def _asked_between(self, verdict: Verdict | None = None) -> Verdict:
+        """How the run ends in this job where it is asked to stop while no ranks run.
+
+        Args:
+            verdict: on the attempt that has just ended; None where that is decided upon.
+        """
+        job, settings = self.job, self.settings
+        job.event("signal", signal=job.stop.name)
+        verdict = verdict or Verdict("interrupted", Exit.INTERRUPTED)
+        if settings.mode == "off":
+            return verdict
+        attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
+        number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
+        situation = Situation(now, number, "interrupted", (), step, job.stop.name)
+        exclusions = active_exclusions(history, now, settings).values()
+        resources = self.nodes.resources(exclusions, (), look_elsewhere=bool(exclusions))
+        decision = decide(situation, history, resources, settings)
+        if decision.action == "finish":
+            return verdict
+        self._record(decision, resources, situation)
+        return self._carry_out(decision, verdict)[0] or verdict
 
     def _pause(self, seconds: float) -> None:
         """Wait, unless the run is asked to stop."""
@@ -290,10 +323,8 @@ class Supervisor:
         self.recorder.flush()
         try:
             excluded = requeue_job(
-                self.job.spec,
-                self.job.job_id,
+                self.job,
                 decision,
-                self.job.environ,
                 excluded={*active, *decision.exclude}.difference(demanded),
                 forgiven=forgiven,
                 dead=self.nodes.died,
@@ -303,7 +334,8 @@ class Supervisor:
             message = verdict.cause.message if verdict.cause else decision.reason
             cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
             return Verdict("failed", Exit.STOPPED, cause)
-        self.job.event("requeued", excluded=excluded, reason=decision.reason)
+        if excluded is not None:
+            self.job.event("requeued", excluded=excluded, reason=decision.reason)
         return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
 
 

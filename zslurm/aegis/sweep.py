@@ -107,7 +107,7 @@ def sweep(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | Non
         time.sleep(_LOOK_S)
         used = gpu_memory(place.root)
     progress = attempt.progress(place.environ)
-    if kill:
+    if kill and not left:  # by its record alone a thread is found whose process is a zombie
         shutil.rmtree(progress, ignore_errors=True)
     stayed = {(member.pid, member.started) for member in left}
     return Swept(

@@ -17,9 +17,10 @@ from typing import Literal
 WhileRunning = Literal["give up", "tolerate", "record"]
 """End the attempt now; only if it lasts `aegis.tolerate_s`; or let it go on, it ends by itself if it must."""
 
-Then = Literal["retry", "wait", "test", "stop", "gpu_oom", "time limit", "slurm"]
+Then = Literal["retry", "wait", "test", "stop", "gpu_oom", "requeue", "time limit", "slurm"]
 """After the attempt: start again; wait first (`aegis.retry_wait_s`); test the GPU where it came from it again and
-again (`aegis.nan_repeats`); stop for good; what `aegis.gpu_oom` says; requeue; leave it to Slurm."""
+again (`aegis.nan_repeats`); stop for good; what `aegis.gpu_oom` says; requeue, for whatever reason or for the time
+limit; leave it to Slurm."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Treatment:
         certain: the machine itself says that it is broken: it outranks every error of a program, also an earlier
             one, and every node of which it is said is excluded.
         lasting: excluded at once where it lasted `aegis.tolerate_s`.
-        must_leave: never start on that node again, even where it cannot be replaced.
+        must_leave: never start there again, even where there are no other nodes.
     """
 
     words: str
@@ -60,6 +61,10 @@ TREATMENTS: dict[str, Treatment] = {
     "node_dead": _broken("the node is dead"),
     "slurm_node_fail": _broken("Slurm reports the node as failed"),
     "orphans": _broken("processes of the ended attempt are left on the node", must_leave=True),
+    # Which of them is broken, if any, is not known: Slurm uses none before it could end everything there.
+    "orphans_many": Treatment(
+        "processes of the ended attempt are left on several nodes", then="requeue", must_leave=True
+    ),
     # The machine is broken, unless the program did it: what came first decides.
     "gpu_hang_reset": _broken("a GPU hung or was reset", certain=False),
     "xgmi_error": _broken("error on a link between GPUs", certain=False),

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from train.jsonl import read_jsonl
 from zslurm.aegis.agents import Agents
+from zslurm.aegis.blame import roots_of, without_overcome
 from zslurm.aegis.detect import Detector
-from zslurm.aegis.evidence import Fault, Situation
+from zslurm.aegis.evidence import Alarm, Fault, Situation
 from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
 from zslurm.aegis.policy import alarm
@@ -33,6 +34,9 @@ _REPEAT_S = 2.0
 _STACKS_S = 5.0
 _SERIOUS = ("root", "cascade")
 """Roles of faults that can end an attempt. Of others there may be some for weeks: they must cost nothing."""
+
+_JUDGE_S = 1.0
+"""Between two judgements of the same faults: only time passes, and each looks into the run's files."""
 
 _ORDERLY = ("completed", "interrupted")
 """Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
@@ -53,7 +57,7 @@ class Watch:
         detector: makes faults of what the agents report.
         spares: healthy nodes of the job that the attempt does not use.
         told: what was said of sensors that cannot read, in this start of the job.
-        faults: what was noticed so far.
+        faults: what was noticed so far, without what the run overcame.
     """
 
     job: Job
@@ -67,6 +71,9 @@ class Watch:
     _failures: list[TaskFailure] = field(default_factory=list)
     _failed_at: float | None = None
     _repeat_at: float = 0.0
+    _alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
+    _judged: int = 0
+    _judge_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.history = self.job.history()
@@ -97,7 +104,7 @@ class Watch:
         if verdict.outcome not in _ORDERLY:
             self._clear()
             self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
-            if not any(fault.role == "root" for fault in self.faults):
+            if not self._has_root(verdict):
                 self.note(words_of_srun(self.attempt))
         process.reap()
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
@@ -152,8 +159,7 @@ class Watch:
             if failure.exit_code == Exit.INTERRUPTED:
                 continue
             self._failed_at = self._failed_at or time.monotonic()
-            ends = {int(end["rank"]): end for end in rank_ends(self.attempt)}
-            self.note(faults_of_failure(self.attempt, failure, ends, self._rank_nodes(), self.signatures))
+            self.note(faults_of_failure(self.attempt, failure, self._rank_nodes(), self.signatures))
         self._look_at_nodes()
 
     def _look_at_nodes(self, *, over: bool = False) -> None:
@@ -161,6 +167,7 @@ class Watch:
 
         Where ranks complain of lost peers, a silent node is dead: while they run only as long as nothing else
         explains it, but once they are over in any case, for none of them can tell any more that its node lives.
+        And what is left of them then does not hang.
         """
         dead = failed_nodes(_read(self.attempt))
         if self.agents is None:
@@ -168,16 +175,15 @@ class Watch:
             self.note(node_failed(node) for node in dead if node not in known)
             return
         for heard in self.agents.reports():
-            self.detector.feed(heard.report, heard.time)
+            self.detector.feed(heard.report, heard.time, time.time() - (time.monotonic() - heard.time))
         found = self.detector.check(
             time.monotonic(),
             time.time(),
             dead={node: f"Slurm reports node {node} as failed" for node in dead},
             trouble={**self.agents.unreachable(), **self.agents.slurm_says()},
-            lost_peers=self._failed_at is not None
-            and (over or not any(fault.role == "root" for fault in self.faults)),
+            lost_peers=self._failed_at is not None and (over or not self._has_root()),
         )
-        self.note(found)
+        self.note(fault for fault in found if not (over and fault.kind == "rank_hang"))
 
     def note(self, faults: Iterable[Fault]) -> None:
         """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
@@ -199,15 +205,12 @@ class Watch:
         aegis, now = self.job.spec.aegis, time.monotonic()
         if self.job.stop.deadline is not None and now > self.job.stop.deadline:
             return f"the ranks did not save and stop within {aegis.save_s:g} s", None
-        if aegis.mode == "act" and any(
-            fault.role in _SERIOUS or fault.kind == "straggler" for fault in self.faults
-        ):
-            found = alarm(self.situation(), self.history, aegis, spares=self.spares)
-            if found.give_up:
-                return found.reason, found.root
+        self._judge(now)
+        if self._alarm.give_up:
+            return self._alarm.reason, self._alarm.root
         if self._failed_at is None:
             return None, None
-        if any(fault.role == "root" and not fault.cleared for fault in self.faults):
+        if self._has_root():
             patience = aegis.settle_s
             why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
         elif self.agents is not None and self.agents.watched():
@@ -217,6 +220,24 @@ class Watch:
             patience = max(aegis.lost_peer_s, aegis.grace_s)
             why = f"ranks lost their peers, and Slurm named no failed node within {aegis.lost_peer_s:g} s"
         return (why if now > self._failed_at + patience else None), None
+
+    def _judge(self, now: float) -> None:
+        """Whether the faults end the attempt; those that it overcame are forgotten."""
+        if len(self.faults) == self._judged and now < self._judge_at:
+            return
+        if any(fault.role in _SERIOUS or fault.kind == "straggler" for fault in self.faults):
+            situation, aegis = self.situation(), self.job.spec.aegis
+            if aegis.mode == "act":
+                self._alarm = alarm(situation, self.history, aegis, spares=self.spares)
+            self.faults = without_overcome(situation, aegis)
+        self._judged, self._judge_at = len(self.faults), now + _JUDGE_S
+
+    def _has_root(self, outcome: Verdict | None = None) -> bool:
+        """Whether something is known that may be why the attempt ended, or ends."""
+        if not any(fault.role == "root" for fault in self.faults):
+            return False
+        roots = roots_of(self.situation(outcome), self.job.spec.aegis)
+        return any(fault.role == "root" for fault in roots)
 
     def _give_up(self, why: str, root: Fault | None) -> None:
         about = {} if root is None else {"root": root.fields()}
@@ -233,13 +254,20 @@ class Watch:
 
     def _clear(self) -> None:
         """End every process of the attempt, wherever it is, and make sure of it."""
-        self.note(
-            clear(self.running, self._alive(), self.agents, self.job.slurm_id, self.job.spec.aegis, self.job.event)
+        job = self.job
+        found = clear(
+            self.running, self._alive, self.agents, job.slurm_id, job.spec.aegis, job.event, self._hear_meanwhile
         )
+        self.note(found)
         if self.agents is not None and self.agents.watched():
             time.sleep(_LAST_LOOK_S)
             self._hear_of_every_node(self.agents)
         self._look_at_nodes(over=True)
+
+    def _hear_meanwhile(self) -> bool:
+        """Take what the agents report while processes are waited for; returns whether the run is asked to stop."""
+        self._look_at_nodes(over=True)
+        return self.job.stop.asked
 
     def _hear_of_every_node(self, agents: Agents) -> None:
         """Wait until each node that says nothing any more is heard again, or is found dead.
@@ -282,7 +310,8 @@ def committed_step(run: RunDir) -> int:
 
 
 def _read(attempt: AttemptDir) -> str:
+    """What srun has said so far; nothing while the file system does not answer."""
     try:
         return attempt.step_log.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""

@@ -116,7 +116,9 @@ class AegisSection(Section):
         60.0, description="seconds that a network fault may last before the attempt is given up for it"
     )
     teardown_s: Positive = Field(
-        60.0, description="seconds within which every process of an attempt must be gone after it was killed"
+        60.0,
+        description="seconds within which every process of an attempt should be gone after it was killed; those "
+        "that cannot die are waited for ten times as long on one node, sixty times on several",
     )
     retries: Whole = Field(3, description="failures without a new checkpoint between them, after which to stop")
     retry_wait_s: Positive = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,20 @@ _CONTAINER_TIMEOUT_S = 1800.0
 
 
 def prepare(
-    spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str], event: Callable[..., None]
+    spec: RunSpec,
+    run: RunDir,
+    job_id: str,
+    nodes: Sequence[str],
+    environ: Mapping[str, str],
+    event: Callable[..., None],
 ) -> Interpreter:
-    """Make the ranks' Python ready on every node of the job that this process runs in.
+    """Make the ranks' Python ready on nodes of the job that this process runs in.
 
     Args:
         spec: the run.
         run: its directory.
         job_id: the job.
+        nodes: those on which ranks may be started.
         environ: the environment of the job.
         event: records what was done.
 
@@ -40,21 +46,21 @@ def prepare(
     on_slurm = spec.cluster.launcher == "slurm"
     if spec.cluster.container is not None:
         python = container_interpreter(spec, run, environ)
-        answers = _ask_nodes(python, run, job_id, environ) if on_slurm else _ask_here(python)
+        answers = _ask_nodes(python, run, job_id, nodes, environ) if on_slurm else _ask_here(python)
         event("container_checked", nodes=compress(list(answers)), **_findings(spec, answers))
         return python
     if spec.cluster.stage_env is not None and on_slurm:
-        staged = stage(spec.cluster.stage_env, run, job_id, environ)
+        staged = stage(spec.cluster.stage_env, run, job_id, nodes, environ)
         event("environment_staged", path=staged)
         return Interpreter((f"{staged}/bin/python",), environ)
     return Interpreter.own(environ)
 
 
-def clear_up(spec: RunSpec, job_id: str, environ: Mapping[str, str]) -> None:
-    """Remove from the nodes what `prepare` put there; a node that is gone keeps it until its /tmp is cleaned."""
+def clear_up(spec: RunSpec, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Remove from these nodes what `prepare` put there; a node that is gone keeps it until its /tmp is cleaned."""
     if spec.cluster.stage_env is not None and spec.cluster.launcher == "slurm":
         with contextlib.suppress(ZslurmError):
-            unstage(spec.cluster.stage_env, job_id, environ)
+            unstage(spec.cluster.stage_env, job_id, nodes, environ)
 
 
 def _ask_here(python: Interpreter) -> dict[str, NodeAnswer]:
@@ -62,9 +68,11 @@ def _ask_here(python: Interpreter) -> dict[str, NodeAnswer]:
     return {answer.node: answer}
 
 
-def _ask_nodes(python: Interpreter, run: RunDir, job_id: str, environ: Mapping[str, str]) -> dict[str, NodeAnswer]:
-    """Ask every node of the job. What the engine says where it fails comes back through a file for each node."""
-    nodes = expand(environ["SLURM_JOB_NODELIST"])
+def _ask_nodes(
+    python: Interpreter, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, NodeAnswer]:
+    """Ask these nodes. What the engine says where it fails comes back through a file for each node."""
+    nodes = expand(compress(nodes))  # as srun numbers them
     logs = [run.logs / f"container-{job_id}-{index}.log" for index in range(len(nodes))]
     for log in logs:
         log.unlink(missing_ok=True)

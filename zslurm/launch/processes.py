@@ -1,22 +1,26 @@
 """Processes that outlive their parent, and how they are found again.
 
-A process is known by its pid and the time it was created: a pid alone may be somebody else's by now.
+A process is known by its pid and when it was started: a pid alone may be somebody else's by now. The time is the
+kernel's own, counted from the boot: nothing changes when the clock is set.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from zslurm.cluster.sysfs import read_text
 from zslurm.launch.run_dir import read_json, write_atomically
 
 # Runs "$@" and leaves its exit code in a file, by rename. It waits for a word of its parent, which comes once the
@@ -33,17 +37,27 @@ echo "$code" > "$out.tmp" && mv "$out.tmp" "$out"
 """
 
 
-# Creation times are counted from the time of the boot, which moves a little when the clock is set.
+_PROC = Path("/proc")
+
+# Of records without `started`: creation times move a little when the clock is set.
 _SAME_CREATION_S = 2.0
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """A process as another process can find it again."""
+    """A process as another process can find it again.
+
+    Attributes:
+        created: when, in UNIX seconds by the clock of that time.
+        started: the same in clock ticks since the boot; None where the kernel does not tell.
+        boot: the kernel's id of that boot; None with `started`.
+    """
 
     pid: int
     created: float
     host: str
+    started: int | None = None
+    boot: str | None = None
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord:
@@ -52,20 +66,28 @@ class ProcessRecord:
         Raises:
             psutil.NoSuchProcess: it is gone.
         """
-        return cls(pid, psutil.Process(pid).create_time(), socket.gethostname())
+        created, boot = psutil.Process(pid).create_time(), _boot_id()
+        return cls(pid, created, socket.gethostname(), _started(pid) if boot else None, boot)
 
     @classmethod
     def read(cls, path: Path) -> ProcessRecord | None:
         """The record in a file; None where there is none."""
-        body = read_json(path)
+        return cls.of_fields(read_json(path) or {})
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> ProcessRecord | None:
+        """The record among the fields of a JSON object; None where there is none."""
         try:
-            return cls(int(body["pid"]), float(body["created"]), str(body["host"])) if body else None
+            record = cls(int(fields["pid"]), float(fields["created"]), str(fields["host"]))
+            if fields.get("started") is None or fields.get("boot") is None:
+                return record
+            return replace(record, started=int(fields["started"]), boot=str(fields["boot"]))
         except (KeyError, TypeError, ValueError):
             return None
 
     def write(self, path: Path) -> None:
         """Write the record by rename."""
-        write_atomically(path, json.dumps({"pid": self.pid, "created": self.created, "host": self.host}) + "\n")
+        write_atomically(path, json.dumps(asdict(self)) + "\n")
 
     @property
     def here(self) -> bool:
@@ -75,7 +97,7 @@ class ProcessRecord:
     @property
     def alive(self) -> bool:
         """True while the very process runs on this machine; a zombie has ended."""
-        if not self.here:
+        if not self._same_boot:
             return False
         try:
             process = psutil.Process(self.pid)
@@ -89,15 +111,23 @@ class ProcessRecord:
 
         The number is not given away while anybody is left in the group, so it survives its leader.
         """
-        if not self.here:
+        if not self._same_boot:
             return False
         try:
             return self._is(psutil.Process(self.pid))
         except psutil.NoSuchProcess:
             return True
 
+    @property
+    def _same_boot(self) -> bool:
+        """False where the machine is another one, or was started again since."""
+        return self.here and (self.boot is None or _boot_id() in (None, self.boot))
+
     def _is(self, process: psutil.Process) -> bool:
-        return bool(abs(process.create_time() - self.created) < _SAME_CREATION_S)
+        """Raises psutil.NoSuchProcess."""
+        if self.started is None:
+            return bool(abs(process.create_time() - self.created) < _SAME_CREATION_S)
+        return _started(self.pid) == self.started
 
     def signal(self, signum: int) -> bool:
         """Send a signal to the process; False where it is gone."""
@@ -108,6 +138,24 @@ class ProcessRecord:
         except ProcessLookupError:
             return False
         return True
+
+
+@functools.cache
+def _boot_id() -> str | None:
+    return read_text(_PROC / "sys/kernel/random/boot_id") or None
+
+
+def _started(pid: int) -> int:
+    """When a process was started, in clock ticks since the boot.
+
+    Raises:
+        psutil.NoSuchProcess: it is gone.
+    """
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    return int(text.rpartition(b")")[2].split()[19])  # the second field is a name, and may hold anything
 
 
 @dataclass(frozen=True)
@@ -155,18 +203,25 @@ class DetachedProcess:
         return cls(record, exit_file) if record else None
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs; 137 where it was killed before it could leave one."""
+        """The exit code; None while it runs; 137 where it was killed before it could leave one.
+
+        While the file system does not answer nothing new is known, so it counts as running.
+        """
         alive = self.record.alive
         try:
             text = self.exit_file.read_text().strip()
         except FileNotFoundError:
             return None if alive else 128 + signal.SIGKILL
+        except OSError:
+            return None
         return int(text) if text.isdigit() else 1
 
     @property
     def left_exit_code(self) -> bool:
-        """False while it runs, and where it was killed before it could leave one."""
-        return self.exit_file.exists()
+        """False while it runs, and where it was killed before it could leave one, or nobody can tell."""
+        with contextlib.suppress(OSError):
+            return self.exit_file.exists()
+        return False
 
     def signal_group(self, signum: int) -> None:
         """Send a signal to the command and everything it started, also to what outlived it."""

@@ -24,6 +24,10 @@ from zslurm.launch.secrets import split_secrets
 from zslurm.launch.templates import Template, TemplateEnvironment, find_template
 
 SUPERVISOR_STARTS = 20
+"""How often a supervisor that dies is started, with none between that lived for SUPERVISOR_LIVED_S."""
+
+SUPERVISOR_LIVED_S = 600
+"""Seconds after which a supervisor counts as having been well."""
 
 
 def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
@@ -122,6 +126,7 @@ def template_variables(
         "job_id": job_id,
         "supervisor_command": command or supervisor_command(spec, run),
         "supervisor_starts": SUPERVISOR_STARTS,
+        "supervisor_lived_s": SUPERVISOR_LIVED_S,
         "spec": spec,
     }
 

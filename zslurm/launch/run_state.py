@@ -123,7 +123,7 @@ def last_job(run: RunDir) -> _Job | None:
     job: _Job | None = None
     for row in read_jsonl(run.submissions):
         if row.get("action") == "submit":
-            process = ProcessRecord(row["pid"], row["created"], row["host"]) if "pid" in row else None
+            process = ProcessRecord.of_fields(row)
             user = row.get("user") or getpass.getuser()
             job = _Job(row["job_id"], row["launcher"], row["cluster"], user, row["time"], process)
         elif job is None or row["job_id"] not in (job.job_id, job.successor):

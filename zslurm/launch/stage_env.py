@@ -16,51 +16,58 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zslurm.errors import ZslurmError
 from zslurm.launch.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.hostlist import compress
 from zslurm.slurm.survey import answer, survey
 
 _TIMEOUT_S = 3600.0
 
 
-def stage(place: str, run: RunDir, job_id: str, environ: Mapping[str, str]) -> str:
-    """Put the environment of this Python on every node of the job; returns where it lies there.
+def stage(place: str, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Put the environment of this Python on these nodes of a job; returns where it lies there.
 
     Raises:
         ZslurmError: it cannot be packed, sent or unpacked; each node that failed is named.
     """
     archive = _archive(run)
     target = _target(place, job_id)
+    undelivered: ZslurmError | None = None
     try:
         SlurmClient(environ, timeout_s=_TIMEOUT_S).broadcast(job_id, str(archive), f"{target}.tar")
-    except ZslurmError as error:
+    except ZslurmError as error:  # perhaps only to a node of the job that is not wanted any more
+        undelivered = error
+    try:
+        _on_nodes(nodes, "unpack", target, archive.stem, job_id, environ)
+    except ZslurmError:
+        if undelivered is None:
+            raise
         raise ZslurmError(
-            f"cluster.stage_env: cannot copy the Python environment to {target}.tar: {error}"
-        ) from error
-    _on_all_nodes("unpack", target, archive.stem, job_id, environ)
+            f"cluster.stage_env: cannot copy the Python environment to {target}.tar: {undelivered}"
+        ) from undelivered
     return f"{target}/{Path(sys.prefix).name}"
 
 
-def unstage(place: str, job_id: str, environ: Mapping[str, str]) -> None:
-    """Remove it from every node of the job.
+def unstage(place: str, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Remove it from these nodes of a job.
 
     Raises:
         ZslurmError: a node could not.
     """
-    _on_all_nodes("remove", _target(place, job_id), "-", job_id, environ)
+    _on_nodes(nodes, "remove", _target(place, job_id), "-", job_id, environ)
 
 
 def _target(place: str, job_id: str) -> str:
     return f"{place}/zslurm-env-{os.getuid()}-{job_id}"
 
 
-def _on_all_nodes(action: str, target: str, mark: str, job_id: str, environ: Mapping[str, str]) -> None:
-    nodes = expand(environ["SLURM_JOB_NODELIST"])
+def _on_nodes(
+    nodes: Sequence[str], action: str, target: str, mark: str, job_id: str, environ: Mapping[str, str]
+) -> None:
     answers = survey(
         "zslurm.launch.stage_env", action, target, mark, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S,
         environ=environ,

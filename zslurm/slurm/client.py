@@ -175,6 +175,7 @@ class SlurmClient:
 
         Raises:
             NotFound: Slurm does not know the job.
+            SlurmUnavailable: it may have been done. A second try would be refused, or bring a cancelled job back.
         """
         self._commands.run("scontrol", "requeue", job_id, repeatable=False)
 

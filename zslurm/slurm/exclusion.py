@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from zslurm.errors import SlurmRefused, ZslurmError
+from zslurm.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.states import JobState
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,26 @@ class Size:
         return {"NumNodes": str(self.nodes), "NumTasks": str(tasks), "NumCPUs": str(cpus)}
 
 
+def has_left(job: JobRecord | None) -> bool:
+    """Whether a job that ran is back in the queue, or on its way. One that is being cancelled looks so too."""
+    return job is not None and (job.state.is_waiting or job.state is JobState.COMPLETING)
+
+
+def requeue_unchanged(client: SlurmClient, job_id: str) -> None:
+    """Requeue a job with the settings that it has. One that was requeued already, unseen, is fine.
+
+    Raises:
+        NotFound: Slurm does not know the job.
+        SlurmUnavailable: it may have been done; call it again.
+        SlurmRefused: from Slurm.
+    """
+    try:
+        client.requeue(job_id)
+    except (SlurmRefused, SlurmUnavailable):
+        if not has_left(client.queue([job_id]).get(job_id)):
+            raise
+
+
 def requeue_excluding(
     client: SlurmClient,
     job_id: str,
@@ -46,8 +68,8 @@ def requeue_excluding(
     The job is held meanwhile: a plain requeue could start it before its list is changed. It is released in any
     case. Called from inside the job, this is a race: with the requeue Slurm sends SIGTERM to every process of the
     job, this one and its scontrol included, and SIGKILL after KillWait (30 s where the site did not change it). So
-    the caller ignores SIGTERM first, which its children inherit. Where Slurm has requeued the job by itself
-    meanwhile, only its settings are changed.
+    the caller ignores SIGTERM first, which its children inherit. Where the job was requeued already, by Slurm
+    itself or unseen because Slurm did not answer, only its settings are changed.
 
     Args:
         client: asks Slurm.
@@ -59,25 +81,58 @@ def requeue_excluding(
 
     Raises:
         NotFound: Slurm does not know the job.
-        SlurmUnavailable, SlurmRefused: from Slurm.
+        SlurmUnavailable: the job may be requeued, and held; call it again.
+        SlurmRefused: from Slurm.
     """
-    already = [node for node in expand(client.excluded_nodes(job_id)) if node not in forgiven]
-    union = compress([*already, *nodes])
-    changes = {"ExcNodeList": union}
-    if size is not None:
-        changes |= size.settings()
+    union, changes = _changes(client, job_id, nodes, forgiven, size)
     try:
         client.requeue_hold(job_id)
-    except SlurmRefused:
-        record = client.job(job_id)
-        if record is None or not record.state.is_waiting:
+    except (SlurmRefused, SlurmUnavailable) as error:
+        if not has_left(client.queue([job_id]).get(job_id)):
             raise
-        client.hold(job_id)
+        _change(client, job_id, changes, held=isinstance(error, SlurmUnavailable))
+    else:
+        _change(client, job_id, changes, held=True)
+    return union
+
+
+def exclude_requeued(
+    client: SlurmClient,
+    job_id: str,
+    nodes: Iterable[str],
+    *,
+    forgiven: Collection[str] = (),
+    size: Size | None = None,
+    held: bool = False,
+) -> str:
+    """As `requeue_excluding`, for a job that `has_left` already: only its settings are changed.
+
+    Args:
+        client, job_id, nodes, forgiven, size: as there.
+        held: it is held already. Once this process's own job was requeued, each call may be the last.
+    """
+    union, changes = _changes(client, job_id, nodes, forgiven, size)
+    _change(client, job_id, changes, held=held)
+    return union
+
+
+def _changes(
+    client: SlurmClient, job_id: str, nodes: Iterable[str], forgiven: Collection[str], size: Size | None
+) -> tuple[str, dict[str, str]]:
+    """The nodes that the job is to exclude, and all that changes."""
+    already = [node for node in expand(client.excluded_nodes(job_id)) if node not in forgiven]
+    union = compress([*already, *nodes])
+    return union, {"ExcNodeList": union} | (size.settings() if size is not None else {})
+
+
+def _change(client: SlurmClient, job_id: str, changes: Mapping[str, str], *, held: bool) -> None:
+    """Change a job, and release it in any case."""
     try:
+        if not held:
+            client.hold(job_id)
         client.update(job_id, **changes)
     finally:
         client.release(job_id)
-    return union
 
 
 _LOOK_S = 2.0
@@ -89,6 +144,7 @@ def wait_until_down(
     client: SlurmClient,
     nodes: Collection[str],
     *,
+    dead_s: Mapping[str, float] | None = None,
     given_up: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> set[str]:
@@ -105,6 +161,8 @@ def wait_until_down(
     Args:
         client: asks Slurm.
         nodes: that are dead.
+        dead_s: node -> seconds for which it has been dead already; default: none. One that Slurm did not call down
+            in all that time it never will, or it has come back since.
         given_up: whether it is of no use any more.
         sleep: waits.
     """
@@ -113,11 +171,13 @@ def wait_until_down(
     if nodes:
         with contextlib.suppress(ZslurmError):
             patience_s = _slurmd_timeout(client) + _NOTICES_S
-    while nodes and waited < patience_s and not given_up():
+    dead_s = dead_s or {}
+    while nodes:
         with contextlib.suppress(ZslurmError):
             down = {node.name for node in client.nodes() if node.state == "down"} & set(nodes)
-            if down == set(nodes):
-                break
+        awaited = {node for node in nodes if dead_s.get(node, 0.0) + waited < patience_s} - down
+        if not awaited or given_up():
+            break
         sleep(_LOOK_S)
         waited += _LOOK_S
     return down
