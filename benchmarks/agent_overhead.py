@@ -25,6 +25,7 @@ from benchmarks.common import write_result
 from train.data.stdlib import stdlib_sources
 from train.jsonl import read_jsonl
 from train.progress import ProgressWriter
+from zslurm.launch.processes import ProcessRecord
 from zslurm.report.data import make_bundle
 from zslurm.report.demo import RUN_FILE
 
@@ -45,7 +46,7 @@ def run() -> None:
                 if training.poll() is not None:
                     raise RuntimeError("the run ended before it trained")
                 time.sleep(1.0)
-            agent, supervisor = _find(run_dir, "zslurm.aegis.agent"), _find(run_dir, "aegis")
+            agent, supervisor = _process(run_dir / "agent.json"), _process(run_dir / "supervisor.json")
             busy = {process.pid: _cpu_s(process) for process in (agent, supervisor)}
             slices = _alternate(agent)
             wall_s = slices[-1][1] - slices[0][0]
@@ -94,14 +95,12 @@ def _steps(run_dir: Path) -> list[dict[str, float]]:
     return [row for row in read_jsonl(metrics) if row["kind"] == "step"] if metrics.exists() else []
 
 
-def _find(run_dir: Path, word: str) -> psutil.Process:
-    """The youngest process of the run that has the word, or a module of that name, among its arguments."""
-    found = [
-        process
-        for process in psutil.process_iter(["cmdline", "create_time"])
-        if word in (process.info["cmdline"] or ()) and str(run_dir) in " ".join(process.info["cmdline"])
-    ]
-    return max(found, key=lambda process: process.info["create_time"])
+def _process(record: Path) -> psutil.Process:
+    """The process that a file of the run directory names."""
+    found = ProcessRecord.read(record)
+    if found is None:
+        raise RuntimeError(f"{record.name}: it does not run")
+    return psutil.Process(found.pid)
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -18,6 +18,7 @@ from tests.cluster.slurm_cluster import SlurmCluster
 from tests.cluster.user import directory_of
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.errors import Exit
+from zslurm.slurm.survey import JOB_PREFIX
 
 pytestmark = pytest.mark.slurm
 
@@ -138,12 +139,15 @@ def test_ctrl_c_cancels_the_job_that_waits(site: Site) -> None:
         # Tests that run in the background of a shell are born deaf to it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    waiting = ["squeue", "--noheader", "--name=zslurm-survey", "--format=%i"]
-    wait_for(lambda: site.cluster.run(waiting).stdout.strip(), "the doctor's job to be in the queue")
+
+    def waits() -> bool:
+        return JOB_PREFIX in site.cluster.run(["squeue", "--noheader", "--format=%j"]).stdout
+
+    wait_for(waits, "the doctor's job to be in the queue")
     doctor.send_signal(signal.SIGINT)
     _, err = doctor.communicate(timeout=DEADLINE_S)
     assert (doctor.returncode, err.splitlines()[-1]) == (Exit.FAILED, "zslurm: stopped")
-    wait_for(lambda: not site.cluster.run(waiting).stdout.strip(), "the job to be gone")
+    wait_for(lambda: not waits(), "the job to be gone")
     assert not list(site.directory.glob(".zslurm-doctor-*"))
 
 

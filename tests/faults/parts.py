@@ -50,9 +50,12 @@ def recovery(run: FaultRun, happened: float, kinds: Collection[str]) -> Recovery
     )
     kind = name(seen) if seen else None
     detect_s = seen["time"] - happened if seen else None
-    started = _first(run, "attempt_started", happened)
-    if started is None:
+    stepped = {mark["attempt"] for mark in run.marks("stepped")}
+    starts = [event for event in run.events("attempt_started") if event["time"] >= happened]
+    if not starts:
         return Recovery(kind, detect_s, {})
+    # Slurm may refuse the first: the one that took a step is what was waited for.
+    started = next((event for event in starts if event["attempt"] in stepped), starts[0])
     number = started["attempt"]
     marks = {
         what: [mark["time"] for mark in run.marks(what) if mark["attempt"] == number]
@@ -63,7 +66,7 @@ def recovery(run: FaultRun, happened: float, kinds: Collection[str]) -> Recovery
     moments: dict[str, float | None] = {
         "detect": seen.get("time"),
         "tear down": ended.get("time") if ended.get("outcome") != "lost" else None,
-        "queue": again.get("time") if "adopted" not in again else None,
+        "queue": again.get("time") if "adopted" not in again and again.get("time", 0) < started["time"] else None,
         "decide": started["time"],
         "srun": max(marks["python"], default=None),
         "import": max(marks["imported"], default=None),

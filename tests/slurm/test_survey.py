@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,25 @@ def test_a_node_that_says_nothing_in_time_is_an_answer_too(srun: Path) -> None:
     says(srun, f"{answers_of('node0', 1)}; exec sleep 600")
     found = survey("some.module", nodes=["node0", "node1"], timeout_s=1)
     assert (found["node0"].value, found["node1"].error) == (1, "no answer within 1 s")
+
+
+def test_no_job_is_left_of_a_survey_that_is_given_up(srun: Path, tmp_path: Path) -> None:
+    """srun may die before it knows that it has a job; one that ended by itself has none."""
+    scancel = srun.with_name("scancel")
+    scancel.write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/cancelled\n')
+    scancel.chmod(0o755)
+    says(srun, f'echo "$@" >> {tmp_path}/asked; {answers_of("node0", 1)}')
+    survey("some.module", nodes=["node0"])
+    assert not (tmp_path / "cancelled").exists()
+    says(srun, f'echo "$@" >> {tmp_path}/asked; exec sleep 600')
+    survey("some.module", nodes=["node0"], timeout_s=1, job_id="12")
+    assert not (tmp_path / "cancelled").exists(), "the step of a job that runs on"
+    with suppress(SlurmUnavailable, SlurmRefused):
+        survey("some.module", nodes=["node0"], timeout_s=1)
+    names = [re.search(r"--job-name=(\S+)", line) for line in (tmp_path / "asked").read_text().splitlines()]
+    assert len({name[1] for name in names if name}) == 3
+    assert names[-1] is not None
+    assert (tmp_path / "cancelled").read_text() == f"--name={names[-1][1]}\n"
 
 
 def test_while_the_job_waits_its_id_is_told(srun: Path) -> None:

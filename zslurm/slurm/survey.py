@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import threading
@@ -19,14 +20,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from zslurm.errors import SlurmRefused, SlurmUnavailable
-from zslurm.slurm.commands import SlurmCommands
+from zslurm.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.slurm.commands import Retries, SlurmCommands
 from zslurm.slurm.environment import scrubbed, step_environment
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failures
 
 SETUP_VARIABLE = "ZSLURM_SURVEY_SETUP"
 """Environment variable with shell lines that each node runs first; not on a command line that all can see."""
+
+JOB_PREFIX = "zslurm-survey-"
+"""What the names of the surveys' jobs begin with."""
 
 _QUEUED = re.compile(r"srun: job (\d+) queued and waiting for resources")
 _STARTED = "has been allocated resources"
@@ -101,7 +105,8 @@ def survey(
         raise SlurmUnavailable("srun: not found on PATH; run this on a machine of the Slurm cluster")
     n_nodes = len(nodes) or count or 1
     command = [program, f"--nodes={n_nodes}", f"--ntasks={n_nodes}", "--ntasks-per-node=1", "--cpu-bind=none"]
-    command += ["--no-kill", "--kill-on-bad-exit=0", "--input=none", "--job-name=zslurm-survey"]
+    name = f"{JOB_PREFIX}{secrets.token_hex(4)}"
+    command += ["--no-kill", "--kill-on-bad-exit=0", "--input=none", f"--job-name={name}"]
     command += [f"--nodelist={compress(nodes)}"] if nodes else []
     command += [f"--jobid={job_id}", "--overlap", "--mem=0"] if job_id is not None else []
     shell = ["/bin/bash", "-c", f'eval "${SETUP_VARIABLE}"; exec "$@"', "zslurm-survey"] if setup else []
@@ -123,7 +128,8 @@ def survey(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
         finally:
-            _end(process)
+            if _end(process) and job_id is None:
+                _cancel(name, environ)
             out.join()
             err.join()
     if late and (queued := _queued(err.lines())):
@@ -209,11 +215,16 @@ def _collect(
     return answers
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str]) -> bool:
     """SIGTERM makes srun cancel its job or step; SIGKILL would leave it behind.
 
     One signal is not enough: srun forgets it while it has asked for a job and does not know its number yet.
+
+    Returns:
+        Whether it had not ended by itself.
     """
+    if process.poll() is not None:
+        return False
     patience = time.monotonic() + _END_S
     while process.poll() is None and time.monotonic() < patience:
         process.terminate()
@@ -221,6 +232,13 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait(timeout=1)
     if process.poll() is None:
         process.kill()
+    return True
+
+
+def _cancel(name: str, environ: Mapping[str, str]) -> None:
+    """Cancel the job of an srun that was ended: it may have died before it knew that it has one."""
+    with suppress(ZslurmError):
+        SlurmCommands(environ, timeout_s=10.0, retries=Retries(attempts=2)).run("scancel", f"--name={name}")
 
 
 def _answers(text: str) -> dict[str, NodeAnswer]:
