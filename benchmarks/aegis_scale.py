@@ -48,7 +48,6 @@ def run() -> None:
             "progress_reports_per_s": NODES,
             "sensor_reports_per_s": NODES,
             "measured_s": _MEASURED_S,
-            "machine_shared": "with other work; CPU time is the process's own",
             "load_before": round(load_before, 2),
             "supervisor_with_agents": found["agents"],
             "the_same_without_agents": found["idle"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ class Training:
     def stamp(self, node: int) -> Stamp:
         return Stamp(f"node{node}", int(self.now), self.wall, self.now)
 
-    def second(self, *, look: bool = True, **evidence: object) -> None:
+    def second(self, *, look: bool = True, **evidence: Any) -> None:
         """One second passes; without a look, the supervisor is busy with something else."""
         self.now += 1.0
         self.wall += 1.0
@@ -92,9 +93,9 @@ class Training:
                 rows = tuple(self._record(rank) for rank in (2 * node, 2 * node + 1) if rank not in self.missing)
                 self.detector.feed(ProgressReport(self.stamp(node), self.attempt, rows), self.now + 0.1)
         if look:
-            self.found += self.detector.check(self.now + 0.2, self.wall, **evidence)  # type: ignore[arg-type]
+            self.found += self.detector.check(self.now + 0.2, self.wall, **evidence)
 
-    def run(self, seconds: int, **evidence: object) -> list[Fault]:
+    def run(self, seconds: int, **evidence: Any) -> list[Fault]:
         """Time passes; returns the faults that were found meanwhile."""
         before = len(self.found)
         for _ in range(seconds):
@@ -409,8 +410,8 @@ def test_a_little_slower_is_no_straggler() -> None:
 # --- sensors ----------------------------------------------------------------------------------------------------
 
 
-def _fault(kind: str, *, role: Role = "root", **fields: object) -> Fault:
-    return Fault(kind, role, "gpu", WALL, "gpu", "words", **fields)  # type: ignore[arg-type]
+def _fault(kind: str, *, role: Role = "root", **fields: Any) -> Fault:
+    return Fault(kind, role, "gpu", WALL, "gpu", "words", **fields)
 
 
 def _sensor(

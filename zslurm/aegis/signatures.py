@@ -132,6 +132,17 @@ class Signatures:
         """The table that comes with zslurm; read once per process."""
         return _load()
 
+    @classmethod
+    def of(cls, text: str) -> Signatures:
+        """The table in the text of a signatures.yaml.
+
+        Raises:
+            TableError: an expression of it has no fixed word.
+        """
+        table = yaml.load(text, Loader=_LOADER)
+        rules = [rule for kind, body in table["kinds"].items() for rule in _rules(kind, body)]
+        return cls(rules, table["gates"], user_kinds=table["user_kinds"], dull=table["dull"])
+
     def match(self, text: str, *, kernel: bool = False) -> Match | None:
         """What one line means; None where nothing is known to be wrong with it.
 
@@ -169,9 +180,7 @@ def _placed(match: Match, text: str) -> Match:
 
 @cache
 def _load() -> Signatures:
-    table = yaml.load(files("zslurm.aegis").joinpath("signatures.yaml").read_text("utf-8"), Loader=_LOADER)
-    rules = [rule for kind, body in table["kinds"].items() for rule in _rules(kind, body)]
-    return Signatures(rules, table["gates"], user_kinds=table["user_kinds"], dull=table["dull"])
+    return Signatures.of(files("zslurm.aegis").joinpath("signatures.yaml").read_text("utf-8"))
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
