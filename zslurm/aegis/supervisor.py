@@ -171,7 +171,7 @@ class Supervisor:
         Raises:
             ZslurmError: the directory could not be written for as long as a setup may take (aegis.hang.setup_s).
         """
-        told, deadline = "", time.monotonic() + self.settings.hang.setup_s
+        told, failed_at = "", None
         while not self.job.stop.asked:
             why = self.nodes.slurm_is_away()
             try:
@@ -179,7 +179,8 @@ class Supervisor:
                     return self.starts.start(nodes or self.starts.first_nodes())
             except OSError as error:
                 why = f"{error.filename or self.job.run.path}: {error.strerror}"
-                if time.monotonic() > deadline:
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() - failed_at > self.settings.hang.setup_s:
                     raise ZslurmError(f"{why}: no attempt could be started") from error
             if why != told:
                 self.job.event("start_postponed", reason=why)
