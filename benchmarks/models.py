@@ -1,7 +1,12 @@
-"""The models that benchmarks train: the tiny recipe's, and one of 108.8 million parameters."""
+"""The models of the benchmarks: the tiny recipe's, one of 108.8 million parameters, and a part of zaya1-400m."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import yaml
+
+import train
 from train.config import ModelConfig
 
 TINY = ModelConfig(
@@ -28,3 +33,10 @@ LARGER = ModelConfig(
     router_hidden_size=64,
     skip_rule="zero",
 )
+
+
+def part_of_400m() -> ModelConfig:
+    """4 of the 15 layers of the recipe zaya1-400m with 4/15 of its vocabulary: 171 million parameters."""
+    recipe = Path(train.__file__).parent / "recipes" / "zaya1-400m.yaml"
+    whole = ModelConfig.model_validate(yaml.safe_load(recipe.read_text())["model"])
+    return whole.model_copy(update={"layers": 4, "vocab_size": whole.vocab_size * 4 // whole.layers})

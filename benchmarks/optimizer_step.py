@@ -5,9 +5,11 @@ settings, in the same process, turn by turn with ours: `ShardedOptimizer` as the
 update fp32 masters from fp32 gradients, with five Newton-Schulz steps in bf16; after the first step they are
 compared, element by element.
 
-Models: the tiny recipe, and one of 108.8 million parameters; on a CPU with one thread and with all cores, and on a
-GPU where there is one. The same tensors' share of a training step is that of the tiny recipe: four microbatches of
-4 x 256 tokens forward and backward, then the update and the collecting of weights.
+Models: the tiny recipe; one of 108.8 million parameters, whose experts are 1024 x 512; and 4 of the 15 layers of
+zaya1-400m, 1536 x 768, with as much of its embedding (the tensors of both have to fit into 24 GB). On a CPU with
+one thread and with all cores, and on a GPU where there is one. The optimizer's share of a training step is that of
+the tiny recipe: four microbatches of 4 x 256 tokens forward and backward, then the update and the collecting of
+weights.
 """
 
 from __future__ import annotations
@@ -24,14 +26,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.common import Timing, alternate, write_result
-from benchmarks.models import LARGER, TINY
+from benchmarks.models import LARGER, TINY, part_of_400m
 from train.config import ModelConfig, OptimConfig
 from train.model.zaya import Zaya, build
 from train.optim.sharded import ShardedOptimizer
 from train.parallel.zero import ZeroShards
 from train.shapes import TensorInfo, owned_table
 
-MODELS = {"tiny": (TINY, 20), "larger": (LARGER, 3)}  # and how often each is timed
+MODELS = {  # and how often each is timed
+    "tiny": (TINY, 20),
+    "larger": (LARGER, 5),
+    "4/15 of zaya1-400m": (part_of_400m(), 5),
+}
 CONFIG = OptimConfig()
 LR = 1e-3
 SHARE_STEPS = 8

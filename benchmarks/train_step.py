@@ -28,6 +28,7 @@ from train.config import ModelConfig
 from train.generate import generate
 from train.model.cache import bytes_per_token
 from train.model.zaya import build
+from train.products import batched_product, product
 from train.shapes import parameter_counts
 
 THREADS = 1
@@ -84,23 +85,28 @@ class Pair:
 
 
 def products(size: Size, dtype: torch.dtype) -> Callable[[], None]:
-    """All matrix products of a step, forward and backward, of the model's shapes and nothing else."""
+    """All matrix products of a step, forward and backward, of the model's shapes and nothing else.
+
+    By the libraries that multiply in our model.
+    """
     operands = []
     for batch, rows, inner, columns, head in _product_shapes(size):
-        form = torch.float32 if head else dtype
         x, weight, gradient = (
-            torch.randn(shape, dtype=form)
+            torch.randn(shape, dtype=dtype)
             for shape in ((batch, rows, inner), (batch, inner, columns), (batch, rows, columns))
         )
+        forward = (x.float(), weight.float()) if head else (x, weight)
+        multiply: Callable[[Tensor, Tensor], Tensor] = batched_product
         if batch == 1:
-            x, weight, gradient = x[0], weight[0], gradient[0]
-        operands.append((x, weight, gradient))
+            forward, (x, weight, gradient) = (forward[0][0], forward[1][0]), (x[0], weight[0], gradient[0])
+            multiply = product
+        operands.append((multiply, forward, x, weight, gradient))
 
     def run() -> None:
-        for x, weight, gradient in operands:
-            torch.matmul(x, weight)
-            torch.matmul(gradient, weight.mT)
-            torch.matmul(x.mT, gradient)
+        for multiply, forward, x, weight, gradient in operands:
+            multiply(*forward)
+            multiply(gradient, weight.mT)
+            multiply(x.mT, gradient)
 
     return run
 

@@ -14,7 +14,7 @@ probabilities are kept as well: S (S + block) / 2 per query head and sequence.
 
 The peak of a microbatch is one of two moments:
 
-    head         all layers, and logits, softmax and the embedding's gradient of the head (forward; its backward
+    head         all layers, and softmax, logits and the embedding's gradient of the head (forward; its backward
                  scales that gradient in place)
     last layer   all layers (with recompute: their inputs, and one whole layer), the embedding's gradient, and the
                  experts' backward, with the gradients of all experts of a layer
@@ -23,8 +23,8 @@ A compiled layer keeps what its compiler chooses: usually less; for it these fig
 a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
 GPUs writes out all scores, in fp32, for every query head.
 
-Verified on CPUs only (tests/train/test_memory.py): what layers keep to 0.2 %, peaks to 1 %, but in bf16 to 5 %,
-where oneDNN's products take scratch memory of their own.
+Verified on CPUs only (tests/train/test_memory.py): what layers keep to 0.2 %, peaks in fp64 to 1 %, in bf16 and fp32
+to 6 %, where oneDNN's products take scratch memory of their own (in fp32 on processors of AMD, see products.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ LONGEST_IN_BLOCKS = 1024
 ATTENTION_BLOCK = 64
 LOGITS_ON_CPU = 1 << 21
 LOGITS_ELSEWHERE = 1 << 28
+PART_OF_LOGITS_ON_CPU = 1 << 19
 FEWEST_TOKENS = 64
+# products.py: what fp32 products of CPUs take beside their result.
+FEWEST_SUMMED = 64
+FEWEST_SUMMED_OF_MANY = 256
+MANY = 1 << 20
 
 _INDEX = 8  # bytes of an int64
 _FP32 = 4
@@ -52,7 +57,7 @@ class MicrobatchMemory:
         layers: kept of all layers between forward and backward.
         head: at the peak of the head's forward pass, `layers` included.
         last_layer: at the peak of the last layer's backward pass, likewise.
-        logits: of one chunk of the head, with their softmax; part of `head`.
+        logits: of one part of the head's chunk, with the softmax of the chunk; in `head`.
     """
 
     layers: int
@@ -145,7 +150,7 @@ def microbatch_memory(
         layers=layers,
         head=layers + into_head + _head(sizes),
         last_layer=last_layer,
-        logits=2 * _chunk(sizes) * model.vocab_size * sizes.wide,
+        logits=(_chunk(sizes) + _part(sizes)) * model.vocab_size * sizes.wide,
     )
 
 
@@ -231,28 +236,47 @@ def _experts_backward(sizes: _Sizes) -> int:
 
 
 def _head(sizes: _Sizes) -> int:
-    """In a chunk of the head: counted inputs, both gradients so far, and the chunk's logits and softmax."""
+    """In a chunk of the head: counted inputs, both gradients so far, the chunk's softmax, and the most on top."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     chunk = _chunk(sizes)
-    logits = chunk * model.vocab_size
-    total = 2 * sizes.stream + sizes.table * wide + 2 * logits * wide
-    if sizes.converts:
-        # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32, or the logits'
-        # gradient rounded, and its product with the input. From the second chunk on there is still the rounded
-        # gradient of the chunk before, and CPUs convert the product to add it.
-        several = chunk < sizes.tokens
-        rounded = logits * narrow
-        before = rounded if several else 0
-        product = sizes.table * (narrow + (wide if several and sizes.on_cpu else 0))
-        total += sizes.table * wide
-        total += max(chunk * model.hidden_size * wide + before, rounded + before, rounded + product)
-    return total
+    several = chunk < sizes.tokens
+    softmax = chunk * model.vocab_size
+    kept = 2 * sizes.stream + sizes.table * wide + softmax * wide
+    logits = _part(sizes) * model.vocab_size * wide
+    if not sizes.converts:
+        return kept + max(logits, _weight_gradient(sizes))
+    # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
+    # logits' gradient rounded, and its product with the input. From the second chunk on there is still the rounded
+    # gradient of the chunk before, and CPUs convert the product to add it.
+    rounded = softmax * narrow
+    before = rounded if several else 0
+    product = sizes.table * (narrow + (wide if several and sizes.on_cpu else 0))
+    inputs = chunk * model.hidden_size * wide
+    return kept + sizes.table * wide + max(inputs + logits + before, rounded + before, rounded + product)
+
+
+def _weight_gradient(sizes: _Sizes) -> int:
+    """A chunk's product for the embedding's gradient in fp32, and the smaller operand that is turned for it."""
+    chunk = _chunk(sizes)
+    fewest = FEWEST_SUMMED if sizes.table <= MANY else FEWEST_SUMMED_OF_MANY
+    if not sizes.on_cpu or sizes.narrow != _FP32 or chunk < fewest:
+        return 0  # added in place
+    inputs = chunk * sizes.model.hidden_size
+    turned = inputs + sizes.table < chunk * sizes.model.vocab_size
+    return (sizes.table + (inputs if turned else chunk * sizes.model.vocab_size)) * _FP32
 
 
 def _chunk(sizes: _Sizes) -> int:
-    """Tokens whose logits exist at one time."""
+    """Tokens whose softmax exists at one time."""
     logits = LOGITS_ON_CPU if sizes.on_cpu else LOGITS_ELSEWHERE
     return min(sizes.tokens, max(FEWEST_TOKENS, logits // sizes.model.vocab_size))
+
+
+def _part(sizes: _Sizes) -> int:
+    """Tokens whose logits exist at one time."""
+    if not sizes.on_cpu:
+        return _chunk(sizes)
+    return min(_chunk(sizes), max(FEWEST_TOKENS, PART_OF_LOGITS_ON_CPU // sizes.model.vocab_size))
 
 
 def _mask(sizes: _Sizes) -> int:

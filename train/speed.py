@@ -16,6 +16,7 @@ import torch.distributed as dist
 from train.config import TrainConfig
 from train.optim.schedule import Position
 from train.parallel.world import DTYPES, World
+from train.products import product
 from train.throughput import peak_of, token_flops
 
 _MEASURED_S = 0.05
@@ -39,11 +40,11 @@ def device_peak(config: TrainConfig, world: World, say: Callable[[str], None]) -
 def _measured(dtype: torch.dtype, world: World) -> float:
     """FLOP/s of a square matrix product on a rank's threads, the mean over ranks; draws no random numbers."""
     left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
-    torch.mm(left, left)
+    product(left, left)
     dist.barrier(group=world.dp_group)
     started, products = time.perf_counter(), 0
     while time.perf_counter() - started < _MEASURED_S:
-        torch.mm(left, left)
+        product(left, left)
         products += 1
     rate = torch.tensor(products * 2 * _MEASURED_SIZE**3 / (time.perf_counter() - started), dtype=torch.float64)
     dist.all_reduce(rate, group=world.dp_group)

@@ -18,6 +18,7 @@ from train.model.cache import LayerCache
 from train.model.flash import FlashAttention, Kernels
 from train.model.mixing import Linked, MixingKernel, joined_kernel, mix
 from train.model.packing import Packing
+from train.products import linear
 
 
 class CompressedConvolutionalAttention(nn.Module):
@@ -53,7 +54,7 @@ class CompressedConvolutionalAttention(nn.Module):
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         q_BHSP, k_BJSP = mix(z_BSQ, self.kernel(), self.temperature, packing.rotary, packing.linked)
         v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
-        return self.output(self._attend(q_BHSP, k_BJSP, v_BJSP, packing))
+        return linear(self._attend(q_BHSP, k_BJSP, v_BJSP, packing), self.output.weight)
 
     def _attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, packing: Packing) -> Tensor:
         mask_B1SS = packing.attend_B1SS
@@ -81,7 +82,7 @@ class CompressedConvolutionalAttention(nn.Module):
     def _decode(self, x_BSD: Tensor, packing: Packing, cache: LayerCache) -> Tensor:
         """`forward` for the tokens that follow those in the cache."""
         half = cache.delayed_B1Q.shape[-1]
-        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, cache.projection_QD).split(
+        z_BSQ, current_BSQ, delayed_BSQ = linear(x_BSD, cache.projection_QD).split(
             [len(cache.projection_QD) - 2 * half, half, half], dim=-1
         )
         q_BHSP, k_BJSP = mix(z_BSQ, cache.kernel, self.temperature, packing.rotary, None, cache.before_BWQ)
@@ -101,13 +102,13 @@ class CompressedConvolutionalAttention(nn.Module):
             is_causal=packing.start == 0 and packing.attend_B1SS is None,
             enable_gqa=True,
         )
-        return self.output(y_BHSP.transpose(1, 2).flatten(2))
+        return linear(y_BHSP.transpose(1, 2).flatten(2), self.output.weight)
 
     def project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys side by side, this token's values, and those for the next token: one product."""
         weight_QD = self.projection()
         half = self.value_current.out_features
-        z_BSQ, current_BSQ, delayed_BSQ = F.linear(x_BSD, weight_QD).split(
+        z_BSQ, current_BSQ, delayed_BSQ = linear(x_BSD, weight_QD).split(
             [weight_QD.shape[0] - 2 * half, half, half], dim=-1
         )
         return z_BSQ, current_BSQ, delayed_BSQ

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from train.products import write_product
+
 _ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
 
 
@@ -64,7 +66,7 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
 def _multiply_in_loop(x_NI: Tensor, weight_EIO: Tensor, rows_E: Sequence[int]) -> Tensor:
     y_NO = x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
     for x, weight_IO, y in zip(_split(x_NI, rows_E), weight_EIO.unbind(), _split(y_NO, rows_E), strict=True):
-        torch.mm(x, weight_IO, out=y)
+        write_product(x, weight_IO, y)
     return y_NO
 
 
@@ -72,7 +74,7 @@ def _weight_gradient_in_loop(left_NI: Tensor, right_NO: Tensor, rows_E: Sequence
     gradient_EIO = left_NI.new_empty(len(rows_E), left_NI.shape[-1], right_NO.shape[-1])
     pairs = zip(_split(left_NI, rows_E), _split(right_NO, rows_E), strict=True)
     for (left, right), gradient_IO in zip(pairs, gradient_EIO.unbind(), strict=True):
-        torch.mm(left.T, right, out=gradient_IO)
+        write_product(left.T, right, gradient_IO)
     return gradient_EIO
 
 

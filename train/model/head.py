@@ -24,14 +24,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from train.model.precision import at_least_fp32
+from train.products import add_product, linear, product, write_product
 
 IGNORED_TARGET = -100
 """Target of a position that does not count in the loss (torch's own convention)."""
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 21}
-"""Logits of one chunk: on a CPU 8 MiB of fp32, so that few chunks add to the weight's gradient and a shared cache
-still holds one; elsewhere 1 GiB. Twice, for their softmax."""
+"""Probabilities of one chunk: on a CPU 8 MiB of fp32, so that few chunks add to the weight's gradient and a shared
+cache still holds one; elsewhere 1 GiB."""
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 28
+_PART_ELEMENTS_ON_CPU = 1 << 19
+"""Logits that they are made of at one time: on a CPU 2 MiB, which are still in a cache then; elsewhere all."""
 _WIDENED_ELEMENTS = 1 << 17
 """Weights that decoding converts to fp32 at one time."""
 _CHUNK_TOKENS = 64
@@ -56,7 +59,7 @@ def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
     """Logits [B, S, V] of the normed hidden states, in at least fp32."""
     x_BSD = at_least_fp32(x_BSD)
     if embedding_VD.dtype == x_BSD.dtype or x_BSD.requires_grad or embedding_VD.device.type != "cpu":
-        return F.linear(x_BSD, at_least_fp32(embedding_VD))
+        return linear(x_BSD, at_least_fp32(embedding_VD))
     # A few rows at a time are widened in the cache; all of them would go through memory.
     chunks = embedding_VD.split(max(1, _WIDENED_ELEMENTS // embedding_VD.shape[1]))
     return torch.cat([F.linear(x_BSD, at_least_fp32(chunk)) for chunk in chunks], dim=-1)
@@ -92,14 +95,19 @@ def summed_losses(
     return HeadLoss(*_SummedLosses.apply(x_TD, embedding_VD, targets_T, z_weight, chunk, wanted))
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Add a product to a total of at least its format; the first one is written, whatever the total was."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right, beta=0 if first else 1)
-    elif first:
-        total.copy_(left @ right)
-    else:
-        total += left @ right
+def _softmax(x_TD: Tensor, weight_VD: Tensor, target_T1: Tensor, out_TV: Tensor) -> tuple[Tensor, Tensor]:
+    """Write the softmax of the logits; return their log-sum-exp and the target's logit, both [T, 1]."""
+    on_cpu = x_TD.device.type == "cpu"
+    rows = max(_CHUNK_TOKENS, _PART_ELEMENTS_ON_CPU // len(weight_VD)) if on_cpu else max(1, len(x_TD))
+    log_sums, target_logits = [], []
+    for x, target, softmax in zip(x_TD.split(rows), target_T1.split(rows), out_TV.split(rows), strict=True):
+        logits = product(x, weight_VD.T)
+        torch.softmax(logits, dim=-1, out=softmax)
+        # The largest probability is exp(largest logit) / sum of exponentials, and never small.
+        log_sums.append(logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log())
+        target_logits.append(logits.gather(-1, target))
+        del logits  # before the next ones are made
+    return torch.cat(log_sums), torch.cat(target_logits)
 
 
 class _SummedLosses(torch.autograd.Function):
@@ -123,24 +131,21 @@ class _SummedLosses(torch.autograd.Function):
         grad_x_TD = torch.empty_like(x_TD) if wanted else None
         grad_weight_VD = torch.empty_like(weight_VD) if wanted else None
         chunk = max(1, min(chunk, len(x_TD)))
-        logits_TV, softmax_TV = weight_VD.new_empty(2, chunk, len(weight_VD)).unbind()
+        softmax_TV = weight_VD.new_empty(chunk, len(weight_VD))
         for start in range(0, len(x_TD), chunk):
             rows = slice(start, start + chunk)
             x, target, counted = x_TD[rows], target_T1[rows], counted_T1[rows]
-            logits, softmax = logits_TV[: len(x)], softmax_TV[: len(x)]
-            torch.mm(at_least_fp32(x), weight_VD.T, out=logits)
-            torch.softmax(logits, dim=-1, out=softmax)
-            # The largest probability is exp(largest logit) / sum of exponentials, and never small.
-            log_sum = logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log()
-            cross_entropy += (log_sum - logits.gather(-1, target)).where(counted, 0).sum()
+            softmax = softmax_TV[: len(x)]
+            log_sum, target_logit = _softmax(at_least_fp32(x), weight_VD, target, softmax)
+            cross_entropy += (log_sum - target_logit).where(counted, 0).sum()
             if z_weight:
                 z_loss += z_weight * log_sum.square().where(counted, 0).sum()
                 softmax.mul_(1 + 2 * z_weight * log_sum)
             if grad_x_TD is not None and grad_weight_VD is not None:
                 grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
                 narrow = grad_logits.to(embedding_VD.dtype)
-                torch.mm(narrow, embedding_VD, out=grad_x_TD[rows])
-                _add_product(grad_weight_VD, narrow.T, counted_x_TD[rows], first=start == 0)
+                write_product(narrow, embedding_VD, grad_x_TD[rows])
+                (add_product if start else write_product)(narrow.T, counted_x_TD[rows], grad_weight_VD)
         if grad_x_TD is not None:
             ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
         ctx.mark_non_differentiable(cross_entropy, z_loss)

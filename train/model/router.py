@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from train.config import ModelConfig
 from train.model.norm import RMSNorm
 from train.model.precision import at_least_fp32
+from train.products import linear
 
 
 class Routing(NamedTuple):
@@ -49,7 +50,7 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor, previous_TR: Tensor | None, balancing_bias_C: Tensor) -> Routing:
         """Route the stage's normed input; previous_TR is the state of the layer before, None in the first."""
-        state_TR = self.down(x_TD)
+        state_TR = linear(x_TD, self.down.weight, self.down.bias)
         if previous_TR is not None:
             state_TR = state_TR + previous_TR * self.previous_scale
         logits_TC = self.output(F.gelu(self.second(F.gelu(self.first(self.norm(state_TR))))))

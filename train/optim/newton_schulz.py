@@ -27,6 +27,8 @@ fp32 alike but for deepseek_v4's 0.0002 in fp32.
 
 On a CPU, matrices whose shorter side has at least `_PANELS_FROM` elements are multiplied one by one, and of the
 symmetric A and B only the lower half is computed, in panels, and mirrored: about a quarter of the FLOPs less.
+Starting a product takes some 20 us there, so that the shorter side decides what that saves: a tenth of the time at
+512 with one thread, a fifth from 768 on (`python -m benchmarks optimizer_step`).
 Smaller ones, and all on a GPU, go through batched products: a step of any number of matrices is three calls. In
 bf16 through oneDNN all of these give the same bits, and torch.optim.Muon's; elsewhere they differ by rounding.
 
@@ -74,7 +76,7 @@ _POLAR_EXPRESS: tuple[Triple, ...] = (
     (1.875, -1.25, 0.375),
 )
 _PANELS_FROM = 512  # elements of the shorter side; below it panels cost what they save
-_PANEL = 128  # rows of a panel
+_PANEL = 192  # columns of a panel
 
 
 def coefficient_schedule(coefficients: CoefficientSet, steps: int) -> tuple[Triple, ...]:
@@ -157,21 +159,24 @@ def _iterate_in_panels(x_MN: Tensor, y_MN: Tensor, schedule: tuple[Triple, ...])
         wide_SL = x_MN.T if tall else x_MN
         for rows, columns in _panels(short):
             torch.mm(wide_SL[rows], wide_SL[columns].T, out=a_SS[rows, columns])
-            _mirror(a_SS, rows)
+        _mirror(a_SS)
         for rows, columns in _panels(short):
-            corner = a_SS[rows, columns]
-            torch.addmm(corner, a_SS[rows], a_SS[:, columns], beta=b, alpha=c, out=b_SS[rows, columns])
-            _mirror(b_SS, rows)
+            panel = a_SS[rows, columns]
+            torch.addmm(panel, a_SS[rows], a_SS[:, columns], beta=b, alpha=c, out=b_SS[rows, columns])
+        _mirror(b_SS)
         torch.addmm(x_MN, *((x_MN, b_SS) if tall else (b_SS, x_MN)), beta=a, out=y_MN)
         x_MN, y_MN = y_MN, x_MN
 
 
 def _panels(size: int) -> list[tuple[slice, slice]]:
-    """Rows of each panel of a square's lower half, and the columns up to its end on the diagonal."""
-    ends = [*range(_PANEL, size, _PANEL), size]
-    return [(slice(start, end), slice(0, end)) for start, end in zip([0, *ends], ends, strict=False)]
+    """Columns of each panel of a square's lower half, behind their rows, which begin on the diagonal."""
+    starts = range(0, size, _PANEL)
+    return [(slice(start, size), slice(start, min(start + _PANEL, size))) for start in starts]
 
 
-def _mirror(square_SS: Tensor, rows: slice) -> None:
-    """Copy the part of a panel left of the diagonal to above it."""
-    square_SS[: rows.start, rows].copy_(square_SS[rows, : rows.start].T)
+def _mirror(square_SS: Tensor) -> None:
+    """Copy what the panels hold below the diagonal to above it."""
+    for _, columns in _panels(len(square_SS)):
+        below = square_SS[columns.stop :, columns]
+        # Both copies before the last one take torch's quick way of turning a matrix that is whole.
+        square_SS[columns, columns.stop :] = below.contiguous().T.contiguous()

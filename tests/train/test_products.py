@@ -1,0 +1,219 @@
+"""Products by oneDNN: the same numbers as torch's, whatever the strides; and where torch's own are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from train import products
+from train.products import add_product, batched_product, linear, product, write_product
+
+needs_onednn = pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
+    reason="this torch has no oneDNN",
+)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """oneDNN on any processor; the operands that it got."""
+    got: list[tuple[Tensor, Tensor]] = []
+    operator = products._by_operator
+
+    def recorded(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+        got.append((left_MK, right_NK))
+        return operator(left_MK, right_NK, bias_N)
+
+    monkeypatch.setattr(products, "_USE_ONEDNN", True)
+    monkeypatch.setattr(products, "_by_operator", recorded)
+    yield got
+
+
+def plain(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns)
+
+
+def turned(rows: int, columns: int) -> Tensor:
+    return torch.randn(columns, rows).T
+
+
+def cut(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows + 3, columns + 5)[1 : rows + 1, 2 : columns + 2]
+
+
+def turned_cut(rows: int, columns: int) -> Tensor:
+    return cut(columns, rows).T
+
+
+def spread(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns * 2)[:, ::2]
+
+
+def expanded(rows: int, columns: int) -> Tensor:
+    return torch.randn(1, columns).expand(rows, columns)
+
+
+LAYOUTS = (plain, turned, cut, turned_cut, spread, expanded)
+
+
+@needs_onednn
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_strides_do_not_matter(
+    left: Callable[[int, int], Tensor],
+    right: Callable[[int, int], Tensor],
+    calls: list[tuple[Tensor, Tensor]],
+) -> None:
+    torch.manual_seed(0)
+    left_MK, right_KN = left(96, 300), right(300, 80)
+    expected = left_MK.double() @ right_KN.double()
+    torch.testing.assert_close(product(left_MK, right_KN).double(), expected, rtol=1e-5, atol=1e-4)
+    assert len(calls) == 1
+    # With anything else oneDNN has no kernel, and takes a thousand times as long.
+    right_NK = calls[0][1]
+    assert right_NK.is_contiguous() or right_NK.T.is_contiguous()
+
+
+@needs_onednn
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 300),
+    terms=st.integers(0, 300),
+    columns=st.integers(0, 300),
+    left=st.sampled_from(LAYOUTS),
+    right=st.sampled_from(LAYOUTS),
+)
+def test_any_size_is_right(
+    rows: int,
+    terms: int,
+    columns: int,
+    left: Callable[[int, int], Tensor],
+    right: Callable[[int, int], Tensor],
+) -> None:
+    torch.manual_seed(rows * 7 + terms)
+    left_MK, right_KN = left(rows, terms), right(terms, columns)
+    expected = left_MK.double() @ right_KN.double()
+    close = {"rtol": 1e-5, "atol": 1e-4}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "_USE_ONEDNN", True)
+        torch.testing.assert_close(product(left_MK, right_KN).double(), expected, **close)
+        out_MN, total_MN = torch.full((rows, columns), torch.nan), torch.ones(rows, columns)
+        write_product(left_MK, right_KN, out_MN)
+        torch.testing.assert_close(out_MN.double(), expected, **close)
+        add_product(left_MK, right_KN, total_MN)
+        torch.testing.assert_close(total_MN.double(), expected + 1, **close)
+        y_XMN = batched_product(torch.stack([left_MK, -left_MK]), torch.stack([right_KN, right_KN]))
+        torch.testing.assert_close(y_XMN.double(), torch.stack([expected, -expected]), **close)
+
+
+@needs_onednn
+def test_the_smaller_operand_is_turned_for_the_gradient_of_a_weight(calls: list[tuple[Tensor, Tensor]]) -> None:
+    gradient_NO, x_NI = torch.randn(512, 4096), torch.randn(512, 128)
+    assert product(gradient_NO.T, x_NI).shape == (4096, 128)
+    assert calls[0][0].shape == (128, 512), "4,096 columns are not copied"
+    product(torch.randn(512, 64).T, torch.randn(512, 2048))
+    assert calls[1][0].shape == (64, 512)
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_map_and_its_gradients_are_torchs(bias: bool, calls: list[tuple[Tensor, Tensor]]) -> None:
+    torch.manual_seed(0)
+    operands = [torch.randn(4, 64, 96), torch.randn(80, 96), *([torch.randn(80)] if bias else [])]
+    ours = [operand.clone().requires_grad_() for operand in operands]
+    theirs = [operand.double().requires_grad_() for operand in operands]
+    y_BSO, expected = linear(*ours), F.linear(*theirs)
+    torch.testing.assert_close(y_BSO.double(), expected, rtol=1e-5, atol=1e-4)
+    gradient = torch.randn_like(y_BSO)
+    y_BSO.backward(gradient)
+    expected.backward(gradient.double())
+    assert len(calls) == 3
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.grad is not None and their.grad is not None
+        torch.testing.assert_close(our.grad.double(), their.grad, rtol=1e-5, atol=1e-4)
+
+
+@needs_onednn
+def test_what_needs_no_gradient_gets_none(calls: list[tuple[Tensor, Tensor]]) -> None:
+    weight_OI = torch.randn(80, 96, requires_grad=True)
+    linear(torch.randn(256, 96), weight_OI).sum().backward()
+    assert len(calls) == 2, "forward, and the weight's gradient"
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (torch.randn(8, 4096), torch.randn(4096, 512)),  # rows, as in decoding
+        (torch.randn(1024, 2).T, torch.randn(1024, 4096)),  # rows
+        (torch.randn(512, 8), torch.randn(8, 512)),  # terms
+        (torch.randn(32, 1024).T, torch.randn(32, 512)),  # terms, with a left matrix that would be copied
+        (torch.randn(128, 2048).T, torch.randn(128, 1024)),  # the same for a large result
+        (torch.randn(64, 64), torch.randn(64, 64)),  # all
+        (torch.randn(256, 256).double(), torch.randn(256, 256).double()),
+        (torch.randn(256, 256).bfloat16(), torch.randn(256, 256).bfloat16()),
+    ],
+)
+def test_torch_multiplies_what_does_not_pay_and_other_formats(
+    left: Tensor, right: Tensor, calls: list[tuple[Tensor, Tensor]]
+) -> None:
+    assert torch.equal(product(left, right), torch.mm(left, right))
+    assert torch.equal(linear(left, right.T), F.linear(left, right.T))
+    total = torch.ones(left.shape[0], right.shape[1], dtype=left.dtype)
+    expected = total.clone().addmm_(left, right)
+    add_product(left, right, total)
+    assert torch.equal(total, expected)
+    assert not calls
+
+
+def test_elsewhere_all_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_USE_ONEDNN", False)
+    left, right = torch.randn(256, 256), torch.randn(256, 256)
+    assert torch.equal(product(left, right), left @ right)
+    assert torch.equal(linear(left, right), F.linear(left, right))
+    batch = torch.randn(3, 256, 256)
+    assert torch.equal(batched_product(batch, batch), torch.bmm(batch, batch))
+
+
+@needs_onednn
+def test_the_same_operands_give_the_same_bits(calls: list[tuple[Tensor, Tensor]]) -> None:
+    left, right = torch.randn(300, 700), torch.randn(700, 200)
+    assert all(torch.equal(product(left, right), product(left.clone(), right.clone())) for _ in range(5))
+
+
+@needs_onednn
+def test_a_compiled_function_multiplies_by_onednn_too(calls: list[tuple[Tensor, Tensor]]) -> None:
+    torch.manual_seed(0)
+    x_NI, weight_OI = torch.randn(256, 96, requires_grad=True), torch.randn(80, 96, requires_grad=True)
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    y_NO = compiled(x_NI, weight_OI)
+    y_NO.sum().backward()
+    assert len(calls) == 3
+    assert torch.equal(y_NO, linear(x_NI, weight_OI))
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("vendor", "capability", "faster"),
+    [
+        ("AuthenticAMD", "AVX512", True),
+        ("AuthenticAMD", "AVX2", False),
+        ("GenuineIntel", "AVX512", False),
+        ("", "AVX512", False),
+    ],
+)
+def test_onednn_is_for_processors_of_amd_with_avx512(
+    vendor: str, capability: str, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_vendor", lambda: vendor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert products._onednn_is_faster() is faster
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert not products._onednn_is_faster(), "another library than MKL"
