@@ -14,7 +14,7 @@ probabilities are kept as well: S (S + block) / 2 per query head and sequence.
 
 The peak of a microbatch is one of two moments:
 
-    head         all layers, and softmax, logits and the embedding's gradient of the head (forward; its backward
+    head         all layers, and softmax, logits and embedding gradient of the head (forward; its backward
                  scales that gradient in place)
     last layer   all layers (with recompute: their inputs, and one whole layer), the embedding's gradient, and the
                  experts' backward, with the gradients of all experts of a layer
