@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.products import write_product
+from train.products import EVEN_ROWS, add_product, write_product
 
 _ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
 
@@ -66,7 +66,8 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
 def _multiply_in_loop(x_NI: Tensor, weight_EIO: Tensor, rows_E: Sequence[int]) -> Tensor:
     y_NO = x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
     for x, weight_IO, y in zip(_split(x_NI, rows_E), weight_EIO.unbind(), _split(y_NO, rows_E), strict=True):
-        write_product(x, weight_IO, y)
+        for rows in _even_and_rest(x):
+            write_product(x[rows], weight_IO, y[rows])
     return y_NO
 
 
@@ -74,8 +75,19 @@ def _weight_gradient_in_loop(left_NI: Tensor, right_NO: Tensor, rows_E: Sequence
     gradient_EIO = left_NI.new_empty(len(rows_E), left_NI.shape[-1], right_NO.shape[-1])
     pairs = zip(_split(left_NI, rows_E), _split(right_NO, rows_E), strict=True)
     for (left, right), gradient_IO in zip(pairs, gradient_EIO.unbind(), strict=True):
-        write_product(left.T, right, gradient_IO)
+        whole, *rest = _even_and_rest(left) if left.dtype == torch.float32 else (slice(None),)
+        write_product(left[whole].T, right[whole], gradient_IO)
+        for rows in rest:  # not in bf16, where the sum would be rounded twice
+            add_product(left[rows].T, right[rows], gradient_IO)
     return gradient_EIO
+
+
+def _even_and_rest(x_NI: Tensor) -> tuple[slice, ...]:
+    """On a CPU a multiple of EVEN_ROWS, and the rest: oneDNN shall not meet another shape in every step."""
+    even = len(x_NI) // EVEN_ROWS * EVEN_ROWS
+    if x_NI.device.type != "cpu" or not 0 < even < len(x_NI):
+        return (slice(None),)
+    return slice(even), slice(even, None)
 
 
 def _split(x_NI: Tensor, rows_E: Sequence[int]) -> tuple[Tensor, ...]:
