@@ -1,7 +1,7 @@
 """The experts' products in one `grouped_mm` call against the loop, on a CPU: what `parallel.grouped_gemm` chooses.
 
-Forward and backward of one expert stage alone, turn by turn on one thread: that of the tiny recipe, and that of the
-larger model of train_step. In every step each token goes to another expert, drawn with the same odds for all.
+Forward and backward of one expert stage alone, turn by turn on one thread: that of the tiny recipe, and that of
+the larger model of train_step. In every step each token goes to another expert, drawn with the same odds for all.
 """
 
 from __future__ import annotations

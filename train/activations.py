@@ -227,7 +227,10 @@ def _experts(sizes: _Sizes) -> int:
 
 
 def _experts_backward(sizes: _Sizes) -> int:
-    """The experts' backward pass at its end: inner and outer gradients, and those of a layer's experts."""
+    """The experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
+
+    What the products of one expert take on a CPU beside their results depends on its load, and is not counted.
+    """
     model = sizes.model
     freed = sizes.rows * model.hidden_size * sizes.narrow  # the results were needed for the weights' gradient
     rows = sizes.rows * (2 * model.hidden_size + 4 * model.expert_hidden_size) * sizes.narrow

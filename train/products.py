@@ -9,9 +9,9 @@ Everywhere else, and where a product is too small to pay for its start or its co
 Which library multiplies depends on the processor, the format, the shapes and the strides alone: runs on one
 machine repeat bit by bit. Between the two, results differ by rounding.
 
-oneDNN writes machine code for every shape that it has not met, which takes longer than a small product, and keeps
-that of the last 1,024. Where the number of rows is another one in every step, as the experts' is, `EVEN_ROWS` at a
-time keep the shapes few.
+oneDNN makes a kernel for every shape that it has not met, which takes longer than a small product, and keeps the
+last 1,024. Where the number of rows is another one in every step, as the experts' is, multiples of `EVEN_ROWS`
+keep the shapes few.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MANY = 1 << 20
 more elements than fit into a cache."""
 
 EVEN_ROWS = 32
-"""Numbers of rows that vary are divided into a multiple of this and a rest."""
+"""What numbers of rows that vary are rounded up to."""
 
 
 def _onednn_is_faster() -> bool:
@@ -133,6 +133,11 @@ class _Linear(torch.autograd.Function):
             product(grad_NO.T, x_NI) if wanted[1] else None,
             grad_NO.sum(dim=0) if wanted[2] else None,
         )
+
+
+def kernels_are_made(x: Tensor) -> bool:
+    """Whether products of this format on this device get a kernel for every shape."""
+    return x.device.type == "cpu" and (x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and _USE_ONEDNN))
 
 
 def _by_onednn(left_MK: Tensor, right_KN: Tensor) -> bool:

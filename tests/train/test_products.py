@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from tests.train.runs import MODEL
 from train import products
 from train.config import ModelConfig
+from train.model.grouped import Groups, multiply, weight_gradient
 from train.model.zaya import build
 from train.products import add_product, batched_product, linear, product, write_product
 
@@ -247,6 +249,39 @@ def test_onednn_is_for_processors_of_amd_with_avx512(
     assert products._onednn_is_faster() is faster
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert not products._onednn_is_faster(), "another library than MKL"
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows_E", [[70, 0, 45, 1], [5, 3], [64, 32], [0, 0], [116]])
+def test_a_group_of_rows_sees_no_others(rows_E: list[int], dtype: torch.dtype, calls: list[Any]) -> None:
+    """Groups of odd sizes are multiplied with rows beside them, which may hold anything."""
+    x_NI, y_NO, weight_EIO = torch.randn(120, 96), torch.randn(120, 160), torch.randn(len(rows_E), 96, 160)
+    start = 0
+    for expert, rows in enumerate(rows_E):
+        own = slice(start, start + rows)
+        left, right = torch.full_like(x_NI, torch.nan), torch.full_like(y_NO, torch.inf)
+        left[own], right[own] = x_NI[own], y_NO[own]
+        left, right, weight = left.to(dtype), right.to(dtype), weight_EIO.to(dtype)
+        groups = Groups(torch.tensor(rows_E).cumsum(0).int(), rows_E, False)
+        close = {"rtol": 1e-2, "atol": 1e-1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-4}
+        expected = left[own].double() @ weight[expert].double()
+        torch.testing.assert_close(multiply(left, weight, groups)[own].double(), expected, **close)
+        expected = left[own].double().T @ right[own].double()
+        torch.testing.assert_close(weight_gradient(left, right, groups)[expert].double(), expected, **close)
+        start += rows
+
+
+@needs_onednn
+def test_rows_that_vary_meet_few_shapes(calls: list[tuple[Tensor, Tensor]]) -> None:
+    weight_EIO, x_NI, y_NO = torch.randn(1, 128, 256), torch.randn(1024, 128), torch.randn(1024, 256)
+    for rows in range(400, 600, 7):
+        groups = Groups(torch.tensor([rows]).int(), [rows], False)
+        multiply(x_NI, weight_EIO, groups)
+        weight_gradient(x_NI, y_NO, groups)
+    shapes = {(left.shape, right.shape) for left, right in calls}
+    assert len(calls) == 2 * 29
+    assert len(shapes) == 2 * 7
 
 
 @needs_onednn
