@@ -91,9 +91,12 @@ def _slices(rows_E: Sequence[int]) -> list[slice]:
 
 
 def _even(rows: slice, x_NI: Tensor) -> int:
-    """How many rows are multiplied: an even number, where every other one costs oneDNN a new kernel."""
+    """How many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
+
+    Of the small numbers there are few anyway.
+    """
     count: int = rows.stop - rows.start
-    return -(-count // EVEN_ROWS) * EVEN_ROWS if kernels_are_made(x_NI) else count
+    return count if count < EVEN_ROWS or not kernels_are_made(x_NI) else -(-count // EVEN_ROWS) * EVEN_ROWS
 
 
 def _widened(rows: slice, x_NI: Tensor) -> slice:
