@@ -1,12 +1,13 @@
 """The experts' products in one `grouped_mm` call against the loop, on a CPU: what `parallel.grouped_gemm` chooses.
 
-Forward and backward of one expert stage alone, with an even load, turn by turn on one thread: that of the tiny
-recipe, and that of the larger model of train_step.
+Forward and backward of one expert stage alone, turn by turn on one thread: that of the tiny recipe, and that of
+the larger model of train_step. In every step each token goes to another expert, drawn with the same odds for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from train.model.router import Routing
 
 WAYS: tuple[Literal["off", "on"], ...] = ("off", "on")
 RUNS = 40
+CHOICES = 64
 
 
 def run() -> None:
@@ -41,7 +43,7 @@ def _compare(size: Size, dtype_name: str, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _step(size: Size, dtype: torch.dtype, way: Literal["off", "on"]) -> Callable[[], None]:
-    """Forward and backward of an expert stage to which every class sends as many tokens as the others."""
+    """Forward and backward of an expert stage, with new choices every time."""
     config = size.config
     torch.manual_seed(0)
     experts = Experts(config, dtype)
@@ -49,13 +51,13 @@ def _step(size: Size, dtype: torch.dtype, way: Literal["off", "on"]) -> Callable
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=config.init_std)
     x_TD = torch.randn(size.tokens, config.hidden_size, dtype=dtype, requires_grad=True)
-    classes_T1 = torch.arange(size.tokens)[:, None] % config.router_classes
-    routing = Routing(classes_T1, torch.full_like(classes_T1, 0.5, dtype=torch.float32), None)
+    weights_T1 = torch.full((size.tokens, 1), 0.5)
+    choices = cycle(torch.randint(config.router_classes, (CHOICES, size.tokens, 1)))
     gradient_TD = torch.randn_like(x_TD)
 
     def step() -> None:
         experts.zero_grad()
-        y_TD, _ = experts(x_TD, routing)
+        y_TD, _ = experts(x_TD, Routing(next(choices), weights_T1, None))
         y_TD.backward(gradient_TD)
 
     return step

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ ROPE_BASE = 1e4
 LARGE_VOCABULARY = TINY.model_copy(update={"vocab_size": 262_272})
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DECODED = 64
+BATCHES = 64
+"""Every step takes the next one: the experts get other numbers of tokens, as in training."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +67,26 @@ class Pair:
         self.ours = build(size.config, 1, dtype=dtype, device=device)
         self.reference: nn.Module = reference_of(self.ours, ROPE_BASE, attn_implementation="sdpa").to(device)
         generator = torch.Generator().manual_seed(0)
-        shape = (size.batch, size.context + 1)
-        tokens_BS = torch.randint(size.config.vocab_size, shape, generator=generator).to(device)
-        self.inputs_BS, self.targets_BS = tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()
+        shape = (BATCHES, size.batch, size.context + 1)
+        tokens_XBS = torch.randint(size.config.vocab_size, shape, generator=generator).to(device)
+        batches = [(tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()) for tokens_BS in tokens_XBS]
+        self.prompt_1S = batches[0][0][:1, :64]
+        self._of_ours, self._of_reference = cycle(batches), cycle(batches)
 
     def step(self) -> Tensor:
         """Forward and backward of our model; mean loss."""
+        inputs_BS, targets_BS = next(self._of_ours)
         self.ours.zero_grad()
-        loss = self.ours(self.inputs_BS, self.targets_BS, rope_base=ROPE_BASE)[0] / self.targets_BS.numel()
+        loss = self.ours(inputs_BS, targets_BS, rope_base=ROPE_BASE)[0] / targets_BS.numel()
         loss.backward()
         return loss.detach()
 
     def reference_step(self) -> Tensor:
         """Forward and backward of the reference; mean loss."""
+        inputs_BS, targets_BS = next(self._of_reference)
         self.reference.zero_grad()
-        logits_BSV = self.reference(self.inputs_BS, use_cache=False).logits.float()
-        loss = F.cross_entropy(logits_BSV.flatten(0, 1), self.targets_BS.flatten())
+        logits_BSV = self.reference(inputs_BS, use_cache=False).logits.float()
+        loss = F.cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten())
         loss.backward()
         return loss.detach()
 
@@ -191,7 +198,7 @@ def _large_vocabulary(dtype_name: str) -> dict[str, Any]:
 
 def _decoding(size: Size, dtype_name: str) -> dict[str, Any]:
     pair = Pair(size, DTYPES[dtype_name])
-    prompt_1S = pair.inputs_BS[:1, :64]
+    prompt_1S = pair.prompt_1S
 
     def ours() -> list[int]:
         return list(

@@ -23,8 +23,8 @@ A compiled layer keeps what its compiler chooses: usually less; for it these fig
 a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
 GPUs writes out all scores, in fp32, for every query head.
 
-Verified on CPUs only (tests/train/test_memory.py): what layers keep to 0.2 %, peaks in fp64 to 1 %, in bf16 and fp32
-to 6 %, where oneDNN's products take scratch memory of their own (in fp32 on processors of AMD, see products.py).
+Verified on CPUs only (tests/train/test_memory.py): what layers keep to 0.2 %, peaks in fp64 to 1 %, in bf16 and
+fp32 to 6 %, where oneDNN's products take scratch memory of their own (in fp32 on processors of AMD: products.py).
 """
 
 from __future__ import annotations
@@ -227,7 +227,10 @@ def _experts(sizes: _Sizes) -> int:
 
 
 def _experts_backward(sizes: _Sizes) -> int:
-    """The experts' backward pass at its end: inner and outer gradients, and those of a layer's experts."""
+    """The experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
+
+    What the products of one expert take on a CPU beside their results depends on its load, and is not counted.
+    """
     model = sizes.model
     freed = sizes.rows * model.hidden_size * sizes.narrow  # the results were needed for the weights' gradient
     rows = sizes.rows * (2 * model.hidden_size + 4 * model.expert_hidden_size) * sizes.narrow
@@ -239,25 +242,29 @@ def _head(sizes: _Sizes) -> int:
     """In a chunk of the head: counted inputs, both gradients so far, the chunk's softmax, and the most on top."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     chunk = _chunk(sizes)
-    several = chunk < sizes.tokens
     softmax = chunk * model.vocab_size
     kept = 2 * sizes.stream + sizes.table * wide + softmax * wide
     logits = _part(sizes) * model.vocab_size * wide
     if not sizes.converts:
-        return kept + max(logits, _weight_gradient(sizes))
+        return kept + max(logits, _weight_gradient(sizes, chunk), _weight_gradient(sizes, sizes.tokens % chunk))
     # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
-    # logits' gradient rounded, and its product with the input. From the second chunk on there is still the rounded
-    # gradient of the chunk before, and CPUs convert the product to add it.
+    # logits' gradient rounded, and its product with the input. In the second chunk there is still the rounded
+    # gradient of the first, and CPUs convert the product to add it.
+    second = min(chunk, sizes.tokens - chunk) * model.vocab_size * narrow
     rounded = softmax * narrow
-    before = rounded if several else 0
-    product = sizes.table * (narrow + (wide if several and sizes.on_cpu else 0))
+    product = sizes.table * narrow
     inputs = chunk * model.hidden_size * wide
-    return kept + sizes.table * wide + max(inputs + logits + before, rounded + before, rounded + product)
+    on_top = [inputs + logits + (rounded if second else 0), rounded + max(product, second)]
+    if second:
+        on_top.append(second + product + (sizes.table * wide if sizes.on_cpu else 0))
+    return kept + sizes.table * wide + max(on_top)
 
 
-def _weight_gradient(sizes: _Sizes) -> int:
-    """A chunk's product for the embedding's gradient in fp32, and the smaller operand that is turned for it."""
-    chunk = _chunk(sizes)
+def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
+    """Product of so many tokens for the embedding's gradient in fp32, and the operand that is turned for it.
+
+    That is what oneDNN takes on processors of AMD; on others it is added in place, and this is too much.
+    """
     fewest = FEWEST_SUMMED if sizes.table <= MANY else FEWEST_SUMMED_OF_MANY
     if not sizes.on_cpu or sizes.narrow != _FP32 or chunk < fewest:
         return 0  # added in place

@@ -2,12 +2,16 @@
 
 torch multiplies fp32 matrices with MKL, which on processors of AMD keeps to AVX2. oneDNN, which torch holds too
 and uses for bf16, takes their AVX-512: on an EPYC of the Zen 5 generation that is about twice MKL's rate
-(`python -m benchmarks products`). No setting of torch makes it use oneDNN in fp32. The operator called here is the
-one that torch's own compiler puts in the place of a linear layer whose weight it holds constant.
+(`python -m benchmarks products`). No setting of torch makes it use oneDNN in fp32. The operator called here is one
+that torch's own compiler uses for linear layers of models that are not trained.
 
 Everywhere else, and where a product is too small to pay for its start or its copies, these functions are torch's.
-Which library multiplies depends on the processor, the format and the shapes alone, so that runs on one machine
-repeat bit by bit. Between the two, results differ by rounding.
+Which library multiplies depends on the processor, the format, the shapes and the strides alone: runs on one
+machine repeat bit by bit. Between the two, results differ by rounding.
+
+oneDNN makes a kernel for every shape that it has not met, which takes longer than a small product, and keeps the
+last 1,024. Where the number of rows is another one in every step, as the experts' is, multiples of `EVEN_ROWS`
+keep the shapes few.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from torch.autograd.function import once_differentiable
 _FEWEST_ROWS = 16
 _FEWEST_TERMS = 16
 _FEWEST_MULTIPLICATIONS = 1 << 20
-"""Rows, terms of each sum, and multiplications of the smallest product for oneDNN: one of 20 us with either."""
+"""Rows, terms of each sum, and multiplications of the smallest product for which oneDNN is used."""
 _FEWEST_IN_A_BATCH = 1 << 21
 """Multiplications of each product of a batch, for which MKL takes one call."""
 _FEWEST_SUMMED = 64
@@ -32,6 +36,9 @@ _FEWEST_SUMMED_OF_MANY = 256
 _MANY = 1 << 20
 """Terms of each sum where the left matrix has to be copied, as for the gradients of weights; and for results of
 more elements than fit into a cache."""
+
+EVEN_ROWS = 32
+"""What numbers of rows that vary are rounded up to."""
 
 
 def _onednn_is_faster() -> bool:
@@ -68,13 +75,19 @@ def product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
     return _multiply(left_MK, right_KN)
 
 
-def batched_product(left_XMK: Tensor, right_XKN: Tensor) -> Tensor:
-    """`product` of X pairs, as torch.bmm; returns [X, M, N]."""
+def batched_product(left_XMK: Tensor, right_XKN: Tensor, bias_XN: Tensor | None = None) -> Tensor:
+    """Products of X pairs, as torch.bmm, plus a bias of each; returns [X, M, N], no gradient."""
     multiplications = left_XMK.shape[1] * left_XMK.shape[2] * right_XKN.shape[2]
-    if multiplications < _FEWEST_IN_A_BATCH or not _by_onednn(left_XMK[0], right_XKN[0]):
-        return torch.bmm(left_XMK, right_XKN)
+    batch = len(left_XMK)
+    if not batch or multiplications < _FEWEST_IN_A_BATCH or not _by_onednn(left_XMK[0], right_XKN[0]):
+        if bias_XN is None:
+            return torch.bmm(left_XMK, right_XKN)
+        return torch.baddbmm(bias_XN.unsqueeze(1), left_XMK, right_XKN)
     pairs = zip(left_XMK.unbind(), right_XKN.unbind(), strict=True)
-    return torch.stack([product(left_MK, right_KN) for left_MK, right_KN in pairs])
+    if bias_XN is None:
+        return torch.stack([product(left_MK, right_KN) for left_MK, right_KN in pairs])
+    biases = bias_XN.unbind()
+    return torch.stack([_multiply(*pair, bias_N) for pair, bias_N in zip(pairs, biases, strict=True)])
 
 
 def write_product(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
@@ -95,6 +108,8 @@ def add_product(left_MK: Tensor, right_KN: Tensor, total_MN: Tensor) -> None:
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """x weight^T + bias over the last dimension, as `torch.nn.functional.linear`; differentiable once."""
+    if not _USE_ONEDNN or x.dim() < 2 or x.device.type != "cpu":
+        return F.linear(x, weight_OI, bias_O)
     x_NI = x.flatten(0, -2)
     if not _by_onednn(x_NI, weight_OI.T):
         return F.linear(x, weight_OI, bias_O)
@@ -120,6 +135,11 @@ class _Linear(torch.autograd.Function):
         )
 
 
+def kernels_are_made(x: Tensor) -> bool:
+    """Whether products of this format on this device get a kernel for every shape."""
+    return x.device.type == "cpu" and (x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and _USE_ONEDNN))
+
+
 def _by_onednn(left_MK: Tensor, right_KN: Tensor) -> bool:
     if not _USE_ONEDNN or left_MK.dtype != torch.float32 or left_MK.device.type != "cpu":
         return False
@@ -133,7 +153,7 @@ def _by_onednn(left_MK: Tensor, right_KN: Tensor) -> bool:
 def _multiply(left_MK: Tensor, right_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     right_NK = right_KN.T
     if not (right_KN.is_contiguous() or right_NK.is_contiguous()):
-        right_NK = right_NK.contiguous()  # oneDNN has no kernel for others, and takes a thousand times as long
+        right_NK = right_NK.contiguous()  # for others oneDNN has only its slow reference
     return (_compiled if torch.compiler.is_compiling() else _by_operator)(left_MK, right_NK, bias_N)
 
 

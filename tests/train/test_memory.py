@@ -39,6 +39,7 @@ SMALL = ModelConfig(
     router_hidden_size=32,
 )
 LARGE_VOCABULARY = SMALL.model_copy(update={"vocab_size": 30_000})
+ONE_LAYER = SMALL.model_copy(update={"vocab_size": 8192, "layers": 1})
 TWO_EXPERTS = SMALL.model_copy(update={"experts_per_token": 2})
 LINEAR = SMALL.model_copy(update={"router": "linear", "conv_widths": (3, 2)})
 PHASE = {"tokens": 10**6, "context": 64, "global_batch": 8, "micro_batch": 2, "lr": 1e-3}
@@ -123,8 +124,10 @@ def test_a_layer_keeps_what_autograd_saves(
         (SMALL, 4, 64, {"recompute": True}),
         (SMALL, 2, 64, {"documents": True}),
         (LARGE_VOCABULARY, 2, 32, {}),
+        (ONE_LAYER, 4, 128, {}),
+        (ONE_LAYER, 2, 192, {}),
         (TWO_EXPERTS, 2, 100, {}),
-        (SMALL, 1, 300, {"recompute": True}),
+        (SMALL, 1, 288, {"recompute": True}),
     ],
 )
 def test_the_peak_of_a_microbatch_is_the_profilers(
@@ -135,8 +138,9 @@ def test_the_peak_of_a_microbatch_is_the_profilers(
     _free_gradients(built)
     documents = settings.get("documents", False)
     real = peak_bytes(lambda: losses(built, batch, context, documents).backward())  # type: ignore[no-untyped-call]
-    # oneDNN's products take scratch memory of their own; fp32 is multiplied by it on processors of AMD.
-    tolerance = 0.01 if dtype == torch.float64 else 0.06
+    # oneDNN's products take scratch memory of their own.
+    by_onednn = dtype == torch.bfloat16 or (dtype == torch.float32 and products._USE_ONEDNN)
+    tolerance = 0.06 if by_onednn else 0.01
     assert planned(model, batch, context, dtype, **settings).peak == pytest.approx(real, rel=tolerance)
 
 

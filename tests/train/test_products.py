@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.train.runs import MODEL
 from train import products
+from train.config import ModelConfig
+from train.model.grouped import Groups, multiply, weight_gradient
+from train.model.zaya import build
 from train.products import add_product, batched_product, linear, product, write_product
 
 needs_onednn = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
     reason="this torch has no oneDNN",
 )
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -70,12 +80,11 @@ def test_strides_do_not_matter(
     right: Callable[[int, int], Tensor],
     calls: list[tuple[Tensor, Tensor]],
 ) -> None:
-    torch.manual_seed(0)
     left_MK, right_KN = left(96, 300), right(300, 80)
     expected = left_MK.double() @ right_KN.double()
     torch.testing.assert_close(product(left_MK, right_KN).double(), expected, rtol=1e-5, atol=1e-4)
     assert len(calls) == 1
-    # With anything else oneDNN has no kernel, and takes a thousand times as long.
+    # For anything else oneDNN has only its slow reference implementation.
     right_NK = calls[0][1]
     assert right_NK.is_contiguous() or right_NK.T.is_contiguous()
 
@@ -124,7 +133,6 @@ def test_the_smaller_operand_is_turned_for_the_gradient_of_a_weight(calls: list[
 @needs_onednn
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_linear_map_and_its_gradients_are_torchs(bias: bool, calls: list[tuple[Tensor, Tensor]]) -> None:
-    torch.manual_seed(0)
     operands = [torch.randn(4, 64, 96), torch.randn(80, 96), *([torch.randn(80)] if bias else [])]
     ours = [operand.clone().requires_grad_() for operand in operands]
     theirs = [operand.double().requires_grad_() for operand in operands]
@@ -148,21 +156,27 @@ def test_what_needs_no_gradient_gets_none(calls: list[tuple[Tensor, Tensor]]) ->
 
 @needs_onednn
 @pytest.mark.parametrize(
-    ("left", "right"),
+    ("rows", "terms", "columns", "layout", "dtype"),
     [
-        (torch.randn(8, 4096), torch.randn(4096, 512)),  # rows, as in decoding
-        (torch.randn(1024, 2).T, torch.randn(1024, 4096)),  # rows
-        (torch.randn(512, 8), torch.randn(8, 512)),  # terms
-        (torch.randn(32, 1024).T, torch.randn(32, 512)),  # terms, with a left matrix that would be copied
-        (torch.randn(128, 2048).T, torch.randn(128, 1024)),  # the same for a large result
-        (torch.randn(64, 64), torch.randn(64, 64)),  # all
-        (torch.randn(256, 256).double(), torch.randn(256, 256).double()),
-        (torch.randn(256, 256).bfloat16(), torch.randn(256, 256).bfloat16()),
+        (8, 4096, 512, plain, torch.float32),  # few rows, as in decoding
+        (2, 1024, 4096, turned, torch.float32),
+        (512, 8, 512, plain, torch.float32),  # few terms
+        (1024, 32, 512, turned, torch.float32),  # few for a left matrix that would be copied
+        (2048, 128, 1024, turned, torch.float32),  # few for that and a large result
+        (64, 64, 64, plain, torch.float32),  # few of all
+        (256, 256, 256, plain, torch.float64),
+        (256, 256, 256, plain, torch.bfloat16),
     ],
 )
 def test_torch_multiplies_what_does_not_pay_and_other_formats(
-    left: Tensor, right: Tensor, calls: list[tuple[Tensor, Tensor]]
+    rows: int,
+    terms: int,
+    columns: int,
+    layout: Callable[[int, int], Tensor],
+    dtype: torch.dtype,
+    calls: list[tuple[Tensor, Tensor]],
 ) -> None:
+    left, right = layout(rows, terms).to(dtype), plain(terms, columns).to(dtype)
     assert torch.equal(product(left, right), torch.mm(left, right))
     assert torch.equal(linear(left, right.T), F.linear(left, right.T))
     total = torch.ones(left.shape[0], right.shape[1], dtype=left.dtype)
@@ -179,6 +193,25 @@ def test_elsewhere_all_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(linear(left, right), F.linear(left, right))
     batch = torch.randn(3, 256, 256)
     assert torch.equal(batched_product(batch, batch), torch.bmm(batch, batch))
+    bias = torch.randn(3, 256)
+    assert torch.equal(batched_product(batch, batch, bias), torch.baddbmm(bias.unsqueeze(1), batch, batch))
+
+
+@needs_onednn
+def test_a_bias_is_added_to_each_product_of_a_batch(calls: list[tuple[Tensor, Tensor]]) -> None:
+    left, right, bias = torch.randn(3, 200, 128), torch.randn(3, 128, 96), torch.randn(3, 96)
+    expected = left.double() @ right.double() + bias.double().unsqueeze(1)
+    torch.testing.assert_close(batched_product(left, right, bias).double(), expected, rtol=1e-5, atol=1e-4)
+    assert len(calls) == 3
+
+
+@needs_onednn
+def test_vectors_and_empty_batches_are_torchs(calls: list[tuple[Tensor, Tensor]]) -> None:
+    weight_OI, vector_I = torch.randn(2048, 1024), torch.randn(1024)
+    assert torch.equal(linear(vector_I, weight_OI), F.linear(vector_I, weight_OI))
+    assert linear(torch.randn(0, 1024), weight_OI).shape == (0, 2048)
+    assert batched_product(torch.randn(0, 256, 256), torch.randn(0, 256, 256)).shape == (0, 256, 256)
+    assert not calls
 
 
 @needs_onednn
@@ -189,7 +222,6 @@ def test_the_same_operands_give_the_same_bits(calls: list[tuple[Tensor, Tensor]]
 
 @needs_onednn
 def test_a_compiled_function_multiplies_by_onednn_too(calls: list[tuple[Tensor, Tensor]]) -> None:
-    torch.manual_seed(0)
     x_NI, weight_OI = torch.randn(256, 96, requires_grad=True), torch.randn(80, 96, requires_grad=True)
     compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
     y_NO = compiled(x_NI, weight_OI)
@@ -217,3 +249,64 @@ def test_onednn_is_for_processors_of_amd_with_avx512(
     assert products._onednn_is_faster() is faster
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert not products._onednn_is_faster(), "another library than MKL"
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows_E", [[70, 0, 45, 1], [5, 3], [64, 32], [0, 0], [116]])
+def test_a_group_of_rows_sees_no_others(rows_E: list[int], dtype: torch.dtype, calls: list[Any]) -> None:
+    """Groups of odd sizes are multiplied with rows beside them, which may hold anything."""
+    x_NI, y_NO, weight_EIO = torch.randn(120, 96), torch.randn(120, 160), torch.randn(len(rows_E), 96, 160)
+    start = 0
+    for expert, rows in enumerate(rows_E):
+        own = slice(start, start + rows)
+        left, right = torch.full_like(x_NI, torch.nan), torch.full_like(y_NO, torch.inf)
+        left[own], right[own] = x_NI[own], y_NO[own]
+        left, right, weight = left.to(dtype), right.to(dtype), weight_EIO.to(dtype)
+        groups = Groups(torch.tensor(rows_E).cumsum(0).int(), rows_E, False)
+        close = {"rtol": 1e-2, "atol": 1e-1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-4}
+        expected = left[own].double() @ weight[expert].double()
+        torch.testing.assert_close(multiply(left, weight, groups)[own].double(), expected, **close)
+        expected = left[own].double().T @ right[own].double()
+        torch.testing.assert_close(weight_gradient(left, right, groups)[expert].double(), expected, **close)
+        start += rows
+
+
+@needs_onednn
+def test_rows_that_vary_meet_few_shapes(calls: list[tuple[Tensor, Tensor]]) -> None:
+    weight_EIO, x_NI, y_NO = torch.randn(1, 128, 256), torch.randn(1024, 128), torch.randn(1024, 256)
+    for rows in range(400, 600, 7):
+        groups = Groups(torch.tensor([rows]).int(), [rows], False)
+        multiply(x_NI, weight_EIO, groups)
+        weight_gradient(x_NI, y_NO, groups)
+    shapes = {(left.shape, right.shape) for left, right in calls}
+    assert len(calls) == 2 * 29
+    assert len(shapes) == 2 * 7
+
+
+@needs_onednn
+@pytest.mark.parametrize("way", [{"recompute": True}, {"compile": True}])
+def test_a_model_is_the_same_by_onednn(
+    way: dict[str, bool], calls: list[tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every product of a small model, forward and backward, run plainly, recomputed and compiled."""
+    for fewest in ("_FEWEST_MULTIPLICATIONS", "_FEWEST_IN_A_BATCH", "_FEWEST_TERMS", "_FEWEST_SUMMED"):
+        monkeypatch.setattr(products, fewest, 1)
+    config = ModelConfig.model_validate(MODEL)
+    for length in (48, 80):
+        tokens_BS = torch.arange(3 * length).view(3, length) * 7 % config.vocab_size
+        by_torch, plainly, other_way = (build(config, 0, dtype=torch.float32) for _ in range(3))
+        other_way.run_with(**way)  # type: ignore[arg-type]
+        found = []
+        for model, use in ((by_torch, False), (plainly, True), (other_way, True)):
+            monkeypatch.setattr(products, "_USE_ONEDNN", use)
+            loss, _ = model(tokens_BS, tokens_BS.flip(1), rope_base=1e4)
+            loss.backward()
+            assert bool(calls) is use
+            found.append([loss, *(parameter.grad for parameter in model.parameters())])
+        for expected, ours, again in zip(*found, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+            if "recompute" in way:
+                assert torch.equal(again, ours)
+            torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
+        calls.clear()

@@ -49,7 +49,7 @@ class Experts(nn.Module):
 
     Attributes:
         grouped_gemm: whether the experts' products are one call of `grouped_mm` or a loop: "on" wherever the
-            operator applies, "auto" only on accelerators (on a CPU it saves nothing), "off" never.
+            operator applies, "auto" only on accelerators (on a CPU the loop is as fast or faster), "off" never.
     """
 
     grouped_gemm: Literal["auto", "on", "off"]

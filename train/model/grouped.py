@@ -11,13 +11,14 @@ Under `torch.compile` the loop is an operator of its own: the compiler need not 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.products import write_product
+from train.products import EVEN_ROWS, kernels_are_made, product, write_product
 
 _ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
 
@@ -65,22 +66,44 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor
 
 def _multiply_in_loop(x_NI: Tensor, weight_EIO: Tensor, rows_E: Sequence[int]) -> Tensor:
     y_NO = x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
-    for x, weight_IO, y in zip(_split(x_NI, rows_E), weight_EIO.unbind(), _split(y_NO, rows_E), strict=True):
-        write_product(x, weight_IO, y)
+    for rows, weight_IO in zip(_slices(rows_E), weight_EIO.unbind(), strict=True):
+        wide = _widened(rows, x_NI)
+        if wide == rows:
+            write_product(x_NI[rows], weight_IO, y_NO[rows])
+        else:  # what the others' rows give with this group's matrix is left
+            y_NO[rows] = product(x_NI[wide], weight_IO)[rows.start - wide.start : rows.stop - wide.start]
     return y_NO
 
 
 def _weight_gradient_in_loop(left_NI: Tensor, right_NO: Tensor, rows_E: Sequence[int]) -> Tensor:
     gradient_EIO = left_NI.new_empty(len(rows_E), left_NI.shape[-1], right_NO.shape[-1])
-    pairs = zip(_split(left_NI, rows_E), _split(right_NO, rows_E), strict=True)
-    for (left, right), gradient_IO in zip(pairs, gradient_EIO.unbind(), strict=True):
+    for rows, gradient_IO in zip(_slices(rows_E), gradient_EIO.unbind(), strict=True):
+        missing = _even(rows, left_NI) - (rows.stop - rows.start)
+        left, right = (F.pad(x[rows], (0, 0, 0, missing)) if missing else x[rows] for x in (left_NI, right_NO))
         write_product(left.T, right, gradient_IO)
     return gradient_EIO
 
 
-def _split(x_NI: Tensor, rows_E: Sequence[int]) -> tuple[Tensor, ...]:
-    """The rows of each group, without those behind the last one."""
-    return x_NI.split([*rows_E, len(x_NI) - sum(rows_E)])[:-1]
+def _slices(rows_E: Sequence[int]) -> list[slice]:
+    """The rows of each group."""
+    ends = list(accumulate(rows_E, initial=0))
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def _even(rows: slice, x_NI: Tensor) -> int:
+    """How many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
+
+    Of the small numbers there are few anyway.
+    """
+    count: int = rows.stop - rows.start
+    return count if count < EVEN_ROWS or not kernels_are_made(x_NI) else -(-count // EVEN_ROWS) * EVEN_ROWS
+
+
+def _widened(rows: slice, x_NI: Tensor) -> slice:
+    """The rows, and others beside them up to an even number, as far as there are others."""
+    even = _even(rows, x_NI)
+    start = max(0, min(rows.start, len(x_NI) - even))
+    return slice(start, min(start + even, len(x_NI)))
 
 
 def _rows(ends_E: Tensor) -> list[int]:

@@ -145,7 +145,10 @@ class _SummedLosses(torch.autograd.Function):
                 grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
                 narrow = grad_logits.to(embedding_VD.dtype)
                 write_product(narrow, embedding_VD, grad_x_TD[rows])
-                (add_product if start else write_product)(narrow.T, counted_x_TD[rows], grad_weight_VD)
+                if start:
+                    add_product(narrow.T, counted_x_TD[rows], grad_weight_VD)
+                else:
+                    write_product(narrow.T, counted_x_TD[rows], grad_weight_VD)
         if grad_x_TD is not None:
             ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
         ctx.mark_non_differentiable(cross_entropy, z_loss)

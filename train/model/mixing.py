@@ -103,7 +103,10 @@ class _Mix(torch.autograd.Function):
         queries = len(z_hBSP) - len(temperature_J)
         before_hBWP = None if before_BWQ is None else _by_head(before_BWQ, weight_hIP)
         windows_hTI = _windows(z_hBSP, weight_hIP, linked, before_hBWP)
-        u_hTP = at_least_fp32(batched_product(windows_hTI, weight_hIP)).add_(bias_hP.unsqueeze(1))
+        if z_BSQ.dtype == bias_hP.dtype:
+            u_hTP = batched_product(windows_hTI, weight_hIP, bias_hP)
+        else:
+            u_hTP = at_least_fp32(batched_product(windows_hTI, weight_hIP)).add_(bias_hP.unsqueeze(1))
         u_hBSP = u_hTP.reshape(z_hBSP.shape)
         _add_mean_skip(u_hBSP, _by_head(at_least_fp32(z_BSQ), weight_hIP), queries)
 

@@ -27,8 +27,8 @@ fp32 alike but for deepseek_v4's 0.0002 in fp32.
 
 On a CPU, matrices whose shorter side has at least `_PANELS_FROM` elements are multiplied one by one, and of the
 symmetric A and B only the lower half is computed, in panels, and mirrored: about a quarter of the FLOPs less.
-Starting a product takes some 20 us there, so that the shorter side decides what that saves: a tenth of the time at
-512 with one thread, a fifth from 768 on (`python -m benchmarks optimizer_step`).
+Every panel is a product to start, so the shorter side decides what that saves: with one thread a tenth of the time
+at 512, a fifth at 768 (`python -m benchmarks optimizer_step`).
 Smaller ones, and all on a GPU, go through batched products: a step of any number of matrices is three calls. In
 bf16 through oneDNN all of these give the same bits, and torch.optim.Muon's; elsewhere they differ by rounding.
 
