@@ -131,16 +131,23 @@ def test_a_layer_keeps_what_autograd_saves(
     ],
 )
 def test_the_peak_of_a_microbatch_is_the_profilers(
-    model: ModelConfig, batch: int, context: int, settings: dict[str, Any], dtype: torch.dtype
+    model: ModelConfig,
+    batch: int,
+    context: int,
+    settings: dict[str, Any],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built = build(model, 0, dtype=dtype)
     built.run_with(recompute=settings.get("recompute", False))
     _free_gradients(built)
     documents = settings.get("documents", False)
     real = peak_bytes(lambda: losses(built, batch, context, documents).backward())  # type: ignore[no-untyped-call]
-    # oneDNN's products take scratch memory of their own.
     by_onednn = dtype == torch.bfloat16 or (dtype == torch.float32 and products._USE_ONEDNN)
-    tolerance = 0.06 if by_onednn else 0.01
+    if not by_onednn:  # the plan cannot know that; it counts what oneDNN would take
+        assert planned(model, batch, context, dtype, **settings).peak > 0.99 * real
+        monkeypatch.setattr(activations, "_weight_gradient", lambda *_: 0)
+    tolerance = 0.06 if by_onednn else 0.01  # oneDNN's products take scratch memory of their own
     assert planned(model, batch, context, dtype, **settings).peak == pytest.approx(real, rel=tolerance)
 
 
