@@ -37,6 +37,8 @@ _MANY = 1 << 20
 """Terms of each sum where the left matrix has to be copied, as for the gradients of weights; and for results of
 more elements than fit into a cache."""
 
+_ARGUMENTS = ["Tensor", "Tensor", "Optional[Tensor]", "str", "List[Optional[number]]", "Optional[str]"]
+
 EVEN_ROWS = 32
 """What numbers of rows that vary are rounded up to."""
 
@@ -45,9 +47,17 @@ def _onednn_is_faster() -> bool:
     """Whether this is a processor of AMD with AVX-512, and torch has both libraries and the operator."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not _operator_is_known():
         return False
     return torch.backends.cpu.get_cpu_capability().startswith("AVX512") and _vendor() == "AuthenticAMD"
+
+
+def _operator_is_known() -> bool:
+    """Whether this torch has the operator, and with the arguments that it gets here: it is not public."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    arguments = torch.ops.mkldnn._linear_pointwise.default._schema.arguments
+    return [str(argument.type) for argument in arguments] == _ARGUMENTS
 
 
 def _vendor() -> str:

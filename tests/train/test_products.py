@@ -247,6 +247,9 @@ def test_onednn_is_for_processors_of_amd_with_avx512(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert products._onednn_is_faster() is faster
+    monkeypatch.setattr(products, "_ARGUMENTS", ["Tensor", "Tensor"])
+    assert not products._onednn_is_faster(), "the operator of another torch"
+    monkeypatch.undo()
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert not products._onednn_is_faster(), "another library than MKL"
 
