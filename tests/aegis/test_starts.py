@@ -6,16 +6,19 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.launch.specs import run_spec
-from zslurm.aegis import starts
+from zslurm.aegis import starts, supervisor
 from zslurm.aegis.job import Job
 from zslurm.aegis.nodes import Nodes
 from zslurm.aegis.starts import Running, Starts
+from zslurm.errors import ZslurmError
 from zslurm.launch import processes
 from zslurm.launch.interpreter import Interpreter
 from zslurm.launch.run_dir import RunDir
@@ -88,3 +91,65 @@ def test_an_attempt_that_a_file_system_hid_is_not_removed(run: RunDir, monkeypat
     with pytest.raises(FileExistsError):
         _starts(run, lambda *_, **__: None).start(("here",))
     assert run.attempt(1).logs.is_dir()
+
+
+# --- the supervisor's tries -----------------------------------------------------------------------------------
+
+SLURM_AWAY, STALE, BEGUN = "the controller does not answer", "Stale file handle", "begun"
+
+
+class Tries:
+    """A supervisor's `_start` with a clock that its pauses move; what each try meets is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: RunDir, meets: list[str]) -> None:
+        self.meets, self.now, self.told = meets, 1000.0, list[str]()
+        monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
+        self.supervisor: Any = object.__new__(supervisor.Supervisor)
+        self.supervisor.nodes = SimpleNamespace(slurm_is_away=self.slurm_is_away)
+        self.supervisor.starts = SimpleNamespace(start=self.start)
+        self.supervisor.settings = SimpleNamespace(hang=SimpleNamespace(setup_s=100))
+        self.supervisor._pause = self.pause
+        stop = SimpleNamespace(asked=False)
+        self.supervisor.job = SimpleNamespace(stop=stop, run=run, event=self.event)
+
+    def slurm_is_away(self) -> str | None:
+        return self.meets.pop(0) if self.meets[0] == SLURM_AWAY else None
+
+    def start(self, nodes: tuple[str, ...]) -> str:
+        if (met := self.meets.pop(0)) == BEGUN:
+            return met
+        raise OSError(errno.ESTALE, met)
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+    def event(self, name: str, *, reason: str) -> None:
+        assert name == "start_postponed"
+        self.told.append(reason.rpartition(": ")[2])
+
+    def begin(self) -> Any:
+        return self.supervisor._start(("node1",))
+
+
+@pytest.mark.parametrize(
+    "meets",
+    [
+        [SLURM_AWAY] * 30 + [STALE, BEGUN],  # 30 are longer than a setup may take
+        [STALE] + [SLURM_AWAY] * 30 + [STALE, BEGUN],
+        [STALE] * 20 + [BEGUN],
+    ],
+)
+def test_a_file_system_may_fail_for_a_while_however_long_slurm_was_away(
+    meets: list[str], run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = Tries(monkeypatch, run, meets)
+    assert tries.begin() == BEGUN
+    assert tries.told == [reason for reason, _ in groupby(tries.told)], "each change once"
+    assert STALE in tries.told
+
+
+def test_a_file_system_that_keeps_failing_ends_the_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = Tries(monkeypatch, run, [SLURM_AWAY] * 30 + [STALE] * 100)
+    with pytest.raises(ZslurmError, match=f"{STALE}: no attempt could be started"):
+        tries.begin()
+    assert len(tries.meets) == 100 - 22, "one try each 5 s, for 100 s and one more"

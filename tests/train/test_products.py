@@ -290,7 +290,7 @@ def test_rows_that_vary_meet_few_shapes(calls: list[tuple[Tensor, Tensor]]) -> N
 @needs_onednn
 @pytest.mark.parametrize("way", [{"recompute": True}, {"compile": True}])
 def test_a_model_is_the_same_by_onednn(
-    way: dict[str, bool], calls: list[tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+    way: dict[str, Any], calls: list[tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every product of a small model, forward and backward, run plainly, recomputed and compiled."""
     for fewest in ("_FEWEST_MULTIPLICATIONS", "_FEWEST_IN_A_BATCH", "_FEWEST_TERMS", "_FEWEST_SUMMED"):
@@ -299,7 +299,7 @@ def test_a_model_is_the_same_by_onednn(
     for length in (48, 80):
         tokens_BS = torch.arange(3 * length).view(3, length) * 7 % config.vocab_size
         by_torch, plainly, other_way = (build(config, 0, dtype=torch.float32) for _ in range(3))
-        other_way.run_with(**way)  # type: ignore[arg-type]
+        other_way.run_with(**way)
         found = []
         for model, use in ((by_torch, False), (plainly, True), (other_way, True)):
             monkeypatch.setattr(products, "_USE_ONEDNN", use)

@@ -169,19 +169,22 @@ class Supervisor:
         """Begin an attempt once Slurm answers and the run directory can be written; None where asked to stop.
 
         Raises:
-            ZslurmError: the directory could not be written for as long as a setup may take (aegis.hang.setup_s).
+            ZslurmError: for as long as a setup may take (aegis.hang.setup_s) no try could write the directory.
         """
-        told, failed_at = "", None
+        told = ""
+        failed_at: float | None = None
         while not self.job.stop.asked:
             why = self.nodes.slurm_is_away()
-            try:
-                if why is None:
+            if why is not None:
+                failed_at = None
+            else:
+                try:
                     return self.starts.start(nodes or self.starts.first_nodes())
-            except OSError as error:
-                why = f"{error.filename or self.job.run.path}: {error.strerror}"
-                failed_at = failed_at or time.monotonic()
-                if time.monotonic() - failed_at > self.settings.hang.setup_s:
-                    raise ZslurmError(f"{why}: no attempt could be started") from error
+                except OSError as error:
+                    why = f"{error.filename or self.job.run.path}: {error.strerror}"
+                    failed_at = failed_at or time.monotonic()
+                    if time.monotonic() - failed_at > self.settings.hang.setup_s:
+                        raise ZslurmError(f"{why}: no attempt could be started") from error
             if why != told:
                 self.job.event("start_postponed", reason=why)
                 told = why
