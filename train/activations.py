@@ -23,8 +23,14 @@ A compiled layer keeps what its compiler chooses: usually less; for it these fig
 a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
 GPUs writes out all scores, in fp32, for every query head.
 
-Verified on CPUs only (tests/train/test_memory.py): what layers keep to 0.2 %, peaks in fp64 to 1 %, in bf16 and
-fp32 to 6 %, where oneDNN's products take scratch memory of their own (in fp32 on processors of AMD: products.py).
+On CPUs oneDNN's products take scratch memory, which depends on the processor. Counted is the most that one takes:
+
+    fp32    a second result, before it is added: AMD with AVX-512 (products.py); elsewhere it is added in place
+    bf16    the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake); with
+            such units it is a block of the result for each thread, without AVX-512 nothing
+
+Verified on CPUs only, under each of these kinds of processors (tests/train/test_memory.py): what layers keep to
+0.2 %, peaks in fp64 to 1 %, in bf16 and fp32 to 6 % where a processor takes what is counted, else not below.
 """
 
 from __future__ import annotations
@@ -95,6 +101,10 @@ class _Sizes:
         """Whether a value in at least fp32 is a copy."""
         return self.narrow < self.wide
 
+    def sums(self, elements: int) -> int:
+        """Bytes that a product of so many elements takes beside its result while it is made."""
+        return product_sums(elements, self.narrow) if self.on_cpu else 0
+
     @property
     def stream(self) -> int:
         """Bytes of one tensor [T, D] in the weights' format."""
@@ -114,6 +124,14 @@ class _Sizes:
     def table(self) -> int:
         """Elements of the embedding."""
         return self.model.vocab_size * self.model.hidden_size
+
+
+def product_sums(elements: int, itemsize: int) -> int:
+    """Return the most bytes that a product on a CPU takes beside its result, whose elements have `itemsize` bytes.
+
+    Below fp32, processors with AVX-512 and without bf16 units sum the whole result in fp32.
+    """
+    return elements * _FP32 if itemsize < _FP32 else 0
 
 
 def microbatch_memory(
@@ -229,13 +247,16 @@ def _experts(sizes: _Sizes) -> int:
 def _experts_backward(sizes: _Sizes) -> int:
     """The experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
 
-    What the products of one expert take on a CPU beside their results depends on its load, and is not counted.
+    The last of them are those of the first matrices, whose sums are freed before the rows' gradient is made. What
+    other products of one expert take on a CPU beside their results depends on its load, and is not counted.
     """
     model = sizes.model
     freed = sizes.rows * model.hidden_size * sizes.narrow  # the results were needed for the weights' gradient
-    rows = sizes.rows * (2 * model.hidden_size + 4 * model.expert_hidden_size) * sizes.narrow
+    rows = sizes.rows * (model.hidden_size + 4 * model.expert_hidden_size) * sizes.narrow
     weights = 3 * model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow
-    return sizes.wide_stream + rows + weights - freed
+    sums = sizes.sums(2 * model.expert_hidden_size * model.hidden_size)
+    last = max(sums, sizes.rows * model.hidden_size * sizes.narrow)
+    return sizes.wide_stream + rows + weights - freed + last
 
 
 def _head(sizes: _Sizes) -> int:
@@ -254,9 +275,10 @@ def _head(sizes: _Sizes) -> int:
     rounded = softmax * narrow
     product = sizes.table * narrow
     inputs = chunk * model.hidden_size * wide
-    on_top = [inputs + logits + (rounded if second else 0), rounded + max(product, second)]
+    sums = max(product + sizes.sums(sizes.table), sizes.sums(chunk * model.hidden_size))
+    on_top = [inputs + logits + (rounded if second else 0), rounded + max(sums, second)]
     if second:
-        on_top.append(second + product + (sizes.table * wide if sizes.on_cpu else 0))
+        on_top.append(second + max(sums, product + (sizes.table * wide if sizes.on_cpu else 0)))
     return kept + sizes.table * wide + max(on_top)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from checkpoint_tools import Balance, Partition, partition
-from train.activations import MicrobatchMemory, microbatch_memory
+from train.activations import MicrobatchMemory, microbatch_memory, product_sums
 from train.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
 from train.optim.workspace import matrices_at_once, update_bytes
 from train.parallel.memory import sharded_bytes
@@ -151,5 +151,7 @@ def _muon(config: Run, layout: Partition, rank: int, *, on_cpu: bool) -> int:
     most = 0
     for batch in layout.batches(rank):
         each = update_bytes(batch.rows, batch.columns, product, _EXACT if exact else _ITEMSIZE["fp32"])
-        most = max(most, each * min(batch.count, matrices_at_once(each, "cpu" if on_cpu else "cuda")))
+        together = min(batch.count, matrices_at_once(each, "cpu" if on_cpu else "cuda"))
+        sums = product_sums(batch.rows * batch.columns, product) if on_cpu else 0  # CPUs multiply one by one
+        most = max(most, each * together + sums)
     return most

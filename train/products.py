@@ -49,7 +49,13 @@ def _onednn_is_faster() -> bool:
         return False
     if not _operator_is_known():
         return False
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512") and _vendor() == "AuthenticAMD"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return capability.startswith("AVX512") and _onednn_has_avx512() and _vendor() == "AuthenticAMD"
+
+
+def _onednn_has_avx512() -> bool:
+    """Whether oneDNN itself uses AVX-512, which ONEDNN_MAX_CPU_ISA may forbid: without it, it takes no bf16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _operator_is_known() -> bool:

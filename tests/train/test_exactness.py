@@ -28,8 +28,12 @@ FP64 = {"parallel": {"dtype": "fp64"}, "phase": {"lr": 1e-2}}
 CURVE = 1e-7
 """Largest relative difference of losses in fp64, over 50 steps."""
 
-SPREAD = 2.0
-"""How much further from the curve of one rank than its furthest twin a run may be, in the root mean square."""
+SPREAD = 4.0
+"""How much further from the curve of one rank than its furthest twin a run may be, in the root mean square.
+
+Twins of one run are fifteen times as far apart as others: with eight of them and this factor no processor's rounding
+is outside, and another optimizer or another weighting of losses still is, by far.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +170,7 @@ def assert_inside_the_spread(
 
 
 def test_in_fp32_a_run_on_three_ranks_stays_inside_the_spread_of_twins(alone: dist.ProcessGroup) -> None:
-    assert_inside_the_spread(alone, torch.float32, steps=10, twins=3, sizes=[3])
+    assert_inside_the_spread(alone, torch.float32, steps=10, twins=8, sizes=[3])
 
 
 @pytest.mark.soak

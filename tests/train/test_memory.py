@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from benchmarks.memory import peak_bytes
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from train import activations, memory, products
-from train.activations import MicrobatchMemory, microbatch_memory
-from train.config import ModelConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
+from train.activations import MicrobatchMemory, microbatch_memory, product_sums
+from train.config import ModelConfig, MuonConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
 from train.memory import MemoryPlan, plan_memory
 from train.model import attend, head
 from train.model.zaya import Zaya, build
+from train.optim.muon import MatrixBatch, Muon
+from train.optim.workspace import matrices_at_once, update_bytes
 from train.parallel import zero
 from train.parallel.zero import ZeroShards
 from train.shapes import owned_table, parameter_counts
@@ -45,6 +48,14 @@ LINEAR = SMALL.model_copy(update={"router": "linear", "conv_widths": (3, 2)})
 PHASE = {"tokens": 10**6, "context": 64, "global_batch": 8, "micro_batch": 2, "lr": 1e-3}
 MODEL = {"hidden_size": 128, "experts": 4, "expert_hidden_size": 128}
 """For runs: large enough that what the plan does not count (scalars, the load of experts) is small beside it."""
+
+
+@cache
+def has_product_sums() -> bool:
+    """Return whether a product in bf16 takes its whole result in fp32 on this processor: measured, not looked up."""
+    square = torch.ones(512, 512, dtype=torch.bfloat16)
+    result = torch.empty_like(square)
+    return peak_bytes(lambda: torch.mm(square, square, out=result)) >= product_sums(result.numel(), 2)
 
 
 @pytest.fixture(autouse=True)
@@ -144,10 +155,13 @@ def test_the_peak_of_a_microbatch_is_the_profilers(
     documents = settings.get("documents", False)
     real = peak_bytes(lambda: losses(built, batch, context, documents).backward())  # type: ignore[no-untyped-call]
     by_onednn = dtype == torch.bfloat16 or (dtype == torch.float32 and products._USE_ONEDNN)
-    if not by_onednn:  # the plan cannot know that; it counts what oneDNN would take
-        assert planned(model, batch, context, dtype, **settings).peak > 0.99 * real
+    tolerance = 0.06 if by_onednn else 0.01  # oneDNN's products take further scratch memory, in blocks
+    assert planned(model, batch, context, dtype, **settings).peak > (1 - tolerance) * real, "on every processor"
+    # The plan does not know the processor and counts the most that one takes: leave out what this one does not.
+    if not has_product_sums():
+        monkeypatch.setattr(activations, "product_sums", lambda *_: 0)
+    if not by_onednn:
         monkeypatch.setattr(activations, "_weight_gradient", lambda *_: 0)
-    tolerance = 0.06 if by_onednn else 0.01  # oneDNN's products take scratch memory of their own
     assert planned(model, batch, context, dtype, **settings).peak == pytest.approx(real, rel=tolerance)
 
 
@@ -250,6 +264,20 @@ def test_the_peak_of_a_run_is_within_five_percent_of_the_profilers(
     peaks = [json.loads((run / f"peak-{rank}.json").read_text()) for rank in range(ranks)]
     assert plan.peak == pytest.approx(max(peaks), rel=0.05)
     assert plan.peak_moment in moments
+
+
+@pytest.mark.parametrize("shape", [(40, 64, 128), (16, 256, 128), (1, 256, 128), (1, 520, 512)])
+def test_muon_takes_no_more_than_planned(shape: tuple[int, int, int]) -> None:
+    count, rows, columns = shape
+    batch = MatrixBatch(*(torch.randn(shape) for _ in range(3)))
+    muon = Muon([batch], MuonConfig(), weight_decay=0.1)
+    real = peak_bytes(lambda: muon.step(1e-3))
+    each = update_bytes(rows, columns, 2, 4)
+    together = min(count, matrices_at_once(each, "cpu"))
+    scratch = 160 * 1024  # norms, and blocks that processors with bf16 units sum in
+    assert real <= each * together + product_sums(rows * columns, 2) + scratch
+    if has_product_sums():
+        assert real > each * together + 0.9 * product_sums(rows * columns, 2)
 
 
 def zaya1(ranks: int, **sections: Any) -> MemoryPlan:

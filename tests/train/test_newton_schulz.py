@@ -29,7 +29,7 @@ def ill_conditioned(rows: int, columns: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def matrix() -> Tensor:
-    return ill_conditioned(512, 2048)
+    return ill_conditioned(512, 512)  # a longer side changes the cost, not the singular values
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -232,19 +232,21 @@ def test_a_compiled_function_multiplies_by_onednn_too(calls: list[tuple[Tensor, 
 
 @needs_onednn
 @pytest.mark.parametrize(
-    ("vendor", "capability", "faster"),
+    ("vendor", "capability", "onednns", "faster"),
     [
-        ("AuthenticAMD", "AVX512", True),
-        ("AuthenticAMD", "AVX2", False),
-        ("GenuineIntel", "AVX512", False),
-        ("", "AVX512", False),
+        ("AuthenticAMD", "AVX512", True, True),
+        ("AuthenticAMD", "AVX2", True, False),
+        ("AuthenticAMD", "AVX512", False, False),
+        ("GenuineIntel", "AVX512", True, False),
+        ("", "AVX512", True, False),
     ],
 )
 def test_onednn_is_for_processors_of_amd_with_avx512(
-    vendor: str, capability: str, faster: bool, monkeypatch: pytest.MonkeyPatch
+    vendor: str, capability: str, onednns: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "_vendor", lambda: vendor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(products, "_onednn_has_avx512", lambda: onednns)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert products._onednn_is_faster() is faster
     monkeypatch.setattr(products, "_ARGUMENTS", ["Tensor", "Tensor"])
@@ -288,15 +290,28 @@ def test_rows_that_vary_meet_few_shapes(calls: list[tuple[Tensor, Tensor]]) -> N
 
 
 @needs_onednn
-@pytest.mark.parametrize("way", [{"recompute": True}, {"compile": True}])
+@pytest.mark.parametrize(
+    ("way", "lengths"),
+    [
+        ({"recompute": True}, (48, 80)),
+        # The same graphs without a C++ compiler, which takes minutes; another length is another graph.
+        ({"compile": True, "backend": "aot_eager"}, (48,)),
+        pytest.param({"compile": True}, (48, 80), marks=pytest.mark.soak),
+    ],
+    ids=["recomputed", "traced", "compiled"],
+)
 def test_a_model_is_the_same_by_onednn(
-    way: dict[str, Any], calls: list[tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
+    way: dict[str, Any],
+    lengths: tuple[int, ...],
+    calls: list[tuple[Tensor, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every product of a small model, forward and backward, run plainly, recomputed and compiled."""
+    torch.compiler.reset()
     for fewest in ("_FEWEST_MULTIPLICATIONS", "_FEWEST_IN_A_BATCH", "_FEWEST_TERMS", "_FEWEST_SUMMED"):
         monkeypatch.setattr(products, fewest, 1)
     config = ModelConfig.model_validate(MODEL)
-    for length in (48, 80):
+    for length in lengths:
         tokens_BS = torch.arange(3 * length).view(3, length) * 7 % config.vocab_size
         by_torch, plainly, other_way = (build(config, 0, dtype=torch.float32) for _ in range(3))
         other_way.run_with(**way)

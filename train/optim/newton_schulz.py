@@ -21,8 +21,8 @@ The coefficient sets, of one triple (a, b, c) per step:
                    two steps (2, -1.5, 0.5), which converges. Published as 8 + 2 steps; n steps are n - 2 and 2
                    (one step is of the second kind).
 
-Mean |singular value - 1| that they leave of a 512 x 2048 matrix with singular values from 1 down to 0.001 in
-equal distances, after 5 steps (deepseek_v4: 10; with 5 it is 0.050): 0.150, 0.033, 0.084 and 0.001, in bf16 and
+Mean |singular value - 1| that they leave of a matrix with 512 singular values from 1 down to 0.001 in equal
+distances, after 5 steps (deepseek_v4: 10; with 5 it is 0.050): 0.150, 0.033, 0.084 and 0.001, in bf16 and
 fp32 alike but for deepseek_v4's 0.0002 in fp32.
 
 On a CPU, matrices whose shorter side has at least `_PANELS_FROM` elements are multiplied one by one, and of the
