@@ -31,8 +31,8 @@ CURVE = 1e-7
 SPREAD = 4.0
 """How much further from the curve of one rank than its furthest twin a run may be, in the root mean square.
 
-Twins of one run are fifteen times as far apart as others: with eight of them and this factor no processor's rounding
-is outside, and another optimizer or another weighting of losses still is, by far.
+The furthest of sixteen twins is up to fifteen times as far away as the nearest. With eight of them and this factor
+the rounding of every processor that was tried is inside; another optimizer is outside, by far.
 """
 
 

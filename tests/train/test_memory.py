@@ -52,7 +52,7 @@ MODEL = {"hidden_size": 128, "experts": 4, "expert_hidden_size": 128}
 
 @cache
 def has_product_sums() -> bool:
-    """Return whether a product in bf16 takes its whole result in fp32 on this processor: measured, not looked up."""
+    """Return whether a product in bf16 takes its whole result in fp32 here, as the profiler sees it."""
     square = torch.ones(512, 512, dtype=torch.bfloat16)
     result = torch.empty_like(square)
     return peak_bytes(lambda: torch.mm(square, square, out=result)) >= product_sums(result.numel(), 2)

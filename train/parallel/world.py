@@ -65,7 +65,8 @@ def _device(asked: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _cpu_threads(asked: int) -> int:
+def cpu_threads(asked: int) -> int:
+    """Return the threads of this rank: as asked, else its share of the cores that this process may use."""
     cores = len(os.sched_getaffinity(0))
     return asked or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -93,7 +94,7 @@ def open_world(config: ParallelConfig) -> Iterator[World]:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = _device(config.device, local_rank)
-    threads = _cpu_threads(config.threads)
+    threads = cpu_threads(config.threads)
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,7 +1,8 @@
 """`zslurm demo`: the main job, end to end, on real text and this machine alone.
 
 It types the commands that a user would type, and shows them: build data, submit, interrupt with Ctrl-C, submit
-again, look at the result. What it claims at the end it has read from the run's own files.
+again, look at the result. How many tokens it trains on depends on this machine's speed (demo_size.py). What it
+claims at the end it has read from the run's own files.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from train.data.stdlib import stdlib_sources
 from train.jsonl import read_jsonl
 from zslurm.cli.output import say
 from zslurm.errors import ConfigError, Exit
+from zslurm.launch.resolve import resolve_run
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import look
 from zslurm.report.data import describe_summary, make_bundle
+from zslurm.report.demo_size import LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
 from zslurm.report.values import show_count, show_duration
 
 RANKS = 2
-DEFAULT_TOKENS = 1_000_000  # as in the recipe zaya1-tiny
 VOCAB_SIZE = 4096
+LEARNED_BY = 0.3
+"""Nats below the unigram entropy at which the model has learned more than frequencies."""
 INTERRUPT_AT_SHARE = 0.4
 RUN_FILE = """\
 # A training run of zslurm. `zslurm config show demo/run.yaml --origin` prints every value and its origin.
@@ -79,15 +83,52 @@ def _interrupt_when_under_way(process: subprocess.Popen[bytes], run: RunDir, sha
         time.sleep(0.3)
 
 
-def run_demo(directory: Path, tokens: int) -> int:
+def _size(directory: Path, run_file: Path, tokens: int | None, started: float) -> list[str]:
+    """Return the options of `submit` for so many tokens, or for as many as there is time for if None."""
+    if tokens is None:
+        config = directory / "measured.json"
+        config.write_text(resolve_run(run_file, cluster="local").spec.model_dump_json())
+        machine = measure(config, RANKS)
+        tokens = affordable_tokens(machine, time.monotonic() - started)
+        say(
+            f"\nmeasured: this machine trains about {show_count(machine.tokens_per_s)} tokens/s; "
+            f"the demo takes {show_count(tokens)}"
+        )
+    size = {"tokens": tokens, "global_batch": batch_for(tokens)}
+    recipe = {"tokens": MOST_TOKENS, "global_batch": LARGE_BATCH}
+    changed = [f"phases[0].{key}={value}" for key, value in size.items() if value != recipe[key]]
+    return [word for setting in changed for word in ("--set", setting)]
+
+
+def _train(arguments: list[str], run: RunDir) -> bool:
+    """Submit the run, interrupt it and submit it again; returns whether it completed."""
+    say(f"\n2. Train a tiny ZAYA1 on {RANKS} ranks; interrupt it on the way.")
+    first = _zslurm(*arguments)
+    _interrupt_when_under_way(first, run, INTERRUPT_AT_SHARE)
+    if first.returncode == Exit.DONE:
+        say("\n(the run completed before it could be interrupted; more --tokens take longer)")
+        return True
+    if first.returncode != Exit.INTERRUPTED:
+        say(f"demo: the run should have been interrupted, but ended with exit code {first.returncode}")
+        return False
+    say("\n3. Submit the same run again: it continues from the checkpoint.")
+    second = _zslurm(*arguments)
+    if second.wait() != Exit.DONE:
+        say(f"demo: the run did not complete; see `zslurm logs {run.path}`")
+        return False
+    return True
+
+
+def run_demo(directory: Path, tokens: int | None) -> int:
     """Run the demo in `directory`; returns the exit code.
 
     Args:
         directory: where to work; an earlier demo there is replaced.
-        tokens: how many tokens to train on.
+        tokens: how many tokens to train on; None for as many as this machine can train in the demo's time.
 
     Raises:
         ConfigError: the directory is somebody else's or cannot be written.
+        ZslurmError: the machine's speed could not be measured.
     """
     started = time.monotonic()
     _prepare(directory)
@@ -102,19 +143,8 @@ def run_demo(directory: Path, tokens: int) -> int:
     run_file = directory / "run.yaml"
     run_file.write_text(RUN_FILE.format(ranks=RANKS))
     run = RunDir((directory / "runs" / "demo").absolute())
-    say(f"\n2. Train a tiny ZAYA1 on {RANKS} ranks; interrupt it on the way.")
-    arguments = ["submit", str(run_file), "--cluster", "local", "--wait"]
-    if tokens != DEFAULT_TOKENS:
-        arguments += ["--set", f"phases[0].tokens={tokens}"]
-    first = _zslurm(*arguments)
-    _interrupt_when_under_way(first, run, INTERRUPT_AT_SHARE)
-    if first.returncode != Exit.INTERRUPTED:
-        say(f"demo: the run should have been interrupted, but ended with exit code {first.returncode}")
-        return Exit.FAILED
-    say("\n3. Submit the same run again: it continues from the checkpoint.")
-    second = _zslurm(*arguments)
-    if second.wait() != Exit.DONE:
-        say(f"demo: the run did not complete; see `zslurm logs {run.path}`")
+    size = _size(directory, run_file, tokens, started)
+    if not _train(["submit", str(run_file), "--cluster", "local", "--wait", *size], run):
         return Exit.FAILED
     return _summary(run, run_file, entropy, time.monotonic() - started)
 
@@ -126,7 +156,7 @@ def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int
     rate = statistics.median(row["tokens_per_s"] for row in steps)
     saved = sorted(path.name for path in run.checkpoints.iterdir())
     attempts = len({row["attempt"] for row in steps})
-    learned = last < entropy - 0.5
+    learned = last < entropy - LEARNED_BY
     verdict = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
     print(f"\ndemo: {steps[-1]['step']} steps in {attempts} attempts, {show_duration(seconds)} in all")
     print(
