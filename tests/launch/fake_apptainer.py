@@ -1,7 +1,9 @@
 """An `apptainer` that runs the command here, as a real process below it, and writes down how it was called.
 
 It keeps what matters of the real one: options until the image, an error in its words where the image or a bind is
-missing, a working directory, and an environment that is passed through.
+missing, a working directory, and an environment that is passed through. As the real one does without a terminal
+(apptainer's internal/pkg/runtime/engine/apptainer/monitor_linux.go), it passes signals on and stays until the
+command has ended: Slurm kills what is left of a step as soon as its tasks have ended.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = """#!{python} -S
-import json, os, subprocess, sys
+import json, os, signal, subprocess, sys
 words = sys.argv[1:]
 assert words.pop(0) == "exec"
 binds, directory, options = [], None, []
@@ -38,7 +40,17 @@ call = {{"binds": binds, "options": options, "image": image, "command": words,
         "rank": os.environ.get("RANK", os.environ.get("SLURM_PROCID"))}}
 with open({log!r}, "a") as log:
     log.write(json.dumps(call) + "\\n")
-sys.exit(subprocess.call(words))
+command, early = None, []
+def pass_on(number, _):
+    early.append(number) if command is None else command.send_signal(number)
+for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+    number = getattr(signal, name)
+    if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored, the command ignores too
+        signal.signal(number, pass_on)
+command = subprocess.Popen(words)
+for number in early:
+    command.send_signal(number)
+sys.exit(command.wait())
 """
 
 

@@ -261,6 +261,27 @@ def in_container(user: LocalUser, apptainer: FakeApptainer, **container: Any) ->
     return {"name": "local", "container": {"image": str(apptainer.image), "python": sys.executable, **container}}
 
 
+def test_the_stand_in_passes_signals_on_and_outlasts_its_command(tmp_path: Path) -> None:
+    """Else Slurm, which sees it end, would kill the ranks while they save."""
+    apptainer = FakeApptainer(tmp_path)
+    code = (
+        "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+        "print('ready', flush=True); signal.sigwait([signal.SIGTERM]); "
+        "print('saving', flush=True); sys.stdin.read(); sys.exit(75)"
+    )
+    command = [apptainer.directory / "apptainer", "exec", "--pwd", tmp_path, apptainer.image]
+    with subprocess.Popen(
+        [*command, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.readline() == "saving\n"
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.wait() == 75
+
+
 def test_a_run_trains_inside_and_its_supervisor_outside(user: LocalUser, tmp_path: Path) -> None:
     apptainer = FakeApptainer(tmp_path)
     run_file = user.write_run("inside", steps=4, ranks=2, cluster=in_container(user, apptainer))

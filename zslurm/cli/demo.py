@@ -16,7 +16,7 @@ def demo(
         int | None,
         typer.Option(
             "--tokens",
-            min=100_000,
+            min=100_000,  # demo_size.FEWEST_TOKENS
             help="How many tokens to train on. [default: what this machine can do in about two minutes]",
         ),
     ] = None,

@@ -1,0 +1,38 @@
+"""What depends on the processor is right on others too: the tests of it run once more, with another one forced."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processors import OTHER_PROCESSORS
+
+ROOT = Path(__file__).parents[2]
+DEPENDENT = [
+    "tests/train/test_memory.py::test_the_peak_of_a_microbatch_is_the_profilers",
+    "tests/train/test_memory.py::test_muon_takes_no_more_than_planned",
+    "tests/train/test_products.py",
+    "tests/train/test_exactness.py::test_in_fp32_a_run_on_three_ranks_stays_inside_the_spread_of_twins",
+]
+"""What failed on one processor and passed on another, or could. The compiler is not asked again."""
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [pytest.param(name, marks=pytest.mark.soak if name == "sse4" else ()) for name in OTHER_PROCESSORS],
+)
+def test_what_depends_on_the_processor_passes_on_others(processor: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+        + ["-m", "not soak", "-k", "not compiled and not traced", *DEPENDENT],
+        cwd=ROOT,
+        env=os.environ | OTHER_PROCESSORS[processor],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
