@@ -15,6 +15,7 @@ import pytest
 from tests.launch.fake_apptainer import FakeApptainer
 from tests.launch.local_runs import LocalUser
 from tests.launch.specs import run_spec
+from tests.waiting import wait_for
 from zslurm.config.spec import RunSpec
 from zslurm.errors import CheckFailed, ConfigError
 from zslurm.launch import prepare as prepare_module
@@ -264,21 +265,24 @@ def in_container(user: LocalUser, apptainer: FakeApptainer, **container: Any) ->
 def test_the_stand_in_passes_signals_on_and_outlasts_its_command(tmp_path: Path) -> None:
     """Else Slurm, which sees it end, would kill the ranks while they save."""
     apptainer = FakeApptainer(tmp_path)
-    code = (
-        "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
-        "print('ready', flush=True); signal.sigwait([signal.SIGTERM]); "
-        "print('saving', flush=True); sys.stdin.read(); sys.exit(75)"
+    saving, done = tmp_path / "saving", tmp_path / "done"
+    program = tmp_path / "rank"
+    program.write_text(
+        "#!/bin/bash\n"
+        f"trap 'touch {saving}' TERM\n"
+        f"echo ready; until [ -e {done} ]; do sleep 0.05; done; [ -e {saving} ] && exit 75\n"
     )
-    command = [apptainer.directory / "apptainer", "exec", "--pwd", tmp_path, apptainer.image]
-    with subprocess.Popen(
-        [*command, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdin is not None
+    program.chmod(0o755)
+    command = [apptainer.directory / "apptainer", "exec", "--pwd", tmp_path, apptainer.image, program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.stdout.readline() == "saving\n"
-        assert process.poll() is None
-        process.stdin.close()
+        try:
+            wait_for(lambda: saving.exists() or process.poll() is not None, "the signal to arrive")
+            assert process.poll() is None
+        finally:
+            done.touch()
         assert process.wait() == 75
 
 

@@ -20,6 +20,8 @@ DEPENDENT = [
 ]
 """What failed on one processor and passed on another, or could. The compiler is not asked again."""
 
+OPTIONS = ["-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not soak", "-k", "not compiled and not traced"]
+
 
 @pytest.mark.parametrize(
     "processor",
@@ -27,8 +29,7 @@ DEPENDENT = [
 )
 def test_what_depends_on_the_processor_passes_on_others(processor: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
-        + ["-m", "not soak", "-k", "not compiled and not traced", *DEPENDENT],
+        [sys.executable, "-m", "pytest", *OPTIONS, *DEPENDENT],
         cwd=ROOT,
         env=os.environ | OTHER_PROCESSORS[processor],
         capture_output=True,
