@@ -1,4 +1,4 @@
-"""The demo's training speed: two ranks of the tiny recipe on this machine.
+"""The demo's training speed: two ranks of the tiny recipe on this machine, on as many tokens as the demo chooses.
 
 Peer: this machine's own fp32 matrix product (of 1024 x 1024 on all cores, by the faster of torch's libraries as in
 the model), measured before and after. The model's arithmetic is counted as 6 FLOPs for each active parameter and
@@ -53,6 +53,7 @@ def run() -> None:
         "demo_speed",
         {
             "wall_time_s": round(seconds, 1),
+            "tokens": config.phases[0].tokens,
             "steps": steps[-1]["step"],
             "tokens_per_s": round(tokens_per_s),
             "loss_first": round(steps[0]["loss"], 3),
