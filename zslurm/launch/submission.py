@@ -24,7 +24,8 @@ from train.errors import TrainError
 from train.held_out import open_held_out
 from train.jsonl import JsonLinesWriter
 from train.optim.schedule import Plan, check_ranks, compare
-from zslurm.cluster.rccl import lint, overridden
+from zslurm.cluster.rccl import lint, overridden, read_conf
+from zslurm.cluster.sysfs import sysroot
 from zslurm.config.layers import show_path
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
@@ -122,7 +123,9 @@ def lint_environment(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> 
         environ: the environment that the job inherits where it sets nothing itself.
     """
     job, inherited = job_environment(spec), _exported(spec, environ)
-    findings = [*lint({**inherited, **job}, spec.cluster), *overridden(inherited, job)]
+    given = {"HOME": environ.get("HOME", ""), **inherited, **job}
+    conf = read_conf(given, spec.cluster, sysroot())
+    findings = [*lint(given, spec.cluster, conf), *overridden(inherited, job)]
     return [finding.line for finding in findings]
 
 
