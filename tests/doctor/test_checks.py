@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.doctor import samples
+from tests.doctor import rccl_logs, samples
 from tests.doctor.nodes import Node
 from tests.fake_sysfs import PEERMEM
 from zslurm.cluster.doctor.check import Status, all_checks, chosen_checks
@@ -117,6 +117,8 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("nics", no_tree("sys"), {}, Status.UNAVAILABLE, "cannot be read"),
     ("rails", lambda node: None, {"gpu_nics": (1, 0, 2, 3, 4, 5, 6, 7)}, Status.WARN, "ionic_0 is closer on PCIe"),
     ("gid-index", lambda node: None, {"gid_index": 0}, Status.FAIL, "index 0 is IB/RoCE v1"),
+    ("transport", lambda node: node.rccl_log(rccl_logs.SOCKET), {}, Status.FAIL,
+     "RCCL opened TCP sockets, not RDMA"),
     ("peermem", no_peermem("0000000000000000 T ib_register_device"), {}, Status.FAIL,
      "no peermem, and NCCL_DMABUF_ENABLE is not set: messages go through host memory"),
     ("peermem", no_peermem("0000000000000000 T ib_register_device"),
@@ -197,6 +199,42 @@ def test_a_fault_is_told_with_its_numbers(
     assert outcome.remedy or status is Status.UNAVAILABLE
 
 
+@pytest.mark.parametrize(
+    ("task", "cluster", "status", "words"),
+    [
+        ({}, {}, Status.PASS, "8 ranks on each node"),
+        ({"ranks_per_node": 1}, {}, Status.PASS, "1 rank on each node"),
+        (
+            {"ranks_per_node": 4},
+            {},
+            Status.WARN,
+            "4 ranks on each node: xGMI gives a group of n MI300X (n - 1) x 64",
+        ),
+        (
+            {},
+            {"gpus_per_node": 2, "nics": ["a", "b"]},
+            Status.WARN,
+            "64 GB/s for 2 against 448 GB/s for all 8, 7.0 t",
+        ),
+    ],
+)
+def test_a_profile_that_uses_some_of_the_xgmi_links_is_warned_about(
+    node: Node, task: dict[str, Any], cluster: dict[str, Any], status: Status, words: str
+) -> None:
+    outcome = node.examine("xgmi", task=task, **cluster)
+    assert outcome.status is status
+    assert words in outcome.reason
+
+
+def test_rules_that_the_profile_leaves_out_are_warned_about(node: Node) -> None:
+    outcome = node.examine("environment", nics=())
+    assert outcome.status is Status.WARN
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        assert f"{name} is not set: the profile does not give cluster." in outcome.reason
+    complete = {"interface": "eth0", "rocm_version": "6.4.1", "peermem": True}
+    assert node.examine("environment", **complete).status is Status.PASS
+
+
 def test_without_peermem_dma_buf_does(node: Node) -> None:
     no_peermem("0000000000000000 T ib_register_device")(node)
     for options in (
@@ -215,7 +253,7 @@ def test_a_file_that_sets_what_the_job_sets_anyway_changes_nothing(node: Node) -
 
 
 def test_every_check_of_a_node_has_a_fault_above() -> None:
-    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "bars", "torch-import"}
+    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "bars", "torch-import", "xgmi"}
     assert {check.name for check in all_checks()} == {row[0] for row in FAULTS} | elsewhere
 
 

@@ -32,8 +32,8 @@ _SHIPPED: dict[tuple[Literal["amd", "nvidia"], Network], str] = {
 }
 
 _NO_PLUGIN = (
-    f"ROCm's lib has no {PLUGIN}, which RCCL before ROCm {BUILT_IN_ROCM} needs for Pollara: generic RDMA is used. With "
-    "the plugin elsewhere (LD_LIBRARY_PATH), set ainic_transport: plugin."
+    f"ROCm's lib has no {PLUGIN}, which RCCL before ROCm {BUILT_IN_ROCM} needs for Pollara: generic RDMA is used. "
+    "With the plugin elsewhere (LD_LIBRARY_PATH), set ainic_transport: plugin."
 )
 
 
