@@ -12,8 +12,8 @@ from tests.doctor.nodes import CLUSTER, Node
 from zslurm.cluster.doctor.checks.transport import RANK_VARIABLE
 from zslurm.cluster.sysfs import node_name
 
-# Stands in for a rank with a GPU: meets the others of its group in the folder that they share, as they do, and prints
-# what RCCL would on its node.
+# Stands in for a rank with a GPU: meets the others of its group in the folder that they share, as they do, and
+# prints what RCCL would on its node.
 RANK = """\
 #!/bin/sh
 : >"$1.came-$2"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,11 @@ import pytest
 
 from tests.doctor import rccl_logs as logs
 from tests.doctor.nodes import CLUSTER, Node
+from tests.waiting import DEADLINE_S
 from zslurm.cluster.doctor.check import Status
 from zslurm.cluster.doctor.checks.transport import RANK_VARIABLE, _group
 from zslurm.cluster.doctor.transport import Opened, problems, read_log
+from zslurm.cluster.doctor.transport_rank import meet
 from zslurm.config.spec import ClusterSection
 
 IONIC = tuple(f"ionic_{index}" for index in range(8))
@@ -164,7 +165,8 @@ def test_where_there_is_nothing_to_start_the_reason_is_told(
 def test_without_a_gpu_that_torch_sees_nothing_is_claimed(node: Node) -> None:
     """The real program, on a machine without GPUs."""
     environ = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
-    outcome = node.examine("transport", environ=environ | {"CUDA_VISIBLE_DEVICES": "", RANK_VARIABLE: ""})
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", RANK_VARIABLE: ""}
+    outcome = node.examine("transport", environ=environ | hidden, gpus_per_node=1, nics=())
     assert outcome.status is Status.UNAVAILABLE
     assert outcome.reason == "not checked: torch sees no GPU here (see torch-import)"
 
@@ -190,33 +192,19 @@ def test_nodes_form_pairs_and_nobody_is_alone(
     assert _group(node.sources(environ=environ)) == group
 
 
-MEET = """
-import sys
-from pathlib import Path
-from zslurm.cluster.doctor.transport_rank import meet
-rank = int(sys.argv[2])
-store = meet(Path(sys.argv[1]), rank, 3, 120)
-store.set(f"value-{rank}", str(rank))
-print(sum(int(store.get(f"value-{other}")) for other in range(3)))
-store.set(f"done-{rank}", "")
-store.wait([f"done-{other}" for other in range(3)])
-"""
+def test_ranks_meet_at_the_address_that_rank_0_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
 
+    def join(rank: int) -> Any:
+        store = meet(tmp_path / "address", rank, 3, DEADLINE_S)
+        store.set(f"value-{rank}", str(rank))
+        return store
 
-def test_ranks_meet_at_the_address_that_rank_0_publishes(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "SLURMD_NODENAME"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEET, str(tmp_path / "address"), str(index)],
-            env=environ, stdout=subprocess.PIPE, text=True,
-        )
-        for index in (2, 1, 0)
-    ]  # fmt: skip
-    assert [process.communicate()[0] for process in ranks] == ["3\n"] * 3
+    with ThreadPoolExecutor(3) as pool:
+        stores = list(pool.map(join, (2, 1, 0)))
+    assert [int(stores[0].get(f"value-{rank}")) for rank in range(3)] == [0, 1, 2]
 
 
 def test_a_rank_0_that_never_comes_is_an_error(tmp_path: Path) -> None:
-    from zslurm.cluster.doctor.transport_rank import meet
-
     with pytest.raises(TimeoutError, match="no address of rank 0"):
         meet(tmp_path / "address", 1, 2, 0.2)
