@@ -50,6 +50,9 @@ class Card:
     driver: str
 
 
+PEERMEM = "sys/kernel/mm/memory_peers/amdkfd/version"
+"""What AMD's driver registers where the kernel has peer memory (RCCL's net_ib.cc looks for it)."""
+
 MI300X = Card(0x1002, 0x74A1, 0x120000, "amdgpu")
 H100 = Card(0x10DE, 0x2330, 0x030200, "nvidia")
 POLLARA = Card(0x1DD8, 0x1002, 0x020000, "ionic")
@@ -256,6 +259,8 @@ def mi300x_pollara(
             node.nic(names[index], nic, numa)
         if index in down:
             node.take_nic_down(names[index])
+    node.write("opt/rocm/lib/librccl-anp.so", "")
+    node.write(PEERMEM, "1.0")
     return node
 
 

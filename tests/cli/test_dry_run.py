@@ -12,6 +12,7 @@ from tests.cli.commands import Shell
 from tests.launch.scripted_slurm import BAD_TIME, CANCELLED, NO_CONTROLLER, ScriptedSlurm
 from tests.slurm.test_estimate import NEVER, TWO
 
+BY_SYSFS = "cores of the GPU's NUMA node (sysfs of the node)"
 TOKEN = "hf_" + "AbCd" * 8 + "xY"
 CLUSTER: dict[str, Any] = {
     "name": "local",
@@ -53,12 +54,53 @@ def test_every_variable_has_its_origin_and_no_secret_is_shown(shell: Shell) -> N
 def test_each_local_rank_has_its_gpu_and_its_nic(shell: Shell) -> None:
     shell.write_run(cluster=CLUSTER)
     assert dry_run(shell)["placement"] == [
-        {"local_rank": 0, "gpu": 0, "nic": "a0"},
-        {"local_rank": 1, "gpu": 1, "nic": "a0"},
-        {"local_rank": 2, "gpu": 2, "nic": "a1"},
-        {"local_rank": 3, "gpu": 3, "nic": "a1"},
+        {"local_rank": 0, "gpu": 0, "nic": "a0", "cores": BY_SYSFS},
+        {"local_rank": 1, "gpu": 1, "nic": "a0", "cores": BY_SYSFS},
+        {"local_rank": 2, "gpu": 2, "nic": "a1", "cores": BY_SYSFS},
+        {"local_rank": 3, "gpu": 3, "nic": "a1", "cores": BY_SYSFS},
     ]
-    assert "#   local rank 2  GPU 2  a1\n" in text_of(shell)
+    assert f"#   local rank 2  GPU 2  a1  {BY_SYSFS}\n" in text_of(shell)
+
+
+@pytest.mark.parametrize(
+    ("sections", "cores"),
+    [
+        ({"cluster": {"gpu_numa": [0, 0, 1, 1]}}, ["cores of NUMA node 0"] * 2 + ["cores of NUMA node 1"] * 2),
+        ({"slurm": {"cpu_bind": "cores"}}, ["cores by srun --cpu-bind=cores"] * 4),
+        ({"slurm": {"numa_bind": False}}, ["all cores of the step"] * 4),
+        ({"parallel": {"device": "cpu"}}, ["all cores of the step"] * 4),
+    ],
+)
+def test_each_local_rank_has_its_cores(shell: Shell, sections: dict[str, Any], cores: list[str]) -> None:
+    shell.write_run(**{**sections, "cluster": CLUSTER | sections.get("cluster", {})})
+    assert [place["cores"] for place in dry_run(shell)["placement"]] == cores
+
+
+def test_rules_that_the_profile_leaves_out_are_noted(shell: Shell) -> None:
+    pollara = {"network": "pollara", "rails_only": True, "gpu_family": "mi300x", "interface": None}
+    shell.write_run(cluster=CLUSTER | pollara | {"nics": [], "gpu_nics": []})
+    notes = "\n".join(dry_run(shell)["notes"])
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        assert f"left out of the environment: {name} is not set: the profile does not give cluster." in notes
+    assert "# note: left out of the environment: NCCL_IB_HCA is not set" in text_of(shell)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cost"),
+    [(1, None), (2, "7.0 times"), (4, "192 GB/s for 4 against 448"), (7, "1.2 times"), (8, None)],
+)
+def test_a_group_of_some_of_the_gpus_is_warned_about_with_what_it_costs(
+    shell: Shell, ranks: int, cost: str | None
+) -> None:
+    own = CLUSTER | {"gpus_per_node": 8, "gpu_nics": [0, 0, 0, 0, 1, 1, 1, 1], "gpu_family": "mi300x"}
+    phase = {"tokens": 16 * 56 * 4, "context": 16, "global_batch": 56, "micro_batch": 1, "lr": 1e-3}
+    shell.write_run(cluster=own, slurm={"ranks_per_node": ranks}, phases=[phase])
+    found = [note for note in dry_run(shell)["notes"] if "xGMI" in note]
+    assert len(found) == (cost is not None)
+    assert all(str(cost) in note for note in found)
+    other = own | {"gpu_family": "h100"}
+    shell.write_run(cluster=other, slurm={"ranks_per_node": ranks}, phases=[phase])
+    assert not any("xGMI" in note for note in dry_run(shell)["notes"])
 
 
 def test_memory_is_that_of_plan_memory(shell: Shell) -> None:

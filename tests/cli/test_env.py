@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_lint_judges_the_shell_and_ends_with_5_on_faults(shell: Shell, monkeypat
     done = shell.zslurm("env", "--cluster", "mi300x-pollara", "--lint")
     assert done.code == 0
     assert done.stderr.splitlines() == [
-        "note: NCCL_AGLO=Ring: nothing is known to read this name; did you mean NCCL_ALGO?",
+        "warning: NCCL_AGLO=Ring: nothing is known to read this name; did you mean NCCL_ALGO?",
         "note: NCCL_DEBUG=INFO: the job sets WARN; to keep yours, put it into cluster.env",
     ]
     monkeypatch.setenv("NCCL_PXN_DISABLE", "1")
@@ -114,7 +115,7 @@ def test_lint_judges_the_shell_and_ends_with_5_on_faults(shell: Shell, monkeypat
     assert done.code == Exit.CHECK_FAILED
     assert done.stderr.splitlines()[-1].startswith("zslurm: NCCL_PXN_DISABLE=1: there is no path from one rail")
     found = json.loads(shell.zslurm("env", "--cluster", "mi300x-pollara", "--lint", "--json").stdout)
-    assert [finding["level"] for finding in found] == ["fault", "warning", "warning"]
+    assert [finding["level"] for finding in found] == ["fault", "warning", "note"]
 
 
 def test_an_unknown_profile_is_refused(shell: Shell) -> None:
@@ -143,3 +144,25 @@ def test_a_dry_run_shows_each_variable_with_its_origin(shell: Shell) -> None:
     assert shown["environment"]["MINE"] == "x"
     assert shown["environment_origins"]["PYTHONSAFEPATH"] == "zslurm"
     assert shown["environment_origins"]["MINE"].startswith("run file ")
+
+
+def test_explain_lists_the_rules_that_the_profile_leaves_out(shell: Shell) -> None:
+    lines = shell.zslurm("env", "--cluster", "mi300x-pollara", "--explain").stdout.splitlines()
+    text = " ".join(line.removeprefix("#").strip() for line in lines)
+    for variable, key in (
+        ("GLOO_SOCKET_IFNAME", "cluster.interface"),
+        ("NCCL_SOCKET_IFNAME", "cluster.interface"),
+        ("NCCL_IB_HCA", "cluster.nics"),
+    ):
+        assert f"left out: {variable} is not set: the profile does not give {key} (" in text
+    assert "left out" not in shell.zslurm("env", "--cluster", "mi300x-pollara").stdout
+
+
+def test_lint_reads_the_files_that_rccl_reads(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".rccl.conf").write_text("NCCL_IB_DISABLE=1\n")
+    done = shell.zslurm("env", "--cluster", "mi300x-pollara", "--lint")
+    assert done.code == Exit.CHECK_FAILED
+    assert f"NCCL_IB_DISABLE=1: everything between nodes goes over TCP sockets (set in {tmp_path}" in done.stderr

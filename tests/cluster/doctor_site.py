@@ -9,9 +9,23 @@ from typing import Any
 
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.doctor.nodes import CLUSTER, Node
+from zslurm.cluster.doctor.checks.transport import RANK_VARIABLE
 from zslurm.cluster.sysfs import node_name
 
+# Stands in for a rank with a GPU: meets the others of its group in the folder that they share, as they do, and
+# prints what RCCL would on its node.
+RANK = """\
+#!/bin/sh
+: >"$1.came-$2"
+while [ "$(ls "$1".came-* | wc -l)" -lt "$3" ]; do sleep 0.1; done
+echo "$SLURMD_NODENAME: rank $2 of $3" >>"{directory}/ranks"
+exec "{directory}/trees/$SLURMD_NODENAME/rank"
+"""
+
 PROFILE = CLUSTER | {
+    "interface": "eth0",
+    "rocm_version": "6.4.1",
+    "peermem": True,
     # What the steps of this machine really have is enough here, however busy it is.
     "doctor": {
         "memlock_gib": 0.001,
@@ -36,6 +50,9 @@ class Site:
         self.profile_file = directory / "config/zslurm/clusters/mi.yaml"
         self.profile_file.parent.mkdir(parents=True)
         self.profile()
+        self.rank = directory / "rank"
+        self.rank.write_text(RANK.format(directory=directory))
+        self.rank.chmod(0o755)
         self.nodes = [self._node(name) for name in cluster.node_names]
         (directory / "trees" / node_name() / "tmp").mkdir(parents=True)  # this machine's, the login node
 
@@ -55,6 +72,7 @@ class Site:
         return {
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "ZSLURM_SYSROOT": str(self.directory / "trees/%n"),
+            RANK_VARIABLE: str(self.rank),
         }
 
     def doctor(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ import pytest
 from tests.cluster.doctor_site import PROFILE, Site
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.cluster.user import directory_of
+from tests.doctor import rccl_logs
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.errors import Exit
 from zslurm.slurm.survey import JOB_PREFIX
@@ -80,6 +81,26 @@ def test_faulty_nodes_are_named_and_listed_for_exclude(site: Site) -> None:
     assert (own["exclude"], len(own["asked"])) == ("node[1,3,5]", 7)
     assert own["not_asked"]["node6"].endswith(": killed")
     assert ("state", "node6") in results(own, "warn")
+
+
+def test_a_network_that_is_not_the_profiles_fails_between_two_nodes(site: Site) -> None:
+    """The ranks themselves are stand-ins that print what RCCL has printed elsewhere; no GPU is here."""
+    site.nodes[3].rccl_log(rccl_logs.SOCKET)
+    done = site.doctor("--nodelist", "node[0-4]", "--only", "transport")
+    assert done.returncode == Exit.CHECK_FAILED
+    (failed,) = rows(done.stdout, "fail")
+    assert failed[:4] == ["transport", "fail", "1", "node3"]
+    assert "RCCL opened TCP sockets, not AMD's plugin librccl-anp.so" in failed[4]
+    assert done.stdout.splitlines()[-1] == "exclude\tnode3"
+    assert sorted((site.directory / "ranks").read_text().splitlines()) == [
+        "node0: rank 0 of 2",
+        "node1: rank 1 of 2",
+        "node2: rank 0 of 3",
+        "node3: rank 1 of 3",
+        "node4: rank 2 of 3",
+    ]
+    fine = site.json("--nodelist", "node6", "--only", "transport")
+    assert results(fine, "pass") == {("transport", "node6")}, "alone it starts two ranks"
 
 
 def test_a_node_whose_slurmd_just_died_is_named_and_the_others_are_examined(site: Site) -> None:

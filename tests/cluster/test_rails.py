@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,6 +90,16 @@ def test_whole_rails_cost_a_step_and_no_event(user: RailUser) -> None:
     user.submit("whole")
     assert user.wait_for_state("whole", "completed", "failed")["state"] == "completed", user.log("whole")
     assert user.kinds("whole") == ["supervisor_started", "attempt_started", "attempt_ended", "run_ended"]
+
+
+def test_ranks_are_bound_to_the_cores_of_their_gpus_numa_node(user: RailUser) -> None:
+    """By the profile: GPU 0 is on NUMA node 1 there, and that node has one of this machine's cores."""
+    core = max(os.sched_getaffinity(0))
+    for name in user.cluster.node_names:
+        user.nodes[name].write("sys/devices/system/node/node1/cpulist", str(core))
+    user.submit("bound", nodes=1, gpu_numa=[1] * 8)
+    assert user.wait_for_state("bound", "completed", "failed")["state"] == "completed", user.log("bound")
+    assert "bound to NUMA node 1 of its GPU: 1 core\n" in user.zslurm("logs", "bound", "--rank", "0")
 
 
 def test_policy_warn_goes_on_and_records_it(user: RailUser) -> None:

@@ -7,9 +7,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from tests.doctor import samples
+from tests.doctor import rccl_logs, samples
 from tests.fake_sysfs import RAILS, FakeNode, mi300x_pollara
 from zslurm.cluster.doctor.check import Outcome, chosen_checks
+from zslurm.cluster.doctor.checks.transport import RANK_VARIABLE
 from zslurm.cluster.doctor.node import run_checks
 from zslurm.cluster.doctor.sources import Sources, Task
 from zslurm.config.spec import ClusterSection
@@ -66,6 +67,18 @@ class Node:
             version="[]",
         )
         self.libraries([f"ionic_{index}" for index in range(RAILS)])
+        self.rccl_log(rccl_logs.PLUGIN)
+
+    def rccl_log(self, log: str) -> None:
+        """What RCCL prints in the ranks that the doctor starts here, which a script stands in for."""
+        self.fake.write("rccl.log", log.rstrip("\n"))
+        self.rank_program(f"cat {shlex.quote(str(self.root / 'rccl.log'))}")
+
+    def rank_program(self, script: str) -> Path:
+        """A program that takes the part of the doctor's ranks."""
+        place = self.fake.write("rank", f"#!/bin/sh\n{script}")
+        place.chmod(0o755)
+        return place
 
     def limits(self, *, memlock: str = "unlimited", files: str = "1048576", processes: str = "unlimited") -> None:
         self.fake.write("proc/self/limits", LIMITS.format(memlock=memlock, files=files, processes=processes))
@@ -108,7 +121,8 @@ class Node:
         """This node as a check sees it; `cluster` changes the profile."""
         section = ClusterSection.model_validate({**CLUSTER, **cluster})
         more = {"jobs": (), "directory": "/shared/runs"} | (task or {})
-        return Sources(Task(cluster=section, **more), self.root, {"SLURMD_NODENAME": "node0", **(environ or {})})
+        base = {"SLURMD_NODENAME": "node0", RANK_VARIABLE: str(self.root / "rank")}
+        return Sources(Task(cluster=section, **more), self.root, {**base, **(environ or {})})
 
     def examine(self, check: str, **options: Any) -> Outcome:
         """One check's outcome."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.doctor import samples
+from tests.doctor import rccl_logs, samples
 from tests.doctor.nodes import Node
+from tests.fake_sysfs import PEERMEM
 from zslurm.cluster.doctor.check import Status, all_checks, chosen_checks
 from zslurm.cluster.doctor.node import run_checks
 from zslurm.errors import ConfigError
@@ -69,6 +70,17 @@ def hide_ecc(node: Node) -> None:
     node.smi(metric=samples.metric(rows))
 
 
+def no_peermem(symbols: str | None) -> Callable[[Node], None]:
+    """Takes AMD's client away; `symbols` are those of the kernel."""
+
+    def take_away(node: Node) -> None:
+        (node.root / PEERMEM).unlink()
+        if symbols is not None:
+            node.fake.write("proc/kallsyms", symbols)
+
+    return take_away
+
+
 def leave_in_shm(node: Node) -> None:
     (node.root / "dev/shm/torch_1234").write_bytes(b"x" * (4 << 20))
 
@@ -105,6 +117,18 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("nics", no_tree("sys"), {}, Status.UNAVAILABLE, "cannot be read"),
     ("rails", lambda node: None, {"gpu_nics": (1, 0, 2, 3, 4, 5, 6, 7)}, Status.WARN, "ionic_0 is closer on PCIe"),
     ("gid-index", lambda node: None, {"gid_index": 0}, Status.FAIL, "index 0 is IB/RoCE v1"),
+    ("transport", lambda node: node.rccl_log(rccl_logs.SOCKET), {}, Status.FAIL,
+     "RCCL opened TCP sockets, not RDMA"),
+    ("peermem", no_peermem("0000000000000000 T ib_register_device"), {}, Status.FAIL,
+     "no peermem, and NCCL_DMABUF_ENABLE is not set: messages go through host memory"),
+    ("peermem", no_peermem("0000000000000000 T ib_register_device"),
+     {"peermem": True}, Status.FAIL, "no peermem, and NCCL_DMABUF_ENABLE is 0: messages go through host memory"),
+    ("peermem", no_peermem(None), {}, Status.UNAVAILABLE, "neither memory_peers in sysfs nor /proc/kallsyms"),
+    ("peermem", lambda node: None, {"peermem": False}, Status.WARN, "peermem is there, cluster.peermem is false"),
+    ("rccl-conf", write("etc/rccl.conf", "NCCL_NET=Socket"), {}, Status.FAIL,
+     "NCCL_NET=Socket: everything between nodes goes over TCP sockets (set in /etc/rccl.conf:1"),
+    ("rccl-conf", write("etc/rccl.conf", "NCCL_BUFFSIZE=8388608"), {}, Status.WARN,
+     "NCCL_BUFFSIZE=8388608: set in /etc/rccl.conf:1"),
     ("rdma-abi", lambda node: node.libraries([], samples.IBV_ABI_WARNING), {}, Status.FAIL,
      "the library's ionic speaks ABI 1 to 1, the kernel's 4"),
     ("rdma-abi", lambda node: node.libraries([f"ionic_{i}" for i in range(7)]), {}, Status.FAIL,
@@ -175,8 +199,61 @@ def test_a_fault_is_told_with_its_numbers(
     assert outcome.remedy or status is Status.UNAVAILABLE
 
 
+@pytest.mark.parametrize(
+    ("task", "cluster", "status", "words"),
+    [
+        ({}, {}, Status.PASS, "8 ranks on each node"),
+        ({"ranks_per_node": 1}, {}, Status.PASS, "1 rank on each node"),
+        (
+            {"ranks_per_node": 4},
+            {},
+            Status.WARN,
+            "4 ranks on each node: xGMI gives a group of n MI300X (n - 1) x 64",
+        ),
+        (
+            {},
+            {"gpus_per_node": 2, "nics": ["a", "b"]},
+            Status.WARN,
+            "64 GB/s for 2 against 448 GB/s for all 8, 7.0 t",
+        ),
+    ],
+)
+def test_a_profile_that_uses_some_of_the_xgmi_links_is_warned_about(
+    node: Node, task: dict[str, Any], cluster: dict[str, Any], status: Status, words: str
+) -> None:
+    outcome = node.examine("xgmi", task=task, **cluster)
+    assert outcome.status is status
+    assert words in outcome.reason
+
+
+def test_rules_that_the_profile_leaves_out_are_warned_about(node: Node) -> None:
+    outcome = node.examine("environment", nics=())
+    assert outcome.status is Status.WARN
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        assert f"{name} is not set: the profile does not give cluster." in outcome.reason
+    complete = {"interface": "eth0", "rocm_version": "6.4.1", "peermem": True}
+    assert node.examine("environment", **complete).status is Status.PASS
+
+
+def test_without_peermem_dma_buf_does(node: Node) -> None:
+    no_peermem("0000000000000000 T ib_register_device")(node)
+    for options in (
+        {"peermem": False},
+        {"rocm_version": "7.12"},
+        {"environ": {"NCCL_DMABUF_ENABLE": "1"}},
+    ):
+        outcome = node.examine("peermem", **options)
+        assert (outcome.status, outcome.reason) == (Status.PASS, "no peermem; RCCL takes dma-buf"), options
+
+
+def test_a_file_that_sets_what_the_job_sets_anyway_changes_nothing(node: Node) -> None:
+    node.fake.write("etc/rccl.conf", "NCCL_DEBUG=TRACE\nHF_TOKEN=secret")
+    outcome = node.examine("rccl-conf")
+    assert (outcome.status, outcome.reason) == (Status.PASS, "no file sets variables of RCCL")
+
+
 def test_every_check_of_a_node_has_a_fault_above() -> None:
-    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "bars", "torch-import"}
+    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "bars", "torch-import", "xgmi"}
     assert {check.name for check in all_checks()} == {row[0] for row in FAULTS} | elsewhere
 
 

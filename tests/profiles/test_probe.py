@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_sysfs import FakeNode, h100_mlx5, mi300x_pollara, published_mi300x
+from tests.fake_sysfs import PEERMEM, FakeNode, h100_mlx5, mi300x_pollara, published_mi300x
 from tests.profiles.places import own
 from zslurm.cluster.facts import NodeFacts, read_facts
 from zslurm.cluster.probe import Probe, judge
@@ -39,6 +39,73 @@ def test_pollara_nodes_extend_the_profile_for_them(tmp_path: Path, site: Path) -
     given = {setting.name: setting.value for setting in environment(cluster)}
     assert given["NCCL_IB_HCA"] == "=" + ",".join(NICS)
     assert given["RCCL_MSCCL_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("rocm", "plugin", "transport", "plugin_variable"),
+    [
+        ("6.4.1-83", True, None, "librccl-anp.so"),
+        ("6.4.1-83", False, "generic", None),
+        ("7.2.0-5", True, None, "librccl-anp.so"),
+        ("7.2.1-5", False, None, "none"),
+    ],
+)
+def test_the_probe_finds_pollaras_transport(
+    tmp_path: Path, site: Path, rocm: str, plugin: bool, transport: str | None, plugin_variable: str | None
+) -> None:
+    node = mi300x_pollara(tmp_path)
+    node.write("opt/rocm/.info/version", rocm)
+    if not plugin:
+        (tmp_path / "opt/rocm/lib/librccl-anp.so").unlink()
+    found = judge(read_facts(tmp_path))
+    assert (found.ainic_transport, found.rocm_version) == (transport, rocm.partition("-")[0])
+    assert any("has no librccl-anp.so" in note for note in found.notes) == (transport == "generic")
+    own("lab", written(found))
+    given = {setting.name: setting.value for setting in environment(resolve_profile("lab").spec.cluster)}
+    assert given.get("NCCL_NET_PLUGIN") == plugin_variable
+    assert given.get("RCCL_AINIC_ROCE") == ("1" if plugin_variable == "none" else None)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "peermem", "dmabuf"),
+    [
+        (None, True, "0"),
+        ("ffffffffc0a1b2c3 t ib_register_peer_memory_client\t[ib_core]", True, "0"),
+        ("0000000000000000 T ib_register_device\t[ib_core]", False, "1"),
+    ],
+)
+def test_the_probe_finds_peermem_as_rccl_does(
+    tmp_path: Path, site: Path, symbols: str | None, peermem: bool, dmabuf: str
+) -> None:
+    """A client of AMD's driver, or the symbol of a kernel that has peer memory itself."""
+    node = mi300x_pollara(tmp_path)
+    if symbols is not None:
+        (tmp_path / PEERMEM).unlink()
+        node.write("proc/kallsyms", symbols)
+    found = judge(read_facts(tmp_path))
+    assert found.peermem is peermem
+    own("lab", written(found))
+    given = {setting.name: setting.value for setting in environment(resolve_profile("lab").spec.cluster)}
+    assert given["NCCL_DMABUF_ENABLE"] == dmabuf
+
+
+def test_what_cannot_be_read_of_peermem_is_left_open(tmp_path: Path) -> None:
+    mi300x_pollara(tmp_path)
+    (tmp_path / PEERMEM).unlink()
+    assert judge(read_facts(tmp_path)).peermem is None
+    assert "peermem" not in written(judge(read_facts(tmp_path)))
+    h100_mlx5(tmp_path / "h100")
+    assert judge(read_facts(tmp_path / "h100")).peermem is None
+
+
+def test_the_probe_writes_down_the_numa_nodes_of_the_gpus(tmp_path: Path, site: Path) -> None:
+    mi300x_pollara(tmp_path)
+    found = judge(read_facts(tmp_path))
+    assert found.gpu_numa == (0, 0, 0, 0, 1, 1, 1, 1)
+    own("lab", written(found))
+    assert resolve_profile("lab").spec.cluster.gpu_numa == found.gpu_numa
+    mi300x_pollara(tmp_path / "vm", layout="no tree")
+    assert "gpu_numa" not in written(judge(read_facts(tmp_path / "vm")))
 
 
 def test_rails_follow_pcie_and_not_names(tmp_path: Path) -> None:

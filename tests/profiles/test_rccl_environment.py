@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zslurm.cluster.rccl import RULES, environment
+from zslurm.cluster.rccl import RULES, environment, left_out
 from zslurm.cluster.resolved import resolve_profile
 from zslurm.config.spec import ClusterSection
 
@@ -23,6 +23,7 @@ GPUS = {
 RDMA = {"NCCL_IB_TIMEOUT": "21", "NCCL_IB_RETRY_CNT": "7"}
 MI300X = {
     "HSA_NO_SCRATCH_RECLAIM": "1",
+    "HSA_KERNARG_POOL_SIZE": "12582912",
     "GPU_MAX_HW_QUEUES": "2",
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     "NCCL_P2P_NET_CHUNKSIZE": "524288",
@@ -44,11 +45,9 @@ EXPECTED: dict[str, dict[str, str]] = {
         "NCCL_CROSS_NIC": "0",
         "NCCL_PXN_DISABLE": "0",
         "NCCL_IGNORE_CPU_AFFINITY": "1",
-        "RCCL_AINIC_ROCE": "1",
         "NCCL_IB_USE_INLINE": "1",
         "NCCL_GDR_FLUSH_DISABLE": "1",
         "RCCL_GDR_FLUSH_GPU_MEM_NO_RELAXED_ORDERING": "0",
-        "NCCL_DMABUF_ENABLE": "0",
         "NCCL_CUMEM_ENABLE": "0",
         "IONIC_LOCKFREE": "all",
     },
@@ -78,7 +77,44 @@ def test_a_site_that_knows_its_nics_interface_gid_and_version_gets_them() -> Non
         "NCCL_IB_GID_INDEX": "3",
         "RCCL_MSCCL_ENABLE": "0",
         "RCCL_MSCCLPP_ENABLE": "0",
+        "NCCL_NET_PLUGIN": "librccl-anp.so",
     }
+
+
+PLUGIN = {"NCCL_NET_PLUGIN": "librccl-anp.so"}
+BUILT_IN = {"NCCL_NET_PLUGIN": "none", "RCCL_AINIC_ROCE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rocm_version": "6.4.1-83"}, PLUGIN),
+        ({"rocm_version": "7.2.0"}, PLUGIN),
+        ({"rocm_version": "7.2.1"}, BUILT_IN),
+        ({"rocm_version": "7.14.0"}, BUILT_IN),
+        ({"rocm_version": "10.1"}, BUILT_IN),
+        ({"rccl_version": "2.22.3"}, PLUGIN),
+        ({"rccl_version": "2.28.3"}, BUILT_IN),
+        ({"rccl_version": "2.27.7"}, {}),  # of ROCm 7.2.0, and of 7.2.1
+        ({"rccl_version": "2.27.7", "rocm_version": "7.2.1"}, BUILT_IN),
+        ({"ainic_transport": "generic", "rocm_version": "6.4.1"}, {}),
+        ({"ainic_transport": "plugin", "rocm_version": "7.2.1"}, PLUGIN),
+        ({"rocm_version": "7.2.1", "network": "cx7"}, {}),
+        ({"rocm_version": "7.2.1", "gpu_family": "h100"}, {}),
+        ({}, {}),
+    ],
+    ids=str,
+)
+def test_the_transport_of_pollara_is_chosen_by_version(given: dict[str, str], expected: dict[str, str]) -> None:
+    overrides = [f"cluster.{key}='{value}'" for key, value in given.items()]
+    found = values(resolve_profile("mi300x-pollara", overrides).spec.cluster)
+    assert {name: found[name] for name in ("NCCL_NET_PLUGIN", "RCCL_AINIC_ROCE") if name in found} == expected
+
+
+@pytest.mark.parametrize(("peermem", "dmabuf"), [("true", "0"), ("false", "1"), ("null", None)])
+def test_dma_buf_takes_the_part_of_peermem(peermem: str, dmabuf: str | None) -> None:
+    found = values(resolve_profile("mi300x-pollara", [f"cluster.peermem={peermem}"]).spec.cluster)
+    assert found.get("NCCL_DMABUF_ENABLE") == dmabuf
 
 
 def cluster(**fields: Any) -> ClusterSection:
@@ -109,3 +145,37 @@ def test_every_value_says_why_and_where_it_came_from() -> None:
 
 def test_braces_in_a_sites_own_words_are_just_text() -> None:
     assert values(cluster(interface="{nics}"))["NCCL_SOCKET_IFNAME"] == "={nics}"
+
+
+def test_a_profile_without_interface_and_nics_names_the_rules_that_it_leaves_out() -> None:
+    missing = {rule.variable: rule for rule in left_out(resolve_profile("mi300x-pollara").spec.cluster)}
+    assert {name: rule.needs for name, rule in missing.items()} == {
+        "GLOO_SOCKET_IFNAME": "cluster.interface",
+        "NCCL_SOCKET_IFNAME": "cluster.interface",
+        "NCCL_IB_HCA": "cluster.nics",
+        "RCCL_MSCCL_ENABLE": "cluster.rccl_version or cluster.rocm_version",
+        "RCCL_MSCCLPP_ENABLE": "cluster.rccl_version or cluster.rocm_version",
+        "NCCL_NET_PLUGIN": "cluster.rocm_version or cluster.ainic_transport",
+        "RCCL_AINIC_ROCE": "cluster.rocm_version or cluster.ainic_transport",
+        "NCCL_DMABUF_ENABLE": "cluster.peermem",
+    }
+    assert missing["NCCL_IB_HCA"].line == (
+        "NCCL_IB_HCA is not set: the profile does not give cluster.nics (only the rails' NICs; = is an exact "
+        "match, without it ionic_1 also takes ionic_10)"
+    )
+
+
+def test_nothing_is_left_out_of_a_complete_profile_of_one_that_decides_itself_and_of_one_machine() -> None:
+    nics = ", ".join(f"ionic_{index}" for index in range(8))
+    complete = [
+        f"cluster.nics=[{nics}]",
+        "cluster.interface=eno1",
+        "cluster.rocm_version=6.4.1",
+        "cluster.peermem=true",
+    ]
+    assert left_out(resolve_profile("mi300x-pollara", complete).spec.cluster) == []
+    own = [*complete[1:], "cluster.env.NCCL_IB_HCA==ionic_0"]
+    assert left_out(resolve_profile("mi300x-pollara", own).spec.cluster) == []
+    unset = [*complete[1:], "cluster.env.NCCL_IB_HCA=null"]
+    assert left_out(resolve_profile("mi300x-pollara", unset).spec.cluster) == []
+    assert left_out(resolve_profile("local").spec.cluster) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from pydantic import ValidationError
 
 from train.config import ParallelConfig
 from zslurm.cluster.rccl import environment
+from zslurm.cluster.rccl_names import meant_by
 from zslurm.cluster.rccl_rules import (
     Rules,
     When,
@@ -49,17 +52,21 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("NCCL_CROSS_NIC", POLLARA, "0", BROADCOM),
     ("NCCL_PXN_DISABLE", POLLARA, "0", {**POLLARA, "rails_only": False}),
     ("HSA_NO_SCRATCH_RECLAIM", GPU_NODE, "1", NVIDIA),
+    ("HSA_KERNARG_POOL_SIZE", GPU_NODE, "12582912", NVIDIA),
     ("GPU_MAX_HW_QUEUES", GPU_NODE, "2", NVIDIA),
     ("TORCH_NCCL_HIGH_PRIORITY", GPU_NODE, "1", NVIDIA),
     ("NCCL_IGNORE_CPU_AFFINITY", POLLARA, "1", BROADCOM),
     ("NCCL_P2P_NET_CHUNKSIZE", BROADCOM, "524288", INFINIBAND),
     ("RCCL_MSCCL_ENABLE", {**GPU_NODE, "rccl_version": "2.27.7"}, "0", {**GPU_NODE, "rccl_version": "2.28.3"}),
     ("RCCL_MSCCLPP_ENABLE", {**GPU_NODE, "rccl_version": "2.22.3"}, "0", GPU_NODE),
-    ("RCCL_AINIC_ROCE", POLLARA, "1", BROADCOM),
+    ("NCCL_NET_PLUGIN", {**POLLARA, "rocm_version": "6.4.1"}, "librccl-anp.so", POLLARA),
+    ("NCCL_NET_PLUGIN", {**POLLARA, "rocm_version": "7.2.1"}, "none", {**BROADCOM, "rocm_version": "7.2.1"}),
+    ("RCCL_AINIC_ROCE", {**POLLARA, "rocm_version": "7.2.1"}, "1", {**POLLARA, "rocm_version": "7.2.0"}),
     ("NCCL_IB_USE_INLINE", POLLARA, "1", BROADCOM),
     ("NCCL_GDR_FLUSH_DISABLE", POLLARA, "1", BROADCOM),
     ("RCCL_GDR_FLUSH_GPU_MEM_NO_RELAXED_ORDERING", POLLARA, "0", BROADCOM),
-    ("NCCL_DMABUF_ENABLE", POLLARA, "0", INFINIBAND),
+    ("NCCL_DMABUF_ENABLE", {**POLLARA, "peermem": True}, "0", POLLARA),
+    ("NCCL_DMABUF_ENABLE", {**POLLARA, "peermem": False}, "1", {**INFINIBAND, "peermem": False}),
     ("NCCL_CUMEM_ENABLE", POLLARA, "0", BROADCOM),
     ("IONIC_LOCKFREE", POLLARA, "all", BROADCOM),
     ("NCCL_DMABUF_ENABLE", BROADCOM, "1", {**BROADCOM, "network": "cx7"}),
@@ -94,9 +101,9 @@ def test_no_two_rules_for_a_variable_apply_at_once() -> None:
     """The order of the rules never decides: whoever reads one rule knows the value."""
     for network in ("pollara", "broadcom", "cx7", "infiniband", None):
         for vendor in ("mi300x", "h100"):
-            for rccl in ("2.20.5", "2.27.7", "2.28.3", None):
+            for rccl, peermem in product(("2.20.5", "2.27.7", "2.28.3", None), (True, False, None)):
                 body = {**GPU_NODE, "gpu_type": vendor, "network": network, "rccl_version": rccl}
-                cluster = ClusterSection.model_validate(body)
+                cluster = ClusterSection.model_validate({**body, "peermem": peermem})
                 names = [rule.variable for rule in rules().rules if rule.when.holds(cluster)]
                 assert len(names) == len(set(names))
 
@@ -176,6 +183,9 @@ def test_the_vendor_is_told_by_the_gpus_name(gpu: str, vendor: str | None) -> No
 def test_the_rccl_of_a_rocm_is_known() -> None:
     assert rules().rccl_of("7.1.1-38") == "2.27.7"
     assert rules().rccl_of("7.13.0") == "2.28.3"
+    assert [rules().rccl_of(rocm) for rocm in ("7.11", "7.12.0", "7.14", "10.0", "10.1.0")] == [
+        "2.28.3", "2.28.3", "2.30.4", "2.30.4", "2.30.7",
+    ]  # fmt: skip
     assert rules().rccl_of("5.0.0") is rules().rccl_of(None) is None
 
 
@@ -216,3 +226,42 @@ def test_no_name_is_known_twice_or_both_real_and_misspelt() -> None:
 def test_every_variable_of_a_rule_is_known() -> None:
     others = {"GLOO_SOCKET_IFNAME", "GPU_MAX_HW_QUEUES", "IONIC_LOCKFREE"}
     assert {rule.variable for rule in rules().rules} - others <= variables().names
+
+
+# Names that NCCL's and RCCL's sources, documentation and changelogs have, collected apart from the table.
+COLLECTED = Path(__file__).with_name("rccl_variable_names.txt")
+
+
+def collected() -> list[str]:
+    lines = COLLECTED.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_every_real_name_that_was_collected_is_known() -> None:
+    shipped = variables()
+    assert len(collected()) > 300
+    assert [name for name in collected() if name not in shipped.names] == []
+
+
+def test_a_real_name_that_the_table_lacks_is_hardly_ever_called_misspelt() -> None:
+    """Names come with every release. The table without a name must not take it for a slip of another one."""
+    names = variables().names
+    taken = {name: meant for name in sorted(names) if (meant := meant_by(name, names - {name}))}
+    # What is left are twins: the same name with RCCL_, NCCL_ and TORCH_NCCL_ in front.
+    twins = [name for name, meant in taken.items() if name.partition("CL_")[2] == meant.partition("CL_")[2]]
+    assert sorted(taken) == sorted(twins)
+    assert len(twins) < 30
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("NCCL_IB_TIMOUT", "NCCL_IB_TIMEOUT"), ("NCLL_DEBUG", "NCCL_DEBUG"), ("RCL_DEBUG", "NCCL_DEBUG"),
+        ("RCCL_IB_TIMEOUT", "NCCL_IB_TIMEOUT"), ("NCCL_AGLO", "NCCL_ALGO"), ("NCCL_IBHCA", "NCCL_IB_HCA"),
+        ("NCCL_DISABLE_P2P", "NCCL_P2P_DISABLE"), ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+        ("HSA_NO_SCRATCH_RECLAM", "HSA_NO_SCRATCH_RECLAIM"), ("NCCL_DEBUG ", "NCCL_DEBUG"),
+        ("NCCL_DEBUG", None), ("NCCL_IB_GID", None), ("NCCL_SOMETHING_OF_NEXT_YEAR", None),
+    ],
+)  # fmt: skip
+def test_a_slip_of_the_pen_is_found(slip: str, meant: str | None) -> None:
+    assert meant_by(slip, variables().names) == meant

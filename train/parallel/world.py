@@ -68,7 +68,9 @@ def _device(asked: str, local_rank: int) -> torch.device:
 def cpu_threads(asked: int) -> int:
     """Return the threads of this rank: as asked, else its share of the cores that this process may use."""
     cores = len(os.sched_getaffinity(0))
-    return asked or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    # A launcher that gives ranks cores of their own says how many of them share these.
+    sharing = os.environ.get("ZSLURM_CORE_RANKS") or os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return asked or max(1, cores // int(sharing))
 
 
 def _store(rank: int, timeout: timedelta) -> dist.Store:

@@ -31,7 +31,7 @@ def env(
     import os
 
     from zslurm.cluster.profile import default_name
-    from zslurm.cluster.rccl import environment
+    from zslurm.cluster.rccl import environment, left_out
     from zslurm.cluster.resolved import resolve_profile
     from zslurm.report.env import show_difference, show_environment, show_lint
 
@@ -45,4 +45,4 @@ def env(
         others = environment(other.spec.cluster, other.origin_of_variable)
         show_difference(name, settings, diff, others, as_json=json)
     else:
-        show_environment(settings, explain=explain, as_json=json)
+        show_environment(settings, left_out(resolved.spec.cluster), explain=explain, as_json=json)

@@ -19,6 +19,14 @@ from zslurm.cluster.gpus import Gpu, read_gpus
 from zslurm.cluster.nics import Gid, Nic, read_nics
 from zslurm.cluster.sysfs import names, node_name, read_int, read_text, sysroot
 
+# Where `make install` of ROCm/amd-anp puts the plugin, and where AMD's scripts look for it (Primus, hook 03).
+_ANP = ("opt/rocm/lib/librccl-anp.so", "opt/amd-anp/build/librccl-anp.so")
+
+# RCCL looks here for the client that the GPUs' driver registers (net_ib.cc, ncclIbGdrSupport).
+_PEERS = ("sys/kernel/mm/memory_peers", "sys/kernel/memory_peers", "sys/memory_peers")
+_CLIENT = "amdkfd"
+_SYMBOL = " ib_register_peer_memory_client"
+
 __all__ = ["Gid", "Gpu", "Nic", "NodeFacts", "from_json", "read_facts", "to_json"]
 
 
@@ -34,6 +42,9 @@ class NodeFacts:
         memlock: most bytes that this very process may pin; `unlimited` where there is no limit. Inside a Slurm
             step this is what the ranks get, whatever a login shell says.
         rocm: version of ROCm in /opt/rocm.
+        anp: whether AMD's network plugin librccl-anp.so is in ROCm's lib, or where its own build leaves it.
+        peermem: whether the kernel lets NICs reach the memory of AMD's GPUs by peer memory; None where it cannot
+            be told, and on nodes without such GPUs.
         modules: kernel modules that are loaded; None where /proc/modules cannot be read.
         module_versions: of those that carry a version.
         scontrol: whether a job on this node finds scontrol, without which it cannot requeue itself.
@@ -47,6 +58,8 @@ class NodeFacts:
     numa_balancing: int | None = None
     memlock: int | Literal["unlimited"] | None = None
     rocm: str | None = None
+    anp: bool = False
+    peermem: bool | None = None
     nvidia_driver: str | None = None
     modules: tuple[str, ...] | None = None
     module_versions: Mapping[str, str] = field(default_factory=dict)
@@ -76,15 +89,18 @@ def read_facts(root: Path | None = None) -> NodeFacts:
     root = root or sysroot()
     proc, sys = root / "proc", root / "sys"
     loaded = read_text(proc / "modules")
+    gpus = tuple(read_gpus(root))
     return NodeFacts(
         node=node_name(),
-        gpus=tuple(read_gpus(root)),
+        gpus=gpus,
         nics=tuple(read_nics(root)),
         kernel=read_text(proc / "sys/kernel/osrelease"),
         command_line=read_text(proc / "cmdline"),
         numa_balancing=read_int(proc / "sys/kernel/numa_balancing"),
         memlock=_memlock(proc),
         rocm=read_text(root / "opt/rocm/.info/version"),
+        anp=any((root / place).exists() for place in _ANP),
+        peermem=_peermem(root) if any(gpu.kind == "amd" for gpu in gpus) else None,
         nvidia_driver=read_text(sys / "module/nvidia/version"),
         modules=None if loaded is None else tuple(sorted(line.split()[0] for line in loaded.splitlines() if line)),
         module_versions={
@@ -94,6 +110,17 @@ def read_facts(root: Path | None = None) -> NodeFacts:
         },
         scontrol=shutil.which("scontrol") is not None,
     )
+
+
+def _peermem(root: Path) -> bool | None:
+    """As RCCL finds it: a client of the GPUs' driver, or a kernel that has peer memory itself (Ubuntu's HWE)."""
+    if any((root / peers / _CLIENT / "version").exists() for peers in _PEERS):
+        return True
+    try:
+        with (root / "proc/kallsyms").open(encoding="utf-8", errors="replace") as symbols:
+            return any(_SYMBOL in line for line in symbols)
+    except OSError:
+        return None
 
 
 def _memlock(proc: Path) -> int | Literal["unlimited"] | None:

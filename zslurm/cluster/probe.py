@@ -15,7 +15,7 @@ from typing import Literal
 from zslurm.cluster.facts import NodeFacts, from_json
 from zslurm.cluster.rail import RailMap
 from zslurm.cluster.rails import rail_map
-from zslurm.cluster.rccl_rules import Network, rules
+from zslurm.cluster.rccl_rules import BUILT_IN_ROCM, PLUGIN, Network, Transport, in_range, rules, version
 from zslurm.config.spec import ClusterSection
 from zslurm.errors import SlurmRefused
 from zslurm.slurm.survey import survey
@@ -31,6 +31,11 @@ _SHIPPED: dict[tuple[Literal["amd", "nvidia"], Network], str] = {
     ("nvidia", "infiniband"): "h100-ib",
 }
 
+_NO_PLUGIN = (
+    f"ROCm's lib has no {PLUGIN}, which RCCL before ROCm {BUILT_IN_ROCM} needs for Pollara: generic RDMA is used. "
+    "With the plugin elsewhere (LD_LIBRARY_PATH), set ainic_transport: plugin."
+)
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -41,6 +46,10 @@ class Probe:
         nics: RDMA devices in rail order; empty where they do not pair up with the GPUs.
         gpu_nics: empty where GPU i uses NIC i.
         notes: what else was found, a line each.
+        gpu_numa: the NUMA node of each GPU; empty where some are unknown.
+        rocm_version: of the node.
+        ainic_transport: only where ROCm's version does not tell it.
+        peermem: see `NodeFacts`.
         scontrol: whether jobs find scontrol on their nodes; None is unknown.
     """
 
@@ -53,6 +62,10 @@ class Probe:
     gid_index: int | None
     rccl_version: str | None
     notes: tuple[str, ...]
+    gpu_numa: tuple[int, ...] = ()
+    rocm_version: str | None = None
+    ainic_transport: Transport | None = None
+    peermem: bool | None = None
     scontrol: bool | None = None
 
 
@@ -84,6 +97,9 @@ def judge(facts: NodeFacts) -> Probe:
     extends = _SHIPPED.get((kinds.pop(), network)) if len(kinds) == 1 and network else None
     if extends is not None and family is not None and not extends.startswith(family):
         extends = None  # another GPU: the rules need no more than its family and the network
+    rocm = ".".join(str(part) for part in version(facts.rocm or "")) or None
+    missing = _plugin_is_missing(facts, network, rocm)
+    numa = tuple(gpu.numa for gpu in facts.gpus if gpu.numa is not None)
     indexes = Counter(rail.gid_index for rail in rails.rails if rail.gid_index is not None)
     return Probe(
         extends=extends,
@@ -94,9 +110,19 @@ def judge(facts: NodeFacts) -> Probe:
         gpu_nics=gpu_nics,
         gid_index=indexes.most_common(1)[0][0] if indexes and network != "infiniband" else None,
         rccl_version=rules().rccl_of(facts.rocm),
-        notes=(*_notes(facts), *trouble),
+        notes=(*_notes(facts), *trouble, *([_NO_PLUGIN] if missing else [])),
+        gpu_numa=numa if len(numa) == len(facts.gpus) else (),
+        rocm_version=rocm,
+        ainic_transport="generic" if missing else None,
+        peermem=facts.peermem if network is not None else None,
         scontrol=facts.scontrol,
     )
+
+
+def _plugin_is_missing(facts: NodeFacts, network: Network | None, rocm: str | None) -> bool:
+    """Whether RCCL needs a plugin for the node's NICs that is not there."""
+    needs = network == "pollara" and rocm is not None and not in_range(rocm, f">={BUILT_IN_ROCM}")
+    return needs and not facts.anp and any(gpu.kind == "amd" for gpu in facts.gpus)
 
 
 def _network(facts: NodeFacts) -> Network | None:

@@ -109,10 +109,18 @@ def _probed_lines(members: Members, found: Probe | None) -> list[str]:
     elif found.gpus != members.gpus:
         lines.append(f"  # nics: not filled in: Slurm counts {members.gpus} GPUs, the node's kernel {found.gpus}")
     lines += [f"  gid_index: {found.gid_index}   # RoCE v2"] if found.gid_index is not None else []
+    if found.gpu_numa and found.gpus == members.gpus:
+        lines.append(f"  gpu_numa: [{', '.join(map(str, found.gpu_numa))}]   # ranks are bound to its cores")
+    if found.rocm_version:
+        lines.append(f"  rocm_version: '{found.rocm_version}'")
     if found.rccl_version:
         lines.append(
             f"  rccl_version: {found.rccl_version}   # of the node's ROCm; a wheel or container may differ"
         )
+    if found.ainic_transport:
+        lines.append(f"  ainic_transport: {found.ainic_transport}   # no plugin was found: see above")
+    if found.peermem is not None:
+        lines.append(f"  peermem: {str(found.peermem).lower()}")
     if found.scontrol is False:
         lines.append("  scontrol_on_nodes: false   # jobs cannot requeue themselves: see slurm.successor")
     return lines

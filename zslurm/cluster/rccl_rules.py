@@ -18,12 +18,17 @@ from zslurm.config.spec import ClusterSection, one_line
 
 Network = Literal["pollara", "broadcom", "cx7", "infiniband"]
 Vendor = Literal["amd", "nvidia"]
+Transport = Literal["plugin", "builtin", "generic"]
 Version = tuple[int, ...]
 
 # The unit in which InfiniBand counts its timeouts (NCCL user guide, NCCL_IB_TIMEOUT).
 TICK_S = 4.096e-6
 LONGEST_TIMEOUT = 31
 ROCE = ("pollara", "broadcom", "cx7")
+BUILT_IN_ROCM = "7.2.1"
+"""The first ROCm whose RCCL has Pollara's transport built in."""
+PLUGIN = "librccl-anp.so"
+"""AMD's network plugin for Pollara NICs, which older RCCL needs."""
 _FIELDS = frozenset(("nics", "interface", "gid_index", "ib_timeout", "ib_retries", "heartbeat_s"))
 _RANGE = re.compile(r"(<=|>=|<|>|==)\s*(\d+(?:\.\d+)*)")
 # Families and types of GPUs as Slurm, sysfs and people write them: mi300x, nvidia_h100_80gb_hbm3, amd_mi250.
@@ -64,15 +69,37 @@ class When(BaseModel):
     network: tuple[Network, ...] = ()
     rails_only: bool | None = None
     rccl: Annotated[str, AfterValidator(_range)] | None = None
+    transport: Transport | None = None
+    peermem: bool | None = None
 
     def holds(self, cluster: ClusterSection) -> bool:
-        """Whether all of it holds on a cluster."""
+        """Return whether all of it holds on a cluster; what the profile does not state never does."""
+        return (
+            self._holds_so_far(cluster)
+            and (self.rccl is None or in_range(rccl_version(cluster), self.rccl))
+            and self.transport in (None, ainic_transport(cluster))
+            and self.peermem in (None, cluster.peermem)
+        )
+
+    def unknown(self, cluster: ClusterSection) -> str | None:
+        """Name the keys of the profile that decide whether the rule applies, where they alone are missing."""
+        if not self._holds_so_far(cluster):
+            return None
+        if self.rccl is not None and rccl_version(cluster) is None:
+            return "cluster.rccl_version or cluster.rocm_version"
+        if self.transport is not None and ainic_transport(cluster) is None:
+            return "cluster.rocm_version or cluster.ainic_transport"
+        if self.peermem is not None and cluster.peermem is None:
+            return "cluster.peermem"
+        return None
+
+    def _holds_so_far(self, cluster: ClusterSection) -> bool:
+        """Whether the conditions hold that every profile decides."""
         return (
             self.gpus in (None, cluster.gpus_per_node > 0)
             and self.vendor in (None, vendor_of(cluster))
             and (not self.network or cluster.network in self.network)
             and self.rails_only in (None, cluster.rails_only)
-            and (self.rccl is None or in_range(cluster.rccl_version, self.rccl))
         )
 
     def __str__(self) -> str:
@@ -82,6 +109,8 @@ class When(BaseModel):
         words += [", ".join(self.network)] if self.network else []
         words += ["rails only" if self.rails_only else "rails joined"] if self.rails_only is not None else []
         words += [f"RCCL {self.rccl}"] if self.rccl else []
+        words += [f"transport {self.transport}"] if self.transport else []
+        words += ["with peermem" if self.peermem else "without peermem"] if self.peermem is not None else []
         return "; ".join(words) or "always"
 
 
@@ -98,8 +127,18 @@ class Rule(BaseModel):
 
     def value_on(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> str | None:
         """The value on a cluster; None where the profile does not know what it needs."""
+        missing = self.missing(cluster, limits, gid_index)
+        return None if missing else self.value.format_map(self._known(cluster, limits, gid_index))
+
+    def missing(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> list[str]:
+        """Return the keys of the profile that the value needs and that are not given, such as `interface`."""
+        known = self._known(cluster, limits, gid_index)
+        needed = [field for _, field, _, _ in Formatter().parse(self.value) if field is not None]
+        return [field for field in needed if known[field] is None]
+
+    def _known(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> dict[str, Any]:
         usual = gid_index.get(cluster.network) if cluster.network else None
-        known: dict[str, Any] = {
+        return {
             "nics": ",".join(cluster.nics) or None,
             "interface": cluster.interface,
             "gid_index": usual if cluster.gid_index is None else cluster.gid_index,
@@ -107,8 +146,6 @@ class Rule(BaseModel):
             "ib_retries": limits.ib_retries,
             "heartbeat_s": limits.heartbeat_s,
         }
-        needed = [field for _, field, _, _ in Formatter().parse(self.value) if field is not None]
-        return None if any(known[field] is None for field in needed) else self.value.format_map(known)
 
 
 class Limits(BaseModel):
@@ -165,6 +202,18 @@ class Misspelt(BaseModel):
     source: Said
 
 
+class Documented(BaseModel):
+    """Settings that a vendor publishes for a network and that the lint therefore leaves alone there."""
+
+    model_config = _STRICT
+
+    vendor: Vendor
+    network: tuple[Network, ...]
+    settings: tuple[str, ...]
+    why: Said
+    source: Said
+
+
 class Removed(BaseModel):
     """Names that nothing reads from a version on."""
 
@@ -185,6 +234,16 @@ class Variables(BaseModel):
     known: tuple[Known, ...]
     misspelt: tuple[Misspelt, ...]
     removed: tuple[Removed, ...]
+    documented: tuple[Documented, ...]
+
+    def is_documented(self, name: str, value: str | None, cluster: ClusterSection) -> bool:
+        """Return whether the vendor of the GPUs publishes this very setting for the cluster's network."""
+        return any(
+            entry.vendor == vendor_of(cluster)
+            and cluster.network in entry.network
+            and f"{name}={value}" in entry.settings
+            for entry in self.documented
+        )
 
     @property
     def names(self) -> frozenset[str]:
@@ -232,6 +291,27 @@ def vendor_of(cluster: ClusterSection) -> Vendor | None:
             found: Vendor = vendor
             return found
     return None
+
+
+def rccl_version(cluster: ClusterSection) -> str | None:
+    """Return the profile's RCCL or NCCL: as given, else that of its ROCm; None where neither is known."""
+    return cluster.rccl_version or rules().rccl_of(cluster.rocm_version)
+
+
+def ainic_transport(cluster: ClusterSection) -> Transport | None:
+    """Return RCCL's transport for Pollara NICs: as given, else by the versions; None elsewhere and where unknown.
+
+    RCCL has it built in from ROCm 7.2.1 on; 7.2.0 has an RCCL of the same number (2.27.7) without it.
+    """
+    if cluster.network != "pollara" or vendor_of(cluster) != "amd":
+        return None
+    if cluster.ainic_transport is not None:
+        return cluster.ainic_transport
+    if version(cluster.rocm_version or ""):
+        return "builtin" if in_range(cluster.rocm_version, f">={BUILT_IN_ROCM}") else "plugin"
+    if in_range(cluster.rccl_version, ">2.27.7"):
+        return "builtin"
+    return "plugin" if in_range(cluster.rccl_version, "<2.27.7") else None
 
 
 def version(text: str) -> Version:

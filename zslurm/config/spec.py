@@ -141,6 +141,10 @@ class SlurmSection(Section):
     cpus_per_task: Count | None = Field(None, description="cores of each rank; default: the node's share")
     mem: Line | None = Field(None, description="memory per node, e.g. 500G; default: Slurm's")
     cpu_bind: Line = Field("none", description="srun --cpu-bind for the ranks")
+    numa_bind: bool = Field(
+        True,
+        description="bind each rank of a Slurm job to the cores of its GPU's NUMA node, where cpu_bind is none",
+    )
     job_name: Line | None = Field(None, description="Slurm's name for the job; default: the run's name")
     save_margin_s: Annotated[int, Field(ge=10, le=65535)] = Field(
         300, description="seconds before the time limit at which the run saves and stops"
@@ -214,7 +218,21 @@ class ClusterSection(Section):
         (), description="for each GPU the index of its NIC in `nics`; default: GPU i uses NIC i"
     )
     gid_index: Whole | None = Field(None, description="GID index of RoCE v2; default: the network's usual one")
-    rccl_version: Line | None = Field(None, description="version of RCCL or NCCL, e.g. 2.22.3, for the rules")
+    gpu_numa: tuple[Whole, ...] = Field(
+        (), description="for each GPU its NUMA node; default: what sysfs of the node has when the ranks start"
+    )
+    rccl_version: Line | None = Field(
+        None, description="version of RCCL or NCCL, e.g. 2.22.3, for the rules; default: that of rocm_version"
+    )
+    rocm_version: Line | None = Field(None, description="version of ROCm on the nodes, e.g. 7.2.1, for the rules")
+    ainic_transport: Literal["plugin", "builtin", "generic"] | None = Field(
+        None,
+        description="RCCL's transport for Pollara NICs: AMD's plugin librccl-anp.so, what RCCL has built in (ROCm "
+        "7.2.1 and newer), or RCCL's generic RDMA; default: by rocm_version or rccl_version",
+    )
+    peermem: bool | None = Field(
+        None, description="whether the nodes' kernel lets NICs reach GPU memory by peer memory (peermem)"
+    )
     rail_policy: Literal["exclude", "refuse", "warn"] = Field(
         "exclude",
         description="what to do with a node whose rails are incomplete, before the ranks start: "
@@ -253,6 +271,12 @@ class ClusterSection(Section):
             raise ValueError(
                 "stage_env: a container brings its own Python environment; leave stage_env or container out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _every_gpu_has_a_numa_node(self) -> ClusterSection:
+        if self.gpu_numa and len(self.gpu_numa) != self.gpus_per_node:
+            raise ValueError(f"gpu_numa: {self.gpus_per_node} GPUs but {len(self.gpu_numa)} entries")
         return self
 
     @model_validator(mode="after")

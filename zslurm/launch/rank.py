@@ -22,6 +22,7 @@ from train.errors import TrainError
 from train.progress import last_step, record_path
 from train.stop import StopRequest
 from zslurm.launch.log_times import keep_times
+from zslurm.launch.numa_bind import bind
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
 from zslurm.report.redact import redact
 from zslurm.slurm.environment import step_info
@@ -141,6 +142,8 @@ def main(argv: list[str]) -> int:
         rank = int(environ["RANK"])
         _open_progress(progress, rank)
         keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
+        if bound := bind(environ):
+            print(bound, flush=True)
         from train.loop import train
 
         store = rendezvous(attempt, environ)

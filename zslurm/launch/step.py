@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ZslurmError
 from zslurm.launch.interpreter import Interpreter
+from zslurm.launch.numa_bind import bind_variable
 from zslurm.launch.processes import DetachedProcess
 from zslurm.launch.run_dir import AttemptDir, RunDir
 from zslurm.slurm.client import SlurmClient
@@ -105,9 +106,10 @@ def slurm_step(
         kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
         command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
     command += python.srun_options
+    env = step_environment(python.environ) | bind_variable(spec)
     # Ranks are born deaf to the request to save and stop, and listen when they can heed it.
     deaf = ["/bin/sh", "-c", "trap '' USR2; exec \"$@\"", "zslurm-rank"]
-    return StepPlan([*command, *deaf, *_rank_command(run, attempt, python)], step_environment(python.environ))
+    return StepPlan([*command, *deaf, *_rank_command(run, attempt, python)], env)
 
 
 def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_per_node: int) -> StepPlan:

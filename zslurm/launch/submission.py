@@ -24,7 +24,9 @@ from train.errors import TrainError
 from train.held_out import open_held_out
 from train.jsonl import JsonLinesWriter
 from train.optim.schedule import Plan, check_ranks, compare
-from zslurm.cluster.rccl import lint, overridden
+from zslurm.cluster.rccl import lint, overridden, read_conf
+from zslurm.cluster.sysfs import sysroot
+from zslurm.cluster.xgmi import group_cost
 from zslurm.config.layers import show_path
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
@@ -122,7 +124,9 @@ def lint_environment(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> 
         environ: the environment that the job inherits where it sets nothing itself.
     """
     job, inherited = job_environment(spec), _exported(spec, environ)
-    findings = [*lint({**inherited, **job}, spec.cluster), *overridden(inherited, job)]
+    given = {"HOME": environ.get("HOME", ""), **inherited, **job}
+    conf = read_conf(given, spec.cluster, sysroot())
+    findings = [*lint(given, spec.cluster, conf), *overridden(inherited, job)]
     return [finding.line for finding in findings]
 
 
@@ -145,13 +149,20 @@ def lint_cores(spec: RunSpec) -> list[str]:
     ]
 
 
+def lint_groups(spec: RunSpec) -> list[str]:
+    """Return what ranks per node cost that use only some of a node's xGMI links."""
+    cost = group_cost(spec.cluster, spec.ranks_per_node) if spec.parallel.device != "cpu" else None
+    return [cost] if cost is not None else []
+
+
 def remarks(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> list[str]:
     """What is worth knowing about a run before it is submitted, a line each.
 
     Raises:
         ConfigError: see `check_steps`.
     """
-    return [*check_steps(spec, order, continues=continues), *lint_cores(spec), *lint_environment(spec)]
+    steps = check_steps(spec, order, continues=continues)
+    return [*steps, *lint_cores(spec), *lint_groups(spec), *lint_environment(spec)]
 
 
 @contextmanager

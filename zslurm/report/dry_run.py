@@ -7,6 +7,7 @@ from typing import Any
 
 from train.data.order import DataOrder
 from train.data.training_data import ALONE
+from zslurm.cluster.rccl import left_out
 from zslurm.config.layers import show_path
 from zslurm.config.load import Resolved
 from zslurm.launch.submission import (
@@ -30,7 +31,10 @@ def describe(resolved: Resolved, *, as_json: bool) -> str:
     run = run_dir_of(spec)
     check_before_submission(spec, run)
     order = check_data(spec)
-    notes = remarks(spec, order, continues=run)
+    notes = [
+        *remarks(spec, order, continues=run),
+        *(f"left out of the environment: {rule.line}" for rule in left_out(spec.cluster)),
+    ]
     seen = preview(resolved, run)
     given = [
         (show_path(path), redact_value(str(path[-1]), value), str(source))
@@ -95,6 +99,7 @@ def _facts(seen: Preview) -> list[str]:
                 f"local rank {place.local_rank}",
                 "-" if place.gpu is None else f"GPU {place.gpu}",
                 "NIC of Slurm's or RCCL's choice" if place.nic is None else place.nic,
+                place.cores,
             ]
             for place in seen.placement
         ]

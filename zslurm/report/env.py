@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from zslurm.cli.output import print_json, print_table, say
-from zslurm.cluster.rccl import Setting, lint, overridden
+from zslurm.cluster.rccl import LeftOut, Setting, lint, overridden, read_conf
+from zslurm.cluster.sysfs import sysroot
 from zslurm.config.spec import ClusterSection
 from zslurm.errors import CheckFailed
 from zslurm.quoting import quote
@@ -16,8 +17,15 @@ from zslurm.report.redact import redact_value
 _WIDTH = 110
 
 
-def show_environment(settings: Sequence[Setting], *, explain: bool, as_json: bool) -> None:
-    """`export` lines, with reasons as comments where asked for; secrets of cluster.env are left out."""
+def show_environment(
+    settings: Sequence[Setting], missing: Sequence[LeftOut], *, explain: bool, as_json: bool
+) -> None:
+    """`export` lines, with reasons as comments where asked for; secrets of cluster.env are left out.
+
+    Args:
+        settings: the variables.
+        missing: rules that the profile leaves out, which `explain` lists.
+    """
     for setting in settings:
         if _is_secret(setting):
             say(f"note: {setting.name} is left out: it looks like a secret")
@@ -30,6 +38,9 @@ def show_environment(settings: Sequence[Setting], *, explain: bool, as_json: boo
             for line in _comment(setting):
                 print(line)
         print(f"export {setting.name}={quote(setting.value)}")
+    for rule in missing if explain else ():
+        for line in _wrapped([f"left out: {rule.line}"]):
+            print(line)
 
 
 def _is_secret(setting: Setting) -> bool:
@@ -38,7 +49,11 @@ def _is_secret(setting: Setting) -> bool:
 
 def _comment(setting: Setting) -> list[str]:
     source = [f"source: {setting.source}"] if setting.source else []
-    lines = [setting.reason, *source, f"origin: {setting.origin}"]
+    return _wrapped([setting.reason, *source, f"origin: {setting.origin}"])
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Comments of the shell, the first line less indented than the others."""
     wrapped = []
     for number, line in enumerate(lines):
         text = "".join(c if c.isprintable() else "?" for c in line)
@@ -72,14 +87,15 @@ def show_lint(
         CheckFailed: there are faults; one line for each.
     """
     job = {setting.name: setting.value for setting in settings}
-    findings = lint({**job, **shell}, cluster)
+    given = {**job, **shell}
+    findings = lint(given, cluster, read_conf(given, cluster, sysroot()))
     told = {finding.name for finding in findings}
     findings += [finding for finding in overridden(shell, job) if finding.name not in told]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            if finding.level == "warning":
-                say(f"note: {finding.line}")
+            if finding.level != "fault":
+                say(f"{finding.level}: {finding.line}")
     if faults := [finding.line for finding in findings if finding.level == "fault"]:
         raise CheckFailed("\n".join(faults))

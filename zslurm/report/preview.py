@@ -11,6 +11,7 @@ from zslurm.cluster.rccl import RULES
 from zslurm.config.load import Resolved
 from zslurm.config.spec import RunSpec
 from zslurm.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.launch.numa_bind import cores_of
 from zslurm.launch.render import job_settings, render
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import last_job
@@ -40,6 +41,7 @@ class Place:
     local_rank: int
     gpu: int | None
     nic: str | None
+    cores: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def environment_with_origins(resolved: Resolved) -> list[Variable]:
 
 
 def placement(spec: RunSpec) -> list[Place]:
-    """GPU and NIC of each local rank, as far as the profile names them; the same on every node."""
+    """GPU, NIC and cores of each local rank, as far as the profile names them; the same on every node."""
     cluster = spec.cluster
     places = []
     for local_rank in range(spec.ranks_per_node):
@@ -100,7 +102,7 @@ def placement(spec: RunSpec) -> list[Place]:
         nic = None
         if gpu is not None and cluster.nics:
             nic = cluster.nics[cluster.gpu_nics[gpu] if cluster.gpu_nics else gpu]
-        places.append(Place(local_rank, gpu, nic))
+        places.append(Place(local_rank, gpu, nic, cores_of(spec, gpu)))
     return places
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from zslurm.cluster.doctor.node import TASK_VARIABLE
 from zslurm.cluster.doctor.nodes import Chosen
 from zslurm.cluster.doctor.sources import Task
+from zslurm.cluster.rccl import environment
 from zslurm.cluster.site import Site
 from zslurm.errors import SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
@@ -42,7 +43,7 @@ def ask(
         SlurmUnavailable, SlurmRefused: none could be asked.
     """
     deadline = time.monotonic() + timeout_s
-    own = {name: value for name, value in site.cluster.env.items() if value is not None}
+    job = {setting.name: setting.value for setting in environment(site.cluster)}
     said: dict[str, NodeAnswer] = {}
     lost: dict[str, NodeAnswer] = {}
     names, count = chosen.names, chosen.count
@@ -57,7 +58,7 @@ def ask(
             job_id=os.environ["SLURM_JOB_ID"] if inside else None,
             setup=site.cluster.setup,
             timeout_s=max(1.0, deadline - time.monotonic()),
-            environ={**os.environ, **own, TASK_VARIABLE: json.dumps(task.to_json())},
+            environ={**os.environ, **job, TASK_VARIABLE: json.dumps(task.to_json())},
             waiting=_Waiting(tell),
         )
         refused = {name: answer for name, answer in answers.items() if CANNOT_START in (answer.error or "")}

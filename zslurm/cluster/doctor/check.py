@@ -126,6 +126,8 @@ class Check:
         compare: looks at the data of all nodes together; says what is wrong, by node.
         drift: what it is where a node's `alike` differs from that of most nodes.
         on_request: runs only when it is asked for (--only, --bars).
+        uses_gpus: takes GPU memory, so that it waits for the checks that look at idle GPUs.
+        patience: how many times `check_s` it may take.
     """
 
     name: str
@@ -136,6 +138,8 @@ class Check:
     compare: Callable[[Mapping[str, NodeData], Sources], Mapping[str, Outcome]] | None = None
     drift: Status = Status.FAIL
     on_request: bool = False
+    uses_gpus: bool = False
+    patience: float = 1.0
 
     def runs_on(self, place: Literal["login", "node"]) -> bool:
         return self.where in (place, "both")

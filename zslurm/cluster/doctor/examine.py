@@ -138,6 +138,7 @@ def _task(site: Site, wanted: Wanted, probe: str, token: str) -> Task:
         probe=probe,
         token=token,
         paths=tuple(str(path.absolute()) for path in wanted.paths),
+        ranks_per_node=site.slurm.ranks_per_node,
         jobs=() if site.cluster.launcher == "local" else None,
     )
 

@@ -27,20 +27,22 @@ def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, Outcome |
     """What each check says; None where it does not apply."""
     found: dict[str, Outcome | None] = {}
     checks = list(checks)
-    # The bars take the whole machine, and would spoil what the others measure.
-    for group in ([c for c in checks if not c.on_request], [c for c in checks if c.on_request]):
+    # The bars take the whole machine, and would spoil what the others measure; so does what takes GPU memory.
+    idle = [check for check in checks if not check.on_request and not check.uses_gpus]
+    busy = [check for check in checks if not check.on_request and check.uses_gpus]
+    for group in (idle, busy, [check for check in checks if check.on_request]):
         threads = {}
         for check in group:
             thread = threading.Thread(target=_examine, args=(check, sources, found), daemon=True)
             thread.start()
-            threads[check.name] = thread
-        limit = sources.limits.check_s * (_BARS_PATIENCE if group and group[0].on_request else 1)
-        deadline = time.monotonic() + limit
-        for name, thread in threads.items():
-            thread.join(max(0.0, deadline - time.monotonic()))
+            threads[check] = thread
+        began = time.monotonic()
+        for check, thread in threads.items():
+            limit = sources.limits.check_s * (_BARS_PATIENCE if check.on_request else check.patience)
+            thread.join(max(0.0, began + limit - time.monotonic()))
             if thread.is_alive():
                 remedy = "exclude the node: a driver or a mount hangs"
-                found.setdefault(name, failed(f"the check said nothing within {limit:g} s", remedy))
+                found.setdefault(check.name, failed(f"the check said nothing within {limit:g} s", remedy))
     return {check.name: found[check.name] for check in checks}
 
 

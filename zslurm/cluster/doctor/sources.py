@@ -42,6 +42,7 @@ class Task:
         peers: nodes whose names must resolve.
         jobs: the user's jobs that are not over; None where nobody knows.
         sent: when the login node handed the task out, by its clock.
+        ranks_per_node: as the profile's section slurm has it; None is one for each GPU.
     """
 
     cluster: ClusterSection = field(default_factory=ClusterSection)
@@ -53,9 +54,11 @@ class Task:
     peers: tuple[str, ...] = ()
     jobs: tuple[str, ...] | None = None
     sent: float = 0.0
+    ranks_per_node: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        public = self.cluster.model_copy(update={"env": {}, "setup": ()})
+        unset = {name: None for name, value in self.cluster.env.items() if value is None}  # no secret is in these
+        public = self.cluster.model_copy(update={"env": unset, "setup": ()})
         return {**self.__dict__, "cluster": public.model_dump(mode="json")}
 
     @classmethod

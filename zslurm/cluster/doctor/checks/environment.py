@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zslurm.cluster.doctor.check import Check, Outcome, failed, warned, worst
 from zslurm.cluster.doctor.sources import Sources
-from zslurm.cluster.rccl import environment, lint, overridden
+from zslurm.cluster.rccl import environment, left_out, lint, overridden, read_conf
 
 
 def examine(sources: Sources) -> Outcome | None:
@@ -12,12 +12,18 @@ def examine(sources: Sources) -> Outcome | None:
     if not sources.cluster.gpus_per_node:
         return None
     job = {setting.name: setting.value for setting in environment(sources.cluster)}
-    findings = [*lint({**sources.environ, **job}, sources.cluster), *overridden(sources.environ, job)]
+    given = {**sources.environ, **job}
+    conf = read_conf(given, sources.cluster, sources.root)
+    findings = [*lint(given, sources.cluster, conf), *overridden(sources.environ, job)]
     problems = [
         (failed if finding.level == "fault" else warned)(
             f"{finding.name}: {finding.message}", "`zslurm env --explain` shows what a job gets"
         )
         for finding in findings
+    ]
+    problems += [
+        warned(rule.line, "complete the profile (`zslurm init --probe` reads a node), or set it in cluster.env")
+        for rule in left_out(sources.cluster)
     ]
     return worst(problems, f"{len(job)} variables are set, none is wrong")
 

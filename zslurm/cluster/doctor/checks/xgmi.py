@@ -1,0 +1,24 @@
+"""Do the ranks of a node use all of its xGMI links?"""
+
+from __future__ import annotations
+
+from zslurm.cluster.doctor.check import Check, Outcome, passed, warned
+from zslurm.cluster.doctor.sources import Sources
+from zslurm.cluster.rccl_rules import vendor_of
+from zslurm.cluster.xgmi import group_cost
+
+
+def examine(sources: Sources) -> Outcome | None:
+    """Ranks per node by the profile: one for each GPU, unless slurm.ranks_per_node differs."""
+    if vendor_of(sources.cluster) != "amd":
+        return None
+    ranks = sources.task.ranks_per_node or sources.cluster.gpus_per_node
+    cost = group_cost(sources.cluster, ranks)
+    if cost is not None:
+        return warned(
+            cost, "set cluster.gpus_per_node to all GPUs of the node, and slurm.ranks_per_node to 8 or 1"
+        )
+    return passed("1 rank on each node" if ranks == 1 else f"{ranks} ranks on each node")
+
+
+CHECK = Check("xgmi", "gpu", "ranks per node use all xGMI links, or none", "login", examine)

@@ -1,0 +1,34 @@
+"""What a group of GPUs inside a node gets of xGMI: all eight or one, and what anything between costs.
+
+Every MI300X of a node has a link to each of the seven others. A collective of n of them uses n - 1 links of each.
+"""
+
+from __future__ import annotations
+
+import re
+
+from zslurm.config.spec import ClusterSection
+
+LINK_GB_S = 64
+"""Bandwidth of one link of MI300X and MI325X, in GB/s and direction (arXiv 2511.17127)."""
+
+GPUS = 8
+_MESH = re.compile(r"(^|[^a-z0-9])mi3[02][05]x", re.IGNORECASE)
+
+
+def group_cost(cluster: ClusterSection, ranks: int) -> str | None:
+    """Return in one line what a group of `ranks` GPUs of a node costs; None where it costs nothing.
+
+    Args:
+        cluster: the profile, which names the GPUs.
+        ranks: that the run has on each node.
+    """
+    name = cluster.gpu_family or cluster.gpu_type or ""
+    if not _MESH.search(name) or ranks in (1, GPUS) or not 0 < ranks < GPUS:
+        return None
+    part, whole = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S
+    return (
+        f"{ranks} ranks on each node: xGMI gives a group of n MI300X (n - 1) x {LINK_GB_S} GB/s each, {part} GB/s "
+        f"for {ranks} against {whole} GB/s for all {GPUS}, {whole / part:.1f} times as much; use {GPUS} ranks per "
+        "node, or 1"
+    )
