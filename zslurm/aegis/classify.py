@@ -145,7 +145,7 @@ def _root(lines: Sequence[Line]) -> tuple[Line | None, bool]:
 
 
 def _named(lines: Sequence[Line]) -> Line | None:
-    """Return the first line that names a rank or a node, in torchrun's summary the one that it calls the root cause."""
+    """Return the first line that names a rank or a node; in torchrun's summary that of the root cause."""
     start = next((n for n, line in enumerate(lines) if _ROOT_CAUSE in line.finding.text), 0)
     for part in (lines[start:], lines):
         for line in part:

@@ -1,8 +1,8 @@
 """Names of drivers, runtimes and libraries by which a line of a log shows which hardware it is about.
 
-Words such as `RAS`, `fatal error` or `link down` occur in the logs of every kind of system. A line may exclude a node
-only where it also names the hardware: the kernel's driver (`amdgpu 0000:c1:00.0:`), the runtime that speaks to it
-(`HIP error`), its tools (`GPU[3]`), or a register or a link that only this hardware has (`XGMI`, `UTCL2`).
+Words such as `RAS`, `fatal error` or `link down` occur in the logs of every kind of system. A line may exclude
+a node only where it also names the hardware: the kernel's driver (`amdgpu 0000:c1:00.0:`), the runtime that talks
+to it (`HIP error`), its tools (`GPU[3]`), or a register or a link that only this hardware has (`XGMI`, `UTCL2`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,44 @@ _GPU_DRIVERS = r"(?:amdgpu|amdkfd|kfd|drm|powerplay|nvidia[\w-]*|nvlink|NVRM|nvs
 
 _INTERFACES = r"(?:en[ospxP]\w*|(?:eth|ib|bond|benic|hsn|rdma|roce)\w*\d\w*)"
 
-_NAMES = {
-    "gpu": rf"\b{_GPU_DRIVERS}\b|\bGPUs?\b|\bS?Xid\b|\b(?:HIP|CUDA|HSA|ROCm|ROCk|ROCr)\b"
-    r"|\b(?:hip|cuda|hsa|amdgpu|nvml|rsmi|amdsmi|rocm?)_?[A-Z]\w*|\b\w*(?:XGMI|WAFL|NVLink)\w*|\bUTCL2\b|\b(?:mm|gfx|vm)hub"
-    r"|_PROTECTION_FAULT|\baca entry\[|\bACA\[|Accelerator Check|\bERREVENT_\w+|\bAMD-Vi\b|\b(?:SMU|MES|MEC|RLC|SDMA|PSP)\b"
-    r"|\bHIQ\b|\bqcm fence|\bkiq fence|\bUMC\b|\bHBM\b|\bECC\b.{0,40}\bGPU|\b(?:amd|rocm|nvidia)-smi\b|\bretired pages\b|\bbad[ _]page"
-    r"|\bcf state\b|\bsq_intr\b|\bqueues? preemption|\bRAS (?:records|poison|controller)|\bpoison\b|\b(?:ECC|RAS)\w* ?:",
-    "nic": rf"\b{NIC_DRIVERS}\b|\b{_INTERFACES}\b|\bNETDEV WATCHDOG\b|\bNIC\b|\bNET/\w+|\b[RN]CCL\b|\bnccl\w*|ibv_|\bIBV?_|\bHCA\b"
-    r"|\bLIFs?\b|\bFW heartbeat\b|\bPort\b.{0,12}\bLink\b|\b(?:Port|Physical) (?:state|link)\b|\basync (?:fatal )?event\b|\bRNR\b"
-    r"|\btransport retry|\bCQE\b|\bRDMA\b|\bInfiniBand\b|\bbonding\b"
-    r"|^[a-z][\w-]* [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] \w[\w.]*: ",
-    "pcie": r"\b(?:AER|DPC|EDR|PCIe?|pcieport|pciehp|pcie\w*|D3cold)\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b"
-    r"|\baer_\w+|\[Hardware Error\]|\bSlot\(",
-    "memory": r"\bEDAC\b|\bmce\b|\[Hardware Error\]|\bMemory failure: 0x|\bMCE\b",
-    "slurm": r"\b(?:srun|salloc|sbatch|slurm\w*|scontrol|sinfo|sacct|squeue|NODE_FAIL|StepId|JobId)\b"
-    r"|^(?:error: )?nodes? \S+ (?:is |are |has )?(?:not responding|DOWN|unexpectedly|rebooted)"
-    r"|\bsetting (?:node \S+ )?(?:to )?DOWN\b|\bDUE TO NODE FAILURE\b|\bNode failure\b|\bnot syncing\b|\bagent/is_node_resp\b|\bfailure of node\b",
+_ALTERNATIVES = {
+    "gpu": (
+        rf"\b{_GPU_DRIVERS}\b",
+        r"\bGPUs?\b",
+        r"\bS?Xid\b",
+        r"\b(?:HIP|CUDA|HSA|ROCm|ROCk|ROCr)\b",
+        r"\b(?:hip|cuda)(?-i:[A-Z])\w+",  # hipErrorNoDevice
+        r"\b(?:HIP|CUDA|HSA|AMDSMI|RSMI|NVML|hsa)_\w+",
+        r"\b(?:amd|rocm|nvidia)-smi\b",
+        r"(?:XGMI|WAFL|NVLink)",
+        r"\bUTCL2\b|\b(?:mm|gfx|vm)hub|_PROTECTION_FAULT|\bAMD-Vi\b|\bERREVENT_\w+",
+        r"\baca entry\[|\bACA\[|Accelerator Check",
+        r"\b(?:SMU|MES|MEC|RLC|SDMA|PSP|HIQ|UMC|HBM)\b|\b(?:qcm|kiq) fence|\bcf state\b|\bsq_intr\b",
+        r"\bqueues? preemption|\bRAS (?:records|poison|controller)",
+        r"\bbad_page|\b(?:retired|bad) pages\b|\bpoison is (?:consumed|created)",
+    ),
+    "nic": (
+        rf"\b{NIC_DRIVERS}\b",
+        rf"\b{_INTERFACES}\b",
+        r"^[a-z][\w-]* [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] \w[\w.]*: ",  # any driver's netdev_err
+        r"\b(?:NETDEV WATCHDOG|NIC|HCA|LIFs?|FW heartbeat|RDMA|InfiniBand|bonding|CQE|RNR)\b",
+        r"\bNET/\w+|\b[RN]CCL\b|\bnccl\w*|ibv_|\bIBV?_",
+        r"\bPort\b.{0,12}\bLink\b|\b(?:Port|Physical) (?:state|link)\b",
+        r"\basync (?:fatal )?event\b|\btransport retry",
+    ),
+    "pcie": (
+        r"\b(?:AER|DPC|EDR|PCI|pcie\w*|D3cold)\b|\baer_\w+|\bSlot\(|\[Hardware Error\]",
+        r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b",
+    ),
+    "memory": (
+        r"\b(?:EDAC|mce)\b|\[Hardware Error\]|\bMemory failure: 0x|\bhardware memory (?:corruption|error)",
+    ),
+    "slurm": (
+        r"\b(?:srun|salloc|sbatch|slurm\w*|scontrol|sinfo|sacct|squeue|NODE_FAIL|StepId|JobId)\b",
+        r"^(?:error: )?nodes? \S+ (?:is |are |has )?(?:not responding|DOWN|unexpectedly|rebooted)",
+        r"\bsetting (?:node \S+ )?(?:to )?DOWN\b|\bnode failure\b|\bfailure of node\b|\bagent/is_node_resp\b",
+        r"\bKernel panic - not syncing\b",
+    ),
 }
 
 
@@ -50,4 +72,4 @@ def names_of(hardware: str) -> re.Pattern[str]:
     Raises:
         KeyError: another word.
     """
-    return re.compile(_NAMES[hardware], _FLAGS)
+    return re.compile("|".join(_ALTERNATIVES[hardware]), _FLAGS)

@@ -73,8 +73,8 @@ _START_OF_SUMMARY = re.compile(r"Root Cause|^\s*\[\d+\]:|^[-=]{20,}")
 def place_in_summary(text: str, above: Iterable[str]) -> Place | None:
     """Return who and where by the lines above, for a line of a launcher's summary that does not name them itself.
 
-    torchrun writes `host`, `rank` and `exitcode` on separate lines, and so does MPICH; Open MPI breaks its line before
-    the signal.
+    torchrun writes `host`, `rank` and `exitcode` on separate lines, and so does MPICH; Open MPI breaks its line
+    before the signal.
 
     Args:
         text: the line, without labels.
