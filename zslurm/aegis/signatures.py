@@ -160,6 +160,8 @@ class Signatures:
         if _CODE.match(without_labels(text)):
             return None
         observed = without_guesses(body_of(text))
+        if _SLURM_LOG.search(text):
+            observed = f"slurmd: {observed}"
         lowered = observed.lower()
         tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
         refused: Rule | None = None
@@ -217,6 +219,9 @@ _GUESS = re.compile(
     re.IGNORECASE,
 )
 _CODE = re.compile(r"^\s+(?:raise|assert|return|print|logger|logging|self|if|elif|with|for|except|await|yield)\b")
+
+# The files that Slurm's daemons write do not name the daemon: [2026-02-02T12:00:00.123] [4242.0] error: ...
+_SLURM_LOG = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[\d+\.\w+\] )?(?:error|fatal): ")
 
 
 def without_guesses(text: str) -> str:
