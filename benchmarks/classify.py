@@ -87,6 +87,7 @@ def run(foreign_logs: Path | None = None) -> None:
                 "load_s": round(loaded, 3),
             },
             "rate": [_rate(name, every) for name, every in _DENSITIES.items()],
+            "processor_time_before_over_now": _rate_before(),
             "recorded_lines": _score(RECORDED),
             "further_forms": _score(FORMS),
             "further_lines": _score(FURTHER),
@@ -202,16 +203,55 @@ def _foreign_of_the_last_run() -> Any:
 
 def _score_unseen(name: str, samples: list[Sample]) -> dict[str, Any]:
     """The score of an older version of the rules and of their code, from this repository's history."""
-    commit, root = _UNSEEN_BY[name], Path(__file__).parents[1]
+    commit = _UNSEEN_BY[name]
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "archive", commit, "zslurm"], cwd=root, check=True, capture_output=True)
-        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        _check_out(commit, folder)
         lines = json.dumps([sample.line for sample in samples]).encode()
         done = subprocess.run(
             [sys.executable, "-c", _SCORER], cwd=folder, input=lines, check=True, capture_output=True
         )
     kinds = dict(zip((sample.line for sample in samples), json.loads(done.stdout), strict=True))
     return {"by_the_rules_of_commit": commit} | _score(samples, kinds.__getitem__)
+
+
+def _check_out(commit: str, folder: str) -> None:
+    """Put the package as of a commit into a folder."""
+    root = Path(__file__).parents[1]
+    archive = subprocess.run(["git", "archive", commit, "zslurm"], cwd=root, check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+
+
+def _rate_before() -> list[dict[str, Any]]:
+    """How many times as fast as the version before batch 1 this one is, by processor time, in turns."""
+    before, ratios = _UNSEEN_BY["batch 1"], []
+    with tempfile.TemporaryDirectory() as folder:
+        _check_out(before, folder)
+        for name, every in _DENSITIES.items():
+            path = Path(folder) / "log"
+            path.write_bytes(b"".join(_training(every, random.Random(1))))
+            turns = [
+                (_seconds(path, folder), _seconds(path, str(Path(__file__).parents[1]))) for _ in range(_RUNS)
+            ]
+            ratio = statistics.median(old / new for old, new in turns)
+            ratios.append({"log": name, "against_commit": before, "median_ratio": round(ratio, 2), "runs": _RUNS})
+    return ratios
+
+
+def _seconds(path: Path, folder: str) -> float:
+    done = subprocess.run([sys.executable, "-c", _TIMER, str(path)], cwd=folder, check=True, capture_output=True)
+    return float(done.stdout)
+
+
+_TIMER = """
+import sys, time
+from pathlib import Path
+from zslurm.aegis.log_faults import findings_in
+from zslurm.aegis.log_lines import chunks_of
+started = time.process_time()
+for _ in findings_in(chunks_of(Path(sys.argv[1]))):
+    pass
+print(time.process_time() - started)
+"""
 
 
 _SCORER = """
