@@ -12,13 +12,14 @@ NOW = 1_800_000_000.0
 NODES = ("node0", "node1", "node2", "node3")
 SETTINGS = AegisSection()
 
-HARDWARE = ("gpu_ras_uncorrectable", "gpu_bad_pages", "gpu_init_fail", "gpu_test_failed", "node_dead",
-            "slurm_node_fail", "orphans", "gpu_hang_reset", "xgmi_error")  # fmt: skip
+HARDWARE = ("gpu_ras_uncorrectable", "host_memory_error", "gpu_bad_pages", "gpu_init_fail", "gpu_test_failed",
+            "node_dead", "slurm_node_fail", "orphans", "gpu_hang_reset", "xgmi_error")  # fmt: skip
 NETWORK = ("nic_link_down", "nic_fault", "pcie_error")
 UNEXPLAINED = ("rank_killed", "rank_exit", "crash_segv", "rank_hang", "gpu_memory_fault")
 BLAMELESS = ("user_error", "user_import", "config_error", "slurm_launch_config", "gpu_oom", "host_oom", "memlock",
-             "net_config", "port_collision", "storage_full", "storage_fault", "checkpoint_corrupt", "nan_loss",
-             "rccl_timeout", "hang_heartbeat", "slurm_cancelled", "slurm_control_plane")  # fmt: skip
+             "process_limit", "net_config", "port_collision", "storage_full", "storage_fault",
+             "checkpoint_corrupt", "nan_loss", "rccl_timeout", "hang_heartbeat", "slurm_cancelled",
+             "slurm_control_plane")  # fmt: skip
 STOPPING = ("user_import", "config_error", "slurm_launch_config", "gpu_oom")
 _SCOPES: dict[str, Scope] = {"node_dead": "node", "orphans": "node", "slurm_node_fail": "node", "host_oom": "node"}
 

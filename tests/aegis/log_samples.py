@@ -31,5 +31,7 @@ RECORDED = _recorded("log_samples.jsonl")
 """The development set."""
 FURTHER = _recorded("log_samples_further.jsonl")
 """Lines with their sources, gathered when the table of signatures was finished; see benchmarks/classify.py."""
+BATCHES = tuple(_recorded(f"log_samples_batch{number}.jsonl") for number in (1, 2, 3))
+"""Lines after the formats of drivers, RCCL and Slurm, and from other tools' tests; see benchmarks/classify.py."""
 FORMS = _forms()
-EVERY = RECORDED + FORMS + FURTHER
+EVERY = RECORDED + FORMS + FURTHER + [sample for batch in BATCHES for sample in batch]

@@ -27,6 +27,7 @@ _SAID_LATE = frozenset({"host_oom", "slurm_node_fail"})
 _VAGUE = frozenset({"user_error", "crash_segv"})
 _PASSING = frozenset({"nic_link_down", "nic_fault", "storage_fault"})
 _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
+_ROOT_CAUSE = "Root Cause (first observed failure)"
 _SEQUENCE = re.compile(r"\bSeqNum=(\d+)")
 
 
@@ -139,8 +140,18 @@ def _root(lines: Sequence[Line]) -> tuple[Line | None, bool]:
     for role in ("cascade", "teardown"):
         found = [line for line in lines if line.match.role == role]
         if found:
-            return _furthest_behind(found) or found[0], False
+            return _furthest_behind(found) or _named(found) or found[0], False
     return None, False
+
+
+def _named(lines: Sequence[Line]) -> Line | None:
+    """Return the first line that names a rank or a node; in torchrun's summary that of the root cause."""
+    start = next((n for n, line in enumerate(lines) if _ROOT_CAUSE in line.finding.text), 0)
+    for part in (lines[start:], lines):
+        for line in part:
+            if line.match.rank is not None or line.match.node is not None:
+                return line
+    return None
 
 
 def _passed(line: Line, lines: Sequence[Line], after: int) -> bool:
@@ -184,6 +195,8 @@ def nodes_of_ranks(lines: Sequence[Line]) -> dict[int, str]:
     nodes: dict[int, str] = {}
     for line in lines:
         for failure in task_failures(line.finding.text):
+            if "[" in failure.node:
+                continue  # several nodes, and which of the ranks ran on which is not said
             for rank in failure.ranks:
                 nodes.setdefault(rank, failure.node)
         if line.match.rank is not None and line.match.node is not None:

@@ -32,6 +32,7 @@ from zslurm.aegis.log_lines import (
     without_labels,
 )
 from zslurm.aegis.signatures import Match, Signatures
+from zslurm.aegis.whereabouts import place_in_summary
 
 _DIGITS = b"0123456789"
 _KNOWN_LINES = 10_000
@@ -49,7 +50,9 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*(?:Error|Exception|Inte
 _RETRIED = re.compile(
     r"\b(?:will retry|re-?trying|retry(?:ing)? (?:in|after)|attempt \d+ ?(?:/|of) ?\d+)\b", re.IGNORECASE
 )
-_OF_SLURM = re.compile(r"\b(?:srun|slurmstepd|salloc|sbatch): ")
+_OF_LAUNCHER = re.compile(
+    r"\b(?:srun|slurmstepd|salloc|sbatch): |\b(?:mpirun|mpiexec|prterun)\b|\bpdsh@|has been marked dead because"
+)
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception", "was the direct cause of the following exception")
 
@@ -153,6 +156,10 @@ class LogScanner:
             match = replace(match, role="advisory")
         elif match.role == "root" and _EXCEPTION.match(body) and context.is_chained(text):
             match = replace(match, role="cascade")
+        if (place := place_in_summary(body, context.above(text))) is not None:
+            match = replace(
+                match, node=match.node or place.node, rank=match.rank if match.rank is not None else place.rank
+            )
         match = self._after_another_gpu(match, number)
         key = (match.kind, match.node, match.gpu, match.nic, match.rank)
         continues = number - self._seen.get(key, -_LINES_OF_ONE_FAULT - 1) <= _LINES_OF_ONE_FAULT
@@ -186,6 +193,10 @@ class _Context:
 
     def __init__(self, data: bytes) -> None:
         self._lines = data.split(b"\n")[:-1]
+
+    def above(self, text: str) -> Iterator[str]:
+        """Yield the lines of the same writer before a line, the nearest first."""
+        return self._of_the_same_writer(text)
 
     def _of_the_same_writer(self, text: str) -> Iterator[str]:
         label = text[: len(text) - len(without_labels(text))]
@@ -269,7 +280,7 @@ def as_fault(
 ) -> Fault:
     """A finding as Aegis reasons about it; arguments as for `faults_in`."""
     match = finding.match
-    by_slurm = _OF_SLURM.search(finding.text) is not None  # which runs elsewhere than what it tells of
+    elsewhere = _OF_LAUNCHER.search(finding.text) is not None  # its writer runs elsewhere than what it tells of
     return Fault(
         kind=match.clears or match.kind,
         role=match.role,
@@ -277,7 +288,7 @@ def as_fault(
         time=finding.time if finding.time is not None else time(),
         source=source,
         line=finding.text,
-        node=(match.node or node) if by_slurm else (node or match.node),
+        node=(match.node or node) if elsewhere else (node or match.node),
         gpu=match.gpu,
         nic=match.nic,
         rank=match.rank if match.rank is not None else rank,

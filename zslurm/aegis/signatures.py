@@ -21,6 +21,7 @@ import yaml
 
 from zslurm.aegis.evidence import Role, Scope
 from zslurm.aegis.fixed_words import TableError, fixed_words
+from zslurm.aegis.hardware_names import names_of
 from zslurm.aegis.log_lines import MAX_LINE, body_of, without_labels
 from zslurm.aegis.whereabouts import place_of
 
@@ -66,6 +67,8 @@ class Rule:
         unless: expression that must not.
         matches: a line that it must match.
         rejects: a line that it must not.
+        names: what a line must name besides, so that no other system's words are taken for this hardware's.
+        last: it is tried after all others.
     """
 
     match: Match
@@ -73,6 +76,8 @@ class Rule:
     unless: re.Pattern[str] | None
     matches: str
     rejects: str
+    names: re.Pattern[str] | None = None
+    last: bool = False
 
 
 class _Expression(NamedTuple):
@@ -141,6 +146,7 @@ class Signatures:
         """
         table = yaml.load(text, Loader=_LOADER)
         rules = [rule for kind, body in table["kinds"].items() for rule in _rules(kind, body)]
+        rules.sort(key=lambda rule: rule.last)
         return cls(rules, table["gates"], user_kinds=table["user_kinds"], dull=table["dull"])
 
     def match(self, text: str, *, kernel: bool = False) -> Match | None:
@@ -154,6 +160,8 @@ class Signatures:
         if _CODE.match(without_labels(text)):
             return None
         observed = without_guesses(body_of(text))
+        if _SLURM_LOG.search(text):
+            observed = f"slurmd: {observed}"
         lowered = observed.lower()
         tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
         refused: Rule | None = None
@@ -162,6 +170,9 @@ class Signatures:
             if rule is refused or not any(word in lowered for word in words):
                 continue
             if (kernel and rule.match.kind in self._user_kinds) or not pattern.search(observed):
+                continue
+            if rule.names is not None and not rule.names.search(observed):
+                refused = rule
                 continue
             if rule.unless is not None and rule.unless.search(observed):
                 refused = rule
@@ -192,7 +203,12 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
     for row in body["rules"]:
         own = {name: row[name] for name in ("role", "scope", "advice", "clears") if name in row}
         unless = re.compile(row["unless"], _FLAGS) if "unless" in row else None
-        rules.append(Rule(replace(of_kind, **own), tuple(row["any"]), unless, row["matches"], row["rejects"]))
+        named = row.get("names", body.get("names"))
+        names = names_of(named) if named else None
+        sample = row["matches"], row["rejects"]
+        rules.append(
+            Rule(replace(of_kind, **own), tuple(row["any"]), unless, *sample, names, row.get("last", False))
+        )
     return rules
 
 
@@ -203,6 +219,9 @@ _GUESS = re.compile(
     re.IGNORECASE,
 )
 _CODE = re.compile(r"^\s+(?:raise|assert|return|print|logger|logging|self|if|elif|with|for|except|await|yield)\b")
+
+# The files that Slurm's daemons write do not name the daemon: [2026-02-02T12:00:00.123] [4242.0] error: ...
+_SLURM_LOG = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[\d+\.\w+\] )?(?:error|fatal): ")
 
 
 def without_guesses(text: str) -> str:

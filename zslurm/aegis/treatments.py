@@ -55,6 +55,7 @@ def _broken(words: str, *, certain: bool = True, must_leave: bool = False) -> Tr
 TREATMENTS: dict[str, Treatment] = {
     # The machine is broken.
     "gpu_ras_uncorrectable": _broken("uncorrectable memory error of a GPU"),
+    "host_memory_error": _broken("uncorrectable memory error of the host"),
     "gpu_bad_pages": _broken("too many bad memory pages on a GPU"),
     "gpu_init_fail": _broken("a GPU does not come up"),
     "gpu_test_failed": _broken("a GPU computes wrong numbers", must_leave=True),
@@ -91,6 +92,7 @@ TREATMENTS: dict[str, Treatment] = {
     "gpu_oom": Treatment("a GPU ran out of memory", then="gpu_oom"),
     "host_oom": Treatment("the host ran out of memory"),
     "memlock": Treatment("the limit of locked memory is too small"),
+    "process_limit": Treatment("no more threads or processes may be started"),
     "net_config": Treatment("the network is set up wrongly"),
     "port_collision": Treatment("a port is in use already"),
     # Storage.

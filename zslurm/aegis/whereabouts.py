@@ -6,10 +6,12 @@ They stay apart: no rank becomes a node here, and no GPU a rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from zslurm.aegis.evidence import Scope
+from zslurm.aegis.hardware_names import NIC_DRIVERS
 
 
 class Place(NamedTuple):
@@ -21,10 +23,10 @@ class Place(NamedTuple):
     rank: int | None
 
 
+_LINES_OF_SUMMARY = 6
 _PCI = r"(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
-_NIC_DRIVERS = r"(?:ionic|mlx[45]_\w+|bnxt_\w+|ice|ixgbe|i40e|igb|irdma|qede?|cxgb4|tg3|r8169|e1000e)"
 _ADDRESS = re.compile(
-    rf"\b(?P<driver>amdgpu|{_NIC_DRIVERS}|NVRM: Xid \(PCI):? ?{_PCI}(?: (?P<name>[a-z]\w+):)?", re.I
+    rf"\b(?P<driver>amdgpu|{NIC_DRIVERS}|NVRM: Xid \(PCI):? ?{_PCI}(?: (?P<name>[a-z]\w+):)?", re.I
 )
 _GPU = [
     re.compile(r"\bby (?:GPU|agent) node-(?P<kfd>\d+)"),
@@ -41,6 +43,12 @@ _NODE = [
     re.compile(rf"(?:srun|step): error: {_HOST}: tasks?\b"),
     re.compile(rf"\bNode failure on {_HOST}|\bfailed on node {_HOST.replace('node', 'node2')}:"),
     re.compile(rf"\bON {_HOST} CANCELLED\b|\bon {_HOST.replace('node', 'node2')}: this job\b"),
+    re.compile(rf"\bprocess rank \d+ with PID \d+ on node {_HOST}"),  # Open MPI's mpirun and prterun
+    re.compile(rf"\bRUNNING AT {_HOST}"),  # MPICH's mpiexec
+    re.compile(rf"^\s*host +: {_HOST}\s*$"),  # torchrun
+    re.compile(rf"\bpdsh@\S+: {_HOST}: "),  # DeepSpeed's launcher
+    re.compile(rf"\bnode name: {_HOST} has been marked|\bat node \(ID: \w+, IP: {_HOST.replace('node', 'node2')}"),
+    re.compile(rf"slurmstepd: error: +(?:mpi/\w+: \w+: )?{_HOST} \[\d+\]"),
     re.compile(rf"\b[Nn]ode(?:: |s? ){_HOST}(?=,| (?:is |are )?not responding|\s*$)"),
     re.compile(rf"^(?:\d+: )?[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d {_HOST} [\w./-]+(?:\[\d+\])?:"),
     re.compile(rf"^(?:\d+: )?\d{{4}}-\d\d-\d\dT\S+ {_HOST} kernel:"),
@@ -48,11 +56,39 @@ _NODE = [
 ]
 _RANK = [
     re.compile(r"\[rank(\d+)\]", re.IGNORECASE),
+    re.compile(r"\bProcess name: \[\S+,(\d+)\]"),  # Open MPI: [[job,step],rank], [prterun-host-pid@1,rank]
     re.compile(r"\b[Rr]ank (\d+)\]"),
     re.compile(r"^\s*(\d{1,6}): "),
     re.compile(r"\b(?:[Rr]ank|RANK)[ =:]+(\d+)\b"),
     re.compile(r": tasks? (\d+)"),
 ]
+
+
+_OF_SUMMARY = re.compile(
+    r"^\s*(?:(?:exitcode|error_file|traceback|Exit code) *: |signal \d+ \(|= +(?:EXIT CODE|KILLED BY SIGNAL): )"
+)
+_START_OF_SUMMARY = re.compile(r"Root Cause|^\s*\[\d+\]:|^[-=]{20,}")
+
+
+def place_in_summary(text: str, above: Iterable[str]) -> Place | None:
+    """Return who and where by the lines above, for a line of a launcher's summary that does not name them itself.
+
+    torchrun writes `host`, `rank` and `exitcode` on separate lines, and so does MPICH; Open MPI breaks its line
+    before the signal.
+
+    Args:
+        text: the line, without labels.
+        above: the lines before it, the nearest first.
+    """
+    if not _OF_SUMMARY.match(text):
+        return None
+    node = rank = None
+    for line in islice(above, _LINES_OF_SUMMARY):
+        if _START_OF_SUMMARY.search(line):
+            break
+        node = node or _first(_NODE, line)
+        rank = rank or _first(_RANK, line)
+    return Place(node, None, None, int(rank) if rank else None)
 
 
 def place_of(text: str, kind: str, scope: Scope) -> Place:
