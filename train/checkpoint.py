@@ -49,7 +49,7 @@ from checkpoint_tools import (
     take,
 )
 from checkpoint_tools.checksum import crc32
-from train.config import CheckpointConfig, ModelConfig, model_differences
+from train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
 from train.errors import ConfigError, HubIOError, TrainError
 from train.hub import balancing_bias, weights_only
 from train.init import open_init
@@ -64,9 +64,6 @@ from train.staging import Staging, Unstaged, available_memory, staging_bytes
 
 _HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
 _NUMPY_DTYPE = {torch.float32: "F32", torch.float64: "F64"}
-RESUMED_FROM = "resumed_from"
-"""Key of the cursor: the value of checkpoint.resume_from in the run that made a checkpoint."""
-
 _NOT_RESUMABLE = "it holds weights only, no optimizer state: `init: ckpt:DIR` starts a run from it"
 
 

@@ -28,6 +28,9 @@ from pydantic import (
 from train.errors import ConfigError
 from train.optim.stages import Stage, stages_of
 
+RESUMED_FROM = "resumed_from"
+"""Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""
+
 
 def _number_only(value: object) -> object:
     """Refuse what pydantic would quietly turn into a number: `true` and quoted digits."""

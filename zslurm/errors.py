@@ -56,5 +56,9 @@ class SlurmRefused(ZslurmError):
     """Slurm answered, and said no; its own message is passed on."""
 
 
+class RunCompleted(ZslurmError):
+    """The run has trained all its steps."""
+
+
 class RunActive(ZslurmError):
     """The run is being trained right now."""

@@ -5,6 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def home() -> Path:
+    """The user's home directory; the root directory where there is none, as in a container without accounts.
+
+    An ordinary user cannot write there, so what is kept in a home is then reported as not kept.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
 def expand(text: str) -> Path:
     """A path with `~` and `~name` replaced by home directories; a name that nobody has stays as it is."""
     path = Path(text)

@@ -20,6 +20,7 @@ from zslurm.config import yaml12
 from zslurm.config.layers import Layers
 from zslurm.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
 from zslurm.launch.run_dir import write_atomically
+from zslurm.paths import home
 
 LOCAL = "local"
 LAYER = "cluster profile"
@@ -65,7 +66,7 @@ class Profile:
 def config_dir() -> Path:
     """Where this user's zslurm configuration lies."""
     base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "zslurm"
+    return (Path(base) if base else home() / ".config") / "zslurm"
 
 
 def _shipped_folder() -> Any:

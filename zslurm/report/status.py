@@ -12,6 +12,7 @@ from zslurm.launch.run_state import RunState
 from zslurm.report.event_words import describe, describe_cause, describe_fault
 from zslurm.report.values import show_count, show_duration, show_time
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.reasons import explain
 
 COLUMNS = (*"run state job attempt step loss held-out tokens/s MFU left".split(), "last event", "note")
@@ -142,6 +143,20 @@ def as_json(state: RunState) -> dict[str, Any]:
         "last_decision": state.aegis.last_decision,
         "excluded": list(state.aegis.excluded),
         "restarts_in_place": state.aegis.restarts_in_place,
+    }
+
+
+def orphan_as_json(job: JobRecord, run: RunDir) -> dict[str, Any]:
+    """What Slurm knows of a job whose run directory is gone, under the keys of `as_json`."""
+    return {
+        "run": run.name,
+        "run_dir": str(run.path),
+        "run_dir_exists": False,
+        "state": job.state.lower(),
+        "active": job.state.is_active,
+        "job_id": job.job_id,
+        "nodes": job.nodes or None,
+        "restarts": job.restarts,
     }
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.errors import ZslurmError
+from zslurm.paths import home
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord
@@ -145,4 +146,4 @@ def cache_file() -> Path:
     """Where the view of this user and cluster is kept."""
     base = os.environ.get("XDG_CACHE_HOME")
     cluster = hashlib.sha256(os.environ.get("SLURM_CONF", "").encode()).hexdigest()[:12]
-    return (Path(base) if base else Path.home() / ".cache") / "zslurm" / f"queue-{os.getuid()}-{cluster}.json"
+    return (Path(base) if base else home() / ".cache") / "zslurm" / f"queue-{os.getuid()}-{cluster}.json"
