@@ -20,7 +20,6 @@ busy is for the trainer to agree upon, see `Trainer`. Waiting has a limit, after
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -45,9 +44,9 @@ from checkpoint_tools import (
     discard,
     write_shard,
 )
+from train.niceness import lower_thread
 from train.staging import Staging, Unstaged
 
-NICENESS = 10
 _LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
 _POLL_S = (0.005, 0.25)  # seconds between two looks at a key: first, and at most
 
@@ -273,10 +272,9 @@ class Saver:
 
 def _lower_priority() -> None:
     """Of this thread alone: Linux schedules threads, and takes their ids for process ids. Elsewhere: nothing."""
-    thread = threading.get_native_id()
+    lower_thread()
     with suppress(OSError, AttributeError, psutil.Error):
-        os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
-        psutil.Process(thread).ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_IO)
+        psutil.Process(threading.get_native_id()).ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_IO)
 
 
 def attempt(action: Callable[[], str]) -> str:
