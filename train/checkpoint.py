@@ -181,6 +181,7 @@ class Checkpointer:
             nonce=self.nonce,
             timeout_s=self._timeout_s,
             hooks=_Retention(self, staging),
+            rescue=self._rescue(),
         )
         if not self.config.background:
             return "checkpoints: training waits for every save (checkpoint.background: false)"
@@ -188,6 +189,12 @@ class Checkpointer:
             f"checkpoints: {size / 2**20:.1f} MiB of host memory on each rank, {on_node / 2**20:.1f} MiB on each "
             "node, to save from in the background"
         )
+
+    def _rescue(self) -> Path | None:
+        """Where the run saves if its own directory is gone."""
+        if self.config.rescue_dir is None:
+            return None
+        return Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
 
     @property
     def saver(self) -> Saver:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+LONGEST_NAME = 100
+"""Characters of a run's name, or of a profile's, at most: it becomes the name of a directory and of a job."""
+
 
 def home() -> Path:
     """The user's home directory; the root directory where there is none, as in a container without accounts.

@@ -229,7 +229,7 @@ def test_without_slurm_a_slurm_run_is_refused_and_a_dry_run_works(shell: Shell) 
 @pytest.mark.parametrize("command", READERS)
 def test_without_any_profile(shell: Shell, command: tuple[str, ...]) -> None:
     code, line = shell.fails(*command, shell.write_run(cluster={"name": None}))
-    assert code == Exit.SLURM_UNAVAILABLE
+    assert code == Exit.USAGE
     assert line == (
         "zslurm: no cluster profile yet: run `zslurm init` on a login node, "
         "or train on this machine with --cluster local"

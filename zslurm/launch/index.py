@@ -18,8 +18,9 @@ from train.jsonl import read_jsonl
 from zslurm.errors import NotFound, ZslurmError
 from zslurm.launch.identity import job_ids, original_of
 from zslurm.launch.run_dir import RunDir, read_json, write_atomically
-from zslurm.paths import expand, home
+from zslurm.paths import LONGEST_NAME, expand, home
 
+_LONGEST_NAME_OF_A_FILE = 255
 _LOCAL = re.compile(r"local-(\d+)")
 
 
@@ -171,6 +172,11 @@ def find_run(reference: str) -> RunDir:
     Raises:
         NotFound: none; the nearest names are suggested.
     """
+    if max(map(len, map(os.fsencode, reference.split("/")))) > _LONGEST_NAME_OF_A_FILE:
+        raise NotFound(
+            f"{reference[:20]}...: no run with this name, path or job id: a run's name has at most {LONGEST_NAME} "
+            f"characters, this has {len(reference)}"
+        )
     as_path = expand(reference)
     if RunDir(as_path.absolute()).exists:
         return RunDir(as_path.absolute())

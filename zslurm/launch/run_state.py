@@ -123,6 +123,10 @@ class _Job:
     """The directory that the job works in, where the run is a copy of that."""
 
 
+_SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
+"""What every row of submissions.jsonl has."""
+
+
 def last_job(run: RunDir) -> _Job | None:
     """The newest job of a run; None where it was never submitted, and where the job is that of its original."""
     job = recorded_job(run)
@@ -134,7 +138,9 @@ def recorded_job(run: RunDir) -> _Job | None:
     job: _Job | None = None
     submission: dict[str, Any] = {}
     for row in read_jsonl(run.submissions):
-        if row.get("action") == "submit":
+        if not row.keys() >= _SUBMISSION:
+            continue  # damaged
+        if row["action"] == "submit":
             process = ProcessRecord.of_fields(row)
             user = row.get("user") or getpass.getuser()
             job = _Job(row["job_id"], row["launcher"], row["cluster"], user, row["time"], process)

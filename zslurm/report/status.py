@@ -77,7 +77,8 @@ def _last_event(state: RunState) -> str:
     if state.last_event is None:
         return "-"
     kind = str(state.last_event.get("event", "?")).replace("_", " ")
-    return f"{kind} {show_duration(time.time() - float(state.last_event['time']))} ago"
+    when = state.last_event.get("time")
+    return kind if when is None else f"{kind} {show_duration(time.time() - float(when))} ago"
 
 
 def stale_line(states: Sequence[RunState]) -> str | None:
@@ -251,11 +252,13 @@ def _attempts(state: RunState) -> Iterator[dict[str, Any]]:
     """Every attempt with its nodes and its end; one that has none runs, or nobody recorded how it ended."""
     started: dict[int, dict[str, Any]] = {}
     for event in read_jsonl(state.run.events):
+        if event.get("attempt") is None:
+            continue
         if event.get("event") == "attempt_started":
             started[event["attempt"]] = event
         elif event.get("event") == "attempt_ended":
             begin = started.pop(event["attempt"], {})
-            yield _attempt(event["attempt"], begin, event, event["outcome"])
+            yield _attempt(event["attempt"], begin, event, event.get("outcome", "no end recorded"))
     for number, begin in started.items():
         yield _attempt(number, begin, {}, "running" if state.state == "running" else "no end recorded")
 
