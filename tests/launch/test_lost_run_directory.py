@@ -47,11 +47,6 @@ def test_a_run_whose_directory_is_moved_ends_without_a_save_and_says_so(user: Lo
     assert not [row for row in read_jsonl(moved.events) if row["event"] in ("decision", "requeued")]
     (state,) = [user.state(str(moved.path))]
     assert (state["state"], state["active"]) == ("failed", False)
-    # It is a run like any other there.
-    user.zslurm("requeue", str(moved.path))
-    wait_for(lambda: len(moved.attempt_dirs()) > 1, "its next attempt")
-    user.zslurm("cancel", str(moved.path), "--wait")
-    assert not run.path.exists()
 
 
 def test_a_run_whose_directory_is_removed_ends(user: LocalUser) -> None:

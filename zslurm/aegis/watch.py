@@ -131,9 +131,9 @@ class Watch:
         self._clear()
         process.reap()
         shutil.rmtree(self.attempt.progress(job.environ), ignore_errors=True)
-        saved = (
-            f"its ranks saved in {Path(rescue) / job.run.name} if they could" if rescue else "nothing was saved"
-        )
+        saved = "nothing was saved"
+        if rescue is not None:
+            saved = f"the ranks were asked to save in {Path(rescue) / job.run.name}"
         return Verdict("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
 
     def situation(self, outcome: Verdict | None = None) -> Situation:
