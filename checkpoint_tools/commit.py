@@ -54,7 +54,8 @@ COMMIT_POINTS = (
 def begin(root: Path, step: int, nonce: str, *, at: At = nowhere) -> Path:
     """Make the directory that all ranks write their shards of `step` into, and return its path.
 
-    `root` is made if need be, and what dead saves left in it is removed. `nonce` (letters, digits, "_", "-")
+    `root` is made if need be, but no directory above it: one that was moved away while a run trains must not come
+    back in part. What dead saves left in `root` is removed. `nonce` (letters, digits, "_", "-")
     must be new for every attempt to save.
 
     Raises:
@@ -64,7 +65,7 @@ def begin(root: Path, step: int, nonce: str, *, at: At = nowhere) -> Path:
     directory = root / layout.temporary_name(step, nonce)
     with writing(root):
         if not root.is_dir():
-            root.mkdir(parents=True)
+            root.mkdir()
             sync_directory(root.parent)
         if directory.exists():
             raise Mismatch(f"nonce {nonce!r} was used before for step {step}; every save needs a new one")

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from checkpoint_tools.durable import writing
 from checkpoint_tools.errors import InUse, read_failed
+from checkpoint_tools.plain import load_json
 
 NAME = ".lock"
 
@@ -90,7 +91,7 @@ def take(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -
         socket.gethostname(), os.getpid(), _start_of(os.getpid()), job, time.time(), secrets.token_hex(8)
     )
     with writing(path):
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)
         draft = root / f"{NAME}.{ours.nonce}"
         draft.write_text(json.dumps(asdict(ours)))
         try:
@@ -113,7 +114,7 @@ def holder_of(root: Path) -> Holder | None:
         ReadFailed: the operating system refused.
     """
     try:
-        return Holder(**json.loads((root / NAME).read_text()))
+        return Holder(**load_json((root / NAME).read_bytes()))
     except FileNotFoundError:
         return None
     except OSError as cause:
@@ -144,7 +145,7 @@ def _move_aside(path: Path, judged: Holder, root: Path) -> None:
     with suppress(FileNotFoundError):
         path.rename(aside)
         try:
-            found = Holder(**json.loads(aside.read_text()))
+            found = Holder(**load_json(aside.read_bytes()))
         except (TypeError, ValueError):
             found = judged
         if found != judged:

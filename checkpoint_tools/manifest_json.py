@@ -33,6 +33,7 @@ from checkpoint_tools.checksum import crc32
 from checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
 from checkpoint_tools.garbage import uncollected
 from checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from checkpoint_tools.plain import Unexpected, in_words, load_json
 
 FORMAT = "zslurm-checkpoint"
 VERSION = 1
@@ -88,7 +89,7 @@ def decode(data: bytes, path: Path) -> Manifest:
     if last_line is None or int(last_line[1], 16) != crc32(body):
         raise Damaged(path, "its own checksum does not match")
     try:
-        document = json.loads(body + b"}")
+        document = load_json(body + b"}")
         if document["format"] != FORMAT:
             raise NotACheckpoint(f"{path} is of format {document['format']!r}, not {FORMAT!r}")
         if _natural(document["version"]) > VERSION:
@@ -97,8 +98,8 @@ def decode(data: bytes, path: Path) -> Manifest:
                 "upgrade zslurm to read it"
             )
         manifest = _parse(document)
-    except (IndexError, KeyError, RecursionError, TypeError, ValueError) as cause:
-        raise Damaged(path, f"it cannot be understood ({cause!r})") from cause
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as cause:
+        raise Damaged(path, f"it cannot be understood ({in_words(cause)})") from cause
     try:
         manifest.check()
     except Incomplete as cause:
@@ -185,9 +186,12 @@ def _parse(document: Mapping[str, Any]) -> Manifest:
     )
 
 
+_NAMES: Mapping[type, str] = {int: "a whole number", str: "a text", dict: "an object", list: "a list"}
+
+
 def _expect(value: object, kind: type[_T], allowed: Callable[[_T], bool] = lambda _: True) -> _T:
     if type(value) is not kind or not allowed(value):
-        raise TypeError(f"expected {kind.__name__}, got {value!r}")
+        raise Unexpected(f"expected {_NAMES[kind]}, got {json.dumps(value)[:40]}")
     return value
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from checkpoint_tools import layout
 from checkpoint_tools.errors import Incomplete, Mismatch
 from checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from checkpoint_tools.plain import in_words, load_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,14 @@ class ShardReport:
             Mismatch: the text is no such report.
         """
         try:
-            rows = json.loads(text)
+            rows = load_json(text)
             extents = tuple(WrittenExtent(*row) for row in rows.pop("extents"))
             buffers = tuple(WrittenBuffer(name, dtype, tuple(shape)) for name, dtype, shape in rows.pop("buffers"))
             return cls(crcs=tuple(rows.pop("crcs")), extents=extents, buffers=buffers, **rows)
         except (AttributeError, KeyError, TypeError, ValueError) as cause:
-            raise Mismatch(f"not the report of a shard: {cause!r}; do all ranks run the same version?") from cause
+            raise Mismatch(
+                f"not the report of a shard: {in_words(cause)}; do all ranks run the same version?"
+            ) from cause
 
 
 def assemble(

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from checkpoint_tools.errors import Mismatch
+from checkpoint_tools.plain import in_words, load_json
 
 DATA_ALIGNMENT = 64
 """Bytes; tensor data starts at a multiple of it, counted from the start of the file."""
@@ -111,7 +112,7 @@ def decode(header: bytes) -> dict[str, Span]:
     """
     data = LENGTH_BYTES + len(header)
     try:
-        rows = json.loads(header)
+        rows = load_json(header)
         rows.pop("__metadata__", None)
         return {
             key: Span(
@@ -123,4 +124,4 @@ def decode(header: bytes) -> dict[str, Span]:
             for key, row in rows.items()
         }
     except (AttributeError, IndexError, KeyError, TypeError) as cause:
-        raise ValueError(f"not a safetensors header: {cause}") from cause
+        raise ValueError(f"not a safetensors header: {in_words(cause)}") from cause

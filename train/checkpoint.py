@@ -49,7 +49,7 @@ from checkpoint_tools import (
     take,
 )
 from checkpoint_tools.checksum import crc32
-from train.config import CheckpointConfig, ModelConfig, model_differences
+from train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
 from train.errors import ConfigError, HubIOError, TrainError
 from train.hub import balancing_bias, weights_only
 from train.init import open_init
@@ -64,9 +64,6 @@ from train.staging import Staging, Unstaged, available_memory, staging_bytes
 
 _HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
 _NUMPY_DTYPE = {torch.float32: "F32", torch.float64: "F64"}
-RESUMED_FROM = "resumed_from"
-"""Key of the cursor: the value of checkpoint.resume_from in the run that made a checkpoint."""
-
 _NOT_RESUMABLE = "it holds weights only, no optimizer state: `init: ckpt:DIR` starts a run from it"
 
 
@@ -184,6 +181,7 @@ class Checkpointer:
             nonce=self.nonce,
             timeout_s=self._timeout_s,
             hooks=_Retention(self, staging),
+            rescue=self._rescue(),
         )
         if not self.config.background:
             return "checkpoints: training waits for every save (checkpoint.background: false)"
@@ -191,6 +189,12 @@ class Checkpointer:
             f"checkpoints: {size / 2**20:.1f} MiB of host memory on each rank, {on_node / 2**20:.1f} MiB on each "
             "node, to save from in the background"
         )
+
+    def _rescue(self) -> Path | None:
+        """Where the run saves if its own directory is gone."""
+        if self.config.rescue_dir is None:
+            return None
+        return Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
 
     @property
     def saver(self) -> Saver:

@@ -25,8 +25,12 @@ from pydantic import (
     model_validator,
 )
 
+from checkpoint_tools.plain import Unexpected, load_json
 from train.errors import ConfigError
 from train.optim.stages import Stage, stages_of
+
+RESUMED_FROM = "resumed_from"
+"""Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""
 
 
 def _number_only(value: object) -> object:
@@ -367,6 +371,11 @@ class CheckpointConfig(Section):
         None,
         description="a checkpoint to resume from, and no other; saved on from there, a run takes its own newest",
     )
+    rescue_dir: str | None = Field(
+        None,
+        description="directory, shared by all nodes, for the last checkpoint of a run whose own directory was "
+        "moved or removed while it trained: RESCUE_DIR/NAME/checkpoints; default: that run stops without a save",
+    )
     local_dir: str | None = Field(
         None,
         description="directory on each node (NVMe, /dev/shm) that keeps its newest shards for restarts in place",
@@ -528,13 +537,17 @@ def load_train_config(path: Path) -> TrainConfig:
         ConfigError: the file is missing, not JSON, or does not validate.
     """
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
+        raw: dict[str, Any] = load_json(path.read_bytes())
+        if not isinstance(raw, dict) or not isinstance(raw.get("run", {}), dict):
+            raise Unexpected("its content is not of the expected form")
         # The launcher's own keys of `run` (directories and the like) are not the trainer's.
         run = {key: raw["run"][key] for key in RunIdentity.model_fields if key in raw.get("run", {})}
         return TrainConfig.model_validate({**raw, "run": run})
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file; a run directory holds config.json") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except Unexpected as error:
         raise ConfigError(f"{path}: not a run's configuration: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

@@ -31,7 +31,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-NICENESS = 10
+from train.niceness import lower_process
+
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _RANKS_OWN = re.compile(
@@ -184,7 +185,7 @@ def main(argv: list[str]) -> int:
     run_dir, step, checkpoint, keep, parent, *words = argv
     paths = ExportPaths(Path(run_dir), int(step))
     _die_with(int(parent))
-    os.nice(NICENESS)
+    lower_process()
     result: dict[str, Any] = {"outcome": "failed"}
     started = time.monotonic()
     try:

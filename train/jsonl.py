@@ -13,6 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.plain import load_json
+
+_NUMBER = (int, float)
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(
+        ("event", "action", "kind", "outcome", "job_id", "launcher", "cluster", "user", "successor"), str
+    ),
+    **dict.fromkeys(("attempt", "step", "exit_code", "tokens"), int),
+    **dict.fromkeys(("time", "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_time_s"), _NUMBER),
+}
+"""Types of the fields that the readers of a run's files rely on."""
+
 
 class JsonLinesWriter:
     """The one writer of a file of JSON lines. Use as a context manager, or call close()."""
@@ -68,10 +80,19 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = json.loads(line)
+        record = load_json(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and _is_sound(record) else None
+
+
+def _is_sound(record: dict[str, Any]) -> bool:
+    """Whether the fields that every reader uses are of their type: in a damaged line they may be anything."""
+    for name, kinds in _TYPES.items():
+        value = record.get(name)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            return False
+    return True
 
 
 class JsonLinesTail:

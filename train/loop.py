@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from checkpoint_tools import CheckpointError
-from train.checkpoint import RESUMED_FROM, Checkpointer, Restored
-from train.config import TrainConfig, load_train_config
+from train.checkpoint import Checkpointer, Restored
+from train.config import RESUMED_FROM, TrainConfig, load_train_config
 from train.data.loader import Loader
 from train.data.order import DataOrder
 from train.data.sampler import rank_microbatches

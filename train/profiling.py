@@ -90,7 +90,7 @@ class ProfileWindow:
         if self._unwanted or self._done < self._first:
             return  # the run failed, or ended just before the window
         path = self._directory / f"steps-{self._first}-{self._done}.json.gz"
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(exist_ok=True)
         recorded.export_chrome_trace(str(path))
         size = path.stat().st_size / 1e6
         self._say(

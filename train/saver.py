@@ -20,7 +20,6 @@ busy is for the trainer to agree upon, see `Trainer`. Waiting has a limit, after
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -45,9 +44,9 @@ from checkpoint_tools import (
     discard,
     write_shard,
 )
+from train.niceness import lower_thread
 from train.staging import Staging, Unstaged
 
-NICENESS = 10
 _LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
 _POLL_S = (0.005, 0.25)  # seconds between two looks at a key: first, and at most
 
@@ -128,6 +127,7 @@ class Saver:
         nonce: str,
         timeout_s: float,
         hooks: Hooks | None = None,
+        rescue: Path | None = None,
     ) -> None:
         """Start the thread.
 
@@ -138,7 +138,9 @@ class Saver:
             nonce: makes temporary names unique among attempts.
             timeout_s: seconds after which a rank that says nothing is given up.
             hooks: what else is to be done.
+            rescue: a directory of checkpoints to save in where that of the run is gone.
         """
+        self._rescue = rescue
         self._root, self._store, self._rank, self._ranks = root, store, rank, ranks
         self._staging, self._entries, self._nonce = staging, entries, nonce
         self._timeout_s, self._hooks = timeout_s, hooks or Hooks()
@@ -218,7 +220,7 @@ class Saver:
         first = self._rank == 0
         if first:
             nonce = f"{self._nonce}-{self._saves}"
-            store.set("directory", attempt(lambda: str(begin(self._root, request.step, nonce))))
+            store.set("directory", attempt(lambda: str(begin(self._present_root(), request.step, nonce))))
         directory = Path(self._wait(store, "directory", "rank 0"))
         reports: list[ShardReport] = []
 
@@ -239,11 +241,21 @@ class Saver:
         self._hooks.committed(request)
         self._say(request, SaveState.COMMITTED, int(size), Path(path))
 
+    def _present_root(self) -> Path:
+        """Where to save now: in the run's own directory, or elsewhere where that is gone and a place is set.
+
+        Rank 0 decides, and the others learn the directory from it.
+        """
+        if self._rescue is None or self._root.parent.is_dir():
+            return self._root
+        self._rescue.mkdir(parents=True, exist_ok=True)
+        return self._rescue
+
     def _commit(self, store: dist.Store, directory: Path, request: Request) -> str:
         try:
             texts = [self._wait(store, f"shard/{rank}", f"rank {rank}") for rank in range(self._ranks)]
             reports = [ShardReport.from_json(text) for text in texts]
-            path = commit(self._root, directory, request.manifest(reports))
+            path = commit(directory.parent, directory, request.manifest(reports))
         except CheckpointError:
             discard(directory)
             raise
@@ -273,10 +285,9 @@ class Saver:
 
 def _lower_priority() -> None:
     """Of this thread alone: Linux schedules threads, and takes their ids for process ids. Elsewhere: nothing."""
-    thread = threading.get_native_id()
+    lower_thread()
     with suppress(OSError, AttributeError, psutil.Error):
-        os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
-        psutil.Process(thread).ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_IO)
+        psutil.Process(threading.get_native_id()).ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_IO)
 
 
 def attempt(action: Callable[[], str]) -> str:

@@ -56,5 +56,15 @@ class SlurmRefused(ZslurmError):
     """Slurm answered, and said no; its own message is passed on."""
 
 
+class RunCompleted(ZslurmError):
+    """The run has trained all its steps."""
+
+
+class RunDirLost(ZslurmError):
+    """The run directory was moved or removed while the run trained."""
+
+    exit_code = Exit.STOPPED
+
+
 class RunActive(ZslurmError):
     """The run is being trained right now."""

@@ -229,7 +229,7 @@ def test_without_slurm_a_slurm_run_is_refused_and_a_dry_run_works(shell: Shell) 
 @pytest.mark.parametrize("command", READERS)
 def test_without_any_profile(shell: Shell, command: tuple[str, ...]) -> None:
     code, line = shell.fails(*command, shell.write_run(cluster={"name": None}))
-    assert code == Exit.SLURM_UNAVAILABLE
+    assert code == Exit.USAGE
     assert line == (
         "zslurm: no cluster profile yet: run `zslurm init` on a login node, "
         "or train on this machine with --cluster local"
@@ -322,11 +322,67 @@ def test_a_wrong_command_line(shell: Shell, arguments: tuple[str, ...], message:
     assert line.startswith(f"zslurm: {message}")
 
 
-@pytest.mark.parametrize("arguments", [("template", "show", "x" * 300), ("status", "x" * 300)])
-def test_what_the_file_system_refuses_is_one_line_too(shell: Shell, arguments: tuple[str, ...]) -> None:
-    code, line = shell.fails(*arguments)
+def test_what_the_file_system_refuses_is_one_line_too(shell: Shell) -> None:
+    code, line = shell.fails("template", "show", "x" * 300)
     assert code == Exit.FAILED
     assert line.endswith(": File name too long")
+
+
+def test_a_reference_that_is_too_long_for_a_name_names_the_length(shell: Shell) -> None:
+    code, line = shell.fails("status", "x" * 300)
+    assert code == Exit.NOT_FOUND
+    assert line.endswith("a run's name has at most 100 characters, this has 300")
+
+
+def test_a_profile_of_slurm_that_is_missing_is_a_matter_of_configuration(shell: Shell) -> None:
+    """Its exit code is 2 and not 4, which is for a Slurm that does not answer: trying again does not help."""
+    code, line = shell.fails("env")
+    assert (code, line.startswith("zslurm: no cluster profile yet: ")) == (Exit.USAGE, True)
+
+
+@pytest.mark.parametrize("command", ["rails", "doctor"])
+@pytest.mark.parametrize("nodes", ["node[1-", "node[3-1]", ""])
+def test_a_broken_list_of_nodes_is_usage(shell: Shell, command: str, nodes: str) -> None:
+    assert shell.fails(command, "--cluster", "local", "--nodelist", nodes)[0] == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--vocab-size", "512", "--glob", ""), "the pattern of files (--glob '') is empty; leave it out"),
+        (
+            ("--vocab-size", "512", "--glob", "/a"),
+            "the pattern of files (--glob /a) begins with /, and is matched",
+        ),
+        ((), "give the size of a vocabulary to train, or a tokenizer to use"),
+        (
+            ("--vocab-size", "512", "--tokenizer", "t.json"),
+            "give the size of a vocabulary to train or a tokenizer",
+        ),
+    ],
+)
+def test_what_to_build_is_asked_for_in_one_line(shell: Shell, options: tuple[str, ...], message: str) -> None:
+    (shell.directory / "texts").mkdir()
+    (shell.directory / "texts" / "a.txt").write_text("text")
+    code, line = shell.fails("data", "build", "texts", "--out", "x", *options)
+    assert code == Exit.USAGE
+    assert line.startswith(f"zslurm: {message}")
+    assert line.endswith("not both") == (len(options) == 4 and "--tokenizer" in options)
+
+
+def test_a_vocabulary_that_is_smaller_than_asked_says_why(shell: Shell) -> None:
+    (shell.directory / "few.txt").write_text("the same few words, the same few words\n" * 3)
+    done = shell.zslurm("data", "build", "few.txt", "--out", "few", "--vocab-size", "4096")
+    assert done.code == 0
+    assert (
+        "not 4096: an entry joins two that occur together at least twice, and the text has no more" in done.stderr
+    )
+
+
+def test_the_list_of_checks_is_json_where_that_is_asked_for(shell: Shell) -> None:
+    rows = json.loads(shell.zslurm("doctor", "--list", "--json").stdout)
+    assert {"check", "group", "where", "about", "on_request"} == set(rows[0])
+    assert "memlock" in [row["check"] for row in rows]
 
 
 # --- hostile text -----------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from tests.cli.command import Zslurm
 @pytest.fixture
 def zslurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Zslurm:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.nice", lambda by: None)  # this process goes on to run other tests
     return Zslurm(monkeypatch, capsys)
 
 

@@ -92,7 +92,7 @@ from tests.config.run_files import PHASES, complaint, complaints, resolve_text, 
         ("slurm:\n  save_margin_s: x", 'run.yaml:8: slurm.save_margin_s: expected a valid integer, got "x"'),
         ("cluster:\n  launcher: pbs", "run.yaml:8: cluster.launcher: expected 'slurm' or 'local', got \"pbs\""),
         ("cluster:\n  setup: module load x", 'run.yaml:8: cluster.setup: expected a list, got "module load x"'),
-        ("run:\n  name: 7\n  seed: x", 'run.yaml:9: run.seed: expected a number, got "x"'),
+        ("run:\n  name: a7\n  seed: x", 'run.yaml:9: run.seed: expected a number, got "x"'),
         # values out of range
         ("model:\n  hidden_size: 0", "run.yaml:8: model.hidden_size: expected greater than 0, got 0"),
         ("model:\n  hidden_size: -64", "run.yaml:8: model.hidden_size: expected greater than 0, got -64"),
@@ -103,8 +103,20 @@ from tests.config.run_files import PHASES, complaint, complaints, resolve_text, 
         ("checkpoint:\n  every_steps: 0", "run.yaml:8: checkpoint.every_steps: expected greater than 0, got 0"),
         ("phases: []", "run.yaml:7: phases: expected at least one item, got []"),
         # names that become something else
-        ("run:\n  name: a/b", "run.yaml:8: run.name: must be letters, digits, '.', '_' and '-' (it becomes a "),
-        ("run:\n  name: ..", "run.yaml:8: run.name: must be letters, digits, '.', '_' and '-' (it becomes a "),
+        (
+            "run:\n  name: 4711",
+            "run.yaml:8: run.name: must not be a job id, which commands would take it for: 4711",
+        ),
+        (
+            "run:\n  name: local-3",
+            "run.yaml:8: run.name: must not be a job id, which commands would take it for: lo",
+        ),
+        (
+            "run:\n  name: " + "x" * 101,
+            "run.yaml:8: run.name: must have at most 100 characters, this has 101: xxx",
+        ),
+        ("run:\n  name: a/b", "run.yaml:8: run.name: must be letters, digits, '.', '_' and '-', and begin with "),
+        ("run:\n  name: ..", "run.yaml:8: run.name: must be letters, digits, '.', '_' and '-', and begin with "),
         (
             "cluster:\n  env:\n    A-B: 1",
             "run.yaml:9: cluster.env.A-B: is not a name of an environment variable: ",
@@ -238,8 +250,8 @@ def test_no_value_smuggles_a_control_character_into_a_script(tmp_path: Path, key
 
 
 def test_numbers_that_are_names_stay_as_they_were_typed(tmp_path: Path) -> None:
-    text = "run: {name: 7}\nslurm: {account: 123, time: 90, flags: {nice: 100}}\ncluster: {env: {A: 1}}\n"
+    text = "run: {name: 7a}\nslurm: {account: 123, time: 90, flags: {nice: 100}}\ncluster: {env: {A: 1}}\n"
     spec = resolve_text(tmp_path, text + PHASES).spec
-    assert (spec.run.name, spec.slurm.account, spec.slurm.time) == ("7", "123", "90")
+    assert (spec.run.name, spec.slurm.account, spec.slurm.time) == ("7a", "123", "90")
     assert spec.slurm.flags == {"nice": "100"}
     assert spec.cluster.env == {"A": "1"}

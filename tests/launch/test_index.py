@@ -104,11 +104,11 @@ def test_an_unknown_reference_says_what_to_do(tmp_path: Path, reference: str, me
 
 def test_local_ids_are_never_given_twice(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        claimed = list(pool.map(lambda _: claim_local_id(), range(40)))
+        claimed = list(pool.map(lambda _: claim_local_id(RunDir(tmp_path / "r")), range(40)))
     assert sorted(claimed, key=lambda job_id: int(job_id.split("-")[1])) == [f"local-{n}" for n in range(1, 41)]
     assert jobs() == [], "a claim is no submission"
     submitted(tmp_path / "r", "local-40", cluster="local")
-    assert claim_local_id() == "local-41"
+    assert claim_local_id(RunDir(tmp_path / "r")) == "local-41"
     assert find_run("local-40").path == tmp_path / "r"
 
 
@@ -134,11 +134,21 @@ def no_place_for_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.usefixtures("no_place_for_state")
-def test_state_that_cannot_be_kept_says_why() -> None:
+def test_state_that_cannot_be_kept_says_why(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
     with pytest.raises(
         ZslurmError, match=r"file/zslurm/jobs: cannot be made: Not a directory; set XDG_STATE_HOME"
     ):
-        claim_local_id()
+        record(IndexedJob("5", run.path, "lab", "slurm", 0.0))
+
+
+@pytest.mark.usefixtures("no_place_for_state")
+def test_without_an_index_the_numbers_go_by_the_files_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    assert claim_local_id(run) == "local-1"
+    run.logs.mkdir()
+    run.job_log("local-3").touch()
+    assert claim_local_id(run) == "local-4"
 
 
 def test_state_lies_where_xdg_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ from checkpoint_tools import (
 )
 from tests.waiting import wait_for
 from train import saver as saver_module
-from train.saver import NICENESS, Hooks, Reached, Request, Saver, SaveState
+from train.niceness import BACKGROUND
+from train.saver import Hooks, Reached, Request, Saver, SaveState
 from train.staging import Staging, staging_bytes
 
 TABLE = [Tensor("w", (6,), {"master": "F32"})]
@@ -181,7 +182,7 @@ def test_the_thread_writes_at_low_priority_and_the_trainer_does_not(
     rank.request(1)
     assert rank.result().state is SaveState.COMMITTED
     ((niceness, io),) = found
-    assert niceness == NICENESS
+    assert niceness == BACKGROUND
     assert (io.ioclass, io.value) == (psutil.IOPRIO_CLASS_BE, 7)
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 

@@ -129,7 +129,7 @@ def build(
         max_document_bytes: a larger document is refused; a process needs about 100 times that in memory.
         workers: processes that tokenize; 1: none but this one. More need an importable main module.
         report: gets the progress, in this thread, after each batch; what it raises ends the build.
-        note: gets what a person wants to know of an earlier, unfinished attempt, one line each.
+        note: gets what a person wants to know: an earlier, unfinished attempt; a smaller vocabulary.
 
     Raises:
         MissingSource: a source does not exist.
@@ -137,8 +137,10 @@ def build(
         BuildFailed: there is no room, or a process was killed.
     """
     started = time.monotonic()
-    if (vocab_size is None) == (tokenizer is None):
-        raise DataError("give either the size of a vocabulary to train or a tokenizer to use, not both")
+    if vocab_size is None and tokenizer is None:
+        raise DataError("give the size of a vocabulary to train, or a tokenizer to use")
+    if vocab_size is not None and tokenizer is not None:
+        raise DataError("give the size of a vocabulary to train or a tokenizer to use, not both")
     if (fields.prompt_key is None) != (fields.completion_key is None):
         raise DataError("prompts and completions go together: give the keys of both, or of neither")
     if min(bundle_bytes, max_document_bytes, workers) < 1:
@@ -253,7 +255,13 @@ def _make_tokenizer(path: Path, plan: _Plan) -> None:
         shutil.copyfile(plan.tokenizer, path)
     elif plan.vocab_size is not None:
         texts = training_texts(plan.reader, plan.progress("tokenizer"))
-        train_tokenizer(texts, plan.vocab_size).save(str(path))
+        trained = train_tokenizer(texts, plan.vocab_size)
+        trained.save(str(path))
+        if (size := vocabulary_size(trained)) < plan.vocab_size:
+            plan.note(
+                f"the vocabulary has {size} entries, not {plan.vocab_size}: an entry joins two that occur "
+                "together at least twice, and the text has no more such pairs; a larger one needs more text"
+            )
     fsync(path)
 
 

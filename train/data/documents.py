@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checkpoint_tools.plain import in_words
 from train.data.compressed import open_source
 from train.data.source_reader import Raw, SourceReader
 from train.errors import DataError
@@ -90,7 +91,7 @@ def _of_line(raw: Raw, line: bytes, names: Sequence[str]) -> tuple[Any, ...]:
     except json.JSONDecodeError as error:
         raise DataError(f"{raw.where}: is not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{raw.where}: cannot be parsed: {error}") from error
+        raise DataError(f"{raw.where}: cannot be parsed: {in_words(error)}") from error
     if not isinstance(value, dict):
         raise DataError(f"{raw.where}: is {_name_of(value)}, not an object with {names[0]!r}")
     for name in names:

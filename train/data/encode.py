@@ -31,8 +31,8 @@ from train.data.documents import Document, document_of
 from train.data.source_reader import Batch, Cursor, SourceReader
 from train.data.tokenizer import encode, load_tokenizer
 from train.errors import BuildFailed, DataError
+from train.niceness import in_slurm_job
 
-NICENESS = 10
 FEW = 4
 
 
@@ -88,7 +88,7 @@ class Encoder:
 def default_workers() -> int:
     """Few on a login node, which is others' too; in a Slurm job all the cores that it was given."""
     cores = len(os.sched_getaffinity(0))
-    return cores if "SLURM_JOB_ID" in os.environ else min(FEW, cores)
+    return cores if in_slurm_job() else min(FEW, cores)
 
 
 def encode_all(
@@ -156,11 +156,10 @@ _encoder: Encoder | None = None  # of this process
 
 
 def _begin(encoder: Encoder) -> None:
-    """Set up a process: it gives way to others, leaves Ctrl-C to its parent, and does not outlive it."""
+    """Set up a process: it leaves Ctrl-C to its parent, and does not outlive it."""
     global _encoder
     _encoder = encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

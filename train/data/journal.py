@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.plain import load_json
 from train.data.record import Tally
 from train.data.source_reader import Cursor
 from train.data.sources import SourceFile
@@ -103,7 +104,7 @@ class Journal:
         rows = []
         for line in lines:
             try:
-                rows.append(json.loads(line))
+                rows.append(load_json(line))
             except ValueError:
                 break
             if not line.endswith("\n"):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.plain import load_json
 from train.data.encode import Encoded
 from train.data.schema import BUILD_FILE
 from train.data.writer import fsync
@@ -66,7 +67,7 @@ class BuildRecord:
             DataError: there is none, so that the directory is not a finished corpus.
         """
         try:
-            return cls(**json.loads((directory / BUILD_FILE).read_text()))
+            return cls(**load_json((directory / BUILD_FILE).read_bytes()))
         except (OSError, ValueError, TypeError):
             raise DataError(
                 f"{directory}: exists and is not a finished corpus; name another directory or remove this one"

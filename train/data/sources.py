@@ -13,12 +13,13 @@ The first and the last kind may be compressed: .gz, .zst.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from train.errors import DataError
 
@@ -83,6 +84,9 @@ def find_files(
         DataError: a source is unreadable, or nothing is found.
     """
     found: dict[str, SourceFile] = {}
+    if not glob or PurePath(glob).is_absolute():
+        what = "is empty" if not glob else "begins with /, and is matched with paths inside the sources"
+        raise DataError(f"the pattern of files (--glob {shlex.quote(glob)}) {what}; leave it out for all files")
     try:
         for source in sources:
             named = not source.is_dir()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from checkpoint_tools.plain import in_words
 from train.errors import DataError
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
@@ -63,7 +64,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; a tokenizer is a Hugging Face tokenizer.json") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        raise DataError(f"{path}: cannot be read: {in_words(error)}") from error
     try:
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library raises plain Exception

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from checkpoint_tools.plain import in_words, load_json
 from train.errors import HubError
 
 FILE = "zslurm.json"
@@ -54,10 +55,10 @@ class Companion:
         if not path.is_file():
             return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = load_json(path.read_bytes())
             found = Companion(content["skip_rule"], np.array(content["balancing_bias"], np.float32))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise HubError(f"{path}: cannot be understood ({error!r}); remove it to do without") from error
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise HubError(f"{path}: cannot be understood ({in_words(error)}); remove it to do without") from error
         if found.skip_rule not in _SKIP_RULES:
             raise HubError(f"{path}: skip_rule must be one of {', '.join(_SKIP_RULES)}, got {found.skip_rule!r}")
         return found

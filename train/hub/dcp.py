@@ -45,7 +45,9 @@ from checkpoint_tools import (
     layout,
     list_checkpoints,
 )
+from checkpoint_tools.durable import writing
 from checkpoint_tools.manifest import BLOCK_SIZE
+from checkpoint_tools.plain import load_json
 from checkpoint_tools.report import WrittenBuffer, WrittenExtent
 from checkpoint_tools.shard_header import DTYPES
 from checkpoint_tools.write import file_order, shard_opening, write_file
@@ -147,6 +149,8 @@ def import_dcp(source: Path, root: Path, *, like: Manifest | None = None, report
     step = int(facts["step"])
     if root.exists() and (not root.is_dir() or any(found.step == step for found in list_checkpoints(root))):
         raise HubError(f"{root}: holds a checkpoint of step {step}, or is no directory; name another directory")
+    with writing(root):
+        root.parent.mkdir(parents=True, exist_ok=True)
     directory = begin(root, step, f"import-{secrets.token_hex(4)}")
     try:
         shard = _write(directory, reader, tensors, buffers, report)
@@ -305,7 +309,7 @@ def _facts(
     if MANIFEST_KEY in stored:
         text = _load(reader, MANIFEST_KEY, torch.uint8, tuple(stored[MANIFEST_KEY].size))
         try:
-            facts: dict[str, Any] = json.loads(bytes(text.numpy()))
+            facts: dict[str, Any] = load_json(bytes(text.numpy()))
         except ValueError as error:
             raise HubError(f"{source}: {MANIFEST_KEY} is damaged: {error}") from error
         return facts

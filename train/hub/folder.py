@@ -10,7 +10,6 @@ at once. Reading is `pread` of a range of elements into fp32; no file is mapped 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from checkpoint_tools import layout as checkpoint_layout
 from checkpoint_tools import shard_header
+from checkpoint_tools.plain import Unexpected, in_words, load_json
 from train.errors import HubError, HubIOError
 from train.hub.number_formats import READABLE, to_fp32
 
@@ -108,13 +108,13 @@ class TensorFolder:
         if not (self.path / INDEX).exists():
             raise HubError(f"{self.path}: holds neither {SINGLE} nor {INDEX}; other formats cannot be read")
         try:
-            found = json.loads((self.path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            found = load_json((self.path / INDEX).read_bytes())["weight_map"]
             if not all(isinstance(file, str) and checkpoint_layout.is_plain(file) for file in found.values()):
-                raise ValueError("weight_map must name files of the folder")
+                raise Unexpected("weight_map must name files of the folder")
         except OSError as error:
             raise HubIOError(f"{self.path / INDEX}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise HubError(f"{self.path / INDEX}: not an index of safetensors files: {error!r}") from error
+            raise HubError(f"{self.path / INDEX}: not an index of safetensors files: {in_words(error)}") from error
         return dict(found)
 
     def _read_header(self, file: str, expected: set[str]) -> None:

@@ -33,6 +33,7 @@ from checkpoint_tools import (
     partition,
     write_shard,
 )
+from checkpoint_tools.durable import writing
 from train.data.schema import TOKENIZER_FILE
 from train.data.tokenizer import file_sha256
 from train.errors import HubError, HubIOError
@@ -79,6 +80,8 @@ def import_weights(
     ranks = max(1, -(-sum(row.numel for row in table) * 4 // max_shard_bytes))
     plan = partition(table, ranks)
     made = not root.exists()
+    with writing(root):
+        root.parent.mkdir(parents=True, exist_ok=True)
     directory = begin(root, 0, f"import-{secrets.token_hex(4)}")
     try:
         shards = _write_shards(weights, plan, directory, report)

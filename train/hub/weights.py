@@ -7,7 +7,6 @@ that takes.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from checkpoint_tools import Checkpoint
+from checkpoint_tools.plain import load_json
 from train.config import ModelConfig
 from train.errors import HubError, HubIOError
 from train.hub.companion import Companion, shifted
@@ -293,13 +293,13 @@ def balancing_bias(weights: Weights) -> NDArray[np.float32]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = load_json((path / CONFIG).read_bytes())
     except FileNotFoundError:
         raise HubError(f"{path}: holds no {CONFIG}, so it is no folder of a published model") from None
     except OSError as error:
         raise HubIOError(f"{path / CONFIG}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise HubError(f"{path / CONFIG}: not JSON: {error}") from error
+        raise HubError(f"{path / CONFIG}: {error}") from error
     if not isinstance(config, dict):
         raise HubError(f"{path / CONFIG}: not a model's settings")
     return config
@@ -316,8 +316,16 @@ def _is_first_release(names: dict[str, tuple[int, ...]]) -> bool:
     return any(".zaya_block." in name or ".self_attn.qkv." in name for name in names)
 
 
+def _first(error: TypeError | ValidationError) -> str:
+    """The first thing that is wrong with a model's settings."""
+    if isinstance(error, TypeError):
+        return "its settings are no mapping of names to values"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+
+
 def _model_of(path: Path, stored: Any) -> ModelConfig:
     try:
         return ModelConfig(**stored)
     except (TypeError, ValidationError) as error:
-        raise HubError(f"{path}: is of a model that this version does not know: {error}") from error
+        raise HubError(f"{path}: is of a model that this version does not know: {_first(error)}") from error

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from train.niceness import lower_process
 from zslurm.aegis.deputy import Deputy
 from zslurm.aegis.protocol import (
     AgentReport,
@@ -50,7 +51,6 @@ from zslurm.launch.run_dir import open_run
 OnSilence = Callable[[float], bool]
 """Asked while the supervisor is silent, with the seconds since it was heard last; true ends the agent."""
 
-_NICENESS = 10
 _TICK_S = 1.0
 _MOST_WAITING = 2000
 """Lines that wait for a reader; then the oldest are dropped: where the ranks were is of no use later."""
@@ -275,8 +275,7 @@ def main(argv: list[str] | None = None) -> int:
     count = int(environ.get("SLURM_NTASKS", "1")) if options.count is None else options.count
     for signum in _IGNORED:
         signal.signal(signum, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
+    lower_process()
     try:
         run = open_run(options.run)
         spec = load_spec(run.config)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from train.jsonl import read_jsonl
 from zslurm.aegis.evidence import History
 from zslurm.aegis.history import history_of
+from zslurm.aegis.presence import Presence
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ConfigError
@@ -74,6 +76,11 @@ class Job:
         asked = environ.get("ZSLURM_STOP")
         stop = StopRequest(signal.Signals[f"SIG{asked}"] if asked else None)
         return cls(run, spec, environ, environ[name], int(environ.get("SLURM_RESTART_COUNT", "0")), event, stop)
+
+    @cached_property
+    def presence(self) -> Presence:
+        """Watches over the run directory from the first look on."""
+        return Presence(self.run.path, self.spec.aegis.run_dir_lost_s)
 
     @property
     def on_slurm(self) -> bool:

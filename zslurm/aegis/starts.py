@@ -119,7 +119,8 @@ class Starts:
         assert self._python is not None
         attempts = job.run.attempt_dirs()
         attempt = job.run.attempt(attempts[-1].number + 1 if attempts else 1)
-        attempt.path.mkdir(parents=True)
+        attempt.path.parent.mkdir(exist_ok=True)
+        attempt.path.mkdir()  # without parents: a run directory that was moved must not come back in part
         try:
             running = self._begin(attempt, nodes, self._python)
         except OSError:  # no rank runs

@@ -36,7 +36,7 @@ from zslurm.aegis.spares import unfit
 from zslurm.aegis.starts import Decided, Running, Starts
 from zslurm.aegis.verdict import Cause, Verdict
 from zslurm.aegis.watch import Watch, committed_step
-from zslurm.errors import Exit, ZslurmError
+from zslurm.errors import Exit, RunDirLost, ZslurmError
 from zslurm.launch.milestones import IN_PLACE
 from zslurm.launch.prepare import clear_up
 from zslurm.launch.processes import ProcessRecord
@@ -93,6 +93,7 @@ class Supervisor:
             signal.signal(signum, self._on_stop_signal)
         for signum in (signal.SIGCONT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
+        job.presence.lost()  # from here on the run directory is watched over
         me = ProcessRecord.of(os.getpid())
         _patiently(lambda: me.write(job.run.supervisor))
         with self.recorder:
@@ -126,7 +127,12 @@ class Supervisor:
             agents.stop()
 
     def _end(self, code: int) -> int:
-        """Tell the batch script that the run is over in this job."""
+        """Tell the batch script that the run is over in this job.
+
+        Where the run directory is lost there is no file to write it into: the exit code of this process tells.
+        """
+        if self.job.presence.lost() is not None:
+            os._exit(Exit.STOPPED)
         _patiently(lambda: write_atomically(self.job.run.job_exit(self.job.job_id), f"{code}\n"))
         return code
 
@@ -174,6 +180,8 @@ class Supervisor:
         told = ""
         failed_at: float | None = None
         while not self.job.stop.asked:
+            if (lost := self.job.presence.lost()) is not None:
+                raise RunDirLost(lost)
             why = self.nodes.slurm_is_away()
             if why is not None:
                 failed_at = None
@@ -203,7 +211,7 @@ class Supervisor:
         watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
         verdict = watch.until_end()
         self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
-        if self.settings.mode == "off" or verdict.outcome == "completed":
+        if self.settings.mode == "off" or verdict.outcome == "completed" or self.job.presence.lost():
             self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
             return verdict, ()
         decision, resources = self._decide(watch, verdict, running)

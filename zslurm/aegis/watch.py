@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from train.jsonl import read_jsonl
 from zslurm.aegis.agents import Agents
@@ -23,7 +24,7 @@ from zslurm.aegis.policy import alarm
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.teardown import clear, end_step, quiet_s
-from zslurm.aegis.verdict import Verdict, judge
+from zslurm.aegis.verdict import Cause, Verdict, judge
 from zslurm.errors import Exit
 from zslurm.launch.metrics_tail import last_step_at
 from zslurm.launch.run_dir import AttemptDir, RunDir
@@ -89,6 +90,8 @@ class Watch:
         root: Fault | None = None
         while process.poll() is None:
             process.reap()
+            if (lost := self.job.presence.lost()) is not None:
+                return self._abandon(lost)
             self._pass_signal_on()
             self._look()
             why, root = self._why_give_up()
@@ -110,6 +113,28 @@ class Watch:
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
         shutil.rmtree(self.attempt.progress(self.job.environ), ignore_errors=True)  # left by killed ranks
         return verdict
+
+    def _abandon(self, why: str) -> Verdict:
+        """End an attempt whose run directory is lost: after a save elsewhere, where one is set."""
+        process, job = self.running.process, self.job
+        rescue = job.spec.checkpoint.rescue_dir
+        job.event("run_dir_lost", attempt=self.attempt.number, reason=why, rescue_dir=rescue)
+        deadline = time.monotonic() + (job.spec.aegis.save_s if rescue is not None else 0.0)
+        repeat_at = 0.0
+        while time.monotonic() < deadline and process.record.alive:
+            if time.monotonic() >= repeat_at:
+                process.signal_group(signal.SIGUSR2)
+                repeat_at = time.monotonic() + _REPEAT_S
+            process.reap()
+            time.sleep(job.spec.aegis.poll_s)
+        end_step(self.running, job.slurm_id)
+        self._clear()
+        process.reap()
+        shutil.rmtree(self.attempt.progress(job.environ), ignore_errors=True)
+        saved = "nothing was saved"
+        if rescue is not None:
+            saved = f"the ranks were asked to save in {Path(rescue) / job.run.name}"
+        return Verdict("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
 
     def situation(self, outcome: Verdict | None = None) -> Situation:
         """What the policy judges."""

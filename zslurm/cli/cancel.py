@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zslurm.cli.options import Runs
+
+if TYPE_CHECKING:
+    from zslurm.launch.find import OrphanJob
+    from zslurm.launch.run_dir import RunDir
 
 
 def cancel(
@@ -15,12 +19,24 @@ def cancel(
 ) -> None:
     """Let runs save and stop; `submit` continues them.
 
+    A job whose run directory is gone is ended as scancel does.
+
     Example: zslurm cancel my-run
     """
     from zslurm.cli.output import say
     from zslurm.launch.control import cancel as cancel_run
-    from zslurm.launch.find import find_all
+    from zslurm.launch.control import cancel_orphan
+    from zslurm.launch.find import OrphanJob, find_to_change
 
-    for run in find_all(runs):
+    found: list[RunDir | OrphanJob] = []
+    for reference in runs:
+        try:
+            found.append(find_to_change(reference, "cancel"))
+        except OrphanJob as orphan:
+            found.append(orphan)
+    for run in dict.fromkeys(found):
+        if isinstance(run, OrphanJob):
+            say(cancel_orphan(run.job, run.run))
+            continue
         job_id = cancel_run(run, wait=wait)
         say(f"cancelled job {job_id} of {run.name}" if job_id else f"{run.name} is not active; nothing to cancel")

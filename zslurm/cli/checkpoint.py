@@ -68,6 +68,8 @@ def show(
 
     Example: zslurm checkpoint show my-run --tensor embedding.weight
     """
+    if tensor:  # reads their values
+        here_or_as_job(False)
     from zslurm.report.checkpoint_tools import show
 
     show(checkpoint, tensor or [], as_json=json)
@@ -79,9 +81,9 @@ def verify(checkpoint: Checkpoint, workers: Workers = 2, slurm: Slurm = False, j
 
     Example: zslurm checkpoint verify my-run
     """
+    here_or_as_job(slurm)
     from zslurm.report.checkpoint_tools import verify_it
 
-    here_or_as_job(slurm)
     verify_it(checkpoint, threads=workers, as_json=json)
 
 
@@ -91,12 +93,14 @@ def diff(
     second: Annotated[
         str, typer.Argument(metavar="OTHER", help="Another one, or another run.", show_default=False)
     ],
+    slurm: Slurm = False,
     json: Json = False,
 ) -> None:
     """Say in what two checkpoints differ, whatever their numbers of ranks; exit code 5 if their values do.
 
     Example: zslurm checkpoint diff runs/a/checkpoints/step-00000400 runs/b/checkpoints/step-00000400
     """
+    here_or_as_job(slurm, workers_option=None)
     from zslurm.report.checkpoint_tools import diff
 
     diff(first, second, as_json=json)
@@ -126,9 +130,9 @@ def reshape(
 
     Example: zslurm checkpoint reshape my-run --dp 768
     """
+    here_or_as_job(slurm)
     from zslurm.report.checkpoint_tools import reshape_it
 
-    here_or_as_job(slurm)
     reshape_it(
         checkpoint,
         destination,
@@ -190,11 +194,11 @@ def export(
 
     Example: zslurm checkpoint export my-run --to hf my-run-hf
     """
+    here_or_as_job(slurm, workers_option=None)
     from train.hub import Overrides
     from zslurm.report.checkpoint import TokenizerChoice, export_weights
     from zslurm.report.checkpoint_tools import export_state
 
-    here_or_as_job(slurm, workers_option=None)
     if to is Format.DCP:
         export_state(checkpoint, out, as_json=json)
         return
@@ -236,12 +240,14 @@ def import_(
             "--like", metavar="CKPT", help="Of dcp: a checkpoint of the same model, if another trainer wrote DIR."
         ),
     ] = None,
+    slurm: Slurm = False,
     json: Json = False,
 ) -> None:
     """Make a checkpoint of a published model's weights, or of another trainer's state; prints its path.
 
     Example: zslurm checkpoint import ZAYA1-8B zaya1-8b
     """
+    here_or_as_job(slurm, workers_option=None)
     from zslurm.report.checkpoint import TokenizerChoice, import_folder
     from zslurm.report.checkpoint_tools import import_state, is_dcp
 

@@ -70,11 +70,11 @@ def build(
 
     Example: zslurm data build ~/texts --glob '*.txt' --vocab-size 32768 --out data/texts
     """
+    here_or_as_job(slurm)
     from train.data.source_reader import Fields
     from zslurm.report.data import build_bundle
     from zslurm.report.values import parse_size
 
-    here_or_as_job(slurm)
     build_bundle(
         sources,
         out,
@@ -106,11 +106,12 @@ def show(
 
 
 @app.command()
-def verify(path: Bundles, workers: Workers = None, json: Json = False) -> None:
+def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: Json = False) -> None:
     """Read everything and compare it with its checksums; exit code 5 where something is damaged.
 
     Example: zslurm data verify data/texts
     """
+    here_or_as_job(slurm)
     from zslurm.report.data import verify_bundle
 
     verify_bundle(path, workers=workers, as_json=json)

@@ -51,14 +51,17 @@ def doctor(
     from zslurm.cli.output import print_json, say
     from zslurm.cluster.doctor.check import all_checks, chosen_checks
     from zslurm.errors import ConfigError
+    from zslurm.slurm.hostlist import expand
 
     if list_checks:
         from zslurm.report.doctor import show_checks
 
-        show_checks(all_checks())
+        show_checks(all_checks(), as_json=json)
         return
     if nodes is not None and nodelist is not None:
         raise ConfigError("--nodes and --nodelist exclude each other")
+    if nodelist is not None and not expand(nodelist):
+        raise ConfigError("--nodelist: names no node")
     from zslurm.cluster.doctor.examine import Wanted, examine
     from zslurm.cluster.doctor.site import site
 

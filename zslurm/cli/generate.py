@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from zslurm.cli.heavy import here_or_as_job
 from zslurm.cli.options import Context, Json, RopeBase, TokenizerFile
 
 
@@ -60,6 +61,7 @@ def generate(
 
     Example: zslurm generate my-run --prompt 'def main(' --max-tokens 50
     """
+    here_or_as_job(False)
     from train.hub import Overrides
     from zslurm.report.generate import Sampling, generate_text
 

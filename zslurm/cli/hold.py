@@ -12,7 +12,7 @@ def hold(runs: Runs) -> None:
     """
     from zslurm.cli.output import say
     from zslurm.launch.control import hold as hold_run
-    from zslurm.launch.find import find_all
+    from zslurm.launch.find import find_to_change
 
-    for run in find_all(runs):
+    for run in dict.fromkeys(find_to_change(reference, "hold") for reference in runs):
         say(f"held job {hold_run(run)} of {run.name}; `zslurm release {run.name}` lets it start")

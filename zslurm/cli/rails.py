@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,15 +40,18 @@ def rails(
     from zslurm.cluster.site import load_site
     from zslurm.errors import CheckFailed, ConfigError
     from zslurm.report.rails import as_json, draw
-    from zslurm.slurm.hostlist import compress
+    from zslurm.slurm.hostlist import compress, expand
 
     if sum((nodes is not None, nodelist is not None, here)) > 1:
         raise ConfigError("--nodes, --nodelist and --here exclude each other")
+    names = None if nodelist is None else expand(nodelist)
+    if names == []:
+        raise ConfigError("--nodelist: names no node")
     site = load_site(cluster)
     if here or site.cluster.launcher == "local":
         found = _here(site)
     else:
-        found = _on_nodes(site, nodes or 1, nodelist, timeout)
+        found = _on_nodes(site, nodes or 1, names or (), timeout)
     if json:
         print_json(as_json(found))
     else:
@@ -65,13 +69,12 @@ def _here(site: Site) -> RailSurvey:
     return judge_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
 
 
-def _on_nodes(site: Site, count: int, nodelist: str | None, timeout: float) -> RailSurvey:
+def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> RailSurvey:
     from zslurm.cluster.rail_survey import survey_rails
-    from zslurm.slurm.hostlist import expand
 
     return survey_rails(
         site.cluster,
-        nodes=expand(nodelist) if nodelist else (),
+        nodes=names,
         count=count,
         options=[*site.submit_options(), "--time=5"],
         timeout_s=timeout,

@@ -12,7 +12,7 @@ def release(runs: Runs) -> None:
     """
     from zslurm.cli.output import say
     from zslurm.launch.control import release as release_run
-    from zslurm.launch.find import find_all
+    from zslurm.launch.find import find_to_change
 
-    for run in find_all(runs):
+    for run in dict.fromkeys(find_to_change(reference, "release") for reference in runs):
         say(f"released job {release_run(run)} of {run.name}")

@@ -30,9 +30,9 @@ def requeue(
     """
     from zslurm.cli.output import say
     from zslurm.launch.control import requeue as requeue_run
-    from zslurm.launch.find import find
+    from zslurm.launch.find import find_to_change
 
-    found = find(run)
+    found = find_to_change(run, "requeue")
     done = requeue_run(found, now=now, exclude=exclude)
     what = f"requeued {found.name} as" if done.action == "requeue" else f"{found.name} waits on as"
     without = f", without {exclude}" if exclude else ""

@@ -22,26 +22,39 @@ def status(
     """
     from zslurm.cli.output import print_json, print_table, say
     from zslurm.errors import Exit
-    from zslurm.launch.find import find_all
+    from zslurm.launch.find import OrphanJob, find
     from zslurm.launch.index import known_runs
+    from zslurm.launch.run_dir import RunDir
     from zslurm.launch.run_state import look_all
-    from zslurm.report.status import COLUMNS, as_json, as_row, details, details_as_json, stale_line
+    from zslurm.report.status import COLUMNS, as_json, as_row, details, details_as_json, orphan_as_json, stale_line
 
-    states = look_all(find_all(runs) if runs else known_runs(), cached=True)
+    found: dict[RunDir, None] = {}
+    orphans: list[OrphanJob] = []
+    for reference in runs or ():
+        try:
+            found[find(reference)] = None
+        except OrphanJob as orphan:
+            orphans.append(orphan)
+    states = look_all(list(found) if runs else known_runs(), cached=True)
     stale = stale_line(states)
     if active:
         states = [state for state in states if state.active]
-    alone = states[0] if runs and len(states) == 1 else None
+        orphans = [lost for lost in orphans if lost.job.state.is_active]
+    alone = states[0] if runs and len(states) == 1 and not orphans else None
     excluded = (
         _excluded(alone.job_id) if alone and alone.active and alone.launcher == "slurm" and not stale else None
     )
     if json:
-        print_json([details_as_json(alone, excluded)] if alone else [as_json(state) for state in states])
+        rows = [details_as_json(alone, excluded)] if alone else [as_json(state) for state in states]
+        print_json(rows + [orphan_as_json(lost.job, lost.run) for lost in orphans])
     elif alone:
         for line in details(alone, excluded):
             print(line)
-    elif states:
-        print_table(COLUMNS, [as_row(state) for state in states])
+    elif states or orphans:
+        if states:
+            print_table(COLUMNS, [as_row(state) for state in states])
+        for lost in orphans:
+            print(lost)
     else:
         say("no runs are active" if active else "no runs yet; `zslurm submit run.yaml` starts one")
     if stale:

@@ -18,8 +18,9 @@ from typing import Any, Literal
 
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers
-from zslurm.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
+from zslurm.errors import ConfigError, NotFound, ZslurmError
 from zslurm.launch.run_dir import write_atomically
+from zslurm.paths import home
 
 LOCAL = "local"
 LAYER = "cluster profile"
@@ -65,7 +66,7 @@ class Profile:
 def config_dir() -> Path:
     """Where this user's zslurm configuration lies."""
     base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "zslurm"
+    return (Path(base) if base else home() / ".config") / "zslurm"
 
 
 def _shipped_folder() -> Any:
@@ -106,8 +107,7 @@ def default_name() -> str:
     """The profile that is used when none is named: $ZSLURM_CLUSTER, the one chosen by init, or the only one.
 
     Raises:
-        ConfigError: there are several and none is the default.
-        SlurmUnavailable: there is none, nor is there a Slurm to make one from.
+        ConfigError: there is none, or there are several and none is the default.
     """
     chosen = os.environ.get("ZSLURM_CLUSTER")
     if chosen:
@@ -123,7 +123,7 @@ def default_name() -> str:
         return next(iter(files))
     if files:
         raise ConfigError(f"several cluster profiles ({', '.join(files)}) and no default; name one with --cluster")
-    raise SlurmUnavailable(
+    raise ConfigError(
         "no cluster profile yet: run `zslurm init` on a login node, or train on this machine with --cluster local"
     )
 

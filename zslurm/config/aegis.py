@@ -105,6 +105,11 @@ class AegisSection(Section):
     save_s: Positive = Field(
         600.0, description="seconds that ranks get to save and stop when asked, before they are killed"
     )
+    run_dir_lost_s: Positive = Field(
+        30.0,
+        description="seconds for which the run directory must be missing (moved or removed) before the run is "
+        "stopped; see checkpoint.rescue_dir",
+    )
     poll_s: Positive = Field(0.25, description="seconds between two looks of the supervisor")
     silent_s: Positive = Field(
         8.0, description="seconds without a word of a node's agent, and without progress, after which it is dead"

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from checkpoint_tools.plain import load_json
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers, Origin, show_path
 from zslurm.config.problems import describe
@@ -26,6 +27,7 @@ PATH_KEYS: tuple[KeyPath, ...] = (
     ("run", "runs_dir"),
     ("data", "path"),
     ("checkpoint", "resume_from"),
+    ("checkpoint", "rescue_dir"),
     ("checkpoint", "local_dir"),
     ("evaluation", "data"),
     ("cluster", "template"),
@@ -218,11 +220,13 @@ def load_spec(config_json: Path) -> RunSpec:
         ConfigError: it is missing, damaged, or of another version of zslurm.
     """
     try:
-        data = json.loads(config_json.read_text(encoding="utf-8"))
+        data = load_json(config_json.read_bytes())
     except OSError as error:
         raise ConfigError(f"{config_json}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{config_json}: not JSON: {error}") from error
+        raise ConfigError(f"{config_json}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{config_json}: it is no configuration of a run")
     try:
         return RunSpec.model_validate(data)
     except ValidationError as error:

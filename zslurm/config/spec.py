@@ -6,6 +6,7 @@ are what `zslurm config schema` prints.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Literal
 
@@ -29,8 +30,9 @@ from train.config import (
 )
 from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
+from zslurm.paths import LONGEST_NAME
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII)
 # Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -45,10 +47,24 @@ def one_line(value: str) -> str:
     return value
 
 
+_JOB_ID = re.compile(r"[0-9]+|local-[0-9]+")
+
+
 def _name(value: str) -> str:
+    if len(value) > LONGEST_NAME:
+        raise ValueError(f"must have at most {LONGEST_NAME} characters, this has {len(value)}: {value[:20]}...")
     if not _NAME.fullmatch(value):
         raise ValueError(
-            f"must be letters, digits, '.', '_' and '-' (it becomes a directory and a job name), got {value!r}"
+            "must be letters, digits, '.', '_' and '-', and begin with a letter or digit "
+            f"(it becomes a directory and a job name), got {json.dumps(value)}"
+        )
+    return value
+
+
+def _run_name(value: str) -> str:
+    if _JOB_ID.fullmatch(value):
+        raise ValueError(
+            f"must not be a job id, which commands would take it for: {value}; add a letter or a word"
         )
     return value
 
@@ -73,6 +89,7 @@ def _word(value: object) -> object:
 
 Line = Annotated[str, BeforeValidator(_word), AfterValidator(one_line)]
 Name = Annotated[str, BeforeValidator(_word), AfterValidator(_name)]
+RunName = Annotated[Name, AfterValidator(_run_name)]
 SlurmTime = Annotated[str, BeforeValidator(_time)]
 VariableName = Annotated[str, AfterValidator(_variable)]
 
@@ -111,7 +128,7 @@ Bind = Annotated[Line, AfterValidator(_bind)]
 class RunSection(RunIdentity):
     """The run's name, seed and place."""
 
-    name: Name = Field("run", description="name of the run; its directory under runs_dir")
+    name: RunName = Field("run", description="name of the run; its directory under runs_dir")
     runs_dir: Line = Field("runs", description="directory that holds the runs; shared by all nodes")
     group_readable: bool = Field(False, description="let the group read the run directory (0750, not 0700)")
     snapshot: Literal["none", "copy"] = Field(

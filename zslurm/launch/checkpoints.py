@@ -7,6 +7,7 @@ from pathlib import Path
 from checkpoint_tools import CheckpointError, Listing, list_checkpoints
 from zslurm.errors import NotFound, ZslurmError
 from zslurm.launch.index import find_run
+from zslurm.paths import expand
 
 _PUBLISHED = ("model.safetensors", "model.safetensors.index.json")
 _MANIFEST = "manifest.json"
@@ -24,7 +25,7 @@ def find_checkpoints(reference: str) -> tuple[Path, list[Listing]]:
         NotFound: there is no such run or directory.
         ZslurmError: it cannot be read.
     """
-    path = Path(reference).expanduser()
+    path = expand(reference)
     root = path if path.is_dir() and not (path / "config.json").is_file() else find_run(reference).checkpoints
     try:
         return root, list_checkpoints(root)
@@ -39,7 +40,7 @@ def find_checkpoint(reference: str) -> Path:
         NotFound: there is none; if there are incomplete ones, why they are.
         ZslurmError: the directory cannot be read.
     """
-    path = Path(reference).expanduser()
+    path = expand(reference)
     if (path / _MANIFEST).exists():
         return path
     root, found = find_checkpoints(reference)
@@ -56,7 +57,7 @@ def find_newest(reference: str) -> Path:
     Raises:
         NotFound, ZslurmError: as `find_checkpoint`.
     """
-    path = Path(reference).expanduser()
+    path = expand(reference)
     if (path / _MANIFEST).exists():
         return path
     root, found = find_checkpoints(reference)
@@ -71,5 +72,5 @@ def find_weights(reference: str) -> Path:
     Raises:
         NotFound, ZslurmError: as `find_checkpoint`.
     """
-    path = Path(reference).expanduser()
+    path = expand(reference)
     return path if is_published(path) else find_checkpoint(reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -10,11 +11,12 @@ from typing import NamedTuple
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ConfigError, NotFound, RunActive, SlurmUnavailable, ZslurmError
+from zslurm.launch.completed import refuse_completed
 from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import RunState, last_job, look
+from zslurm.launch.run_state import RunState, last_job, look, recorded_job
 from zslurm.launch.secrets import with_secrets
-from zslurm.launch.submission import record_action, submit
+from zslurm.launch.submission import record_action, spec_of, submit
 from zslurm.launch.successor import cancel_successor
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
@@ -37,6 +39,7 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
         ZslurmError: a local run's processes are on another machine.
     """
     state = look(run)
+    refuse_copy(run, "cancel")
     if not state.active or state.job_id is None:
         return None
     spec = load_spec(run.config)
@@ -51,6 +54,18 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
     while wait and look(run).active:
         time.sleep(_POLL_S)
     return state.job_id
+
+
+def cancel_orphan(job: JobRecord, run: RunDir) -> str:
+    """Cancel a job whose run directory is gone; returns what was done, in one line.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: from Slurm.
+    """
+    if not job.state.is_active:
+        return f"job {job.job_id} is over ({job.state.lower()}), and its run directory {run.path} is gone"
+    SlurmClient().cancel(job.job_id)
+    return f"cancelled job {job.job_id}, whose run directory {run.path} is gone (as `scancel {job.job_id}` does)"
 
 
 def _stop_local(run: RunDir) -> None:
@@ -108,6 +123,7 @@ def release(run: RunDir) -> str:
 def _waiting_state(run: RunDir, what: str) -> RunState:
     """The state of a run whose job waits in Slurm's queue."""
     state = look(run)
+    refuse_copy(run, what)
     if state.job_id is None:
         raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
     if state.launcher != "slurm":
@@ -122,6 +138,21 @@ def _waiting_state(run: RunDir, what: str) -> RunState:
             )
         raise ZslurmError(f"{run.name}: job {state.job_id} is over ({state.state}); nothing to {what}")
     return state
+
+
+def refuse_copy(run: RunDir, what: str) -> None:
+    """Refuse to act on the job in the files of a copied run: it is the original's.
+
+    Raises:
+        ZslurmError: `run` is a copy.
+    """
+    job = recorded_job(run)
+    if job is not None and job.original is not None:
+        raise ZslurmError(
+            f"{run.path}: is a copy of {job.original}, and has no job to {what}: job {job.job_id} is the "
+            f"original's (`zslurm {what} {shlex.quote(str(job.original))}`); submit the copy under its own name "
+            "to continue it from its checkpoints"
+        )
 
 
 class Requeued(NamedTuple):
@@ -142,12 +173,16 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
     Raises:
         NotFound: the run was never submitted, Slurm has forgotten its job, or a node does not exist.
         ConfigError: nodes are to be excluded that the run asks for, or from a local run.
+        RunCompleted: it has trained all its steps.
+        ZslurmError: it is a copy of another run, whose job it is.
         SlurmUnavailable, SlurmRefused: from Slurm.
     """
+    refuse_copy(run, "requeue")
     job = last_job(run)
     if job is None:
         raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
-    spec = load_spec(run.config)
+    spec = spec_of(run)
+    refuse_completed(spec, run)
     if job.launcher == "local":
         if exclude is not None:
             raise ConfigError(f"{run.name}: a local run has no nodes to exclude")

@@ -60,11 +60,24 @@ class _Executor(submitit.LocalExecutor):
         return submitit.LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
 
 
+def _forget_calls(run: RunDir) -> None:
+    """Remove the pickled calls of earlier local submissions.
+
+    submitit names them by the pid of its process, and pids are used again: the process of this submission would
+    take an old call for its own, in a moved or copied directory one that names the old place.
+    """
+    for path in run.submitit.glob("*_submitted.pkl"):
+        path.unlink(missing_ok=True)
+    for path in run.submitit.glob("*_result.pkl"):
+        path.unlink(missing_ok=True)
+
+
 class LocalLauncher:
     """Starts runs on this machine."""
 
     def submit(self, spec: RunSpec, run: RunDir) -> tuple[str, dict[str, Any]]:
         """Start the run; returns its job id, `local-N`, and the record of the process that holds it."""
-        job_id = claim_local_id()
+        job_id = claim_local_id(run)
+        _forget_calls(run)
         job = _Executor(spec, run, job_id).submit(supervise, str(run.path))
         return job_id, asdict(ProcessRecord.of(int(job.job_id)))

@@ -1,18 +1,24 @@
-"""Manners on a login node, which is shared: heavy commands step back behind everybody else's."""
+"""Heavy commands on a login node, which is shared, give way to everybody else's processes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 
-_NICENESS = 10
+from train.niceness import BACKGROUND, in_slurm_job, lower_process
+from zslurm.errors import ConfigError
+
+_HIGHEST = 19
 
 
 def step_back() -> None:
-    """Lower this process's priority, unless it runs in a job; $ZSLURM_NICE says by how much (0: not at all)."""
+    """Lower this process's priority, unless it runs in a Slurm job; $ZSLURM_NICE sets to what (0: not at all).
+
+    Raises:
+        ConfigError: $ZSLURM_NICE is no niceness.
+    """
     wanted = os.environ.get("ZSLURM_NICE", "")
-    niceness = int(wanted) if wanted.isdigit() else _NICENESS
-    here = os.getpriority(os.PRIO_PROCESS, 0)
-    if "SLURM_JOB_ID" not in os.environ and here < niceness:
-        with contextlib.suppress(OSError):
-            os.nice(niceness - here)
+    if wanted and (not re.fullmatch("[0-9]{1,2}", wanted) or int(wanted) > _HIGHEST):
+        raise ConfigError(f"ZSLURM_NICE={wanted}: expected a niceness from 0 to {_HIGHEST}")
+    if not in_slurm_job():
+        lower_process(int(wanted) if wanted else BACKGROUND)

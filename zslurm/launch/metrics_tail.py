@@ -64,7 +64,7 @@ def _take_step(found: NewestRows, line: bytes) -> None:
     row = parse_line(line)
     if row is not None and row.get("kind") == "step":
         found.step = found.step or row
-        found.step_times.append(row["step_time_s"])
+        found.step_times += [row["step_time_s"]] if row.get("step_time_s") is not None else []
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:

@@ -79,10 +79,12 @@ class ProcessRecord:
         """The record among the fields of a JSON object; None where there is none."""
         try:
             record = cls(int(fields["pid"]), float(fields["created"]), str(fields["host"]))
+            if not 0 < record.pid < 1 << 31:
+                return None
             if fields.get("started") is None or fields.get("boot") is None:
                 return record
             return replace(record, started=int(fields["started"]), boot=str(fields["boot"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, OverflowError, TypeError, ValueError):
             return None
 
     def write(self, path: Path) -> None:

@@ -154,7 +154,8 @@ def main(argv: list[str]) -> int:
     except Exception as raised:
         error, code = raised, 1
         traceback.print_exc()
-    _record_end(attempt, environ, code, error)
+    with contextlib.suppress(OSError):  # the run directory is away, or was moved: the log has the reason
+        _record_end(attempt, environ, code, error)
     _close_progress(progress, int(environ["RANK"]))
     sys.stdout.flush()
     sys.stderr.flush()

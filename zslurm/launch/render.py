@@ -122,6 +122,7 @@ def template_variables(
         "venv": spec.cluster.venv,
         "code": job_code(spec, run),
         "run_dir": str(run.path),
+        "runs_dir": str(run.path.parent),
         "job_log": str(run.job_log(job_id)),
         "job_id": job_id,
         "supervisor_command": command or supervisor_command(spec, run),

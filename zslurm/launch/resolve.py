@@ -33,9 +33,8 @@ def resolve_run(run_file: Path, *, cluster: str | None = None, overrides: Sequen
     """Resolve a run file over the profile `cluster`, else the one that it or --set names, else the default.
 
     Raises:
-        ConfigError: anything in the files or overrides is wrong.
+        ConfigError: anything in the files or overrides is wrong; or no profile was named, and there is none.
         NotFound: the run file or the profile does not exist.
-        SlurmUnavailable: no profile was named, and there is none.
     """
     document = yaml12.read(run_file)
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()

@@ -34,13 +34,13 @@ RUN/
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.plain import load_json
 from zslurm.errors import ConfigError, NotFound, ZslurmError
 
 
@@ -62,7 +62,7 @@ def write_atomically(path: Path, text: str) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file; None where it is missing or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -10,11 +10,13 @@ from __future__ import annotations
 import getpass
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from train.jsonl import read_jsonl
 from train.optim.stages import Stage, stages_of
 from zslurm.errors import ZslurmError
+from zslurm.launch.identity import original_of
 from zslurm.launch.metrics_tail import newest_rows
 from zslurm.launch.milestones import IN_PLACE, AegisView, aegis_view, read_milestones
 from zslurm.launch.processes import ProcessRecord
@@ -42,6 +44,7 @@ State = Literal[
     "lost",  # ended without a verdict, and nobody knows how
     "unknown",  # Slurm does not answer
     "prepared",  # never accepted by a launcher
+    "copied",  # a copy of a run: the job in its files is the original's
 ]
 ACTIVE: frozenset[State] = frozenset({"pending", "requeued", "held", "running", "suspended", "completing"})
 
@@ -116,16 +119,32 @@ class _Job:
     """The job that waits for the end of this one, to continue the run (launch/successor.py)."""
     acted: float = 0.0
     """When somebody last did something to it."""
+    original: Path | None = None
+    """The directory that the job works in, where the run is a copy of that."""
+
+
+_SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
+"""What every row of submissions.jsonl has."""
 
 
 def last_job(run: RunDir) -> _Job | None:
-    """The newest job of a run; None where it was never submitted."""
+    """The newest job of a run; None where it was never submitted, and where the job is that of its original."""
+    job = recorded_job(run)
+    return job if job is not None and job.original is None else None
+
+
+def recorded_job(run: RunDir) -> _Job | None:
+    """The newest job in the files of a run, be it that of the run which it is a copy of."""
     job: _Job | None = None
+    submission: dict[str, Any] = {}
     for row in read_jsonl(run.submissions):
-        if row.get("action") == "submit":
+        if not row.keys() >= _SUBMISSION:
+            continue  # damaged
+        if row["action"] == "submit":
             process = ProcessRecord.of_fields(row)
             user = row.get("user") or getpass.getuser()
             job = _Job(row["job_id"], row["launcher"], row["cluster"], user, row["time"], process)
+            submission = row
         elif job is None or row["job_id"] not in (job.job_id, job.successor):
             continue
         elif row.get("action") == "successor":
@@ -135,7 +154,7 @@ def last_job(run: RunDir) -> _Job | None:
         elif row.get("action") == "requeue":  # takes an earlier cancel back
             job = replace(job, cancelled=False)
         job = replace(job, acted=row["time"])
-    return job
+    return job if job is None else replace(job, original=original_of(run, submission))
 
 
 def look(run: RunDir) -> RunState:
@@ -151,8 +170,8 @@ def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
         cached: an answer that Slurm gave some seconds ago will do, or an older one where it does not answer: for
             what is shown to a person. Whatever decides something asks anew.
     """
-    jobs = [last_job(run) for run in runs]
-    on_slurm = [job for job in jobs if job is not None and job.launcher == "slurm"]
+    jobs = [recorded_job(run) for run in runs]
+    on_slurm = [job for job in jobs if job is not None and job.original is None and job.launcher == "slurm"]
     if not on_slurm:
         seen = QueueView()
     elif cached:
@@ -184,6 +203,9 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
     if job is None:
         return RunState(run, "prepared")
     events = read_milestones(run.events)
+    if job.original is not None:
+        why = f"a copy of {job.original}; submit it under its own name to continue it from its checkpoints"
+        return RunState(run, "copied", reason=why, last_event=events.newest, **_progress(run))
     job = _present_job(job, events.rows, seen)
     verdict = _verdict_of(job.job_id, events.rows)
     record = seen.jobs.get(job.job_id)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
 from train.config import model_fingerprint
 from train.data.order import DataOrder
@@ -29,15 +31,17 @@ from zslurm.cluster.sysfs import sysroot
 from zslurm.cluster.xgmi import group_cost
 from zslurm.config.layers import show_path
 from zslurm.config.load import load_spec
-from zslurm.config.spec import RunSpec
+from zslurm.config.spec import RunSection, RunSpec
 from zslurm.errors import ConfigError, RunActive, ZslurmError
 from zslurm.launch import index
 from zslurm.launch.code_copy import copied_code
 from zslurm.launch.code_version import code_version
+from zslurm.launch.completed import refuse_completed
 from zslurm.launch.container import check_container
+from zslurm.launch.identity import forget_original, location
 from zslurm.launch.render import job_environment, render
-from zslurm.launch.run_dir import RunDir, read_json
-from zslurm.launch.run_state import look
+from zslurm.launch.run_dir import RunDir, not_writable, read_json
+from zslurm.launch.run_state import look, recorded_job
 from zslurm.launch.secrets import (
     read_secrets,
     refuse_misplaced_secrets,
@@ -109,6 +113,8 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
                 manifest = checkpoint.manifest
             notes += compare(manifest.cursor.get("plan"), order.plan, manifest.step)
             notes += order.changes(manifest.cursor, manifest.step)
+            assert continues is not None
+            refuse_completed(spec, continues)
         elif spec.init is not None:
             from train.init import open_init
 
@@ -276,12 +282,13 @@ def submit(spec: RunSpec, *, new: bool = False) -> Submission:
             dismiss_leftover(run)
         continued = run.submitted
         run.create(group_readable=spec.run.group_readable)
+        _leave_original(run)
         with _restored_on_error(run), copied_code(spec, run) as left_out:
             notes += left_out
             _write_files(run, spec, tokenizer)
             job_id, process = launch(spec, run)
-        record_action(run, "submit", job_id, spec, changed=changed, **process)
-        index.record(index.new_entry(job_id, run, spec.cluster.name, spec.cluster.launcher))
+        record_action(run, "submit", job_id, spec, changed=changed, **location(run), **process)
+        notes += _indexed(job_id, run, spec)
         if spec.wants_successor:
             notes.append(_queue_successor(launch, spec, run, job_id))
         return Submission(job_id, run, continued, changed, notes)
@@ -356,8 +363,46 @@ def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) ->
     except ZslurmError as error:
         return f"job {job_id} has no successor: {error}"
     record_action(run, "successor", job_id, spec, successor=successor)
-    index.record(index.new_entry(successor, run, spec.cluster.name, spec.cluster.launcher))
+    _indexed(successor, run, spec)
     return f"job {successor} waits to continue the run if job {job_id} ends early"
+
+
+def _leave_original(run: RunDir) -> None:
+    """Take the processes of its original out of a copied run, before a job of its own starts there."""
+    recorded = recorded_job(run)
+    if recorded is None or recorded.original is None:
+        return
+    try:
+        forget_original(run)
+    except OSError as error:
+        raise not_writable(error, run.path) from error
+
+
+def _indexed(job_id: str, run: RunDir, spec: RunSpec) -> list[str]:
+    """Add the job to the per-user index; returns a note where that cannot be: the job is on its way already."""
+    try:
+        index.record(index.new_entry(job_id, run, spec.cluster.name, spec.cluster.launcher))
+    except ZslurmError as error:
+        return [f"{error}; until then commands find the run by its path, {run.path}"]
+    return []
+
+
+def spec_of(run: RunDir) -> RunSpec:
+    """The run as it was submitted last, at the place where its directory is now.
+
+    Raises:
+        ConfigError: config.json is missing or damaged, or the directory's name is no name of a run.
+    """
+    spec = load_spec(run.config)
+    if run_dir_of(spec).path == run.path.absolute():
+        return spec
+    moved = {"name": run.path.absolute().name, "runs_dir": str(run.path.absolute().parent)}
+    try:
+        section = RunSection.model_validate({**spec.run.model_dump(mode="json"), **moved})
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{run.path}: rename the directory: run.name {why}") from error
+    return spec.model_copy(update={"run": section})
 
 
 def check_idle(run: RunDir) -> None:

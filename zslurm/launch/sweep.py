@@ -12,8 +12,8 @@ from pathlib import Path
 
 from zslurm.config.layers import parse_path, show_path
 from zslurm.errors import ConfigError
+from zslurm.paths import LONGEST_NAME
 
-_LONGEST_NAME = 100
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
@@ -100,7 +100,7 @@ def _suffixes(combined: Sequence[tuple[str, ...]]) -> list[str]:
     last_words = Counter(_last_word(key) for key in keys)
     names = {key: _last_word(key) if last_words[_last_word(key)] == 1 else _clean(key) for key in keys}
     suffixes = ["".join("-" + _part(names, setting) for setting in settings) for settings in combined]
-    if len(set(suffixes)) == len(suffixes) and max(map(len, suffixes)) <= _LONGEST_NAME // 2:
+    if len(set(suffixes)) == len(suffixes) and max(map(len, suffixes)) <= LONGEST_NAME // 2:
         return suffixes
     return [f"-{number:03d}" for number in range(1, len(combined) + 1)]
 
@@ -135,9 +135,10 @@ def member_name(base: str, member: Member) -> str:
         ConfigError: it would be too long.
     """
     name = base + member.suffix
-    if len(name) > _LONGEST_NAME:
+    if len(name) > LONGEST_NAME:
         raise ConfigError(
-            f"run.name: {name} is longer than {_LONGEST_NAME} characters; give the run a shorter name"
+            f"run.name: {name} has {len(name)} characters, {LONGEST_NAME} are permitted; give the run "
+            "a shorter name"
         )
     return name
 

@@ -6,8 +6,6 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,16 +36,7 @@ from zslurm.report.values import parse_size, show_count, show_duration
 if TYPE_CHECKING:
     from train.hub.dcp import Converted
 
-NICENESS = 10
 _RANKS_SHOWN = 4
-
-
-@contextmanager
-def _politely() -> Iterator[None]:
-    """Errors as the command line's; the work niced, for login nodes are shared."""
-    os.nice(NICENESS)
-    with as_user_errors():
-        yield
 
 
 def show(reference: str, tensors: list[str], *, as_json: bool) -> None:
@@ -165,7 +154,7 @@ def verify_it(reference: str, *, threads: int, as_json: bool) -> None:
     """
     path = find_newest(reference)
     started = time.monotonic()
-    with _politely(), byte_bar(f"verifying {path.name}") as report:
+    with as_user_errors(), byte_bar(f"verifying {path.name}") as report:
         found = verify(path, threads=threads, report=report)
     seconds = time.monotonic() - started
     if as_json:
@@ -203,7 +192,7 @@ def diff(first: str, second: str, *, as_json: bool) -> None:
     """
     paths = find_checkpoint(first), find_checkpoint(second)
     with (
-        _politely(),
+        as_user_errors(),
         Checkpoint.open(paths[0]) as one,
         Checkpoint.open(paths[1]) as other,
         byte_bar("comparing") as report,
@@ -254,7 +243,7 @@ def reshape_it(
     source = find_checkpoint(reference)
     destination = destination or source.parent / f"{source.name}-dp{ranks}"
     started = time.monotonic()
-    with _politely():
+    with as_user_errors():
         if dry_run:
             plan = plan_reshape(source, destination, ranks, workers=workers, max_memory=memory)
         else:
@@ -338,7 +327,7 @@ def is_dcp(folder: Path) -> bool:
 def export_state(reference: str, out: Path, *, as_json: bool) -> None:
     """`zslurm checkpoint export --to dcp`; prints the new directory."""
     path = find_checkpoint(reference)
-    with _politely(), Checkpoint.open(path) as checkpoint, byte_bar(f"exporting {path.name}") as report:
+    with as_user_errors(), Checkpoint.open(path) as checkpoint, byte_bar(f"exporting {path.name}") as report:
         from train.hub.dcp import export_dcp
 
         done = export_dcp(checkpoint, out, report=report)
@@ -347,7 +336,7 @@ def export_state(reference: str, out: Path, *, as_json: bool) -> None:
 
 def import_state(folder: Path, root: Path, *, like: str | None, as_json: bool) -> None:
     """`zslurm checkpoint import` of a DCP directory; prints the new checkpoint's path."""
-    with _politely(), byte_bar(f"importing {folder.name}") as report:
+    with as_user_errors(), byte_bar(f"importing {folder.name}") as report:
         from train.hub.dcp import import_dcp
 
         manifest = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from zslurm.aegis.classify import Line, Story, classify
 from zslurm.aegis.log_lines import chunks_of
 from zslurm.errors import NotFound
+from zslurm.report.values import show_time
 from zslurm.slurm.hostlist import compress
 
 COLUMNS = ("time", "class", "role", "lines", "where", "first line")
@@ -93,7 +93,7 @@ def rows(story: Story) -> list[list[str]]:
 
 def _row(kind: str, role: str, lines: list[Line], root: Line | None) -> list[str]:
     first = lines[0]
-    when = time.strftime("%m-%d %H:%M:%S", time.localtime(first.when)) if first.when is not None else "-"
+    when = show_time(first.when, "%m-%d %H:%M:%S") if first.when is not None else "-"
     shown = "root" if any(line is root for line in lines) else {"root": "later root"}.get(role, role)
     return [
         when,

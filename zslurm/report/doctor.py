@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zslurm.cli.output import print_table, say
+from zslurm.cli.output import print_json, print_table, say
 from zslurm.cluster.doctor.check import Check, Status
 from zslurm.cluster.doctor.examine import ANSWER, STATE
 from zslurm.cluster.doctor.report import LOGIN, Report, Result
@@ -15,8 +15,16 @@ _MOST_REASONS = 4
 _MOST_LEFT_ALONE = 3
 
 
-def show_checks(checks: Iterable[Check]) -> None:
+def show_checks(checks: Iterable[Check], *, as_json: bool = False) -> None:
     """`zslurm doctor --list`."""
+    if as_json:
+        print_json(
+            [
+                {"check": c.name, "group": c.group, "where": c.where, "about": c.about, "on_request": c.on_request}
+                for c in checks
+            ]
+        )
+        return
     rows = [
         [check.name, check.group, check.where, check.about + (" (with --bars)" if check.on_request else "")]
         for check in checks

@@ -6,7 +6,6 @@ lost peers are its cascade, others failed on their own later. Ranks that said th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from train.jsonl import read_jsonl
 from zslurm.aegis.verdict import blames_a_peer
 from zslurm.errors import Exit
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
+from zslurm.report.values import show_time
 from zslurm.slurm.hostlist import compress
 
 COLUMNS = ("role", "ranks", "node", "time", "step", "first line")
@@ -44,7 +44,7 @@ class RankError:
 
     def as_row(self) -> list[str]:
         """One line of the table."""
-        when = time.strftime("%m-%d %H:%M:%S", time.localtime(self.when)) if self.when else "-"
+        when = show_time(self.when, "%m-%d %H:%M:%S") if self.when else "-"
         step = str(self.step) if self.step is not None and self.step >= 0 else "-"
         return [self.role, _ranks(self.ranks), self.nodes, when, step, self.line]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zslurm.errors import ConfigError, NotFound
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
-from zslurm.launch.run_state import last_job, look_all
+from zslurm.launch.run_state import look_all, recorded_job
 from zslurm.slurm.hostlist import HostlistError, expand_ranges
 
 _POLL_S = 0.3
@@ -75,7 +75,7 @@ def no_log(run: RunDir) -> NotFound:
 def _log_path(run: RunDir, rank: int, attempt: int | None, supervisor: bool) -> Path | None:
     """The log that is asked for; None while it does not exist yet."""
     if supervisor:
-        job = last_job(run)
+        job = recorded_job(run)
         ids = [job_id for job_id in (job.successor, job.job_id) if job_id] if job else []
         return next((path for path in map(run.job_log, ids) if path.exists()), None)
     chosen = chosen_attempt(run, attempt)

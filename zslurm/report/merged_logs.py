@@ -18,6 +18,7 @@ from typing import NamedTuple
 from zslurm.launch.log_times import LogTimes
 from zslurm.launch.run_dir import AttemptDir, RunDir
 from zslurm.report.logs import chosen_attempt, is_active, no_log, ranks_with_logs
+from zslurm.report.values import show_time
 
 _POLL_S = 0.5
 _RANKS_PER_POLL = 64
@@ -150,7 +151,7 @@ def _print(lines: Iterable[LogLine], attempt: AttemptDir | None, as_json: bool) 
             body = {"time": line.when, "attempt": number, "rank": line.rank, "line": text}
             out.write(json.dumps(body).encode() + b"\n")
         else:
-            shown = time.strftime("%m-%d %H:%M:%S", time.localtime(line.when))
+            shown = show_time(line.when, "%m-%d %H:%M:%S")
             out.write(f"{shown} rank {line.rank}: ".encode() + line.text + b"\n")
     out.flush()
     return any_line

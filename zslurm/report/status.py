@@ -12,6 +12,7 @@ from zslurm.launch.run_state import RunState
 from zslurm.report.event_words import describe, describe_cause, describe_fault
 from zslurm.report.values import show_count, show_duration, show_time
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.reasons import explain
 
 COLUMNS = (*"run state job attempt step loss held-out tokens/s MFU left".split(), "last event", "note")
@@ -76,7 +77,8 @@ def _last_event(state: RunState) -> str:
     if state.last_event is None:
         return "-"
     kind = str(state.last_event.get("event", "?")).replace("_", " ")
-    return f"{kind} {show_duration(time.time() - float(state.last_event['time']))} ago"
+    when = state.last_event.get("time")
+    return kind if when is None else f"{kind} {show_duration(time.time() - float(when))} ago"
 
 
 def stale_line(states: Sequence[RunState]) -> str | None:
@@ -142,6 +144,20 @@ def as_json(state: RunState) -> dict[str, Any]:
         "last_decision": state.aegis.last_decision,
         "excluded": list(state.aegis.excluded),
         "restarts_in_place": state.aegis.restarts_in_place,
+    }
+
+
+def orphan_as_json(job: JobRecord, run: RunDir) -> dict[str, Any]:
+    """What Slurm knows of a job whose run directory is gone, under the keys of `as_json`."""
+    return {
+        "run": run.name,
+        "run_dir": str(run.path),
+        "run_dir_exists": False,
+        "state": job.state.lower(),
+        "active": job.state.is_active,
+        "job_id": job.job_id,
+        "nodes": job.nodes or None,
+        "restarts": job.restarts,
     }
 
 
@@ -236,11 +252,13 @@ def _attempts(state: RunState) -> Iterator[dict[str, Any]]:
     """Every attempt with its nodes and its end; one that has none runs, or nobody recorded how it ended."""
     started: dict[int, dict[str, Any]] = {}
     for event in read_jsonl(state.run.events):
+        if event.get("attempt") is None:
+            continue
         if event.get("event") == "attempt_started":
             started[event["attempt"]] = event
         elif event.get("event") == "attempt_ended":
             begin = started.pop(event["attempt"], {})
-            yield _attempt(event["attempt"], begin, event, event["outcome"])
+            yield _attempt(event["attempt"], begin, event, event.get("outcome", "no end recorded"))
     for number, begin in started.items():
         yield _attempt(number, begin, {}, "running" if state.state == "running" else "no end recorded")
 

@@ -61,6 +61,9 @@ def parse_size(text: str) -> int:
     return size
 
 
-def show_time(when: float) -> str:
-    """Local time to the second."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+def show_time(when: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Local time, to the second; `?` for what is no time, as in a damaged file."""
+    try:
+        return time.strftime(form, time.localtime(when))
+    except (OverflowError, OSError, ValueError):
+        return "?"

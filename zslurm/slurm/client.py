@@ -137,6 +137,16 @@ class SlurmClient:
         answer = self._commands.run("squeue", *arguments).stdout.strip()
         return "" if answer in ("(null)", "n/a") else answer
 
+    def output_file(self, job_id: str) -> str:
+        """The file that a job's output goes to; empty where it has none.
+
+        Raises:
+            NotFound: the controller does not know the job.
+        """
+        shown = self._commands.run("scontrol", "show", "job", job_id).stdout
+        found = [line.strip().removeprefix("StdOut=") for line in shown.splitlines() if "StdOut=" in line]
+        return found[0] if found else ""
+
     def steps(self, job_id: str) -> dict[str, str]:
         """The live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""
         arguments = ["--steps", "--noheader", f"--jobs={job_id}"]

@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from zslurm.errors import ZslurmError
+from zslurm.errors import ConfigError
 
 MAX_HOSTS = 1 << 20
 """A list that stands for more names is refused: it is a typing error, and would fill the memory."""
@@ -19,7 +19,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _DIGITS = re.compile(r"([0-9]+)")
 
 
-class HostlistError(ZslurmError, ValueError):
+class HostlistError(ConfigError, ValueError):
     """A hostlist that Slurm would refuse as well."""
 
 

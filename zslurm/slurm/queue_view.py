@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.plain import load_json
 from zslurm.errors import ZslurmError
+from zslurm.paths import home
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord
@@ -68,7 +70,7 @@ class _Kept:
     def read(cls, path: Path) -> _Kept:
         """What is kept; nothing where there is no such file, or one of another version."""
         try:
-            body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            body: dict[str, Any] = load_json(path.read_bytes())
             for name in ("jobs", "ended"):
                 body[name] = {job_id: JobRecord.from_json(row) for job_id, row in body[name].items()}
             return cls(**body)
@@ -145,4 +147,4 @@ def cache_file() -> Path:
     """Where the view of this user and cluster is kept."""
     base = os.environ.get("XDG_CACHE_HOME")
     cluster = hashlib.sha256(os.environ.get("SLURM_CONF", "").encode()).hexdigest()[:12]
-    return (Path(base) if base else Path.home() / ".cache") / "zslurm" / f"queue-{os.getuid()}-{cluster}.json"
+    return (Path(base) if base else home() / ".cache") / "zslurm" / f"queue-{os.getuid()}-{cluster}.json"
