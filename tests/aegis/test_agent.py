@@ -22,7 +22,7 @@ from tests.aegis.places import place
 from tests.fake_sysfs import mi300x_pollara
 from tests.waiting import wait_for
 from train.progress import Phase, ProgressWriter
-from zslurm.aegis.agent import Agent
+from zslurm.aegis.agent import Agent, OnSilence
 from zslurm.aegis.protocol import (
     AgentReport,
     Command,
@@ -243,7 +243,7 @@ class Here:
     """An agent in a thread of the test, on a pair of pipes."""
 
     def __init__(
-        self, at: Place, sensors: dict[str, Make], on_silence: Callable[[float], bool] = lambda seconds: True
+        self, at: Place, sensors: dict[str, Make], on_silence: OnSilence = lambda seconds, hung_up: True
     ) -> None:
         commands, self._in = os.pipe()
         self._out, reports = os.pipe()
@@ -373,7 +373,8 @@ def test_readings_without_news_are_not_repeated(tmp_path: Path) -> None:
 def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back(tmp_path: Path) -> None:
     asked: list[float] = []
 
-    def on_silence(seconds: float) -> bool:
+    def on_silence(seconds: float, hung_up: bool) -> bool:
+        assert not hung_up
         asked.append(seconds)
         return len(asked) >= 3 and "heard" in here.events()
 

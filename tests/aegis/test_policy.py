@@ -54,7 +54,7 @@ def past_of(kind: str, *nodes: str, step: int = 40, **more: Any) -> History:
 
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
-    scheduler = {"slurm_time_limit", "slurm_requeue", "slurm_preempt", "slurm_task_failure"}
+    scheduler = {"slurm_time_limit", "slurm_requeue", "slurm_preempt", "slurm_task_failure", "slurm_step_refused"}
     assert set(TREATMENTS) == {*EVERY, *scheduler, "straggler", "orphans_many"}
     assert not set(TREATMENTS) & set(REMARKS)
 
