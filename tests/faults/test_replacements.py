@@ -1,9 +1,13 @@
-"""Faults that happen while those who would notice them are being replaced, or Slurm is away."""
+"""Faults that happen while an agent or the supervisor is replaced, or while slurmctld is away.
+
+The rows are like those of matrix.py; `make faults` and `make soak` run them.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +16,19 @@ from tests.faults.harness import FaultRun
 from tests.faults.matrix import SPARE, VICTIM, Injected, Row, break_gpu, kill_nodes, pull_cable
 from tests.faults.nodes import FaultNodes
 from tests.faults.test_faults import _check, _inject
+from zslurm.launch.run_dir import RunDir
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(900)]
 
 _AWAY_S = 45.0
 
 
-def without_controller(inject: Callable[[FaultRun], Injected]) -> Callable[[FaultRun], Injected]:
+Inject = Callable[[FaultRun], Injected]
+
+
+def without_controller(inject: Inject) -> Inject:
+    """slurmctld is away from before the fault until 45 s after it."""
+
     def happens(run: FaultRun) -> Injected:
         run.wait_for_step()
         run.cluster.stop_controller()
@@ -32,7 +42,9 @@ def without_controller(inject: Callable[[FaultRun], Injected]) -> Callable[[Faul
     return happens
 
 
-def without_supervisor(inject: Callable[[FaultRun], Injected]) -> Callable[[FaultRun], Injected]:
+def without_supervisor(inject: Inject) -> Inject:
+    """The supervisor is killed, and the fault happens before its successor's agents look."""
+
     def happens(run: FaultRun) -> Injected:
         run.wait_for_step()
         run.kill_supervisor()
@@ -41,7 +53,9 @@ def without_supervisor(inject: Callable[[FaultRun], Injected]) -> Callable[[Faul
     return happens
 
 
-def without_agent(inject: Callable[[FaultRun], Injected]) -> Callable[[FaultRun], Injected]:
+def without_agent(inject: Inject) -> Inject:
+    """The agent of the victim's node is killed, and the fault happens before the next one looks."""
+
     def happens(run: FaultRun) -> Injected:
         run.wait_for_step()
         run.agent(run.node_of(VICTIM)).kill()
@@ -122,6 +136,14 @@ ROWS = (
 )
 
 
+def memory_left(run: FaultRun, injected: Injected) -> list[Path]:
+    """Files in which agents remembered an attempt, on nodes that have not died."""
+    sample = RunDir(run.path).node_memory({"SLURMD_NODENAME": "NODE"}, 0)
+    owner = sample.name.split("-")[2]
+    found = sample.parent.glob(f"zslurm-*-{owner}-agents-*")
+    return [path for path in found if not any(f"-agents-{node}-" in path.name for node in injected.guilty)]
+
+
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.id) for row in ROWS])
 def test_the_run_survives(row: Row, site: tuple[User, FaultNodes]) -> None:
     user, nodes = site
@@ -130,11 +152,8 @@ def test_the_run_survives(row: Row, site: tuple[User, FaultNodes]) -> None:
         injected = _inject(row, run)
         end = run.wait_until_over()
         _check(row, run, injected, end["outcome"])
+        assert not memory_left(run, injected), "what agents remember of an attempt is removed with the run"
     except (AssertionError, TimeoutError) as error:
         raise AssertionError(f"{error}\n{run.story()}") from error
     finally:
-        import shutil
-
-        shutil.copy(run.path / "events.jsonl", f"/tmp/outage/events-{row.number}-{int(time.time())}.jsonl")
-        print(run.story())
         run.cleanup()
