@@ -23,6 +23,7 @@ from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from train.progress import Phase, ProgressWriter
 from zslurm.aegis.agent import Agent, OnSilence
+from zslurm.aegis.node_memory import NodeMemory
 from zslurm.aegis.protocol import (
     AgentReport,
     Command,
@@ -49,8 +50,10 @@ def agents() -> Iterator[list[AgentProcess]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return make_run(tmp_path)
+def run(tmp_path: Path) -> Iterator[RunDir]:
+    run = make_run(tmp_path)
+    yield run
+    NodeMemory(run, ON_NODE0, 0).forget()  # agents that were killed could not
 
 
 @pytest.fixture

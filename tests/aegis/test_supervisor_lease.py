@@ -95,9 +95,9 @@ def test_it_lapses_only_where_nobody_renewed_it_for_so_long(looks: list[tuple[fl
     for pause, what in looks:
         now += pause
         if what == "renewed":
-            version, changed = version + 1, now
+            version, changed = version + 1, changed if holder == "g2" else now
         elif what == "replaced":
-            version, changed, holder = version + 1, now, "g2"
+            version, holder = version + 1, "g2"
         if what != "away":
             watch.feed(Lease({"generation": holder}, version))
         last = began if changed is None else changed
@@ -109,3 +109,14 @@ def test_it_lapses_only_where_nobody_renewed_it_for_so_long(looks: list[tuple[fl
 
 def test_a_lease_lapses_only_after_several_renewals_were_due() -> None:
     assert LAPSED_S >= 3 * RENEW_S
+
+
+def test_a_supervisor_that_has_no_agents_yet_renews_nobodys_lease(run: RunDir) -> None:
+    """It has only just started, and may die before it starts any: those of the one before are still needed."""
+    take(run, "g1")
+    watch = LeaseWatch("g1")
+    watch.look(run)
+    ProcessRecord.of(os.getpid()).write(run.supervisor)
+    watch.look(run)
+    assert not watch.is_renewed
+    assert not watch.replaced

@@ -117,7 +117,9 @@ class LeaseWatch:
         if lease is None:
             return
         self._holder = lease.generation
-        if self._renewed is not None and lease.renewed != self._renewed and lease.renewed not in self._ours:
+        is_news = self._renewed is not None and lease.renewed != self._renewed and lease.renewed not in self._ours
+        # A supervisor that has no agents yet is another one: what it writes is no renewal of this agent's own.
+        if is_news and (not self.generation or self._holder == self.generation):
             self._changed = now
         self._renewed = lease.renewed
 
