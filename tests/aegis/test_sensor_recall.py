@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests.aegis.places import NOW, place
 from tests.fake_sysfs import FakeNode, mi300x_pollara
-from zslurm.aegis.kernel_source import LogFile
+from tests.waiting import wait_for
+from zslurm.aegis.kernel_source import Journal, Kmsg, LogFile
 from zslurm.aegis.sensor import Place, Sensor
 from zslurm.aegis.sensors import clock, gpu, host, kernel_log, nic
 from zslurm.aegis.sensors.gpu import GpuState
@@ -269,3 +271,39 @@ def test_the_time_of_a_fault_is_when_it_was_seen(node: FakeNode, at: Place) -> N
     node.take_nic_down("ionic_3")
     (fault,) = replaced(first, nic.make, at).read().faults
     assert fault.time == NOW
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg may not be read here")
+def test_the_real_kmsg_is_read_on_behind_a_record() -> None:
+    source = Kmsg(Path("/dev/kmsg"))
+    at = source.position()
+    source.close()
+    assert isinstance(at["record"], int)
+    again = Kmsg(Path("/dev/kmsg"), {**at, "record": at["record"] - 3})
+    assert again.lines() is not None
+    now = again.position()["record"]
+    assert isinstance(now, int)
+    assert now >= at["record"]
+    again.close()
+    other_boot = Kmsg(Path("/dev/kmsg"), {"boot": "another", "record": 0})
+    assert len(other_boot.lines()) < 50, "numbers of another boot mean nothing"
+    other_boot.close()
+
+
+_WHEN = 1_700_000_000.5
+
+
+@pytest.mark.parametrize("at", [None, {}, {"since": "x"}, {"since": -1.0}, {"since": 4e9}, {"since": _WHEN}])
+def test_the_journal_is_read_on_from_the_time_of_the_last_look(tmp_path: Path, at: dict[str, Any] | None) -> None:
+    called, program = tmp_path / "called", tmp_path / "journalctl"
+    old = "[ 1.0] node0 kernel: old"
+    follow = f'echo "$*" > {called}; exec sleep 60'
+    program.write_text(f'#!/bin/sh\ncase "$*" in *-f*) {follow};; *) echo "{old}";; esac\n')
+    program.chmod(0o755)
+    source = Journal(str(program), {"PATH": "/usr/bin:/bin"}, 30.0, at)
+    wait_for(lambda: called.exists() and called.read_text(), "journalctl to be called")
+    again = at == {"since": _WHEN}
+    assert ("--no-tail --since=@1700000000" if again else "-n 0") in called.read_text()
+    position = source.position()
+    assert position == at if again else set(position) == {"since"}
+    source.close()
