@@ -19,10 +19,11 @@ import pytest
 from tests.aegis.agent_process import AgentProcess, make_run
 from tests.aegis.orphans import environ_of, orphans, runs
 from tests.aegis.places import place
-from tests.fake_sysfs import mi300x_pollara
+from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from train.progress import Phase, ProgressWriter
-from zslurm.aegis.agent import Agent
+from zslurm.aegis.agent import Agent, OnSilence
+from zslurm.aegis.node_memory import NodeMemory
 from zslurm.aegis.protocol import (
     AgentReport,
     Command,
@@ -34,6 +35,7 @@ from zslurm.aegis.protocol import (
     encode_command,
 )
 from zslurm.aegis.sensor import Make, Place, Reading, Sensor
+from zslurm.aegis.supervisor_lease import take
 from zslurm.launch.run_dir import AttemptDir, RunDir
 
 ON_NODE0 = {"SLURMD_NODENAME": "node0"}
@@ -48,8 +50,10 @@ def agents() -> Iterator[list[AgentProcess]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return make_run(tmp_path)
+def run(tmp_path: Path) -> Iterator[RunDir]:
+    run = make_run(tmp_path)
+    yield run
+    NodeMemory(run, ON_NODE0, 0).forget()  # agents that were killed could not
 
 
 @pytest.fixture
@@ -207,6 +211,105 @@ def test_all_sensors_work_on_a_node_of_their_own(agents: list[AgentProcess], tmp
     assert (fault.kind, fault.nic, fault.node) == ("nic_link_down", "ionic_3", "node0")
 
 
+@pytest.fixture
+def rails(tmp_path: Path) -> FakeNode:
+    """A node whose NICs the agent watches."""
+    return mi300x_pollara(tmp_path / "root")
+
+
+def watching(agents: list[AgentProcess], run: RunDir, rails: FakeNode, attempt: int, *, told: int) -> AgentProcess:
+    """An agent of an attempt, which it is `told` of when it starts, after its first look at the NICs."""
+    agents.append(AgentProcess.here(run, f"--attempt={told}", ZSLURM_SYSROOT=str(rails.root)))
+    agents[-1].keep_beating(attempt=attempt)
+    agents[-1].sensed("nic", lambda report: report.first)
+    return agents[-1]
+
+
+def remembered(run: RunDir, attempt: int) -> Path:
+    """Where agents remember the attempt; wait until they do."""
+    path = run.node_memory(ON_NODE0, attempt)
+    wait_for(lambda: path.exists() and b'"nic"' in path.read_bytes(), "the NICs to be remembered")
+    return path
+
+
+def test_what_breaks_while_an_agent_is_replaced_is_told_by_the_next(
+    agents: list[AgentProcess], run: RunDir, rails: FakeNode
+) -> None:
+    first = watching(agents, run, rails, 1, told=0)
+    remembered(run, 1)
+    first.process.kill()
+    rails.take_nic_down("ionic_3")
+    second = watching(agents, run, rails, 1, told=1)
+    (fault,) = second.sensed("nic", lambda report: report.faults).faults
+    assert (fault.kind, fault.role, fault.nic) == ("nic_link_down", "root", "ionic_3")
+    assert kinds(second) == {"nic_link_down"}
+    second.send(Command("quit"))
+    second.wait()
+
+
+def kinds(agent: AgentProcess) -> set[str]:
+    return {fault.kind for report in agent.of(SensorReport) for fault in report.faults}
+
+
+@pytest.mark.parametrize("damage", ["missing", "no JSON", "of another kind"])
+def test_a_memory_that_is_lost_is_recorded_and_the_agent_begins_anew(
+    agents: list[AgentProcess], run: RunDir, rails: FakeNode, damage: str
+) -> None:
+    first = watching(agents, run, rails, 1, told=0)
+    path = remembered(run, 1)
+    first.process.kill()
+    first.wait()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "no JSON":
+        path.write_text("{")
+    else:
+        path.write_text(path.read_text().replace('"trouble": ""', '"trouble": [7]'))
+    second = watching(agents, run, rails, 1, told=1)
+
+    def lost() -> list[str]:
+        faults = [fault for report in second.of(SensorReport) for fault in report.faults]
+        return [fault.line for fault in faults if (fault.kind, fault.role) == ("baseline_lost", "advisory")]
+
+    (line,) = wait_for(lost, "a word on what is not known")
+    assert line.endswith("anew")
+    rails.take_nic_down("ionic_3")
+    second.sensed("nic", lambda report: any(fault.kind == "nic_link_down" for fault in report.faults))
+    second.send(Command("quit"))
+    second.wait()
+
+
+def test_a_new_attempt_is_remembered_in_place_of_the_old_and_the_end_of_the_run_removes_it(
+    agents: list[AgentProcess], run: RunDir, rails: FakeNode
+) -> None:
+    agent = watching(agents, run, rails, 1, told=0)
+    first = remembered(run, 1)
+    agent.stop_beating()
+    agent.keep_beating(attempt=2)
+    second = remembered(run, 2)
+    assert not first.exists()
+    agent.send(Command("quit", nodes=("node0",)))
+    agent.wait()
+    assert second.exists(), "another agent will take its place"
+    agent = watching(agents, run, rails, 2, told=2)
+    agent.send(Command("quit"))
+    agent.wait()
+    assert not second.exists()
+
+
+def test_an_agent_whose_generation_was_replaced_ends(agents: list[AgentProcess], run: RunDir) -> None:
+    """Its supervisor died, and the next one holds the lease: it waits for no silence."""
+    take(run, "g1")
+    job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[0-1]", "ZSLURM_BATCH_NODE": "node1"}
+    agents.append(AgentProcess.here(run, "--generation=g1", **job))
+    agents[0].wait_for(AgentReport)
+    take(run, "g2")
+    agents[0].hang_up()
+    assert agents[0].wait() == 0
+    assert agents[0].events() == ["started", "ended"]
+    assert list(run.path.glob("deputy-*")) == []
+
+
 def test_it_is_light() -> None:
     program = (
         "import sys; from zslurm.aegis import agent, sensor; sensor.all_sensors(); "
@@ -243,7 +346,7 @@ class Here:
     """An agent in a thread of the test, on a pair of pipes."""
 
     def __init__(
-        self, at: Place, sensors: dict[str, Make], on_silence: Callable[[float], bool] = lambda seconds: True
+        self, at: Place, sensors: dict[str, Make], on_silence: OnSilence = lambda seconds, hung_up: True
     ) -> None:
         commands, self._in = os.pipe()
         self._out, reports = os.pipe()
@@ -373,7 +476,8 @@ def test_readings_without_news_are_not_repeated(tmp_path: Path) -> None:
 def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back(tmp_path: Path) -> None:
     asked: list[float] = []
 
-    def on_silence(seconds: float) -> bool:
+    def on_silence(seconds: float, hung_up: bool) -> bool:
+        assert not hung_up
         asked.append(seconds)
         return len(asked) >= 3 and "heard" in here.events()
 

@@ -20,6 +20,7 @@ from tests.waiting import wait_for
 from zslurm.aegis import agents as module
 from zslurm.aegis.agents import Agents, Heard, agent_step
 from zslurm.aegis.protocol import AgentReport, Command, Heartbeat, ProgressReport, decode_command
+from zslurm.aegis.supervisor_lease import read, take
 from zslurm.config.spec import RunSpec
 from zslurm.launch.run_dir import RunDir
 
@@ -359,6 +360,76 @@ def test_what_slurm_says_of_a_silent_node_is_known(slurm: Watch) -> None:
     slurm.ask_for("blocked", "node1")
     wait_for(slurm.agents.slurm_says, "the word of sinfo")
     assert slurm.agents.slurm_says() == {"node1": "Slurm says down not responding"}
+
+
+@pytest.mark.parametrize("state", ["unknown*", "allocated*", "idle"])
+def test_where_no_agent_speaks_only_a_node_that_is_down_is_in_trouble(slurm: Watch, state: str) -> None:
+    """A controller that has just come back has heard of no node yet."""
+    slurm.start()
+    slurm.wait_for_event("agents_started")
+    rows = [(node, "down*" if node == "node1" else state) for node in NODES]
+    record = "".join("\x1f".join([node, word, "gpu:8", "96", "1000", "main", ""]) + "\x1e" for node, word in rows)
+    (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\n")
+    slurm.ask_for("blocked")
+    said = {"node1": "Slurm says down not responding"}
+    wait_for(lambda: not slurm.agents.watched() and slurm.agents.slurm_says() == said, "the word of sinfo")
+
+
+def test_what_is_unknown_to_slurm_is_no_trouble_while_others_speak(slurm: Watch) -> None:
+    slurm.start()
+    slurm.wait_for_event("agents_started")
+    asked = slurm.directory / "asked"
+    record = "\x1f".join(["node1", "unknown*", "gpu:8", "96", "1000", "main", ""]) + "\x1e"
+    (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\necho asked >> {asked}\n")
+    slurm.ask_for("blocked", "node1")
+    wait_for(lambda: asked.exists() and len(asked.read_text().split()) > 1, "Slurm to be asked twice")
+    assert slurm.agents.slurm_says() == {}
+
+
+def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm: Watch) -> None:
+    ended, away = slurm.directory / "ended", slurm.directory / "away"
+    steps = slurm.directory / "steps"
+    steps.touch()
+    (slurm.directory / "tools" / "squeue").write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo slurm-wlm 22.05.8 && exit\n'
+        f"[ -e {away} ] && {{ echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1; }}\n"
+        f"cat {steps}\n"
+    )
+    (slurm.directory / "tools" / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {ended}\n')
+    slurm.start()
+    slurm.wait_for_event("agents_started")
+    away.touch()
+    steps.write_text(f"12.1\x1fagents-{slurm.agents.generation}\x1e\n")
+    with slurm.agents._lock:
+        pid = slurm.agents._links[0].pid
+    os.kill(pid, signal.SIGKILL)
+    slurm.wait_for_event("agent_lost")
+    assert not ended.exists()
+    away.unlink()
+    wait_for(ended.exists, "the step that was left behind to be ended")
+    assert ended.read_text().split()[-1] == "12.1"
+
+
+def test_the_lease_names_the_generation_before_an_agent_starts_and_is_renewed(slurm: Watch) -> None:
+    slurm.start()
+    slurm.wait_for_event("agents_started")
+    lease = read(slurm.run)
+    assert lease is not None
+    assert lease.generation == slurm.agents.generation
+    wait_for(lambda: (now := read(slurm.run)) and now.renewed > lease.renewed, "the lease to be renewed")
+    take(slurm.run, "another")
+    (lost,) = slurm.wait_for_event("lease_lost")
+    assert lost == {"generation": "another"}
+
+
+def test_agents_that_replace_others_know_which_attempt_was_watched(slurm: Watch) -> None:
+    slurm.start()
+    slurm.wait_for_event("agents_started")
+    slurm.agents.attempt = 4
+    os.kill(slurm.pid("node1"), signal.SIGKILL)
+    slurm.wait_for_event("agent_restarted")
+    words = [Path(f"/proc/{slurm.pid(node)}/cmdline").read_text().split("\0") for node in ("node0", "node1")]
+    assert ["--attempt=0" in words[0], "--attempt=4" in words[1]] == [True, True]
 
 
 def test_an_old_slurm_has_no_agents_and_the_supervisor_goes_on(slurm: Watch) -> None:

@@ -13,11 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.launch.specs import run_spec
 from tests.slurm import recorded
 from train.jsonl import read_jsonl
 from zslurm.aegis.deputy import STAGGER_S, Deputy, Outcome
+from zslurm.aegis.supervisor_lease import LAPSED_S, take
 from zslurm.errors import SlurmRefused, SlurmUnavailable
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir
@@ -111,6 +114,7 @@ class Job:
         record_action(self.run, "submit", "12", spec)
         ProcessRecord.of(os.getpid()).write(self.run.supervisor)
         self.client = ScriptedClient()
+        self.now, self.silent_s, self._renewals = 100.0, 0.0, 0
         self.slept: list[float] = []
         self.while_asleep: Callable[[], None] = lambda: None
 
@@ -118,12 +122,31 @@ class Job:
         self.slept.append(seconds)
         self.while_asleep()
 
-    def deputy(self, node: str = "node1", **environ: str) -> Deputy:
+    def deputy(self, node: str = "node1", *, generation: str = "", **environ: str) -> Deputy:
         own = {
             "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node[0-2]", "SLURMD_NODENAME": node,
             "ZSLURM_BATCH_NODE": "node0",
         }  # fmt: skip
-        return Deputy(self.run, own | environ, 20.0, client=self.client, sleep=self._sleep)
+        return Deputy(
+            self.run, own | environ, 20.0,
+            generation=generation, client=self.client, sleep=self._sleep, clock=lambda: self.now,
+        )  # fmt: skip
+
+    def silence(self, deputy: Deputy, seconds: int, *, hung_up: bool = False, renewed: bool = False) -> bool:
+        """An agent's questions in seconds without a word of the supervisor; returns whether the agent ends."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.silent_s += 1.0
+            if renewed:
+                self.renew()
+            if deputy.on_silence(self.silent_s, hung_up):
+                return True
+        return False
+
+    def renew(self) -> None:
+        """As the supervisor does."""
+        self._renewals += 1
+        os.utime(self.run.supervisor, ns=(self._renewals, self._renewals))
 
     def events(self) -> list[dict[str, object]]:
         return list(read_jsonl(self.run.events))
@@ -280,8 +303,107 @@ def test_an_agent_is_needed_further_where_the_supervisor_is_heard_again(job: Job
     job.client.notices_after = NEVER
     deputy = job.deputy()
     deputy.heard = lambda: sum(job.slept) >= 10
-    assert not deputy.on_silence(25.0)
+    assert not job.silence(deputy, 40)
+    assert sum(job.slept) >= 10, "it was about to act"
     assert job.client.done == []
+
+
+# --- the supervisor's lease ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hung_up", [False, True])
+def test_an_agent_of_another_generation_ends_and_never_acts(job: Job, *, hung_up: bool) -> None:
+    take(job.run, "g1")
+    deputy = job.deputy(generation="g1")
+    take(job.run, "g2")
+    assert deputy.act() is Outcome.NOT_NEEDED
+    assert job.silence(deputy, 1, hung_up=hung_up)
+    assert (job.client.done, job.events(), job.leases()) == ([], [], [])
+
+
+def test_an_agent_whose_srun_is_gone_ends_where_its_supervisor_lives(job: Job) -> None:
+    """The controller was away, and srun gave up; the supervisor starts other agents when Slurm answers."""
+    take(job.run, "g1")
+    deputy = job.deputy(generation="g1")
+    assert not job.silence(deputy, 1, hung_up=True), "not known yet"
+    assert job.silence(deputy, 2, hung_up=True, renewed=True)
+    assert (job.client.done, job.leases()) == ([], [])
+
+
+def test_an_agent_whose_pipe_is_stuck_goes_on_and_does_not_act(job: Job) -> None:
+    take(job.run, "g1")
+    deputy = job.deputy(generation="g1")
+    assert not job.silence(deputy, 1000, renewed=True)
+    assert (job.client.done, job.slept) == ([], [])
+    assert job.silence(deputy, 100), "until the lease lapses"
+    assert [deed[0] for deed in job.client.done] == ["requeue"]
+
+
+def test_an_agent_whose_srun_is_gone_with_its_supervisor_acts(job: Job) -> None:
+    """As where the batch node died: nobody else would bring the run back."""
+    take(job.run, "g1")
+    deputy = job.deputy(generation="g1")
+    assert not job.silence(deputy, 15, hung_up=True)
+    assert job.client.done == []
+    assert job.silence(deputy, 20, hung_up=True)
+    assert [deed[0] for deed in job.client.done] == ["requeue"]
+
+
+def test_a_lease_that_is_renewed_again_stops_the_deputy_at_work(job: Job) -> None:
+    take(job.run, "g1")
+    job.client.notices_after = NEVER
+    deputy = job.deputy(generation="g1")
+    job.while_asleep = lambda: job.renew() if sum(job.slept) > 10 else None
+    assert not job.silence(deputy, 60)
+    assert (job.client.done, job.events(), job.leases()) == ([], [], [])
+
+
+def test_the_agent_of_the_batch_node_renews_the_lease_while_the_supervisors_process_runs(job: Job) -> None:
+    """It hangs with its file system, say; the agents of other nodes cannot see it."""
+    take(job.run, "g1")
+    here, elsewhere = job.deputy("node0", generation="g1"), job.deputy("node1", generation="g1")
+    for _ in range(100):
+        job.now, job.silent_s = job.now + 1.0, job.silent_s + 1.0
+        assert not here.on_silence(job.silent_s)
+        assert not elsewhere.on_silence(job.silent_s)
+    assert job.client.done == []
+
+
+def test_a_supervisor_whose_process_is_gone_is_not_vouched_for(job: Job) -> None:
+    take(job.run, "g1")
+    body = json.loads(job.run.supervisor.read_text())
+    job.run.supervisor.write_text(json.dumps(body | {"created": 1.0, "started": 1}))
+    assert job.silence(job.deputy("node0", generation="g1"), 40)
+    assert [deed[0] for deed in job.client.done] == ["requeue"]
+
+
+_EVENTS = st.sampled_from(["time", "time", "time", "renewal", "new", "away"])
+
+
+@given(st.lists(st.tuples(_EVENTS, st.sampled_from([0, 1]), st.booleans(), st.floats(1.0, 9.0)), max_size=30))
+@settings(max_examples=25, deadline=None)
+def test_nothing_is_done_while_a_supervisor_lives(
+    tmp_path_factory: pytest.TempPathFactory, story: list[tuple[str, int, bool, float]]
+) -> None:
+    """Two agents, one whose pipe may be closed; the supervisor renews, is replaced, or its directory is away."""
+    job = Job(tmp_path_factory.mktemp("drawn"))
+    take(job.run, "g1")
+    agents = {number: job.deputy(f"node{number + 1}", generation="g1") for number in (0, 1)}
+    alive_at, replaced = job.now, False
+    for what, number, hung_up, pause in story:
+        job.now, job.silent_s = job.now + pause, job.silent_s + pause
+        if what == "renewal":
+            job.renew()
+            alive_at = job.now
+        elif what == "new":
+            take(job.run, "g2")
+            alive_at, replaced = job.now, True
+        before = len(job.client.done)
+        if number in agents and what != "away" and agents[number].on_silence(job.silent_s, hung_up):
+            del agents[number]
+        if replaced or job.now - alive_at < LAPSED_S:
+            assert len(job.client.done) == before
+    assert [deed[0] for deed in job.client.done] in ([], ["requeue"])
 
 
 def check(holds: bool, what: str) -> None:
@@ -306,7 +428,7 @@ def test_who_comes_second_leaves_it_to_the_first(job: Job) -> None:
     job.while_asleep = lambda: os.utime(lease, (0, next(times)))
     assert job.deputy().act() is Outcome.LEFT_TO_ANOTHER
     assert job.client.done == []
-    assert not job.deputy().on_silence(1e6), "it asks again"
+    assert not job.silence(job.deputy(), 40), "it asks again"
 
 
 def test_a_lease_that_nobody_renews_is_followed_by_the_next(job: Job) -> None:

@@ -308,6 +308,21 @@ def test_where_all_agents_are_silent_nobody_is_dead() -> None:
     assert training.run(100) == []
 
 
+@pytest.mark.parametrize("apart", [0.3, 0.9, 2.0])
+@pytest.mark.parametrize("lost_peers", [False, True])
+def test_agents_that_fall_silent_one_after_the_other_are_still_all_of_them(
+    apart: float, *, lost_peers: bool
+) -> None:
+    """Their srun ended: the one that reported last has not been silent for as long as the first yet."""
+    training = Training(nodes=3)
+    training.run(31)
+    training.silent |= {0, 1, 2}
+    late = ProgressReport(training.stamp(2), training.attempt, tuple(training._record(rank) for rank in (4, 5)))
+    training.detector.feed(late, training.now + 0.1 + apart)
+    training.stopped |= dict.fromkeys(range(6), training.now)
+    assert training.run(100, lost_peers=lost_peers) == []
+
+
 @pytest.mark.parametrize("phase", [Phase.SETUP, Phase.SAVE, Phase.EVAL])
 def test_in_phases_without_steps_silence_needs_another_witness(phase: Phase) -> None:
     training = Training()

@@ -87,7 +87,7 @@ def test_only_the_records_of_the_ranks_that_srun_names_are_read(
 
 
 def test_options_that_srun_refuses_are_the_users_only_in_the_first_attempt(tmp_path: Path) -> None:
-    for number, kind in ((1, "slurm_launch_config"), (2, "slurm_control_plane")):
+    for number, kind in ((1, "slurm_launch_config"), (2, "slurm_step_refused")):
         attempt = attempt_in(tmp_path, number)
         attempt.step_log.write_text(REFUSED)
         (fault,) = words_of_srun(attempt)

@@ -24,8 +24,8 @@ from tests.aegis.attempts import (
     situation,
 )
 from zslurm.aegis.blame import without_overcome
-from zslurm.aegis.evidence import Alarm, Decision, Exclusion, Fault, History
-from zslurm.aegis.policy import alarm, decide
+from zslurm.aegis.evidence import Alarm, Decision, Exclusion, Fault, History, Incident
+from zslurm.aegis.policy import _MOST_REFUSALS, alarm, decide
 from zslurm.aegis.treatments import REMARKS, TREATMENTS, treatment_of
 
 EVERY = (*HARDWARE, *NETWORK, *UNEXPLAINED, *BLAMELESS)
@@ -54,9 +54,48 @@ def past_of(kind: str, *nodes: str, step: int = 40, **more: Any) -> History:
 
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
-    scheduler = {"slurm_time_limit", "slurm_requeue", "slurm_preempt", "slurm_task_failure"}
+    scheduler = {"slurm_time_limit", "slurm_requeue", "slurm_preempt", "slurm_task_failure", "slurm_step_refused"}
     assert set(TREATMENTS) == {*EVERY, *scheduler, "straggler", "orphans_many"}
     assert not set(TREATMENTS) & set(REMARKS)
+
+
+class TestStepsThatSlurmRefuses:
+    """Memory is not available: the controller has just come back, or Slurm counts that of a dead node still."""
+
+    REFUSED = fault("slurm_step_refused", None, source="srun")
+
+    def test_it_is_tried_again_with_growing_pauses_and_then_stops_with_slurms_words(self) -> None:
+        incidents: list[Incident] = []
+        waits = []
+        while (decision := decided(self.REFUSED, past=History(tuple(incidents)))).action != "stop":
+            assert (decision.action, decision.exclude, decision.nodes) == ("restart", (), NODES[:3])
+            assert decision.wait_s is not None
+            waits.append(decision.wait_s)
+            incidents.append(incident(decision.root, ago=4000.0 - len(incidents), step=40))
+            assert len(incidents) < 100, "it never stops"
+        assert len(waits) == _MOST_REFUSALS - 1
+        assert waits == sorted(waits)
+        assert 300.0 < sum(waits) < 3600.0, "longer than Slurm needs to notice a dead node"
+        assert decision.reason.endswith("12 times in a row: words of slurm_step_refused")
+
+    @pytest.mark.parametrize("kind", ["rank_killed", "nan_loss"])
+    def test_it_spends_nothing_of_the_budget(self, kind: str) -> None:
+        refused = [incident(self.REFUSED, ago=100.0 - index) for index in range(9)]
+        past = history(*refused, incident(fault(kind, "node0"), ago=50.0))
+        starts = tuple(NOW - 100.0 + index for index in range(10))
+        says = {"retries": 2, "restarts_per_hour": 3}
+        assert decided(fault(kind, "node2"), past=replace(past, starts=starts), says=says).action == "restart"
+
+    def test_another_failure_in_between_counts_the_refusals_anew(self) -> None:
+        refused = [incident(self.REFUSED, ago=100.0 - index) for index in range(_MOST_REFUSALS - 1)]
+        past = history(*refused, incident(fault("rank_killed"), ago=50.0))
+        assert decided(self.REFUSED, past=history(*refused)).action == "stop"
+        assert decided(self.REFUSED, past=past).action == "restart"
+
+    def test_who_submits_the_run_again_starts_afresh(self) -> None:
+        refused = [incident(self.REFUSED, ago=100.0 - index) for index in range(_MOST_REFUSALS)]
+        past = history(*refused[:-1], replace(refused[-1], action="stop"))
+        assert decided(self.REFUSED, past=past).wait_s == 5.0
 
 
 class TestWhoIsExcluded:

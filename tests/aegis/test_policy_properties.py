@@ -13,7 +13,7 @@ from tests.aegis.attempts import BLAMELESS, NODES, NOW, fault, incident, setting
 from zslurm.aegis.blame import without_overcome
 from zslurm.aegis.evidence import Decision, Exclusion, Fault, History, Incident, Resources, Situation
 from zslurm.aegis.history import active_exclusions
-from zslurm.aegis.policy import alarm, decide
+from zslurm.aegis.policy import _MOST_REFUSALS, alarm, decide
 from zslurm.aegis.treatments import REMARKS, TREATMENTS, treatment_of
 
 ALL_NODES = (*NODES, "node4", "node5")
@@ -191,10 +191,13 @@ def test_an_alarm_excludes_no_more_than_the_decision_may(
 def test_a_run_that_always_fails_stops(
     found: list[Fault], says: Any, outlives: bool, can_requeue: bool, elsewhere: int | None
 ) -> None:
-    """Each attempt fails for one of the faults, on whatever nodes; nothing is ever saved, and no hour passes."""
+    """Each attempt fails for one of the faults, on whatever nodes; nothing is ever saved, and no hour passes.
+
+    Between two failures that count, Slurm may refuse the step some times.
+    """
     incidents: list[Incident] = []
     exclusions: list[Exclusion] = []
-    for attempt in range(says.retries + says.max_excluded + 2):
+    for attempt in range((says.retries + says.max_excluded + 2) * _MOST_REFUSALS):
         past = History(tuple(incidents), tuple(exclusions))
         there = Resources(
             tuple(node for node in ALL_NODES if node not in active_exclusions(past, NOW, says)), NODES[:3], 3,

@@ -16,6 +16,7 @@ from zslurm.aegis.kernel_source import (
     Journal,
     Kmsg,
     LogFile,
+    Position,
     Source,
     Unavailable,
     open_source,
@@ -53,7 +54,7 @@ ECC = "amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTER
 
 
 def sensor(tmp_path: Path, path: Path) -> KernelLog:
-    return KernelLog(place(tmp_path / "root"), match, lambda: LogFile(path))
+    return KernelLog(place(tmp_path / "root"), match, lambda at: LogFile(path, at))
 
 
 def append(path: Path, *lines: str) -> None:
@@ -197,7 +198,7 @@ def test_records_of_kmsg(record: bytes, text: str | None) -> None:
 def test_kmsg_that_may_not_be_opened_and_no_journal(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"dev/kmsg: No such file or directory; no journalctl$"):
         open_source("auto", "node0", tmp_path, {"PATH": "/usr/bin"}, 1.0)
-    followed = KernelLog(place(tmp_path / "root"), match, lambda: Kmsg(tmp_path / "kmsg"))
+    followed = KernelLog(place(tmp_path / "root"), match, lambda at: Kmsg(tmp_path / "kmsg", at))
     for _ in range(2):
         reading = followed.read()
         assert (reading.ok, reading.why) == (False, f"{tmp_path}/kmsg: No such file or directory")
@@ -270,13 +271,16 @@ def test_a_log_that_ended_is_opened_again_later(tmp_path: Path) -> None:
         def lines(self) -> list[str]:
             raise Ended("journalctl has ended")
 
+        def position(self) -> Position:
+            return {}
+
         def close(self) -> None:
             closed.append(self)
 
     closed: list[Source] = []
     opened: list[Source] = []
 
-    def open_log() -> Source:
+    def open_log(at: Position | None) -> Source:
         opened.append(Once())
         return opened[-1]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from zslurm.aegis.policy import _MOST_REFUSALS
 from zslurm.aegis.treatments import REMARKS, TREATMENTS, Treatment, treatment_of
 from zslurm.config.aegis import AegisSection
 
@@ -17,6 +18,7 @@ EXCLUDES = {1: "at once", 2: "the 2nd time", 3: "the 3rd time", None: "never"}
 THEN = {
     "retry": "start again",
     "wait": "wait, then start again",
+    "ask again": f"wait, try up to {_MOST_REFUSALS} times, then stop",
     "test": "start again; test the GPU",
     "stop": "stop",
     "gpu_oom": "`aegis.gpu_oom`",

@@ -209,6 +209,18 @@ class FaultRun:
         ]
         return found
 
+    def agents_srun(self) -> psutil.Process:
+        """The srun of the agents, on the node of the supervisor."""
+        (found,) = [
+            process
+            for process in processes.members(self.cluster.instance)
+            if (words := _command(process))[0] == "srun"
+            and any(word.startswith("--job-name=agents-") for word in words)
+            and str(self.path) in words
+            and "srun" not in _command(process.parent() or process)[0]
+        ]
+        return found
+
     def signal_rank(self, rank: int, signum: signal.Signals = signal.SIGKILL) -> float:
         process = self.rank(rank)
         now = time.time()

@@ -33,6 +33,7 @@ SAID = [
         "the agent on node3 is silent: no word for 8 s, its ranks go on",
     ),
     ({"event": "agent_lost", "node": "node3"}, "the agent on node3 is silent"),
+    ({"event": "lease_lost", "generation": "g2"}, "another supervisor has taken over the run"),
     ({"event": "agent_restarted", "nodes": ["node3", "node4"]}, "the agents were started again on node[3-4]"),
     (
         {"event": "agents_unavailable", "reason": "srun refused"},

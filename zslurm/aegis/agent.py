@@ -7,8 +7,9 @@ attempt runs, the supervisor's heartbeats say.
 Whatever may hang has a thread of its own: a wedged driver or file system must not delay the word that ranks make
 progress, nor the next command. It steps back behind the ranks (nice), and does nothing between its looks.
 
-When nothing is heard of the supervisor for aegis.deputy_s, `on_silence` is asked again and again what becomes of
-this: it acts in the supervisor's place, or waits, or has done all there is to do.
+When nothing is heard of the supervisor for aegis.deputy_s, or the pipe from it is closed, `on_silence` is asked
+again and again what becomes of this: the agent acts in the supervisor's place, or waits, or ends, because another
+agent replaces it or it has done all there is to do.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from train.niceness import lower_process
 from zslurm.aegis.deputy import Deputy
+from zslurm.aegis.node_memory import NodeMemory
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -40,7 +42,7 @@ from zslurm.aegis.protocol import (
     encode_report,
 )
 from zslurm.aegis.sensor import Make, Place, Reading, all_sensors
-from zslurm.aegis.sensor_runner import SensorRunner
+from zslurm.aegis.sensor_runner import BEGINS_ANEW, SensorRunner
 from zslurm.aegis.sensors.progress import ranks_in
 from zslurm.aegis.stacks import dump_stacks
 from zslurm.aegis.sweep import sweep
@@ -48,10 +50,13 @@ from zslurm.config.load import load_spec
 from zslurm.errors import Exit, ZslurmError
 from zslurm.launch.run_dir import open_run
 
-OnSilence = Callable[[float], bool]
-"""Asked while the supervisor is silent, with the seconds since it was heard last; true ends the agent."""
+OnSilence = Callable[[float, bool], bool]
+"""Asked while the supervisor is silent, with the seconds since it was heard last and whether the pipe from it is
+closed; true ends the agent."""
 
 _TICK_S = 1.0
+_UNHEARD_S = 4.0
+"""Seconds without a heartbeat, of which one comes every second, after which nobody may hear this agent either."""
 _MOST_WAITING = 2000
 """Lines that wait for a reader; then the oldest are dropped: where the ranks were is of no use later."""
 
@@ -106,6 +111,7 @@ class Agent:
         commands: int = 0,
         reports: int = 1,
         started: Mapping[str, Any] | None = None,
+        attempt: int = 0,
     ) -> None:
         """
         Args:
@@ -115,8 +121,11 @@ class Agent:
             commands: file descriptor of the commands.
             reports: file descriptor of the reports.
             started: what the first report says besides the pid.
+            attempt: that runs already, and that other agents have watched before this one; 0: none.
         """
         self.place = place
+        self._first_attempt = attempt
+        self._memory = NodeMemory(place.run, place.environ, attempt)
         self.heartbeat: Heartbeat | None = None
         self._on_silence = on_silence
         self._commands, self._out = commands, Outbox(reports)
@@ -124,10 +133,13 @@ class Agent:
         self._stop = threading.Event()
         makers = all_sensors() if sensors is None else sensors
         self._runners = [
-            SensorRunner(name, make, place, self._sensed, self._stop) for name, make in makers.items()
+            SensorRunner(
+                name, make, place, self._sensed, self._stop, self._memory, lambda: self.attempt or attempt
+            )
+            for name, make in makers.items()
         ]
         self._heard_at = time.monotonic()
-        self._silent = False
+        self._silent = self._hung_up = False
         self._seq, self._seq_lock = 0, threading.Lock()
         # After this long a sensor counts as hanging; the slowest thing that any of them waits for is amd-smi.
         self._patience_s = max(2 * place.settings.period_s, place.settings.amd_smi_timeout_s)
@@ -145,6 +157,10 @@ class Agent:
     def run(self) -> None:
         """Work until told to quit, or until there is nothing left to do without a supervisor."""
         self._send(AgentReport(self._stamp(), "started", {"pid": os.getpid(), **self._about}))
+        if self._memory.problem:
+            line = f"attempt {self._first_attempt}: {self._memory.problem}; sensors begin anew"
+            fault = self.place.fault(BEGINS_ANEW, "advisory", "node", "agent", line)
+            self._sensed("agent", Reading(faults=(fault,)))
         for runner in self._runners:
             runner.start()
         for work in (self._listen, self._tell_progress):
@@ -174,7 +190,9 @@ class Agent:
         self._out.put(encode_report(report))
 
     def _sensed(self, sensor: str, reading: Reading) -> None:
-        report = SensorReport(self._stamp(), sensor, reading.ok, reading.why, reading.faults, reading.values)
+        report = SensorReport(
+            self._stamp(), sensor, reading.ok, reading.why, reading.faults, reading.values, first=reading.first
+        )
         self._send(report)
 
     def _tell_progress(self) -> None:
@@ -195,12 +213,18 @@ class Agent:
             while line := lines.readline(_LONGEST_COMMAND):
                 command = decode_command(line)
                 if isinstance(command, Heartbeat):
+                    began = command.attempt != self.attempt
                     self._heard_at, self.heartbeat = time.monotonic(), command
+                    for runner in self._runners if began else ():  # what it begins with
+                        runner.look_now()
                 elif command is not None and (not command.nodes or self.place.node in command.nodes):
                     self._obey(command)
+        self._hung_up = self._memory.frozen = True
 
     def _obey(self, command: Command) -> None:
         if command.do == "quit":
+            if not command.nodes:  # all of them: the run is over in this job
+                self._memory.forget()
             self._stop.set()
             return
         if command.do == "sweep":  # an attempt is over: why it is must be known before the next one is decided on
@@ -219,11 +243,12 @@ class Agent:
 
     def _mind_silence(self) -> None:
         silent_s = self.silent_s
+        self._memory.frozen = self._hung_up or silent_s > _UNHEARD_S
         was_silent, self._silent = self._silent, silent_s >= self.place.aegis.deputy_s
         if self._silent != was_silent:
             event = "silent" if self._silent else "heard"
             self._send(AgentReport(self._stamp(), event, {"seconds": round(silent_s, 1)}))
-        if self._silent and self._on_silence(silent_s):
+        if (self._silent or self._hung_up) and self._on_silence(silent_s, self._hung_up):
             self._stop.set()
 
 
@@ -269,6 +294,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, help="number of this agent; default: SLURM_PROCID, or 0")
     parser.add_argument("--count", type=int, help="number of agents; default: SLURM_NTASKS, or 1")
     parser.add_argument("--generation", default="", help="of the supervisor that starts it")
+    parser.add_argument("--attempt", type=int, default=0, help="that other agents have watched; default: none")
     options = parser.parse_args(argv)
     environ = dict(os.environ)
     index = int(environ.get("SLURM_PROCID", "0")) if options.index is None else options.index
@@ -283,9 +309,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"agent: {error}", file=sys.stderr)
         return Exit.USAGE
     about = {"index": index, "count": count, "generation": options.generation}
-    deputy = Deputy(run, environ, spec.aegis.deputy_s)
+    deputy = Deputy(run, environ, spec.aegis.deputy_s, generation=options.generation)
     place = Place.here(run, spec.aegis, spec.cluster, environ)
-    agent = Agent(place, on_silence=deputy.on_silence, started=about)
+    agent = Agent(place, on_silence=deputy.on_silence, started=about, attempt=options.attempt)
     deputy.heard = lambda: agent.silent_s < spec.aegis.deputy_s
     agent.run()
     return Exit.DONE

@@ -53,6 +53,8 @@ class AgentLink:
         """
         self.nodes, self.name = tuple(nodes), name
         self.started = time.monotonic()
+        self.spoke = False
+        """Whether an agent of this link has spoken; the one who listens sets it."""
         self._heard = heard
         self._words = b""
         self._taken = self.started

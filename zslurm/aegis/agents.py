@@ -2,7 +2,9 @@
 
 On Slurm they are one step beside the training, `srun --overlap --no-kill`, whose standard input and output are the
 only connection: no port, no file. Elsewhere the agent is a child process. The agents of a supervisor are a
-generation; its successor starts its own and ends the older ones.
+generation: before they start it takes the run's lease in their name, and renews it (supervisor_lease.py), so that
+agents which no pipe reaches any more know whether they were replaced. Its successor starts its own and ends the
+older ones.
 
     agents = Agents(settings, event)
     agents.start(spec, run, job_id, nodes, environ)
@@ -12,10 +14,10 @@ generation; its successor starts its own and ends the older ones.
             detector.feed(heard.report, heard.time)
     agents.stop()
 
-Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Three kinds of threads do the
-work: one sends the heartbeat every second, whatever the others wait for; one keeps the agents alive, which means
-starting them and asking Slurm about silent nodes; two for each link read. Where no agent can be started the
-supervisor goes on without, and one event says so.
+Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Four kinds of threads do the
+work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
+agents alive, which means starting them and asking Slurm about silent nodes; two for each link read. Where no agent
+can be started the supervisor goes on without, and one event says so.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zslurm.aegis import supervisor_lease
 from zslurm.aegis.agent_link import AgentLink
 from zslurm.aegis.protocol import (
     AgentReport,
@@ -47,7 +50,7 @@ from zslurm.aegis.protocol import (
 )
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ZslurmError
+from zslurm.errors import SlurmUnavailable, ZslurmError
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
@@ -80,6 +83,7 @@ _STARTS_AT_ONCE = 4
 # While no agent speaks, a node is hardly why Slurm refuses steps: the controller may be away.
 _PARTS_WHILE_SILENT = 8
 _SLURM_SAYS_S = 3.0
+_AGAIN_S = 5.0
 _AWAY_S = 3.0
 _KEPT_REPORTS = 50_000
 
@@ -113,6 +117,8 @@ class _Node:
     retry_at: float = 0.0
     unreachable: str = ""
     slurm_says: str = ""
+    is_down: bool = False
+    """Slurm says so; otherwise it only hears nothing of the node."""
 
     def starting(self, now: float) -> bool:
         """A new one was started, and may yet say its first word."""
@@ -145,6 +151,7 @@ class Agents:
         self._ids = itertools.count(1)
         self._link_numbers = itertools.count(1)
         self._told_started = self._told_unavailable = False
+        self._adopted = 0
         self._over = threading.Event()
         self._asking_slurm = threading.Event()
 
@@ -161,13 +168,18 @@ class Agents:
             job_id: the job that this process runs in.
             nodes: all nodes of the job, spares too.
             environ: the environment of the job.
+
+        Where an earlier supervisor's attempt goes on, `attempt` is set before.
         """
         self._spec, self._run, self._job_id, self._environ = spec, run, job_id, dict(environ)
         self._on_slurm = spec.cluster.launcher == "slurm"
+        self._adopted = self.attempt
         with self._lock:
             self._nodes = {node: _Node() for node in nodes}
         self._in_thread("beat", self._beat)
         self._in_thread("keep", self._keep)
+        if self._on_slurm:
+            self._in_thread("renew", self._renew)
         if self._on_slurm:
             self._in_thread("end-older", self._end_older)
 
@@ -250,14 +262,28 @@ class Agents:
             }
 
     def unreachable(self) -> dict[str, str]:
-        """Silent nodes on which Slurm can start nothing, with its words: they may well be dead."""
+        """Silent nodes on which Slurm can start nothing, with its words: they may well be dead.
+
+        None while no agent speaks at all: a controller that has just come back starts nothing anywhere.
+        """
+        if not self.watched():
+            return {}
         with self._lock:
             return {name: node.unreachable for name, node in self._nodes.items() if node.unreachable}
 
     def slurm_says(self) -> dict[str, str]:
-        """Silent nodes that Slurm calls down or not responding, with its word."""
+        """Silent nodes that Slurm calls down or not responding, with its word.
+
+        While no agent speaks at all, only those that are down: a controller that has just come back has not heard
+        of any node yet.
+        """
+        watched = self.watched()
         with self._lock:
-            return {name: node.slurm_says for name, node in self._nodes.items() if node.slurm_says}
+            return {
+                name: node.slurm_says
+                for name, node in self._nodes.items()
+                if node.slurm_says and (watched or node.is_down)
+            }
 
     # --- what goes ------------------------------------------------------------------------------------------
 
@@ -324,6 +350,24 @@ class Agents:
                 link.write(line)
             self._over.wait(_BEAT_S)
 
+    def _take_lease(self) -> None:
+        """Before the first agent starts: it must find its own generation in the file."""
+        with contextlib.suppress(OSError):  # `_renew` tries again
+            supervisor_lease.take(self._run, self.generation)
+
+    def _renew(self) -> None:
+        """Renew the lease; the run directory may hang, which must not delay the heartbeat."""
+        told = False
+        while not self._over.wait(supervisor_lease.RENEW_S):
+            with contextlib.suppress(OSError):
+                lease = supervisor_lease.read(self._run)
+                if lease is None or lease.generation is None:
+                    supervisor_lease.take(self._run, self.generation)
+                elif not supervisor_lease.renew(self._run, self.generation) and not told:
+                    told = True
+                    with self._lock:
+                        self._events.append(("lease_lost", {"generation": lease.generation}))
+
     def _on_line(self, link: AgentLink, line: bytes) -> None:
         """A line of output: called in the threads of the links."""
         report = decode_report(line)
@@ -336,6 +380,7 @@ class Agents:
                 report = replace(report, stamp=replace(report.stamp, node=next(iter(self._nodes))))
             name = report.stamp.node
             node = self._nodes.get(name)
+            link.spoke = True
             if node is None or node.link is not link:
                 return  # a forgotten node, or the agent that another one has replaced
             if node.heard is None and node.failures and node.lost:
@@ -357,6 +402,8 @@ class Agents:
         if reason is not None:
             self._unavailable(reason)
             return
+        if self._on_slurm:
+            self._take_lease()
         looked = time.monotonic()
         with self._lock:
             self._start_link(list(self._nodes))
@@ -523,7 +570,9 @@ class Agents:
                 self._record_local(link)
 
     def _command(self, nodes: Sequence[str], name: str) -> tuple[list[str], dict[str, str]]:
-        agent = [*self._program, str(self._run.path), f"--generation={self.generation}"]
+        # Agents before these have seen how an attempt began; the first of all see it themselves.
+        watched = self.attempt if self._told_started or self.attempt == self._adopted else 0
+        agent = [*self._program, str(self._run.path), f"--generation={self.generation}", f"--attempt={watched}"]
         own = {"PYTHONSAFEPATH": "1", BATCH_NODE: self._environ.get("SLURMD_NODENAME", "")}
         if not self._on_slurm:
             return agent, self._environ | own
@@ -536,9 +585,15 @@ class Agents:
 
         def end() -> None:
             link.close_input()
-            if not link.wait(_BEAT_S):
-                if self._on_slurm:
-                    self._kill_steps([link.name])
+            ended = link.wait(_BEAT_S)
+            if self._on_slurm and (link.spoke or not ended):
+                # An srun that has given up leaves its agents behind, and the controller may be away.
+                gone = self._kill_steps([link.name])
+                if not ended:
+                    link.kill()
+                while not gone and not self._over.wait(_AGAIN_S):
+                    gone = self._kill_steps([link.name])
+            elif not ended:
                 link.kill()
 
         self._in_thread("end", end)
@@ -548,10 +603,16 @@ class Agents:
     def _client(self) -> SlurmClient:
         return SlurmClient(self._environ, timeout_s=10.0, retries=Retries(attempts=2))
 
-    def _kill_steps(self, names: Sequence[str]) -> None:
-        with contextlib.suppress(ZslurmError):
+    def _kill_steps(self, names: Sequence[str]) -> bool:
+        """Have Slurm end these steps; returns false where it did not answer."""
+        try:
             for name in names:
                 self._client().kill_step(self._job_id, name)
+        except SlurmUnavailable:
+            return False
+        except ZslurmError:
+            return True
+        return True
 
     def _end_older(self) -> None:
         """End the agents of earlier supervisors, as soon as Slurm answers."""
@@ -565,17 +626,19 @@ class Agents:
                         client.kill_step(self._job_id, name)
                 return
             except ZslurmError:
-                self._over.wait(5.0)
+                self._over.wait(_AGAIN_S)
 
     def _ask_slurm(self) -> None:
         """What Slurm calls the silent nodes."""
         silent: dict[str, float] = {}
         try:
-            said = {node.name: _in_trouble(node) for node in self._client().nodes()}
+            nodes = {node.name: node for node in self._client().nodes()}
             with self._lock:
                 silent = self._silent_nodes(time.monotonic())
                 for name in silent:
-                    self._nodes[name].slurm_says = said.get(name, "")
+                    known = nodes.get(name)
+                    self._nodes[name].slurm_says = "" if known is None else _in_trouble(known)
+                    self._nodes[name].is_down = known is not None and known.state in _DOWN
         except ZslurmError:
             pass
         finally:
@@ -598,12 +661,20 @@ class Agents:
         ProcessRecord.of(link.pid).write(self._record)
 
 
+_DOWN = ("down", "error", "fail", "failing")
+
+
 def _in_trouble(node: Node) -> str:
-    """Slurm's word for a node that is not well; empty for one that is."""
-    flags = node.flags & {"not_responding", "fail"}
-    if node.state not in ("down", "error", "fail", "failing", "unknown") and not flags:
+    """Slurm's word for a node that is not well; empty for one that is, and where Slurm does not know.
+
+    A controller that was started anew calls every node `unknown`, and not responding, until the node registers.
+    """
+    if node.state == "unknown":
         return ""
-    return "Slurm says " + " ".join([node.state, *sorted(flags)]).replace("_", " ")
+    flags = sorted(node.flags & {"not_responding", "fail"})
+    if node.state not in _DOWN and not flags:
+        return ""
+    return "Slurm says " + " ".join([node.state, *flags]).replace("_", " ")
 
 
 def agent_step(spec: RunSpec, nodes: Sequence[str], name: str) -> list[str]:

@@ -1,15 +1,24 @@
-"""The deputy: what an agent does when nobody has heard of the supervisor for too long.
+"""The deputy, or standby supervisor: what an agent does when it has not heard of the supervisor for too long.
 
 The batch host may have died, and with it the supervisor and the batch script. Slurm then does not end a job with
 --no-kill: it would idle to its time limit. So the surviving agent of the lowest number puts the job back into the
-queue. It acts once, alone, and only where that is right:
+queue. An agent belongs to one generation, that of the supervisor that started it, and looks for a living
+supervisor before it acts (supervisor_lease.py):
 
-- nobody else has brought the job to its end, requeued or cancelled it, and it is the run's last;
-- no new supervisor has started (`supervisor.json` is the one under which this agent began): it has agents of its
-  own, or is about to. If that one falls silent too, its silence is counted anew;
-- the lease is ours: a file of the run directory that only one can create. It holds for one start of the job, so
-  leases of earlier starts mean nothing. Who holds it renews it; where it is not renewed, its holder died as well,
-  and the next agent makes the next lease.
+- where another generation holds the supervisor's lease, this agent was replaced: it ends, and never acts;
+- where the supervisor of its own generation renews the lease, only the pipe between them is broken. An agent whose
+  srun is gone ends, for it is of no use any more; one whose pipe is stuck goes on reporting. Neither acts;
+- the agent of the batch node looks at the supervisor's process itself. While that runs, the agent renews the lease
+  in its place, so that the agents of the other nodes know of it.
+
+Only where the lease has lapsed does an agent act: once, alone, and where that is right:
+
+- the job has not ended, was not requeued or cancelled meanwhile, and is the run's last;
+- no new supervisor has started that has no agents yet (`supervisor.json` is the one under which this agent began).
+  If that one falls silent too, its silence is counted anew;
+- the deputy's own lease is ours: a file of the run directory that only one can create. It holds for one start of
+  the job, so leases of earlier starts mean nothing. Its holder renews it; where it is not renewed, its holder died
+  as well, and the next agent makes the next lease.
 
 The job is requeued once Slurm calls its batch node down, and starts nothing there. Where it does not, the node may
 be well and the batch script about to start the supervisor again: the deputy, also one on that very node, waits as
@@ -36,7 +45,9 @@ from pathlib import Path
 
 from train.jsonl import JsonLinesWriter
 from zslurm.aegis.agents import BATCH_NODE
+from zslurm.aegis.supervisor_lease import LeaseWatch
 from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
+from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir, read_json
 from zslurm.launch.run_state import last_job
 from zslurm.slurm.client import SlurmClient
@@ -62,7 +73,7 @@ class Outcome(Enum):
     POSTPONED = "postponed"
     """The supervisor has been heard again, or a new one has started: `due` counts anew."""
     NOT_NEEDED = "not needed"
-    """The job is over, requeued, cancelled, or no longer the run's."""
+    """The job is over, requeued, cancelled, or no longer the run's; or another generation has taken over."""
     LEFT_TO_ANOTHER = "left to another"
     """Another agent holds the lease and is at work: ask again after a while."""
     IMPOSSIBLE = "impossible"
@@ -78,8 +89,10 @@ class Deputy:
         environ: Mapping[str, str],
         deputy_s: float,
         *,
+        generation: str = "",
         client: SlurmClient | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Remember under which supervisor this agent began.
 
@@ -87,8 +100,10 @@ class Deputy:
             run: the run.
             environ: of the agent's process: its job, its node, and ZSLURM_BATCH_NODE.
             deputy_s: seconds without a word of the supervisor after which the first agent acts.
+            generation: of the supervisor that started this agent; empty where it is not known.
             client: Slurm.
             sleep: waits.
+            clock: monotonic seconds.
         """
         self._run, self._deputy_s, self._sleep = run, deputy_s, sleep
         self.heard: Callable[[], bool] = lambda: False
@@ -102,8 +117,9 @@ class Deputy:
         self.index = nodes.index(self.node) if self.node in nodes else len(nodes)
         """This agent's place among the nodes of the job: the lowest acts first."""
         self._client = client or SlurmClient(environ, timeout_s=10.0, retries=Retries(attempts=2))
+        self._lease = LeaseWatch(generation, clock)
         self._supervisor = read_json(run.supervisor)
-        self._silent_s = 0.0
+        self._silent_s = self._asked_s = 0.0
         self._excused_s: float | None = 0.0
         """How long the silence was when the present supervisor was seen; None: as it is at the next look."""
 
@@ -120,15 +136,27 @@ class Deputy:
         patience = self._deputy_s + self.index * STAGGER_S
         return self._job_id is not None and silent_s - self._excused_s >= patience
 
-    def on_silence(self, silent_s: float) -> bool:
+    def on_silence(self, silent_s: float, hung_up: bool = False) -> bool:
         """What an agent asks while the supervisor is silent: true where the agent has nothing left to do.
 
         Args:
             silent_s: seconds since the supervisor was heard last.
+            hung_up: the pipe from the supervisor is closed: its srun is gone, or the supervisor itself.
         """
         if self._job_id is None:
+            return silent_s >= self._deputy_s
+        if silent_s < self._asked_s:  # it was heard meanwhile
+            self._lease.rest()
+        self._asked_s = silent_s
+        with contextlib.suppress(OSError):
+            self._lease.look(self._run)
+        if self._lease.replaced:
             return True
-        if not self.due(silent_s):
+        if self._lease.is_renewed:
+            return hung_up
+        if self._supervisor_runs():
+            return False
+        if not self._lease.has_lapsed or not self.due(silent_s):
             return False
         return self.act() not in (Outcome.POSTPONED, Outcome.LEFT_TO_ANOTHER)
 
@@ -141,12 +169,30 @@ class Deputy:
             return Outcome.POSTPONED
         if self._run.job_exit(self._job_id).exists():
             return Outcome.NOT_NEEDED
-        if read_json(self._run.supervisor) != self._supervisor:
+        with contextlib.suppress(OSError):
+            self._lease.look(self._run)
+        if self._lease.replaced:
+            return Outcome.NOT_NEEDED
+        if self._lease.is_renewed or read_json(self._run.supervisor) != self._supervisor:
             return Outcome.POSTPONED
         last = last_job(self._run)
         if last is None or self._job_id not in (last.job_id, last.successor) or last.cancelled:
             return Outcome.NOT_NEEDED
         return None
+
+    def _supervisor_runs(self) -> bool:
+        """Whether this is the batch node and the supervisor's process runs; then the lease is renewed for it.
+
+        A process that is stopped (SIGSTOP) does not count: it would never act.
+        """
+        if not self.node or self.node != self.batch_node:
+            return False
+        record = ProcessRecord.read(self._run.supervisor)
+        if record is None or not record.alive or record.is_stopped:
+            return False
+        with contextlib.suppress(OSError):
+            self._lease.vouch(self._run)
+        return True
 
     def _job(self) -> JobRecord | None:
         """What Slurm says of this start of the job; None where it is over.

@@ -136,6 +136,10 @@ class Detector:
         self._pace.begin_attempt(rank_nodes)
         self._forget_attempt(now)
 
+    def take_up(self, faults: Iterable[Fault]) -> None:
+        """Know the faults that another supervisor has recorded of this attempt; call it after `begin`."""
+        self._sensors.take_up(faults)
+
     # --- what is known --------------------------------------------------------------------------------------
 
     @property
@@ -259,9 +263,6 @@ class Detector:
     ) -> list[Fault]:
         limit = self._settings.silent_s
         silent = {name for name in self._ranks_on if self._silence(name, now) >= limit}
-        others_speak = any(
-            self._silence(name, now) < limit for name, node in self._nodes.items() if node.heard is not None
-        )
         found = []
         declared = dead.keys() & self._ranks_on.keys()
         for name in sorted((silent - self._dead) | (declared - self._declared)):
@@ -269,13 +270,26 @@ class Detector:
             self._declared |= {name} & declared
             if why is None and name in trouble:
                 why = f"its agent is silent; {trouble[name]}"
-            elif why is None and others_speak and not self._is_lost(name):
+            elif why is None and self._others_speak(name, now) and not self._is_lost(name):
                 why = self._why_dead(name, now, lost_peers=lost_peers)
             if why is not None:
                 found.append(self._node_dead(name, why, now, wall))
             elif self._goes_on_without(name):
                 found += self._agent_lost(name, now, wall)
         return found
+
+    def _others_speak(self, name: str, now: float) -> bool:
+        """Whether another agent has spoken clearly later than a silent one.
+
+        Agents that all fell silent together did so one after the other, a report's interval apart.
+        """
+        limit = self._settings.silent_s
+        later = min(limit / 2, max(_LATE_S, 2 * self._settings.sensors.progress_s))
+        last = now - self._silence(name, now)
+        return any(
+            other != name and node.heard is not None and now - node.heard < limit and node.heard > last + later
+            for other, node in self._nodes.items()
+        )
 
     def _why_dead(self, name: str, now: float, *, lost_peers: bool) -> str | None:
         """Why a node whose agent is silent is dead, by what is seen elsewhere; None where it may be alive."""
@@ -343,7 +357,8 @@ class Detector:
         suspects = {name for name in silent - self._dead if not self._is_lost(name)}
         if any(self._ranks[number].node not in silent for number in self._over) and suspects:
             why = "its agent is silent, and a rank elsewhere has passed its limit without progress"
-            return [self._node_dead(name, why, now, wall) for name in sorted(suspects)]
+            dead = [name for name in sorted(suspects) if self._others_speak(name, now)]
+            return [self._node_dead(name, why, now, wall) for name in dead]
         if suspects or self._dead:
             return []  # who waits for a dead node does not hang
         alive = [

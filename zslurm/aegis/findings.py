@@ -116,14 +116,15 @@ def words_of_srun(attempt: AttemptDir) -> list[Fault]:
     """Roots in the last words of the step itself: why srun could not start it, or ended it.
 
     Options that srun refuses are the user's only in the first attempt. Later it is Slurm, whose books still hold
-    the step before: "Memory required by task is not available", just after a controller came back.
+    what an earlier step or a dead node had: "Memory required by task is not available", just after a controller
+    came back, or before Slurm has noticed that the node is dead.
     """
     found = faults_in(_tail(attempt.step_log).splitlines(), "srun")
     roots = [fault for fault in found if fault.role == "root" and not fault.cleared]
     if attempt.number == 1:
         return roots
     return [
-        replace(fault, kind="slurm_control_plane", scope="scheduler")
+        replace(fault, kind="slurm_step_refused", scope="scheduler")
         if fault.kind == "slurm_launch_config"
         else fault
         for fault in roots

@@ -5,23 +5,28 @@ action that will do, out of the same nodes again, a spare in place of a node, fe
 blame.py chooses who is to blame, treatments.py says how each kind of fault is answered.
 
 It ends: whatever is not the end either excludes a node (`aegis.max_excluded`) or spends one of the restarts that
-may follow each other without a new checkpoint (`aegis.retries`).
+may follow each other without a new checkpoint (`aegis.retries`), or is one of a fixed number of times that Slurm
+may refuse a step in a row.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from zslurm.aegis.blame import SILENT_ENDS, Blame, blame, roots_of
 from zslurm.aegis.evidence import Alarm, Decision, Fault, History, Resources, Situation
-from zslurm.aegis.history import active_exclusions, starts_since, without_progress
+from zslurm.aegis.history import active_exclusions, since_last_end, starts_since, without_progress
 from zslurm.aegis.treatments import treatment_of
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import compress
 
 _HOUR_S = 3600.0
+_MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
+"""Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
+time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
 _BY_SLURM = frozenset({"srun", "slurm"})
 """Sources that are believed when they say what Slurm did; a program's log may say anything."""
 
@@ -101,7 +106,7 @@ def decide(situation: Situation, history: History, resources: Resources, setting
         return case.out_of_time()
     if situation.outcome == "interrupted" and root is None:
         return Decision("finish", "the ranks saved and stopped")
-    return case.hopeless() or case.over_a_limit() or case.go_on()
+    return case.hopeless() or case.refused() or case.over_a_limit() or case.go_on()
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,8 @@ class _Case:
             return self.hopeless() or self.over_a_limit() or self._requeue()
         limit = Fault("slurm_time_limit", "teardown", "scheduler", self.situation.now, "slurm", "time limit")
         at_limit = replace(self, blame=Blame(limit, treatment_of(limit.kind)))
-        in_vain = len(without_progress(self.history, self.situation.committed_step))
+        before = without_progress(self.history, self.situation.committed_step)
+        in_vain = sum(not _is_refused(incident.root) for incident in before)
         if in_vain > self.settings.retries:
             return at_limit._stop(
                 f"no new checkpoint in {in_vain + 1} starts; save more often, or ask for more time"
@@ -141,10 +147,22 @@ class _Case:
             return self._stop("another start would end in the same way (aegis.gpu_oom: stop)")
         return None
 
+    def refused(self) -> Decision | None:
+        """Where Slurm did not start the step: no rank ran, so this says nothing of the run, and costs nothing."""
+        root = self.blame.root
+        if root is None or not _is_refused(root):
+            return None
+        before = refusals_in_a_row(self.history)
+        if before + 1 >= _MOST_REFUSALS:
+            return self._stop(f"{before + 1} times in a row: {root.line}")
+        wait = min(_REFUSED_WAIT_S * 2.0**before, _LONGEST_REFUSED_S)
+        how = f"try again in {wait:g} s, {before + 1} of {_MOST_REFUSALS} times in a row"
+        return Decision("restart", self._reason(how), root, (), self.resources.in_use, wait_s=wait)
+
     def over_a_limit(self) -> Decision | None:
         """Where it failed too often; or would exclude too many, unless they are dead, which Slurm sees as well."""
         settings, now = self.settings, self.situation.now
-        starts = starts_since(self.history, now - _HOUR_S)
+        starts = starts_since(self.history, now - _HOUR_S) - refusals_since(self.history, now - _HOUR_S)
         if starts >= settings.restarts_per_hour:
             return self._stop(
                 f"{starts} starts within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
@@ -159,7 +177,7 @@ class _Case:
     def _failures(self) -> list[Fault | None]:
         """The roots of the failures since the newest checkpoint, this one's last."""
         before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
-        return [*(root for root in before if not _is_time_limit(root)), self.blame.root]
+        return [*(root for root in before if not (_is_time_limit(root) or _is_refused(root))), self.blame.root]
 
     def _budget_spent(self) -> Decision | None:
         failures, retries = self._failures(), self.settings.retries
@@ -271,6 +289,22 @@ class _Case:
 def _is_time_limit(root: Fault | None) -> bool:
     """Whether an attempt ended for want of time, and not by what only a log calls a time limit."""
     return root is not None and root.kind == "slurm_time_limit" and root.role == "teardown"
+
+
+def _is_refused(root: Fault | None) -> bool:
+    """Whether an attempt ended before it began, because Slurm refused its step."""
+    return root is not None and treatment_of(root.kind).then == "ask again"
+
+
+def refusals_in_a_row(history: History) -> int:
+    """How many of the last attempts Slurm refused to start, without another in between."""
+    in_a_row = itertools.takewhile(lambda incident: _is_refused(incident.root), since_last_end(history))
+    return sum(1 for _ in in_a_row)
+
+
+def refusals_since(history: History, since: float) -> int:
+    """How many attempts Slurm has refused to start since a time, and since the run last finished or stopped."""
+    return sum(_is_refused(incident.root) for incident in since_last_end(history) if incident.time > since)
 
 
 def _names(nodes: Collection[str]) -> str:

@@ -106,6 +106,7 @@ class SensorReport:
         faults: new ones since the last look.
         values: what was measured.
         more: further faults or values follow, with the same `seq`.
+        first: the agent's first of this sensor: whatever is wrong now is among the faults, its lines put together.
     """
 
     stamp: Stamp
@@ -115,6 +116,7 @@ class SensorReport:
     faults: tuple[Fault, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     more: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def encode_report(report: Report) -> list[str]:
     if isinstance(report, Answer):
         head |= {"sensor": "answer", "id": report.id, "ok": report.ok, "done": report.done}
         return _split(head, report.why, _pieces(report.values), ("done", False))
-    head |= {"sensor": report.sensor, "ok": report.ok}
+    head |= {"sensor": report.sensor, "ok": report.ok} | ({"first": True} if report.first else {})
     faults = (("faults", _short_fields(fault.fields())) for fault in report.faults)
     return _split(head, report.why, [*faults, *_pieces(report.values)])
 
@@ -379,7 +381,8 @@ def _report(body: Mapping[str, Any]) -> Report:
     if sensor == "answer":
         return Answer(stamp, int(body["id"]), ok, why, values, bool(body["done"]))
     faults = tuple(Fault.of(fault) for fault in body.get("faults", ()))
-    return SensorReport(stamp, sensor, ok, why, faults, values, bool(body.get("more", False)))
+    more, first = bool(body.get("more", False)), bool(body.get("first", False))
+    return SensorReport(stamp, sensor, ok, why, faults, values, more, first)
 
 
 def _rank(row: Sequence[Any]) -> RankProgress:

@@ -1,8 +1,8 @@
 """What a sensor is, what it says, and how sensors are found: one file for each in `sensors/`.
 
 A sensor is made and read in a thread of its own, so it may take its time, and may hang: only what it would say is
-then missing. It remembers what it saw first and tells of changes; what was wrong before the run is the preflight's
-and the doctor's business.
+then missing. It remembers what it saw when the attempt began and tells of changes, whichever agent sees them
+(node_memory.py); what was wrong before the run is the preflight's and the doctor's business.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Reading:
         faults: new since the last reading.
         values: what was measured, for people.
         pending: it waits for its first answer, which is not worth telling.
+        first: nothing was read before by this agent: whatever is wrong now is among the faults.
     """
 
     ok: bool = True
@@ -39,6 +40,7 @@ class Reading:
     faults: tuple[Fault, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     pending: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,23 @@ class Sensor:
     def read(self) -> Reading:
         """Look. It does not raise for what may happen to a machine; it may block."""
         raise NotImplementedError
+
+    def begin_attempt(self) -> None:
+        """A new attempt begins: what was seen last is what it begins with."""
+
+    def memory(self) -> Any:
+        """What the sensor of this attempt's next agent must know, as JSON has it; None where that is nothing."""
+        return None
+
+    def recall(self, memory: Any) -> None:
+        """Go on from what another agent's sensor saw when the attempt began, in place of the first look.
+
+        Args:
+            memory: what `memory` of that sensor gave; nobody knows what became of the file since.
+
+        Raises:
+            ValueError: it cannot be such a memory; nothing has changed, and the sensor begins anew.
+        """
 
     def close(self) -> None:
         """End what the sensor started."""

@@ -1,4 +1,4 @@
-"""Runs each sensor in a thread of its own and hands on what is new.
+"""Runs each sensor in a thread of its own, hands on what is new, and keeps what the next agent must know.
 
 A sensor that hangs in a driver or a dead mount is told as silent by whoever looks (`silent_reading`); its thread
 cannot be ended, and nobody waits for it.
@@ -9,11 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from zslurm.aegis.node_memory import NodeMemory
 from zslurm.aegis.sensor import Make, Place, Reading, Sensor
 
 REPEAT_S = 60.0
 """A reading without news is handed on after so long all the same."""
+
+BEGINS_ANEW = "baseline_lost"
+"""Kind of the fault that says that what an attempt began with is not known any more."""
 
 Hand = Callable[[str, Reading], None]
 
@@ -21,7 +26,16 @@ Hand = Callable[[str, Reading], None]
 class SensorRunner:
     """One sensor at work."""
 
-    def __init__(self, name: str, make: Make, place: Place, hand_on: Hand, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Make,
+        place: Place,
+        hand_on: Hand,
+        stop: threading.Event,
+        memory: NodeMemory,
+        attempt: Callable[[], int],
+    ) -> None:
         """
         Args:
             name: of the sensor.
@@ -30,9 +44,14 @@ class SensorRunner:
             hand_on: gets readings that are news: faults, or another word on whether the sensor can read, or
                 values that differ.
             stop: ends the thread after its reading.
+            memory: of the node.
+            attempt: number of the present attempt; 0 before the first.
         """
         self.name = name
         self._make, self._place, self._hand_on, self._stop = make, place, hand_on, stop
+        self._memory, self._attempt = memory, attempt
+        self._number = 0
+        self._was_read = False
         self._busy_since: float | None = None
         self._last: Reading | None = None
         self._handed_at = 0.0
@@ -72,10 +91,12 @@ class SensorRunner:
             self._news(Reading(ok=False, why=f"it cannot be made: {type(error).__name__}: {error}"))
             self._busy_since = None
             return
+        if self._sensor is not None:
+            self._recall(self._sensor)
         while self._sensor is not None and not self._stop.is_set():
             self._busy_since = time.monotonic()
             try:
-                reading = self._sensor.read()
+                reading = self._look(self._sensor)
             except Exception as error:
                 reading = Reading(ok=False, why=f"it failed: {type(error).__name__}: {error}")
             self._busy_since = None
@@ -85,11 +106,42 @@ class SensorRunner:
             self._due.clear()
         self._busy_since = None
 
+    def _recall(self, sensor: Sensor) -> None:
+        """Go on from where an earlier agent of this attempt began; begin anew where that cannot be."""
+        self._number = self._attempt()
+        state = self._memory.known.get(self.name)
+        if state is None:
+            return
+        try:
+            sensor.recall(state)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            line = f"{self.name}: what was remembered of attempt {self._number} is damaged ({_one_line(error)})"
+            fault = self._place.fault(BEGINS_ANEW, "advisory", "node", "agent", f"{line}; it begins anew")
+            self._hand_on(self.name, Reading(faults=(fault,)))
+
+    def _look(self, sensor: Sensor) -> Reading:
+        """One reading, with the attempt that it belongs to."""
+        number = self._attempt()
+        if number > self._number:
+            self._number = number
+            sensor.begin_attempt()
+        reading = sensor.read()
+        self._memory.keep(self._number, self.name, sensor.memory())
+        if reading.ok and not self._was_read:
+            self._was_read = True
+            reading = replace(reading, first=True)
+        return reading
+
     def _news(self, reading: Reading) -> None:
-        now = time.monotonic()
+        now, first = time.monotonic(), reading.first
+        reading = replace(reading, first=False)
         if reading.pending and not reading.faults:
             return
-        if reading != self._last or reading.faults or now - self._handed_at >= REPEAT_S:
-            self._hand_on(self.name, reading)
+        if first or reading != self._last or reading.faults or now - self._handed_at >= REPEAT_S:
+            self._hand_on(self.name, replace(reading, first=first))
             self._handed_at = now
         self._last = reading
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]

@@ -105,7 +105,8 @@ class Supervisor:
             self.starts = Starts(job, self.nodes)
             self.signatures, self.detector = Signatures.load(), Detector(self.settings)
             found = self.starts.left_over()
-            with self._agents() as self.agents:
+            adopted = found.attempt.number if isinstance(found, Running) else 0
+            with self._agents(adopted) as self.agents:
                 verdict = self._attempts(found)
             job.event("run_ended", **verdict.fields())
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
@@ -114,12 +115,17 @@ class Supervisor:
         return self._end(verdict.exit_code)
 
     @contextlib.contextmanager
-    def _agents(self) -> Iterator[Agents | None]:
-        """Somebody on each node that lives; nobody where Aegis is off."""
+    def _agents(self, adopted: int) -> Iterator[Agents | None]:
+        """Somebody on each node that lives; nobody where Aegis is off.
+
+        Args:
+            adopted: number of the attempt that an earlier supervisor's agents have watched; 0: none.
+        """
         if self.settings.mode == "off":
             yield None
             return
         agents = Agents(self.settings, self.job.event)
+        agents.attempt = adopted
         agents.start(self.job.spec, self.job.run, self.job.job_id, self.nodes.usable(()), self.job.environ)
         try:
             yield agents

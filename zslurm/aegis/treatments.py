@@ -17,10 +17,10 @@ from typing import Literal
 WhileRunning = Literal["give up", "tolerate", "record"]
 """End the attempt now; only if it lasts `aegis.tolerate_s`; or let it go on, it ends by itself if it must."""
 
-Then = Literal["retry", "wait", "test", "stop", "gpu_oom", "requeue", "time limit", "slurm"]
-"""After the attempt: start again; wait first (`aegis.retry_wait_s`); test the GPU where it came from it again and
-again (`aegis.nan_repeats`); stop for good; what `aegis.gpu_oom` says; requeue, for whatever reason or for the time
-limit; leave it to Slurm."""
+Then = Literal["retry", "wait", "ask again", "test", "stop", "gpu_oom", "requeue", "time limit", "slurm"]
+"""After the attempt: start again; wait first (`aegis.retry_wait_s`); wait and start again a fixed number of times
+that no budget counts, then stop; test the GPU where it came from it again and again (`aegis.nan_repeats`); stop
+for good; what `aegis.gpu_oom` says; requeue, for whatever reason or for the time limit; leave it to Slurm."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ TREATMENTS: dict[str, Treatment] = {
     "slurm_cancelled": Treatment("the step was cancelled"),
     "slurm_task_failure": Treatment("Slurm ended the step because a task failed"),
     "slurm_control_plane": Treatment("Slurm does not answer", then="wait"),
+    "slurm_step_refused": Treatment("Slurm refuses to start the step", then="ask again"),
 }
 
 REMARKS = {
@@ -123,6 +124,7 @@ REMARKS = {
     "host_advisory": "the host is set up unfavourably",
     "telemetry_unavailable": "a counter cannot be read",
     "sensor_unavailable": "a sensor cannot read",
+    "baseline_lost": "what an attempt began with is not known on a node",
     "benign": "nothing",
     "benign_after_fault": "nothing more",
 }

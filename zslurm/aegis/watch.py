@@ -159,6 +159,7 @@ class Watch:
                 spoken += 1
             elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
                 self.faults.append(fault)
+        self.detector.take_up(self.faults)
         self._failures = task_failures(_read(self.attempt))[:spoken]
         if any(failure.exit_code != Exit.INTERRUPTED for failure in self._failures):
             self._failed_at = time.monotonic()

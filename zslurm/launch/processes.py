@@ -108,6 +108,17 @@ class ProcessRecord:
             return False
 
     @property
+    def is_stopped(self) -> bool:
+        """True where the very process is on this machine, and stopped by SIGSTOP or a debugger."""
+        if not self._same_boot:
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return self._is(process) and process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:
+            return False
+
+    @property
     def owns_group(self) -> bool:
         """True where the process group of this number is the one that the process led, or is empty.
 

@@ -68,6 +68,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _node_local(path: Path, name: str) -> Path:
+    """A place in this node's memory that belongs to a directory, and to this user."""
+    root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+    owner = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]
+    return root / f"zslurm-{os.getuid()}-{owner}-{name}"
+
+
 @dataclass(frozen=True)
 class AttemptDir:
     """Paths of one attempt (one start of the ranks)."""
@@ -113,10 +120,8 @@ class AttemptDir:
 
     def progress(self, environ: Mapping[str, str]) -> Path:
         """Where the ranks of this node keep their progress: in its memory, and like no other run's."""
-        root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
-        run = hashlib.sha256(str(self.path.absolute()).encode()).hexdigest()[:12]
         node = environ.get("SLURMD_NODENAME", "localhost")
-        return root / f"zslurm-{os.getuid()}-{run}-{self.number}-{node}"
+        return _node_local(self.path, f"{self.number}-{node}")
 
     def rank_end(self, rank: int) -> Path:
         return self.ranks / f"{rank:05d}.json"
@@ -209,6 +214,11 @@ class RunDir:
     def submitted(self) -> bool:
         """True where the run was accepted by a launcher at least once."""
         return self.submissions.is_file()
+
+    def node_memory(self, environ: Mapping[str, str], attempt: int) -> Path:
+        """Where the agents of this node keep what they saw when an attempt began: in its memory as well."""
+        node = environ.get("SLURMD_NODENAME", "localhost")
+        return _node_local(self.path, f"agents-{node}-{attempt}.json")
 
     def attempt_dirs(self) -> list[AttemptDir]:
         """Every attempt so far, oldest first."""

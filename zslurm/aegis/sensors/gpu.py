@@ -1,10 +1,10 @@
 """The GPUs: memory errors, bad pages, GPUs that disappear or throttle.
 
-Errors are counted by the driver since it was loaded (sysfs, else the GPUs' own tool): what grew since the first
-look happened to this run. An uncorrectable error is a root whatever the driver says of its recovery (on MI300X a
-reset after one may not complete: ROCm/legacy-rocm-build#3766); a correctable one is an advisory, told again each
-time that ten times as many came. XGMI's errors are those of its block XGMI_WAFL, for `xgmi_err` is always `N/A` on
-MI300X (ROCm/rocm-systems#11468).
+Errors are counted by the driver since it was loaded (sysfs, else the GPUs' own tool): what grew since the attempt
+began happened to it, whichever agent looks. An uncorrectable error is a root whatever the driver says of its
+recovery (on MI300X a reset after one may not complete: ROCm/legacy-rocm-build#3766); a correctable one is an
+advisory, told again each time that ten times as many came. XGMI's errors are those of its block XGMI_WAFL, for
+`xgmi_err` is always `N/A` on MI300X (ROCm/rocm-systems#11468).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from zslurm.aegis.evidence import Fault, Role, Scope
 from zslurm.aegis.gpu_tool import GpuTool, ToolAnswer, ToolSources, is_there, tool_exists
@@ -56,6 +58,22 @@ class GpuState:
         names = ("uncorrectable", "correctable", "deferred", "bad_pages", "throttled")
         missing = {name: getattr(other, name) for name in names if getattr(self, name) is None}
         return replace(self, blocks=self.blocks or other.blocks, **missing)
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """What the next agent's sensor must know.
+
+    Attributes:
+        began: the GPUs when the attempt began, by index.
+        seen: indices of those that were on the bus.
+    """
+
+    began: Mapping[int, GpuState]
+    seen: list[int]
+
+
+_MEMORY = TypeAdapter(GpuMemory)
 
 
 @dataclass(frozen=True)
@@ -136,11 +154,27 @@ class Gpus(Sensor):
         self._gpus = {gpu.index: gpu for gpu in sources.facts.gpus}
         self._seen: set[int] = set()
         self._last: dict[int, GpuState] = {}
+        self._began: dict[int, GpuState] = {}
         self._said: dict[int, GpuState] = {}
         self._corrected: dict[tuple[int, str], int] = {}
         self._told: dict[tuple[int, str], int] = {}
         self._why = "there is no tool for them"
         self._waits = tool is not None
+
+    def begin_attempt(self) -> None:
+        """The GPUs are as they were seen last."""
+        self._began = dict(self._last)
+
+    def memory(self) -> Any:
+        """Each GPU as it was when the attempt began, and which of them were on the bus."""
+        return _MEMORY.dump_python(GpuMemory(self._began, sorted(self._seen)), mode="json")
+
+    def recall(self, memory: Any) -> None:
+        """See Sensor."""
+        known = _MEMORY.validate_python(memory)
+        self._began, self._seen = dict(known.began), set(known.seen) & set(self._gpus)
+        # What slows a GPU down is a state that the supervisor was told by another agent, if by any.
+        self._last = {index: replace(state, throttled=None) for index, state in self._began.items()}
 
     def read(self) -> Reading:
         """Faults for what grew since the last look. Unavailable where no GPU tells of its errors."""
@@ -154,6 +188,8 @@ class Gpus(Sensor):
             before = self._last.get(index)
             faults += [] if before is None else self._faults(index, before, now)
             self._last[index] = now if before is None or now.gone else now.filled_from(before)
+            # A count that was not known when the attempt began counts from where it is known first.
+            self._began[index] = self._began[index].filled_from(now) if index in self._began else now
         counted = [state for state in states.values() if state.uncorrectable is not None]
         values: dict[str, Any] = {
             "gpus": len(states),
@@ -191,7 +227,7 @@ class Gpus(Sensor):
                 count = self._corrected[index, name] = self._corrected.get((index, name), 0) + new
                 if worth_telling(self._told.get((index, name), 0), count):
                     self._told[index, name] = count
-                    words = f"counts {count} {name} errors since the agent started"
+                    words = f"counts {count} {name} errors since the attempt began"
                     found.append(Change("gpu_ras_correctable", "advisory", words))
         return [self._fault(index, change) for change in found]
 

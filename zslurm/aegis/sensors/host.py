@@ -2,7 +2,8 @@
 
 Kills are counted by the job's own cgroup where there is one (v2: memory.events, which counts for all below it; v1:
 memory.oom_control of each cgroup below the job's: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
-Else /proc/vmstat counts them for the whole host, whoever's they are.
+Else /proc/vmstat counts them for the whole host, whoever's they are. Kills since the attempt began count,
+whichever agent looks; the other states are told by the first look of each agent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from zslurm.aegis.evidence import Fault
 from zslurm.aegis.sensor import Place, Reading, Sensor
@@ -19,6 +23,7 @@ from zslurm.cluster.sysfs import key_values, names, read_text
 _JOB = re.compile(r"job_\d+")
 _GIB = 1 << 30
 _MANY_ZOMBIES = 20
+_MEMORY = TypeAdapter(dict[str, int])
 _ZOMBIES_EVERY = 12
 """Looks at the host for each look at every process, which takes longer than all else together."""
 
@@ -30,8 +35,22 @@ class Host(Sensor):
         self._place = place
         self.period_s = place.settings.period_s
         self._kills: dict[str, int] = {}
+        self._began: dict[str, int] = {}
         self._low = self._zombies = False
         self._looks = 0
+
+    def begin_attempt(self) -> None:
+        """Kills are counted from the last look."""
+        self._began = dict(self._kills)
+
+    def memory(self) -> Any:
+        """How many kills were counted when the attempt began, by who counts."""
+        return self._began
+
+    def recall(self, memory: Any) -> None:
+        """See Sensor."""
+        self._began = _MEMORY.validate_python(memory)
+        self._kills = dict(self._began)
 
     def read(self) -> Reading:
         """Faults for new kills, and where memory or zombies cross their limits."""
@@ -55,7 +74,9 @@ class Host(Sensor):
 
     def _killed(self, kills: dict[str, int]) -> list[Fault]:
         """New kills. Those of the job count; the whole host's only where the job has no counter of its own."""
-        before, self._kills = self._kills, kills
+        before, self._kills = self._kills, {**self._kills, **kills}
+        for where, count in kills.items():
+            self._began.setdefault(where, count)
         new = {where: count - before[where] for where, count in kills.items() if count > before.get(where, count)}
         if (inside := new.get("job", 0)) > 0:
             line = f"the kernel killed {inside} processes of the job: out of memory"

@@ -1,5 +1,8 @@
 """The kernel log: new lines, classified by the signatures.
 
+New are those since the attempt began, for an agent that replaces another one, and since the last look for every
+other: where the log could not be read for a while, it is read on from where it was.
+
 A storm of lines tells no more than its beginning: of each kind and device a few are reported a minute, the rest is
 counted.
 """
@@ -8,10 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
 
 from zslurm.aegis.evidence import Fault, Role, Scope
-from zslurm.aegis.kernel_source import Ended, Source, Unavailable, open_source
+from zslurm.aegis.kernel_source import Ended, Position, Source, Unavailable, open_source
 from zslurm.aegis.sensor import Place, Reading, Sensor
 
 _MOST_ALIKE = 5
@@ -20,6 +25,10 @@ _MOST_ALIKE = 5
 _ALIKE_S = 60.0
 _REOPEN_S = 60.0
 _LONGEST_LINE = 400
+_MOST_ROUNDS = 100
+"""Calls of a source in one look: more than one only where there is much to read again."""
+
+_MEMORY = TypeAdapter(dict[str, int | float | str])
 
 
 class Match(Protocol):
@@ -45,12 +54,12 @@ Matcher = Callable[[str], Match | None]
 class KernelLog(Sensor):
     """Follows the kernel log."""
 
-    def __init__(self, place: Place, match: Matcher, open_log: Callable[[], Source]) -> None:
+    def __init__(self, place: Place, match: Matcher, open_log: Callable[[Position | None], Source]) -> None:
         """
         Args:
             place: where.
             match: classifies a line.
-            open_log: opens the log at its present end; called again where reading failed.
+            open_log: opens the log at a position, or at its present end; called again where reading failed.
 
         It is opened here, so that nothing is missed between the agent's start and the first look.
         """
@@ -62,6 +71,26 @@ class KernelLog(Sensor):
         self._open_at = 0.0
         self._reported: dict[tuple[str, ...], list[float]] = {}
         self._lines = self._left_out = 0
+        self._at: Position | None = None
+        self._began: Position | None = None
+        self._again = False
+        self._reopen()
+        self._began = self._at
+
+    def begin_attempt(self) -> None:
+        """What was not read yet is of the new attempt."""
+        self._began = self._at
+
+    def memory(self) -> Any:
+        """The position at which the attempt began."""
+        return None if self._began is None else dict(self._began)
+
+    def recall(self, memory: Any) -> None:
+        """See Sensor."""
+        self._began = self._at = _MEMORY.validate_python(memory)
+        self._again = True
+        self.close()
+        self._open_at = 0.0
         self._reopen()
 
     def read(self) -> Reading:
@@ -71,7 +100,7 @@ class KernelLog(Sensor):
         if self._source is None:
             return Reading(ok=False, why=self._why)
         try:
-            lines = self._source.lines()
+            lines = self._new_lines(self._source)
         except Ended as error:
             self._fail(str(error))
             return Reading(ok=False, why=self._why)
@@ -80,6 +109,22 @@ class KernelLog(Sensor):
         self._lines += len(lines)
         faults = [fault for line in lines if (fault := self._fault(line)) is not None]
         return Reading(faults=tuple(faults), values={"lines": self._lines, "left_out": self._left_out})
+
+    def _new_lines(self, source: Source) -> list[str]:
+        """What came since the last look; all that is read again in one look: it is told together.
+
+        Raises:
+            Unavailable, Ended: see Source.
+        """
+        lines = source.lines()
+        for _ in range(_MOST_ROUNDS if self._again else 0):
+            if not (more := source.lines()):
+                break
+            lines += more
+        self._again = False
+        self._at = source.position()
+        self._began = self._began or self._at
+        return lines
 
     def close(self) -> None:
         if self._source is not None:
@@ -90,9 +135,12 @@ class KernelLog(Sensor):
         if time.monotonic() < self._open_at:
             return
         try:
-            self._source = self._open()
+            self._source = self._open(self._at)
         except Unavailable as error:
             self._fail(str(error))
+            return
+        if self._at is None:
+            self._at = self._source.position()
 
     def _fail(self, why: str) -> None:
         self._why = why
@@ -129,7 +177,9 @@ def make(place: Place) -> KernelLog | None:
 
     signatures = Signatures.load()
 
-    def open_log() -> Source:
-        return open_source(settings.kernel_log, place.node, place.root, place.environ, settings.amd_smi_timeout_s)
+    def open_log(at: Position | None) -> Source:
+        return open_source(
+            settings.kernel_log, place.node, place.root, place.environ, settings.amd_smi_timeout_s, at
+        )
 
     return KernelLog(place, lambda line: signatures.match(line, kernel=True), open_log)

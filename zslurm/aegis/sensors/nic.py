@@ -7,13 +7,20 @@ exceeded: the NIC gave a peer up, or waited for it in vain. Pollara `req_tx_retr
     (amd/node-scraper, PollaraRdmaStatistics), ConnectX `req_transport_retries_exceeded`, Broadcom
     `max_retry_exceeded` (drivers/infiniband/hw: mlx5/counters.c, bnxt_re/hw_counters.c).
 retransmitted: packets sent again: congestion, or a bad cable; judged against the packets sent.
+
+The state and the number of times that a link went down are held against those of the attempt's beginning by the
+first look of each agent, and against the look before by every other. Counters of the hardware are rates: what the
+agent before has told is not told again, so the next one goes on from the last look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from zslurm.aegis.evidence import Fault, Role
 from zslurm.aegis.sensor import Place, Reading, Sensor
@@ -154,6 +161,9 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} +{count}" for name, count in sorted(counts.items()))
 
 
+_MEMORY = TypeAdapter(dict[str, NicState])
+
+
 class Nics(Sensor):
     """Watches the NICs of the rails."""
 
@@ -162,8 +172,23 @@ class Nics(Sensor):
         self.period_s = place.settings.period_s
         self._devices = tuple(devices)
         self._last: dict[str, NicState] = {}
+        self._began: dict[str, NicState] = {}
         self._busy: set[str] = set()
         self._exceeded: set[str] = set()
+        self._is_first = True
+
+    def begin_attempt(self) -> None:
+        """Links are as they were seen last."""
+        self._began = dict(self._last)
+
+    def memory(self) -> Any:
+        """Each NIC as it was when the attempt began, with the counters of the last look."""
+        return _MEMORY.dump_python(self._began, mode="json")
+
+    def recall(self, memory: Any) -> None:
+        """See Sensor."""
+        self._began = _MEMORY.validate_python(memory)
+        self._last = dict(self._began)
 
     def read(self) -> Reading:
         """Faults for what changed since the last look. A NIC that was down at the first is told as an advisory."""
@@ -171,7 +196,11 @@ class Nics(Sensor):
         for device in self._devices:
             now, before = read_nic(self._place.root, device), self._last.get(device)
             self._last[device] = now
-            if before is None:
+            began = self._began.setdefault(device, now)
+            if began.trouble and not now.trouble:  # it has come up in this attempt
+                began = now
+            self._began[device] = replace(began, counters=now.counters)
+            if before is None or (self._is_first and before.trouble and now.trouble):
                 if now.trouble:
                     words = f"{now.trouble} since before the agent started"
                     faults.append(self._fault(device, Change("nic_link_down", False, words)))
@@ -179,6 +208,7 @@ class Nics(Sensor):
             found = [*self._retries(device, before, now), *changes(before, now)]
             found += self._retransmissions(device, before, now)
             faults += [self._fault(device, change) for change in found]
+        self._is_first = False
         down = [device for device in self._devices if self._last[device].trouble]
         return Reading(faults=tuple(faults), values={"up": len(self._devices) - len(down), "down": down})
 
