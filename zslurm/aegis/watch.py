@@ -27,9 +27,10 @@ from zslurm.aegis.verdict import Verdict, judge
 from zslurm.errors import Exit
 from zslurm.launch.metrics_tail import last_step_at
 from zslurm.launch.run_dir import AttemptDir, RunDir
+from zslurm.launch.stop_request import StopSender
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 
-# A rank that has only just been started does not listen yet: the request is repeated.
+# Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0
 _STACKS_S = 5.0
 _SERIOUS = ("root", "cascade")
@@ -77,6 +78,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.history = self.job.history()
+        self._sender = StopSender(self.attempt, self.running.process)
 
     @property
     def attempt(self) -> AttemptDir:
@@ -140,12 +142,13 @@ class Watch:
 
     def _pass_signal_on(self) -> None:
         now = time.monotonic()
+        self._sender.find()
         if not self.job.stop.asked or now < self._repeat_at:
             return
         if self.job.stop.deadline is None:
             self.job.event("signal", signal=self.job.stop.name, attempt=self.attempt.number)
             self.job.stop.deadline = now + self.job.spec.aegis.save_s
-        self.running.process.signal_group(signal.SIGUSR2)
+        self._sender.send()
         self._repeat_at = now + _REPEAT_S
 
     def _look(self) -> None:

@@ -14,6 +14,7 @@ from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState, last_job, look
 from zslurm.launch.secrets import with_secrets
+from zslurm.launch.stop_request import StopSender
 from zslurm.launch.submission import record_action, submit
 from zslurm.launch.successor import cancel_successor
 from zslurm.slurm.client import SlurmClient
@@ -77,7 +78,7 @@ def _stop_ranks(run: RunDir) -> None:
     attempts = run.attempt_dirs()
     step = DetachedProcess.adopt(attempts[-1].step_process, attempts[-1].step_exit) if attempts else None
     if step is not None:
-        step.signal_group(signal.SIGUSR2)
+        StopSender(attempts[-1], step).send()
 
 
 def hold(run: RunDir) -> str:

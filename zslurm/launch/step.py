@@ -105,9 +105,10 @@ def slurm_step(
         kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
         command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
     command += python.srun_options
-    # Ranks are born deaf to the request to save and stop, and listen when they can heed it.
-    deaf = ["/bin/sh", "-c", "trap '' USR2; exec \"$@\"", "zslurm-rank"]
-    return StepPlan([*command, *deaf, *_rank_command(run, attempt, python)], step_environment(python.environ))
+    # Slurm sends signals to every process of the step, at the start of a grace time for one. The ranks ignore them
+    # until they have handlers; until then they would be killed.
+    masked = ["/bin/sh", "-c", "trap '' HUP INT TERM USR1 USR2; exec \"$@\"", "zslurm-rank"]
+    return StepPlan([*command, *masked, *_rank_command(run, attempt, python)], step_environment(python.environ))
 
 
 def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_per_node: int) -> StepPlan:
