@@ -58,7 +58,8 @@ _MOST_WAITING = 2000
 _LONGEST_COMMAND = 1 << 16
 _FLUSH_S = 2.0
 # The agents stay as long as the ranks do, which save when they are asked to stop. SIGKILL and `quit` end them.
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# They report what they got: where Slurm signals the steps and not the batch script, the supervisor hears of it so.
+_REPORTED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Outbox:
@@ -106,6 +107,7 @@ class Agent:
         commands: int = 0,
         reports: int = 1,
         started: Mapping[str, Any] | None = None,
+        signals: deque[int] | None = None,
     ) -> None:
         """
         Args:
@@ -115,12 +117,14 @@ class Agent:
             commands: file descriptor of the commands.
             reports: file descriptor of the reports.
             started: what the first report says besides the pid.
+            signals: that this process got; a handler adds to them, and each is reported.
         """
         self.place = place
         self.heartbeat: Heartbeat | None = None
         self._on_silence = on_silence
         self._commands, self._out = commands, Outbox(reports)
         self._about = dict(started or {})
+        self._signals = signals if signals is not None else deque()
         self._stop = threading.Event()
         makers = all_sensors() if sensors is None else sensors
         self._runners = [
@@ -153,6 +157,9 @@ class Agent:
         while not self._stop.wait(_TICK_S):
             # If this process itself was stopped, what it did not hear meanwhile is not the supervisor's silence.
             self._heard_at += max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
+            while self._signals:
+                name = signal.Signals(self._signals.popleft()).name
+                self._send(AgentReport(self._stamp(), "signalled", {"signal": name}))
             for runner in self._runners:
                 if (reading := runner.silent_reading(self._patience_s)) is not None:
                     self._sensed(runner.name, reading)
@@ -273,8 +280,9 @@ def main(argv: list[str] | None = None) -> int:
     environ = dict(os.environ)
     index = int(environ.get("SLURM_PROCID", "0")) if options.index is None else options.index
     count = int(environ.get("SLURM_NTASKS", "1")) if options.count is None else options.count
-    for signum in _IGNORED:
-        signal.signal(signum, signal.SIG_IGN)
+    signals: deque[int] = deque()
+    for signum in _REPORTED:
+        signal.signal(signum, lambda signum, _frame: signals.append(signum))
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     try:
@@ -286,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
     about = {"index": index, "count": count, "generation": options.generation}
     deputy = Deputy(run, environ, spec.aegis.deputy_s)
     place = Place.here(run, spec.aegis, spec.cluster, environ)
-    agent = Agent(place, on_silence=deputy.on_silence, started=about)
+    agent = Agent(place, on_silence=deputy.on_silence, started=about, signals=signals)
     deputy.heard = lambda: agent.silent_s < spec.aegis.deputy_s
     agent.run()
     return Exit.DONE

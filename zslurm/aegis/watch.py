@@ -20,6 +20,7 @@ from zslurm.aegis.evidence import Alarm, Fault, Situation
 from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
 from zslurm.aegis.policy import alarm
+from zslurm.aegis.protocol import AgentReport
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.teardown import clear, end_step, quiet_s
@@ -72,6 +73,7 @@ class Watch:
     _failures: list[TaskFailure] = field(default_factory=list)
     _failed_at: float | None = None
     _repeat_at: float = 0.0
+    _looked_for: int | None = None
     _alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
     _judged: int = 0
     _judge_at: float = 0.0
@@ -103,6 +105,8 @@ class Watch:
             if not process.left_exit_code:
                 end_step(self.running, self.job.slurm_id)
         verdict = self._verdict(why)
+        if verdict.outcome == "interrupted" and not self.job.stop.asked:
+            self._why_interrupted()
         if verdict.outcome not in _ORDERLY:
             self._clear()
             self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
@@ -122,6 +126,8 @@ class Watch:
             tuple(sorted(self.faults, key=lambda fault: fault.time)),
             committed_step(self.job.run),
             self.job.stop.name,
+            self.job.stop.requeued,
+            preempted=self.job.stop.preempted,
             nodes=self.running.nodes,
             progressed_at=last_step_at(self.job.run.metrics, self.attempt.number),
         )
@@ -145,11 +151,24 @@ class Watch:
         self._sender.find()
         if not self.job.stop.asked or now < self._repeat_at:
             return
-        if self.job.stop.deadline is None:
-            self.job.event("signal", signal=self.job.stop.name, attempt=self.attempt.number)
-            self.job.stop.deadline = now + self.job.spec.aegis.save_s
+        stop = self.job.stop
+        if stop.deadline is None:
+            if stop.name is not None:
+                self.job.event("signal", signal=stop.name, attempt=self.attempt.number)
+            stop.deadline = now + self.job.spec.aegis.save_s
         self._sender.send()
         self._repeat_at = now + _REPEAT_S
+        if stop.signum != self._looked_for:
+            self._looked_for = stop.signum
+            self.job.look_for_preemption()
+
+    def _why_interrupted(self) -> None:
+        """Find out who asked ranks that have saved and stopped though we did not ask them: Slurm, or a person."""
+        self.job.look_for_preemption()
+        names = [str(end["signal"]) for end in rank_ends(self.attempt) if end.get("signal")]
+        if not self.job.stop.asked and names and names[0] in signal.Signals.__members__:
+            self.job.stop.signum = signal.Signals[names[0]]
+            self.job.event("signal", signal=names[0], attempt=self.attempt.number, to="ranks")
 
     def _look(self) -> None:
         """Everything new from srun, the ranks and the agents."""
@@ -178,6 +197,8 @@ class Watch:
             self.note(node_failed(node) for node in dead if node not in known)
             return
         for heard in self.agents.reports():
+            if isinstance(heard.report, AgentReport) and heard.report.event == "signalled":
+                self.job.look_for_preemption()  # Slurm signals the steps alone when a grace time begins
             self.detector.feed(heard.report, heard.time, time.time() - (time.monotonic() - heard.time))
         found = self.detector.check(
             time.monotonic(),

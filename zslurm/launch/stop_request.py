@@ -61,7 +61,7 @@ class StopSender:
         self._arrived = False
 
     def find(self) -> None:
-        """Remember the address of the store as soon as rank 0 has published it: later the file may be out of reach."""
+        """Remember the store's address as soon as rank 0 has published it: later the file may be out of reach."""
         if self._address is None:
             with contextlib.suppress(OSError):
                 self._address = read_json(self._attempt.rendezvous)
@@ -87,7 +87,7 @@ class Store(Protocol):
 
 
 class StopListener:
-    """A thread of rank 0 that looks into the store for a request; the other ranks hear of it in their all-reduce."""
+    """A thread of rank 0 that looks for a request in the store; the other ranks learn it in their all-reduce."""
 
     def __init__(self, store: Store, ask: Callable[[], None]) -> None:
         """Begin to look.
@@ -114,4 +114,3 @@ class StopListener:
                     return
             except RuntimeError:  # torch's DistStoreError and DistNetworkError: the store is in this very process
                 return
-
