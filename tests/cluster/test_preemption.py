@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,56 @@ def events(user: User, name: str, kind: str) -> list[dict[str, Any]]:
     return [event for event in user.events(name) if event["event"] == kind]
 
 
+def ends_preempted(user: User, name: str, job_id: str) -> None:
+    """The job is gone for good; the run says so, and how to go on."""
+    state = user.wait_for_state(name, "preempted", "requeued", "failed", "interrupted", "cancelled")
+    assert (state["state"], state["active"], state["job_id"]) == ("preempted", False, job_id), state
+    assert state["checkpoint_step"] == user.stopped_at(name)
+    line = user.zslurm("status", name).splitlines()[1]
+    assert "preempted at" in line
+    assert "submit again to continue" in line
+
+
+@pytest.mark.parametrize("partition", ["cancel", pytest.param("cancelatonce", marks=pytest.mark.soak)])
+def test_a_run_whose_job_preemption_cancels_continues_when_submitted_again(user: User, partition: str) -> None:
+    job_id = start(user, "gone", partition)
+    urgent_job(user)
+    ends_preempted(user, "gone", job_id)
+    stopped_at = user.stopped_at("gone")
+    user.zslurm("submit", user.directory / "gone.yaml")
+    user.wait_for_step("gone", stopped_at + 2)
+    assert next(row["step"] for row in user.steps("gone") if row["attempt"] == 2) == stopped_at + 1
+
+
+@pytest.mark.soak
+def test_a_successor_continues_where_preemption_cancels_the_job(user: User) -> None:
+    job_id = start(user, "next", "cancel", slurm={"successor": "on"})
+    successor = user.state("next")["successor"]
+    urgent_job(user)
+    wait_for(lambda: user.state("next")["job_id"] == successor, "the successor to start", every_s=COMMAND_EVERY_S)
+    user.wait_for_step("next", user.stopped_at("next") + 2)
+    assert user.state("next")["job_id"] == successor != job_id
+
+
+def test_a_suspended_run_goes_on_as_if_nothing_had_been(user: User) -> None:
+    """No heartbeat, hang limit or clock takes the pause for a fault, though it is longer than all of them."""
+    limits = {"hang": {"step_s": 6, "step_factor": 1.5}, "silent_s": 6, "deputy_s": 8}
+    job_id = start(user, "paused", "batch", step=4, aegis={"grace_s": 3, **limits})
+    user.cluster.run_as_root(["scontrol", "suspend", job_id])
+    assert user.wait_for_state("paused", "suspended")
+    until = time.monotonic() + 15
+    wait_for(lambda: time.monotonic() > until, "a pause that is longer than every limit")
+    before = user.steps("paused")[-1]["step"]
+    user.cluster.run_as_root(["scontrol", "resume", job_id])
+    user.wait_for_step("paused", before + 20)
+    serious = [event for event in events(user, "paused", "fault_detected") if event["role"] == "root"]
+    assert not serious
+    assert {row["attempt"] for row in user.steps("paused")} == {1}
+    assert not events(user, "paused", "deputy_acted") + events(user, "paused", "step_killed")
+    user.zslurm("cancel", "paused", "--wait")
+    assert user.state("paused")["checkpoint_step"] == user.stopped_at("paused")
+
+
 @pytest.mark.parametrize(
     "partition", ["grace30", *(pytest.param(name, marks=pytest.mark.soak) for name in ("grace60", "atonce"))]
 )
@@ -88,7 +139,8 @@ def test_a_run_that_is_preempted_saves_and_comes_back(user: User, partition: str
     wait_for(lambda: events(user, "low", "preempted"), "the supervisor to know of the preemption")
     user.wait_for_state("low", "requeued", "failed")
     shown = user.zslurm("status", "low")
-    assert "preempted at" in shown and "starts again by itself" in shown
+    assert "preempted at" in shown
+    assert "starts again by itself" in shown
     comes_back(user, "low", job_id)
     assert [event["mode"] for event in events(user, "low", "preempted")] == ["requeue"]
     assert "preempted" not in user.zslurm("status", "low").splitlines()[1]

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.deputy import Deputy
+from zslurm.aegis.pauses import Pauses
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -131,6 +132,7 @@ class Agent:
             SensorRunner(name, make, place, self._sensed, self._stop) for name, make in makers.items()
         ]
         self._heard_at = time.monotonic()
+        self._pauses = Pauses()
         self._silent = False
         self._seq, self._seq_lock = 0, threading.Lock()
         # After this long a sensor counts as hanging; the slowest thing that any of them waits for is amd-smi.
@@ -155,8 +157,12 @@ class Agent:
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
         looked_at = time.monotonic()
         while not self._stop.wait(_TICK_S):
+            self._pauses.tick()
             # If this process itself was stopped, what it did not hear meanwhile is not the supervisor's silence.
-            self._heard_at += max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
+            away_s = max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
+            self._heard_at += away_s
+            for runner in self._runners:
+                runner.excuse(away_s)
             while self._signals:
                 name = signal.Signals(self._signals.popleft()).name
                 self._send(AgentReport(self._stamp(), "signalled", {"signal": name}))
@@ -190,8 +196,10 @@ class Agent:
 
     def _progress(self, attempt: int) -> ProgressReport:
         directory = self.place.run.attempt(attempt).progress(self.place.environ)
+        self._pauses.tick()
         try:
-            return ProgressReport(self._stamp(), attempt, ranks_in(directory) if attempt else ())
+            ranks = ranks_in(directory, paused_since=self._pauses.since) if attempt else ()
+            return ProgressReport(self._stamp(), attempt, ranks)
         except Exception as error:  # whatever it is: a node that says nothing any more is taken for dead
             return ProgressReport(self._stamp(), attempt, ok=False, why=f"{directory}: {error}")
 

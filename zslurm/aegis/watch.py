@@ -19,6 +19,7 @@ from zslurm.aegis.detect import Detector
 from zslurm.aegis.evidence import Alarm, Fault, Situation
 from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
+from zslurm.aegis.pauses import Pauses
 from zslurm.aegis.policy import alarm
 from zslurm.aegis.protocol import AgentReport
 from zslurm.aegis.signatures import Signatures
@@ -34,6 +35,8 @@ from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 # Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0
 _STACKS_S = 5.0
+_PAUSED_S = 30.0
+"""So long no look takes by itself, questions to Slurm included."""
 _SERIOUS = ("root", "cascade")
 """Roles of faults that can end an attempt. Of others there may be some for weeks: they must cost nothing."""
 
@@ -80,6 +83,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.history = self.job.history()
+        self._pauses = Pauses(_PAUSED_S)
         self._sender = StopSender(self.attempt, self.running.process)
 
     @property
@@ -93,6 +97,7 @@ class Watch:
         root: Fault | None = None
         while process.poll() is None:
             process.reap()
+            self._mind_pause()
             self._pass_signal_on()
             self._look()
             why, root = self._why_give_up()
@@ -161,6 +166,14 @@ class Watch:
         if stop.signum != self._looked_for:
             self._looked_for = stop.signum
             self.job.look_for_preemption()
+
+    def _mind_pause(self) -> None:
+        """Where we were stopped ourselves, the ranks were, too: no deadline of theirs runs meanwhile."""
+        paused_s = self._pauses.tick()
+        if paused_s and self.job.stop.deadline is not None:
+            self.job.stop.deadline += paused_s
+        if paused_s and self._failed_at is not None:
+            self._failed_at += paused_s
 
     def _why_interrupted(self) -> None:
         """Find out who asked ranks that have saved and stopped though we did not ask them: Slurm, or a person."""
