@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from tests.cluster.fixtures import running
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.cluster.user import COMMAND_EVERY_S, ENDLESS, User, at_work
+from tests.launch.local_runs import TAKES_SIGNALS
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -19,7 +22,6 @@ _LOW = "Nodes=node[0-1] PriorityTier=1 OverSubscribe=NO DefaultTime=00:10:00"
 PARTITIONS = f"""
 PreemptType=preempt/partition_prio
 PreemptMode=SUSPEND,GANG
-PreemptParameters=send_user_signal
 PartitionName=grace30 {_LOW} PreemptMode=REQUEUE GraceTime=30
 PartitionName=grace60 {_LOW} PreemptMode=REQUEUE GraceTime=60
 PartitionName=atonce {_LOW} PreemptMode=REQUEUE
@@ -28,12 +30,11 @@ PartitionName=cancelatonce {_LOW} PreemptMode=CANCEL
 PartitionName=gang {_LOW} PreemptMode=SUSPEND
 PartitionName=urgent Nodes=node[0-1] PriorityTier=10 PreemptMode=OFF OverSubscribe=FORCE:1 DefaultTime=00:10:00
 """
-SIGNALS = PARTITIONS.replace("PreemptParameters=send_user_signal\n", "")
 
 
 @pytest.fixture(scope="module")
 def cluster(slurm_possible: None) -> Iterator[SlurmCluster]:
-    yield from running(nodes=2, settings=SIGNALS)
+    yield from running(nodes=2, settings=PARTITIONS)
 
 
 @pytest.fixture
@@ -130,11 +131,24 @@ def test_a_suspended_run_goes_on_as_if_nothing_had_been(user: User) -> None:
     assert user.state("paused")["checkpoint_step"] == user.stopped_at("paused")
 
 
+def plugged(user: User) -> dict[str, Any]:
+    """A cluster section whose ranks have a stand-in for a network plugin that takes SIGUSR1 and SIGUSR2."""
+    plugin = user.directory / "plugin"
+    if not plugin.exists():
+        shutil.copytree(TAKES_SIGNALS, plugin, ignore=shutil.ignore_patterns("__pycache__"))
+        (user.directory / "moments").mkdir(mode=0o777)
+        (user.directory / "moments").chmod(0o777)
+    env = {"PYTHONPATH": str(plugin), "ZSLURM_TEST_MOMENTS": str(user.directory / "moments")}
+    return {"cluster": {"env": env}}
+
+
 @pytest.mark.parametrize(
     "partition", ["grace30", *(pytest.param(name, marks=pytest.mark.soak) for name in ("grace60", "atonce"))]
 )
 def test_a_run_that_is_preempted_saves_and_comes_back(user: User, partition: str) -> None:
-    job_id = start(user, "low", partition)
+    """With a plugin in its ranks that takes the user's signals for itself."""
+    job_id = start(user, "low", partition, **plugged(user))
+    assert (user.directory / "moments" / "python").exists()
     urgent = urgent_job(user)
     wait_for(lambda: events(user, "low", "preempted"), "the supervisor to know of the preemption")
     user.wait_for_state("low", "requeued", "failed")
@@ -146,3 +160,106 @@ def test_a_run_that_is_preempted_saves_and_comes_back(user: User, partition: str
     assert "preempted" not in user.zslurm("status", "low").splitlines()[1]
     left = user.cluster.run(["squeue", "--noheader", "--states=all", "-j", urgent, "-o", "%T"]).stdout.strip()
     assert left == "COMPLETED"
+
+
+# --- Slurm's own signals, and requests to an administrator -------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
+@pytest.mark.parametrize("to", ["steps", "batch"])
+def test_a_users_signal_saves_and_requeues(user: User, name: str, to: str) -> None:
+    """`scancel --signal` as users of other tools know it: save, and come back."""
+    job_id = start(user, "sent", "batch")
+    user.cluster.run(["scancel", f"--signal={name}", *(["--batch"] if to == "batch" else []), job_id])
+    comes_back(user, "sent", job_id)
+    assert [event["signal"] for event in events(user, "sent", "signal")] == [f"SIG{name}"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+@pytest.mark.parametrize("to", ["steps", "batch"])
+def test_a_signal_that_ends_programs_saves_and_stops(user: User, name: str, to: str) -> None:
+    job_id = start(user, "ended", "batch")
+    user.cluster.run(["scancel", f"--signal={name}", *(["--batch"] if to == "batch" else []), job_id])
+    state = user.wait_for_state("ended", "interrupted", "requeued", "failed", "preempted", "cancelled")
+    assert state["state"] == "interrupted"
+    assert state["checkpoint_step"] == user.stopped_at("ended")
+    assert "submit again to continue" in user.zslurm("status", "ended")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["HUP", "CONT"])
+def test_a_signal_that_asks_for_nothing_does_nothing(user: User, name: str) -> None:
+    job_id = start(user, "unmoved", "batch")
+    user.cluster.run(["scancel", f"--signal={name}", "--full", job_id])
+    before = user.steps("unmoved")[-1]["step"]
+    user.wait_for_step("unmoved", before + 10)
+    assert {row["attempt"] for row in user.steps("unmoved")} == {1}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("by", ["user", "administrator"])
+def test_scontrol_requeue_saves_and_comes_back(user: User, by: str) -> None:
+    job_id = start(user, "back", "batch")
+    run = user.cluster.run if by == "user" else user.cluster.run_as_root
+    run(["scontrol", "requeue", job_id])
+    comes_back(user, "back", job_id)
+    assert not events(user, "back", "preempted")
+
+
+@pytest.mark.soak
+def test_where_aegis_does_not_act_slurm_itself_requeues_at_the_end_of_the_grace_time(user: User) -> None:
+    job_id = start(user, "watched", "grace30", aegis={"mode": "observe"})
+    urgent_job(user)
+    comes_back(user, "watched", job_id)
+
+
+_DRAWN = random.Random(8)
+_STARTS = ("python", "imports", "imports-trainer", "imports-data")
+_WARNED_AT = [(_DRAWN.choice(_STARTS), 0) if n < 6 else ("step", _DRAWN.randint(1, 12)) for n in range(20)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("moment", "step"), _WARNED_AT)
+def test_slurms_warning_reaches_ranks_whose_plugin_takes_the_signals(user: User, moment: str, step: int) -> None:
+    """As before the time limit: to the batch script alone; while rank 0 starts, or in the first steps."""
+    run_file = user.write_run("warned", steps=ENDLESS, **plugged(user))
+    job_id = user.zslurm("submit", "-q", run_file)
+    if step:
+        user.wait_for_step("warned", step)
+    else:
+        wait_for((user.directory / "moments" / moment).exists, f"rank 0 to come to: {moment}")
+    user.cluster.run(["scancel", "--batch", "--signal=USR2", job_id])
+    state = user.wait_for_state("warned", "requeued", "failed", "interrupted")
+    assert state["state"] == "requeued", state
+    assert [event["outcome"] for event in events(user, "warned", "attempt_ended")] == ["interrupted"]
+    assert state["checkpoint_step"] == user.stopped_at("warned") >= 1
+
+
+# --- preemption by QoS -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+def test_a_qos_that_may_be_preempted(slurm_possible: None) -> None:
+    """The QoS decides what becomes of the job, not its partition, and not the cluster."""
+    settings = "PreemptType=preempt/qos\nPreemptMode=REQUEUE\n"
+    for cluster in running(nodes=2, accounting=True, settings=settings):
+        manage = ["sacctmgr", "--immediate"]
+        account = ["add", "account", "lab"]
+        person = ["add", "user", cluster.user.pw_name, "account=lab"]
+        low = ["add", "qos", "low", "GraceTime=30", "PreemptMode=requeue"]
+        gone = ["add", "qos", "gone", "GraceTime=30", "PreemptMode=cancel"]
+        high = ["add", "qos", "high", "Priority=1000", "Preempt=low,gone"]
+        allowed = ["modify", "user", cluster.user.pw_name, "set", "qos=normal,low,gone,high"]
+        for words in (account, person, low, gone, high, allowed):
+            cluster.run_as_root([*manage, *words])
+        with at_work(cluster, "qos-test") as user:
+            for name, qos in (("kept", "low"), ("lost", "gone")):
+                job_id = start(user, name, "batch", slurm={"qos": qos})
+                cluster.sbatch("sleep 1", "-N2", "--exclusive", "--qos=high", "--output=/dev/null")
+                if name == "kept":
+                    comes_back(user, name, job_id)
+                    user.zslurm("cancel", name, "--wait")
+                else:
+                    ends_preempted(user, name, job_id)
