@@ -209,6 +209,24 @@ def test_scontrol_requeue_saves_and_comes_back(user: User, by: str) -> None:
 
 
 @pytest.mark.soak
+def test_where_slurm_warns_before_it_preempts(user: User) -> None:
+    """PreemptParameters=send_user_signal: the batch script gets the signal of the time limit."""
+    conf = user.cluster.slurm_conf
+    before = conf.read_text()
+    conf.write_text(before + "PreemptParameters=send_user_signal\n")
+    try:
+        user.cluster.run_as_root(["scontrol", "reconfigure"])
+        job_id = start(user, "told", "grace30", aegis={"requeue_at_time_limit": False})
+        urgent_job(user)
+        comes_back(user, "told", job_id)
+    finally:
+        conf.write_text(before)
+        user.cluster.run_as_root(["scontrol", "reconfigure"])
+    assert [event["signal"] for event in events(user, "told", "signal")] == ["SIGUSR2"]
+    assert len(events(user, "told", "preempted")) == 1
+
+
+@pytest.mark.soak
 def test_where_aegis_does_not_act_slurm_itself_requeues_at_the_end_of_the_grace_time(user: User) -> None:
     job_id = start(user, "watched", "grace30", aegis={"mode": "observe"})
     urgent_job(user)
