@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,9 +73,15 @@ def attempt_process(tmp_path: Path) -> Iterator[tuple[RunDir, DetachedProcess]]:
     """An attempt whose step waits, and writes `asked` where it gets SIGUSR2."""
     attempt = RunDir(tmp_path).attempt(1)
     attempt.path.mkdir(parents=True)
-    script = f"trap 'touch {tmp_path}/asked; exit 75' USR2; touch {tmp_path}/listens; while :; do sleep 0.1; done"
+    program = (
+        "import pathlib, signal, sys\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: (here / 'asked').touch())\n"
+        "(here / 'listens').touch()\n"
+        "while True:\n    signal.pause()\n"
+    )
     process = DetachedProcess.start(
-        ["/usr/bin/env", "--default-signal=USR2", "/bin/sh", "-c", script],
+        [sys.executable, "-c", program, str(tmp_path)],
         env={"PATH": "/usr/bin:/bin"}, log=attempt.step_log, record_file=attempt.step_process,
         exit_file=attempt.step_exit,
     )  # fmt: skip

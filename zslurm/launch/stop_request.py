@@ -26,6 +26,8 @@ from zslurm.launch.run_dir import AttemptDir, read_json
 KEY = "zslurm/stop"
 _TRIAL_KEY = "zslurm/answers"
 _TIMEOUT_S = 5.0
+_TRIAL_S = 60.0
+"""So long the store may take on a busy node: it is not known to be there until it answers."""
 _POLL_S = 0.25
 
 # torch/csrc/distributed/c10d/TCPStoreBackend.hpp: a connection begins with VALIDATE and a magic number; ADD takes
@@ -49,7 +51,7 @@ def add_to_key(host: str, port: int, key: str = KEY, timeout_s: float = _TIMEOUT
 
 def address_of(host: str, port: int) -> dict[str, Any]:
     """What rank 0 publishes of its store, with whether `add_to_key` works on it."""
-    return {"host": host, "port": port, "takes_stop": add_to_key(host, port, _TRIAL_KEY)}
+    return {"host": host, "port": port, "takes_stop": add_to_key(host, port, _TRIAL_KEY, _TRIAL_S)}
 
 
 class StopSender:
