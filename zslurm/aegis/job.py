@@ -23,7 +23,6 @@ Record = Callable[..., None]
 
 _ANSWER_S = 5.0
 
-
 TIME_IS_UP = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask to save and to come back later: Slurm's warning before the time limit, or a person's."""
 

@@ -37,7 +37,7 @@ def note(state: RunState) -> str:
         return _preempted(state) + _saved(state)
     if not state.cause and not state.reason and state.state == "interrupted":
         return _saved(state)
-    return _preempted(state) + why(state) or survived(state)
+    return (_preempted(state) + why(state)).removesuffix("; ") or survived(state)
 
 
 def _saved(state: RunState) -> str:
