@@ -54,6 +54,13 @@ class StopRequest:
             signal.signal(signum, signal.SIG_IGN)
         self._listens = False
 
+    @property
+    def signal_name(self) -> str | None:
+        """`SIGTERM` and the like, of the signal that asked first."""
+        if self.signum is None:
+            return None
+        return "SIGRTMIN+3" if self.signum == STOP_SIGNAL else signal.Signals(self.signum).name
+
     def ask(self) -> None:
         """Ask to save and stop, from any thread."""
         self.asked = True

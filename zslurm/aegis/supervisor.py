@@ -356,6 +356,9 @@ class Supervisor:
             )
         except ZslurmError as error:
             self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
+            if self.job.stop.preempted == "requeue":
+                self._leave_to_slurm()
+                return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
             message = verdict.cause.message if verdict.cause else decision.reason
             cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
             return Verdict("failed", Exit.STOPPED, cause)

@@ -35,6 +35,9 @@ from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 # Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0
 _STACKS_S = 5.0
+_LOOK_AGAIN_S = 5.0
+"""Between two questions to Slurm about signals that the agents report."""
+
 _PAUSED_S = 30.0
 """So long no look takes by itself, questions to Slurm included."""
 _SERIOUS = ("root", "cascade")
@@ -77,6 +80,8 @@ class Watch:
     _failed_at: float | None = None
     _repeat_at: float = 0.0
     _looked_for: int | None = None
+    _signalled: bool = False
+    _look_again_at: float = 0.0
     _alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
     _judged: int = 0
     _judge_at: float = 0.0
@@ -175,6 +180,13 @@ class Watch:
         if paused_s and self._failed_at is not None:
             self._failed_at += paused_s
 
+    def _look_once_signalled(self) -> None:
+        """Ask Slurm, once for the signals of all nodes: when a grace time begins it signals the steps alone."""
+        now = time.monotonic()
+        if self._signalled and now >= self._look_again_at:
+            self._signalled, self._look_again_at = False, now + _LOOK_AGAIN_S
+            self.job.look_for_preemption()
+
     def _why_interrupted(self) -> None:
         """Find out who asked ranks that have saved and stopped though we did not ask them: Slurm, or a person."""
         self.job.look_for_preemption()
@@ -211,8 +223,9 @@ class Watch:
             return
         for heard in self.agents.reports():
             if isinstance(heard.report, AgentReport) and heard.report.event == "signalled":
-                self.job.look_for_preemption()  # Slurm signals the steps alone when a grace time begins
+                self._signalled = True
             self.detector.feed(heard.report, heard.time, time.time() - (time.monotonic() - heard.time))
+        self._look_once_signalled()
         found = self.detector.check(
             time.monotonic(),
             time.time(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -128,8 +127,8 @@ def _record_end(
         "time": time.time(),
         "step": last_step(),
     }
-    if stop.signum is not None:
-        body["signal"] = signal.Signals(stop.signum).name
+    if stop.signal_name is not None:
+        body["signal"] = stop.signal_name
     if error is not None:
         body["error"] = type(error).__name__
         body["message"] = redact(" ".join(str(error).split()))[:2000]
