@@ -58,7 +58,7 @@ def urgent_job(user: User) -> str:
 
 def comes_back(user: User, name: str, job_id: str) -> None:
     """The job waits in the queue, says why, starts again, and has lost no step."""
-    state = user.wait_for_state(name, "requeued", "running", "failed", "preempted", "interrupted")
+    state = user.wait_for_state(name, "requeued", "failed", "preempted", "interrupted", "cancelled")
     assert (state["state"], state["job_id"]) == ("requeued", job_id), state
     stopped_at = user.stopped_at(name)
     assert state["checkpoint_step"] == stopped_at
