@@ -91,7 +91,8 @@ def ends_preempted(user: User, name: str, job_id: str) -> None:
     assert "submit again to continue" in line
 
 
-@pytest.mark.parametrize("partition", ["cancel", pytest.param("cancelatonce", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("partition", ["cancel", "cancelatonce"])
 def test_a_run_whose_job_preemption_cancels_continues_when_submitted_again(user: User, partition: str) -> None:
     job_id = start(user, "gone", partition)
     urgent_job(user)
@@ -208,20 +209,23 @@ def test_scontrol_requeue_saves_and_comes_back(user: User, by: str) -> None:
     assert not events(user, "back", "preempted")
 
 
+def _restart_with(cluster: SlurmCluster, configuration: str) -> None:
+    cluster.stop_controller()
+    cluster.slurm_conf.write_text(configuration)
+    cluster.start_controller()
+
+
 @pytest.mark.soak
 def test_where_slurm_warns_before_it_preempts(user: User) -> None:
     """PreemptParameters=send_user_signal: the batch script gets the signal of the time limit."""
-    conf = user.cluster.slurm_conf
-    before = conf.read_text()
-    conf.write_text(before + "PreemptParameters=send_user_signal\n")
+    before = user.cluster.slurm_conf.read_text()
     try:
-        user.cluster.run_as_root(["scontrol", "reconfigure"])
+        _restart_with(user.cluster, before + "PreemptParameters=send_user_signal\n")
         job_id = start(user, "told", "grace30", aegis={"requeue_at_time_limit": False})
         urgent_job(user)
         comes_back(user, "told", job_id)
     finally:
-        conf.write_text(before)
-        user.cluster.run_as_root(["scontrol", "reconfigure"])
+        _restart_with(user.cluster, before)
     assert [event["signal"] for event in events(user, "told", "signal")] == ["SIGUSR2"]
     assert len(events(user, "told", "preempted")) == 1
 
