@@ -1,7 +1,13 @@
-"""Asked to stop: a flag, never an action inside a signal handler.
+"""A request to save and stop: a flag, never an action inside a signal handler.
 
-SIGUSR2, SIGTERM and SIGINT ask the run to save at the next step boundary and to stop. The ranks agree on it in
-the all-reduce that they make anyway, so all of them stop after the same step.
+Any of STOP_SIGNALS asks the run to save at the next step boundary and to stop. The ranks agree on it in the
+all-reduce that they make anyway, so all of them stop after the same step, and one rank that knows is enough. A
+request that comes before the first step is kept: the run then saves and stops after that step.
+
+Network plugins install signal handlers of their own in the ranks: AMD's ANP takes SIGUSR2 and ends the process on
+it (ROCm/amd-anp, src/net_ib.cc), NCCL's proxy takes SIGUSR1. zslurm therefore does not send a signal: its
+supervisor asks through the store (zslurm/launch/stop_request.py). Under plain torchrun use SIGTERM or STOP_SIGNAL,
+which no plugin takes.
 """
 
 from __future__ import annotations
@@ -9,27 +15,35 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+STOP_SIGNAL = signal.SIGRTMIN + 3
+"""A real-time signal for people who ask one rank by hand: `kill -s RTMIN+3 PID`."""
+
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, STOP_SIGNAL)
 
 
 class StopRequest:
-    """True once this rank was asked to stop."""
+    """True once this rank was asked to stop.
+
+    Attributes:
+        asked: whether it was.
+        signum: the signal that asked first; None where nothing, or no signal, did.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self.signum: int | None = None
         self._listens = False
 
     def install(self) -> None:
         """Listen for the signals. Only the main thread may call this."""
         for signum in STOP_SIGNALS:
-            signal.signal(signum, self._ask)
+            signal.signal(signum, self._on_signal)
         self._listens = True
 
     def renew(self) -> None:
-        """Listen again, where this did before.
+        """Listen again, where this did before: a library may have taken a signal for itself meanwhile.
 
-        A library may have taken a signal for itself meanwhile: AMD's ANP plugin ends the process on SIGUSR2 from
-        the first collective on (ROCm/amd-anp, src/net_ib.cc).
+        So `scancel --signal=USR2`, which Slurm sends to every rank, does no harm after the first step.
         """
         if self._listens:
             self.install()
@@ -40,5 +54,18 @@ class StopRequest:
             signal.signal(signum, signal.SIG_IGN)
         self._listens = False
 
-    def _ask(self, _signum: int, _frame: FrameType | None) -> None:
+    @property
+    def signal_name(self) -> str | None:
+        """`SIGTERM` and the like, of the signal that asked first."""
+        if self.signum is None:
+            return None
+        return "SIGRTMIN+3" if self.signum == STOP_SIGNAL else signal.Signals(self.signum).name
+
+    def ask(self) -> None:
+        """Ask to save and stop, from any thread."""
+        self.asked = True
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        if not self.asked:
+            self.signum = signum
         self.asked = True

@@ -113,8 +113,11 @@ def test_quit_ends_it(agent: AgentProcess) -> None:
 def test_it_steps_back_and_survives_the_signals_of_a_job_that_ends(agent: AgentProcess) -> None:
     agent.wait_for(AgentReport)
     assert psutil.Process(agent.process.pid).nice() >= 10
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        os.kill(agent.process.pid, signum)
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    for name in names:
+        os.kill(agent.process.pid, signal.Signals[name])
+    for name in names:
+        agent.wait_for(AgentReport, lambda report, name=name: report.values.get("signal") == name)
     agent.fresh_progress()
     assert agent.process.poll() is None
 

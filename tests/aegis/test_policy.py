@@ -549,6 +549,33 @@ class TestAskedToStop:
         assert decided(killed, there={"can_requeue": False}, **limit).action == "finish"
         assert decided(killed, says={"retries": 0}, **limit).action == "requeue"
 
+    @pytest.mark.parametrize("signal", [None, "SIGUSR2"])
+    @pytest.mark.parametrize("outcome", ["interrupted", "failed"])
+    def test_preempted_in_a_grace_time(self, signal: str | None, outcome: str) -> None:
+        """Back into the queue, whatever the settings say of the time limit: nothing is blamed or counted."""
+        asked = {"preempted": "requeue", "asked_to_stop": signal, "outcome": outcome}
+        killed = fault("rank_killed", source="srun")
+        decision = decided(killed, says={"requeue_at_time_limit": False, "retries": 0}, **asked)
+        assert (decision.action, decision.exclude) == ("requeue", ())
+        assert decision.root is not None
+        assert decision.root.kind == "slurm_preempt"
+        assert decided(killed, there={"can_requeue": False}, **asked).action == "finish"
+        assert decided(fault("gpu_bad_pages"), **asked).exclude == ("node1",), "what is broken stays behind"
+        often = history(*[incident(decision.root, action="requeue")] * 9)
+        assert decided(past=often, **asked).action == "requeue"
+        assert decided(fault("user_error"), past=often).action == "restart", "no retry is spent"
+
+    def test_preempted_and_cancelled_or_requeued_by_slurm(self) -> None:
+        assert decided(preempted="cancel", outcome="interrupted").action == "finish"
+        assert decided(preempted="cancel", asked_to_stop="SIGUSR2", outcome="interrupted").action == "finish"
+        assert decided(preempted="requeue", requeued=True, asked_to_stop="SIGTERM").action == "finish"
+        cancelled = decided(preempted="requeue", asked_to_stop="SIGTERM", outcome="interrupted")
+        assert cancelled.action == "finish", "a person cancelled the job in its grace time"
+
+    @pytest.mark.parametrize("signal", ["SIGUSR1", "SIGUSR2"])
+    def test_either_user_signal_is_a_time_limit(self, signal: str) -> None:
+        assert decided(asked_to_stop=signal, outcome="interrupted").action == "requeue"
+
     def test_time_limit_that_slurm_itself_tells_of(self) -> None:
         said = fault("slurm_time_limit", role="teardown", source="srun")
         assert decided(fault("rank_killed", source="srun"), said).action == "requeue"

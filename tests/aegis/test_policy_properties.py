@@ -67,6 +67,7 @@ SITUATIONS = st.builds(
     outcome=st.sampled_from(["completed", "interrupted", "failed", "failed", "failed", "lost"]),
     step=st.integers(-1, 60),
     asked_to_stop=st.sampled_from([None, None, None, "SIGUSR2", "SIGTERM"]),
+    preempted=st.sampled_from([None, None, None, None, "requeue", "cancel"]),
     requeued=st.sampled_from([False, False, True]),
     progressed_at=st.none() | st.floats(NOW - 4000, NOW),
 )

@@ -13,6 +13,7 @@ import pytest
 
 from tests.waiting import wait_for
 from train.progress import RECORD, Phase, ProgressWriter, record_path
+from zslurm.aegis.pauses import Pauses
 from zslurm.aegis.protocol import RankProgress
 from zslurm.aegis.sensors.progress import ranks_in
 
@@ -31,6 +32,18 @@ def test_ranks_are_told_with_their_age(tmp_path: Path) -> None:
     assert (first.rank, first.phase, first.step, first.committed_step) == (8, Phase.STEP, 48, 47)
     assert second.rank == 9
     assert 5.0 <= first.age_s < 60.0
+
+
+def test_a_time_in_which_the_job_was_suspended_is_nobodys_age(tmp_path: Path) -> None:
+    """A record from before the pause ages only by the time that the rank could run."""
+    write(tmp_path, 0, step=3)
+    written = time.monotonic()
+    pauses = Pauses(clock=iter([written - 1, written + 1, written + 601, written + 602]).__next__)
+    assert [pauses.tick(), pauses.tick(), pauses.tick()] == [0.0, 600.0, 0.0]
+    (rank,) = ranks_in(tmp_path, round((written + 602) * 1e9), pauses.since)
+    assert 1 <= rank.age_s <= 3
+    assert pauses.since(written + 301) == 300
+    assert pauses.since(written + 601) == 0
 
 
 def test_no_age_is_negative(tmp_path: Path) -> None:

@@ -41,11 +41,16 @@ class Ports:
 
 
 def write(
-    instance: Instance, ports: Ports, timing: Timing, leaf_switches: Mapping[str, str] | None = None
+    instance: Instance,
+    ports: Ports,
+    timing: Timing,
+    leaf_switches: Mapping[str, str] | None = None,
+    further: str = "",
 ) -> None:
     """Write all that the daemons read: slurm.conf, gres.conf, slurmdbd.conf, GPU devices, munge key.
 
-    With `leaf_switches` (leaf -> hostlist) also topology.conf, with one spine above them.
+    With `leaf_switches` (leaf -> hostlist) also topology.conf, with one spine above them. `further` lines of
+    slurm.conf come last, where they may replace nothing that stands before them.
     """
     if leaf_switches:
         topology = instance.directory / "etc" / "topology.conf"
@@ -54,7 +59,7 @@ def write(
     _make_gpu_devices(instance)
     (instance.directory / "etc" / "gres.conf").write_text(_gres_conf(instance), encoding="utf-8")
     plugin = "TopologyPlugin=topology/tree\n" if leaf_switches else ""
-    text = _slurm_conf(instance, ports, timing) + plugin
+    text = _slurm_conf(instance, ports, timing) + plugin + further
     instance.slurm_conf.write_text(text, encoding="utf-8")
     impatient = text.replace(f"MessageTimeout={timing.message_timeout_s}\n", "MessageTimeout=1\n")
     instance.impatient_conf.write_text(impatient, encoding="utf-8")

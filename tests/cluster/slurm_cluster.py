@@ -57,6 +57,7 @@ class SlurmCluster(RunsAsUser):
         timing: Timing | None = None,
         outlive_process: bool = False,
         leaf_switches: Mapping[str, str] | None = None,
+        settings: str = "",
     ) -> None:
         """
         Args:
@@ -66,8 +67,10 @@ class SlurmCluster(RunsAsUser):
             timing: Slurm's own limits; see `Timing`.
             outlive_process: keep running when this process ends (`python -m tests.cluster up`).
             leaf_switches: leaf -> hostlist: Slurm knows these as its topology/tree; default: no topology.
+            settings: further lines of slurm.conf: other plugins, more partitions.
         """
         self._settings = (nodes, gpus_per_node, accounting)
+        self._further = settings
         self._timing = timing or Timing()
         self._outlives = outlive_process
         self._leaf_switches = leaf_switches
@@ -113,7 +116,7 @@ class SlurmCluster(RunsAsUser):
         self.start_took_s = time.monotonic() - began
 
     def _start_daemons(self, ports: config_files.Ports) -> None:
-        config_files.write(self.instance, ports, self._timing, self._leaf_switches)
+        config_files.write(self.instance, ports, self._timing, self._leaf_switches, self._further)
         for name in ("home", "tmp"):
             self.user_dir(name)
         self.write_shell()

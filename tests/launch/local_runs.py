@@ -19,6 +19,9 @@ from zslurm.launch.run_dir import RunDir
 
 _MARK = "ZSLURM_TEST_DIRECTORY"
 
+TAKES_SIGNALS = Path(__file__).parent / "takes_signals"
+"""For PYTHONPATH of a run: what a network plugin does to the signals of a rank."""
+
 
 class LocalUser:
     """Commands and runs in one directory; everything that they start carries a mark in its environment."""

@@ -83,6 +83,9 @@ class Story:
         self._event("attempt_ended", attempt=attempt, **verdict)
         return self._event("run_ended", **verdict)
 
+    def preempted(self, mode: str) -> Story:
+        return self._event("preempted", mode=mode, preempt_time=1_800_000_000.0, ends_at=1_800_000_030.0)
+
     def logged(self, rank: int, text: str, attempt: int = 1) -> Story:
         with self.run.attempt(attempt).rank_log(rank).open("a") as file:
             file.write(text)

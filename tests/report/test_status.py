@@ -12,9 +12,13 @@ from train.jsonl import JsonLinesWriter
 from zslurm.aegis.verdict import Cause
 from zslurm.launch.run_state import RunState, look, look_all
 from zslurm.report.status import COLUMNS, as_json, as_row, details, details_as_json
+from zslurm.report.values import show_time
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)
 NO_SPACE = Cause("OSError: No space left on device", rank=0, node="node0", exit_code=1, step=12)
+
+
+PREEMPTED = show_time(1_800_000_000.0)
 
 
 def cells(state: RunState) -> dict[str, str]:
@@ -27,6 +31,16 @@ ENDED: dict[str, tuple[Callable[[Story], Story], str, str, int | None]] = {
     ),
     "interrupted": (
         lambda s: s.submitted().started().trained(9, saved=9).ended("interrupted", 75),
+        "interrupted", "saved at step 9; submit again to continue", 75,
+    ),
+    "preempted for good": (
+        lambda s: s.submitted().started().trained(9, saved=9).preempted("cancel").ended("interrupted", 75),
+        "preempted",
+        f"preempted at {PREEMPTED}: Slurm ended the job; saved at step 9; submit again to continue", 75,
+    ),
+    "preempted, and then stopped for another reason": (
+        lambda s: s.submitted().started().preempted("requeue").ended("interrupted", 75)
+        .started(2).trained(9, attempt=2, saved=9).ended("interrupted", 75, attempt=2),
         "interrupted", "saved at step 9; submit again to continue", 75,
     ),
     "cancelled": (
@@ -152,6 +166,7 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "last_decision": None,
         "excluded": [],
         "restarts_in_place": 0,
+        "preempted": None,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from train.stop import STOP_SIGNALS, StopRequest
+from train.stop import STOP_SIGNAL, STOP_SIGNALS, StopRequest
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,7 @@ def test_each_signal_asks(signum: signal.Signals) -> None:
     assert not stop.asked
     os.kill(os.getpid(), signum)
     assert stop.asked
+    assert stop.signal_name == ("SIGRTMIN+3" if signum == STOP_SIGNAL else signal.Signals(signum).name)
 
 
 def test_a_signal_that_a_library_took_is_taken_back() -> None:

@@ -29,7 +29,7 @@ _PAUSE_S = 2.0
 """Between two tries while Slurm does not answer."""
 _BEFORE_LIMIT_S = 60.0
 """So long before the job's time limit nothing is waited for any more: it could not be requeued after it."""
-_TERMINATION = (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR2)
+_TERMINATION = (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def requeue_job(

@@ -29,6 +29,7 @@ from typing import Any
 from train.niceness import lower_process
 from zslurm.aegis.deputy import Deputy
 from zslurm.aegis.node_memory import NodeMemory
+from zslurm.aegis.pauses import Pauses
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -63,7 +64,8 @@ _MOST_WAITING = 2000
 _LONGEST_COMMAND = 1 << 16
 _FLUSH_S = 2.0
 # The agents stay as long as the ranks do, which save when they are asked to stop. SIGKILL and `quit` end them.
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# They report what they got: where Slurm signals the steps and not the batch script, the supervisor hears of it so.
+_REPORTED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Outbox:
@@ -112,6 +114,7 @@ class Agent:
         reports: int = 1,
         started: Mapping[str, Any] | None = None,
         attempt: int = 0,
+        signals: deque[int] | None = None,
     ) -> None:
         """
         Args:
@@ -122,6 +125,7 @@ class Agent:
             reports: file descriptor of the reports.
             started: what the first report says besides the pid.
             attempt: that runs already, and that other agents have watched before this one; 0: none.
+            signals: that this process got; a handler adds to them, and each is reported.
         """
         self.place = place
         self._first_attempt = attempt
@@ -130,6 +134,7 @@ class Agent:
         self._on_silence = on_silence
         self._commands, self._out = commands, Outbox(reports)
         self._about = dict(started or {})
+        self._signals = signals if signals is not None else deque()
         self._stop = threading.Event()
         makers = all_sensors() if sensors is None else sensors
         self._runners = [
@@ -139,6 +144,7 @@ class Agent:
             for name, make in makers.items()
         ]
         self._heard_at = time.monotonic()
+        self._pauses = Pauses()
         self._silent = self._hung_up = False
         self._seq, self._seq_lock = 0, threading.Lock()
         # After this long a sensor counts as hanging; the slowest thing that any of them waits for is amd-smi.
@@ -167,8 +173,15 @@ class Agent:
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
         looked_at = time.monotonic()
         while not self._stop.wait(_TICK_S):
+            self._pauses.tick()
             # If this process itself was stopped, what it did not hear meanwhile is not the supervisor's silence.
-            self._heard_at += max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
+            away_s = max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
+            self._heard_at += away_s
+            for runner in self._runners:
+                runner.excuse(away_s)
+            while self._signals:
+                name = signal.Signals(self._signals.popleft()).name
+                self._send(AgentReport(self._stamp(), "signalled", {"signal": name}))
             for runner in self._runners:
                 if (reading := runner.silent_reading(self._patience_s)) is not None:
                     self._sensed(runner.name, reading)
@@ -201,8 +214,10 @@ class Agent:
 
     def _progress(self, attempt: int) -> ProgressReport:
         directory = self.place.run.attempt(attempt).progress(self.place.environ)
+        self._pauses.tick()
         try:
-            return ProgressReport(self._stamp(), attempt, ranks_in(directory) if attempt else ())
+            ranks = ranks_in(directory, paused_since=self._pauses.since) if attempt else ()
+            return ProgressReport(self._stamp(), attempt, ranks)
         except Exception as error:  # whatever it is: a node that says nothing any more is taken for dead
             return ProgressReport(self._stamp(), attempt, ok=False, why=f"{directory}: {error}")
 
@@ -299,8 +314,9 @@ def main(argv: list[str] | None = None) -> int:
     environ = dict(os.environ)
     index = int(environ.get("SLURM_PROCID", "0")) if options.index is None else options.index
     count = int(environ.get("SLURM_NTASKS", "1")) if options.count is None else options.count
-    for signum in _IGNORED:
-        signal.signal(signum, signal.SIG_IGN)
+    signals: deque[int] = deque()
+    for signum in _REPORTED:
+        signal.signal(signum, lambda signum, _frame: signals.append(signum))
     lower_process()
     try:
         run = open_run(options.run)
@@ -311,7 +327,7 @@ def main(argv: list[str] | None = None) -> int:
     about = {"index": index, "count": count, "generation": options.generation}
     deputy = Deputy(run, environ, spec.aegis.deputy_s, generation=options.generation)
     place = Place.here(run, spec.aegis, spec.cluster, environ)
-    agent = Agent(place, on_silence=deputy.on_silence, started=about, attempt=options.attempt)
+    agent = Agent(place, on_silence=deputy.on_silence, started=about, attempt=options.attempt, signals=signals)
     deputy.heard = lambda: agent.silent_s < spec.aegis.deputy_s
     agent.run()
     return Exit.DONE

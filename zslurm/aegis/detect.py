@@ -175,6 +175,9 @@ class Detector:
         if away > max(_AWAY_S, _AWAY_REPORTS * self._settings.sensors.progress_s):
             for node in self._nodes.values():
                 node.heard = None if node.heard is None else min(now, node.heard + away)
+            # Perhaps the whole job was suspended: nobody could start, finish a step, or be slow meanwhile.
+            self._began, self._front_moved = self._began + away, self._front_moved + away
+            self._pace.forget_window()
         self._read_at = now if self._read_at is None else max(now, self._read_at)
 
     def _feed_progress(self, report: ProgressReport, node: _Node, now: float) -> None:

@@ -176,8 +176,9 @@ class Situation:
         outcome: how its step ended; None while it runs.
         faults: what was noticed since it started, by time.
         committed_step: step of the newest checkpoint now; -1 before the first.
-        asked_to_stop: the signal that asked the run to stop (`SIGUSR2`: time limit), if any.
+        asked_to_stop: the signal that asked the run to stop (`SIGUSR2`, `SIGUSR1`: time limit), if any.
         requeued: Slurm itself has put the job back into the queue.
+        preempted: Slurm preempts the job, and requeues or cancels it, now or at the end of the grace time.
         progressed_at: UNIX seconds when the slowest rank last finished a step; a rank that is gone counts with its
             last one; None where that is not known. What logs and sensors told of before it was overcome, unless it
             is a state that lasts.
@@ -193,6 +194,7 @@ class Situation:
     requeued: bool = False
     progressed_at: float | None = None
     nodes: tuple[str, ...] = ()
+    preempted: Literal["requeue", "cancel"] | None = None
 
     def fields(self) -> dict[str, Any]:
         """As a field of an event; without the faults, which are events of their own, and what is not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,23 +14,55 @@ from zslurm.aegis.history import history_of
 from zslurm.aegis.presence import Presence
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ConfigError
+from zslurm.errors import ConfigError, ZslurmError
 from zslurm.launch.run_dir import RunDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.preemption import Mode, Preemption, find_preemption
 
 Record = Callable[..., None]
 """Records an event: its kind, then fields."""
 
+_ANSWER_S = 5.0
+
+TIME_IS_UP = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that ask to save and to come back later: Slurm's warning before the time limit, or a person's."""
+
 
 @dataclass
 class StopRequest:
-    """That the run was asked to save and stop, by whichever signal came last, and until when (monotonic)."""
+    """That the run was asked to save and stop.
+
+    Attributes:
+        signum: by whichever signal came last; None where none did.
+        deadline: until when (monotonic).
+        preemption: that Slurm preempts the job, which asks as well.
+    """
 
     signum: int | None = None
     deadline: float | None = None
+    preemption: Preemption | None = None
 
     @property
     def asked(self) -> bool:
-        return self.signum is not None
+        return self.signum is not None or self.preemption is not None
+
+    @property
+    def preempted(self) -> Mode | None:
+        """What Slurm does with the job where it preempts it."""
+        return self.preemption.mode if self.preemption is not None else None
+
+    @property
+    def requeued(self) -> bool:
+        """Whether Slurm itself has put the job back into the queue, to preempt it."""
+        return self.preemption is not None and self.preemption.requeued
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether we put the job back into the queue: it is not cancelled, and Slurm has not done it yet."""
+        if self.signum is None:
+            return self.preemption is not None and not self.preemption.done
+        return self.signum in TIME_IS_UP
 
     @property
     def name(self) -> str | None:
@@ -90,6 +123,20 @@ class Job:
     def slurm_id(self) -> str | None:
         """Slurm's job; None on the local launcher."""
         return self.job_id if self.on_slurm else None
+
+    def look_for_preemption(self) -> None:
+        """Ask Slurm whether it preempts the job; record it when that is new."""
+        if self.slurm_id is None:
+            return
+        client = SlurmClient(self.environ, timeout_s=_ANSWER_S, retries=Retries(attempts=2, first_pause_s=0.5))
+        found: Preemption | None = None
+        with contextlib.suppress(ZslurmError):  # then it is not known: as if it did not
+            found = find_preemption(client, self.job_id, self.restart) if client.can_control() else None
+        if found is None or found == self.stop.preemption:
+            return
+        if self.stop.preemption is None:
+            self.event("preempted", mode=found.mode, preempt_time=found.time, ends_at=found.ends_at)
+        self.stop.preemption = found
 
     def history(self) -> History:
         """What the run went through until now."""

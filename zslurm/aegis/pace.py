@@ -83,6 +83,11 @@ class PaceWatch:
                 found.append(self._straggler(number, rate / median, wall))
         return found
 
+    def forget_window(self) -> None:
+        """Time has passed in which the ranks may have been stopped: compare from now on."""
+        self._window_began = None
+        self._slow_since.clear()
+
     def _begin_window(self, now: float) -> None:
         self._window = {number: (row.step, row.pace_s) for number, row in self._rows.items() if row.step >= 0}
         self._window_began = now

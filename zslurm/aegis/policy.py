@@ -27,6 +27,7 @@ _HOUR_S = 3600.0
 _MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
 """Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
 time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
+_TIME_IS_UP = frozenset({"SIGUSR1", "SIGUSR2"})
 _BY_SLURM = frozenset({"srun", "slurm"})
 """Sources that are believed when they say what Slurm did; a program's log may say anything."""
 
@@ -87,7 +88,8 @@ def decide(situation: Situation, history: History, resources: Resources, setting
     situation = replace(situation, nodes=resources.in_use)
     said = {fault.kind for fault in situation.faults if fault.source in _BY_SLURM and fault.role != "benign"}
     asked = situation.asked_to_stop
-    time_is_up = asked == "SIGUSR2" or (asked is None and "slurm_time_limit" in said)
+    preempted = situation.preempted
+    time_is_up = asked in _TIME_IS_UP or (asked is None and ("slurm_time_limit" in said or preempted is not None))
     roots = roots_of(situation, settings)
     if len(resources.nodes) <= resources.needed:  # no spare: a slow node is better than none
         roots = [fault for fault in roots if fault.kind != "straggler"]
@@ -100,6 +102,8 @@ def decide(situation: Situation, history: History, resources: Resources, setting
         return Decision("finish", "the run is complete")
     if situation.requeued or said & {"slurm_requeue", "slurm_preempt"}:
         return Decision("finish", "Slurm puts the job back into the queue", root)
+    if preempted == "cancel":
+        return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
     if asked is not None and not time_is_up:
         return Decision("finish", f"asked to stop ({asked})", root)
     if time_is_up:
@@ -121,18 +125,21 @@ class _Case:
     time_is_up: bool
 
     def out_of_time(self) -> Decision:
-        """At the time limit: back into the queue, if that is wanted and possible."""
-        if not self.settings.requeue_at_time_limit:
+        """At the time limit, or preempted: back into the queue, if that is wanted and possible."""
+        preempted = self.situation.preempted is not None
+        what = "a preemption" if preempted else "the time limit"
+        if not preempted and not self.settings.requeue_at_time_limit:
             return Decision("finish", "the time limit; aegis.requeue_at_time_limit is off", self.blame.root)
         if not self.resources.can_requeue:
-            return Decision("finish", "the time limit, and the job cannot be requeued", self.blame.root)
+            return Decision("finish", f"{what}, and the job cannot be requeued", self.blame.root)
         if self.blame.exclude or (self.blame.root is not None and self.situation.outcome != "interrupted"):
             return self.hopeless() or self.over_a_limit() or self._requeue()
-        limit = Fault("slurm_time_limit", "teardown", "scheduler", self.situation.now, "slurm", "time limit")
+        kind, line = ("slurm_preempt", "preemption") if preempted else ("slurm_time_limit", "time limit")
+        limit = Fault(kind, "teardown", "scheduler", self.situation.now, "slurm", line)
         at_limit = replace(self, blame=Blame(limit, treatment_of(limit.kind)))
         before = without_progress(self.history, self.situation.committed_step)
-        in_vain = sum(not _is_refused(incident.root) for incident in before)
-        if in_vain > self.settings.retries:
+        in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
+        if not preempted and in_vain > self.settings.retries:
             return at_limit._stop(
                 f"no new checkpoint in {in_vain + 1} starts; save more often, or ask for more time"
             )
@@ -177,7 +184,7 @@ class _Case:
     def _failures(self) -> list[Fault | None]:
         """The roots of the failures since the newest checkpoint, this one's last."""
         before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
-        return [*(root for root in before if not (_is_time_limit(root) or _is_refused(root))), self.blame.root]
+        return [*(root for root in before if not (_is_by_slurm(root) or _is_refused(root))), self.blame.root]
 
     def _budget_spent(self) -> Decision | None:
         failures, retries = self._failures(), self.settings.retries
@@ -286,9 +293,14 @@ class _Case:
         return f"{self.blame.what}; {how}"
 
 
-def _is_time_limit(root: Fault | None) -> bool:
-    """Whether an attempt ended for want of time, and not by what only a log calls a time limit."""
-    return root is not None and root.kind == "slurm_time_limit" and root.role == "teardown"
+def _is_by_slurm(root: Fault | None) -> bool:
+    """Whether Slurm ended an attempt for want of time or for another job, not by what only a log says."""
+    return root is not None and root.kind in ("slurm_time_limit", "slurm_preempt") and root.role == "teardown"
+
+
+def _is_preemption(root: Fault | None) -> bool:
+    """Whether Slurm ended an attempt for another job."""
+    return root is not None and root.kind == "slurm_preempt"
 
 
 def _is_refused(root: Fault | None) -> bool:

@@ -125,8 +125,8 @@ class AgentReport:
 
     Attributes:
         event: `started`; `silent`, when it has not heard of the supervisor for aegis.deputy_s; `heard`, when it
-            has again; `ended`.
-        values: more about it: `pid`, `seconds`, `reason`.
+            has again; `signalled`, when it got a signal; `ended`.
+        values: more about it: `pid`, `seconds`, `signal`, `reason`.
     """
 
     stamp: Stamp

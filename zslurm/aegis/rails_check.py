@@ -121,7 +121,7 @@ def _exclude(job_id: str, decision: Decision, cause: Cause, environ: Mapping[str
     """Put the job back into the queue without the faulty nodes. Slurm ends this process soon after."""
     record("nodes_excluded", nodes=compress(decision.nodes), reason=decision.reason)
     # Slurm terminates every process of the job now; what is started from here is deaf to that as well.
-    for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR2):
+    for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     try:
         excluded = requeue_excluding(SlurmClient(environ), job_id, decision.nodes)

@@ -186,6 +186,7 @@ def _situation(attempt: _Attempt) -> Situation:
     now, step = said.get("now"), attempt.decision.get("committed_step")
     last = attempt.history.incidents[-1].committed_step if attempt.history.incidents else NOTHING_SAVED
     progressed, asked = said.get("progressed_at"), said.get("asked_to_stop", attempt.signal)
+    preempted = said.get("preempted")
     return Situation(
         now=float(now) if isinstance(now, int | float) else float(attempt.ended["time"]),
         attempt=attempt.number,
@@ -196,6 +197,7 @@ def _situation(attempt: _Attempt) -> Situation:
         requeued=said.get("requeued") is True,
         progressed_at=float(progressed) if isinstance(progressed, int | float) else None,
         nodes=attempt.nodes,
+        preempted=preempted if preempted in ("requeue", "cancel") else None,
     )
 
 

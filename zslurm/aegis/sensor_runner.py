@@ -84,6 +84,11 @@ class SensorRunner:
         self._last = Reading(ok=False, why=f"it has said nothing for {limit_s:g} s: it hangs")
         return self._last
 
+    def excuse(self, seconds: float) -> None:
+        """This process was stopped for so long: the sensor was, too, and does not hang for that."""
+        if (since := self._busy_since) is not None:
+            self._busy_since = since + seconds
+
     def _work(self) -> None:
         try:
             self._sensor = self._make(self._place)

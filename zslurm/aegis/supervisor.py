@@ -27,7 +27,7 @@ from zslurm.aegis.detect import Detector
 from zslurm.aegis.evidence import Decision, Fault, Resources, Situation
 from zslurm.aegis.gpu_test import try_gpu
 from zslurm.aegis.history import active_exclusions
-from zslurm.aegis.job import Job
+from zslurm.aegis.job import TIME_IS_UP, Job
 from zslurm.aegis.nodes import Nodes
 from zslurm.aegis.policy import decide
 from zslurm.aegis.recorder import Recorder
@@ -45,7 +45,7 @@ from zslurm.launch.successor import dismiss_successor, why_not_needed
 from zslurm.slurm.hostlist import compress, expand
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
-STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (*TIME_IS_UP, signal.SIGTERM, signal.SIGINT)
 _AGAIN_S = 5.0
 """Between two looks whether ranks can be started now, or the disk takes a file."""
 _FULL_S = 60.0
@@ -217,6 +217,8 @@ class Supervisor:
         watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
         verdict = watch.until_end()
         self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
+        if self.settings.mode != "act":
+            self._leave_to_slurm()
         if self.settings.mode == "off" or verdict.outcome == "completed" or self.job.presence.lost():
             self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
             return verdict, ()
@@ -291,10 +293,10 @@ class Supervisor:
         """Do it: how the run ends in this job, or the nodes on which to start again."""
         if decision.action == "finish" or self.settings.mode != "act":
             return verdict, ()
-        time_is_up = self.job.stop.signum == signal.SIGUSR2
-        if time_is_up and decision.action in IN_PLACE:  # the signal came after the decision to start again
+        stop = self.job.stop
+        if stop.comes_back and decision.action in IN_PLACE:  # the request came after the decision to start again
             return self._asked_between(verdict), ()
-        if self.job.stop.asked and not (time_is_up and decision.action == "requeue"):
+        if stop.asked and not (stop.comes_back and decision.action == "requeue"):
             return verdict, ()  # a job that was cancelled must not come back
         if decision.action == "stop":
             code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
@@ -311,13 +313,17 @@ class Supervisor:
             verdict: on the attempt that has just ended; None where that is decided upon.
         """
         job, settings = self.job, self.settings
-        job.event("signal", signal=job.stop.name)
+        if job.stop.name is not None:
+            job.event("signal", signal=job.stop.name)
+        job.look_for_preemption()
         verdict = verdict or Verdict("interrupted", Exit.INTERRUPTED)
         if settings.mode == "off":
             return verdict
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
         number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
-        situation = Situation(now, number, "interrupted", (), step, job.stop.name)
+        situation = Situation(
+            now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
+        )
         exclusions = active_exclusions(history, now, settings).values()
         resources = self.nodes.resources(exclusions, (), look_elsewhere=bool(exclusions))
         decision = decide(situation, history, resources, settings)
@@ -325,6 +331,21 @@ class Supervisor:
             return verdict
         self._record(decision, resources, situation)
         return self._carry_out(decision, verdict)[0] or verdict
+
+    def _leave_to_slurm(self) -> None:
+        """Where Aegis does not act: wait until Slurm itself requeues the job that it preempts.
+
+        That is at the end of the grace time; a job that ended before would not come back.
+        """
+        stop = self.job.stop
+        while stop.preempted == "requeue" and stop.signum is None and not stop.requeued:
+            self._pause_unless_signalled(_AGAIN_S)
+            self.job.look_for_preemption()
+
+    def _pause_unless_signalled(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self.job.stop.signum is None and time.monotonic() < until:
+            time.sleep(min(self.settings.poll_s, seconds))
 
     def _pause(self, seconds: float) -> None:
         """Wait, unless the run is asked to stop."""
@@ -349,6 +370,9 @@ class Supervisor:
             )
         except ZslurmError as error:
             self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
+            if self.job.stop.preempted == "requeue":
+                self._leave_to_slurm()
+                return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
             message = verdict.cause.message if verdict.cause else decision.reason
             cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
             return Verdict("failed", Exit.STOPPED, cause)

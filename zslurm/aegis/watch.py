@@ -20,7 +20,9 @@ from zslurm.aegis.detect import Detector
 from zslurm.aegis.evidence import Alarm, Fault, Situation
 from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
+from zslurm.aegis.pauses import Pauses
 from zslurm.aegis.policy import alarm
+from zslurm.aegis.protocol import AgentReport
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.teardown import clear, end_step, quiet_s
@@ -28,11 +30,17 @@ from zslurm.aegis.verdict import Cause, Verdict, judge
 from zslurm.errors import Exit
 from zslurm.launch.metrics_tail import last_step_at
 from zslurm.launch.run_dir import AttemptDir, RunDir
+from zslurm.launch.stop_request import StopSender
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 
-# A rank that has only just been started does not listen yet: the request is repeated.
+# Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0
 _STACKS_S = 5.0
+_LOOK_AGAIN_S = 5.0
+"""Between two questions to Slurm about signals that the agents report."""
+
+_PAUSED_S = 30.0
+"""So long no look takes by itself, questions to Slurm included."""
 _SERIOUS = ("root", "cascade")
 """Roles of faults that can end an attempt. Of others there may be some for weeks: they must cost nothing."""
 
@@ -72,12 +80,17 @@ class Watch:
     _failures: list[TaskFailure] = field(default_factory=list)
     _failed_at: float | None = None
     _repeat_at: float = 0.0
+    _looked_for: int | None = None
+    _signalled: bool = False
+    _look_again_at: float = 0.0
     _alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
     _judged: int = 0
     _judge_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.history = self.job.history()
+        self._pauses = Pauses(_PAUSED_S)
+        self._sender = StopSender(self.attempt, self.running.process)
 
     @property
     def attempt(self) -> AttemptDir:
@@ -92,6 +105,7 @@ class Watch:
             process.reap()
             if (lost := self.job.presence.lost()) is not None:
                 return self._abandon(lost)
+            self._mind_pause()
             self._pass_signal_on()
             self._look()
             why, root = self._why_give_up()
@@ -104,6 +118,8 @@ class Watch:
             if not process.left_exit_code:
                 end_step(self.running, self.job.slurm_id)
         verdict = self._verdict(why)
+        if verdict.outcome == "interrupted" and not self.job.stop.asked:
+            self._why_interrupted()
         if verdict.outcome not in _ORDERLY:
             self._clear()
             self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
@@ -123,7 +139,7 @@ class Watch:
         repeat_at = 0.0
         while time.monotonic() < deadline and process.record.alive:
             if time.monotonic() >= repeat_at:
-                process.signal_group(signal.SIGUSR2)
+                self._sender.send()
                 repeat_at = time.monotonic() + _REPEAT_S
             process.reap()
             time.sleep(job.spec.aegis.poll_s)
@@ -145,6 +161,8 @@ class Watch:
             tuple(sorted(self.faults, key=lambda fault: fault.time)),
             committed_step(self.job.run),
             self.job.stop.name,
+            self.job.stop.requeued,
+            preempted=self.job.stop.preempted,
             nodes=self.running.nodes,
             progressed_at=last_step_at(self.job.run.metrics, self.attempt.number),
         )
@@ -166,13 +184,42 @@ class Watch:
 
     def _pass_signal_on(self) -> None:
         now = time.monotonic()
+        self._sender.find()
         if not self.job.stop.asked or now < self._repeat_at:
             return
-        if self.job.stop.deadline is None:
-            self.job.event("signal", signal=self.job.stop.name, attempt=self.attempt.number)
-            self.job.stop.deadline = now + self.job.spec.aegis.save_s
-        self.running.process.signal_group(signal.SIGUSR2)
+        stop = self.job.stop
+        if stop.deadline is None:
+            if stop.name is not None:
+                self.job.event("signal", signal=stop.name, attempt=self.attempt.number)
+            stop.deadline = now + self.job.spec.aegis.save_s
+        self._sender.send()
         self._repeat_at = now + _REPEAT_S
+        if stop.signum != self._looked_for:
+            self._looked_for = stop.signum
+            self.job.look_for_preemption()
+
+    def _mind_pause(self) -> None:
+        """Where we were stopped ourselves, the ranks were, too: no deadline of theirs runs meanwhile."""
+        paused_s = self._pauses.tick()
+        if paused_s and self.job.stop.deadline is not None:
+            self.job.stop.deadline += paused_s
+        if paused_s and self._failed_at is not None:
+            self._failed_at += paused_s
+
+    def _look_once_signalled(self) -> None:
+        """Ask Slurm, once for the signals of all nodes: when a grace time begins it signals the steps alone."""
+        now = time.monotonic()
+        if self._signalled and now >= self._look_again_at:
+            self._signalled, self._look_again_at = False, now + _LOOK_AGAIN_S
+            self.job.look_for_preemption()
+
+    def _why_interrupted(self) -> None:
+        """Find out who asked ranks that have saved and stopped though we did not ask them: Slurm, or a person."""
+        self.job.look_for_preemption()
+        names = [str(end["signal"]) for end in rank_ends(self.attempt) if end.get("signal")]
+        if not self.job.stop.asked and names and names[0] in signal.Signals.__members__:
+            self.job.stop.signum = signal.Signals[names[0]]
+            self.job.event("signal", signal=names[0], attempt=self.attempt.number, to="ranks")
 
     def _look(self) -> None:
         """Everything new from srun, the ranks and the agents."""
@@ -201,7 +248,10 @@ class Watch:
             self.note(node_failed(node) for node in dead if node not in known)
             return
         for heard in self.agents.reports():
+            if isinstance(heard.report, AgentReport) and heard.report.event == "signalled":
+                self._signalled = True
             self.detector.feed(heard.report, heard.time, time.time() - (time.monotonic() - heard.time))
+        self._look_once_signalled()
         found = self.detector.check(
             time.monotonic(),
             time.time(),

@@ -16,6 +16,7 @@ from zslurm.launch.processes import DetachedProcess, ProcessRecord
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState, last_job, look, recorded_job
 from zslurm.launch.secrets import with_secrets
+from zslurm.launch.stop_request import StopSender
 from zslurm.launch.submission import record_action, spec_of, submit
 from zslurm.launch.successor import cancel_successor
 from zslurm.slurm.client import SlurmClient
@@ -24,6 +25,7 @@ from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
 
 _POLL_S = 0.2
+_STARTS_S = 60.0
 # A start in the very second in which the job's earlier run ended on a node fails there ("Job credential revoked").
 RESTART_AFTER_S = 5
 
@@ -92,7 +94,9 @@ def _stop_ranks(run: RunDir) -> None:
     attempts = run.attempt_dirs()
     step = DetachedProcess.adopt(attempts[-1].step_process, attempts[-1].step_exit) if attempts else None
     if step is not None:
-        step.signal_group(signal.SIGUSR2)
+        sender, deadline = StopSender(attempts[-1], step), time.monotonic() + _STARTS_S
+        while not sender.send() and step.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)  # rank 0 has no store yet
 
 
 def hold(run: RunDir) -> str:

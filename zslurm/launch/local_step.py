@@ -40,10 +40,9 @@ def main(argv: list[str] | None = None) -> int:
             if child.poll() is None:
                 child.send_signal(signum)
 
+    # Ranks ignore the signals until they have handlers; until then they would be killed.
     for signum in FORWARDED:
-        signal.signal(signum, forward)
-    # Ranks are born deaf to the request to save and stop, and listen when they can heed it.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signum, signal.SIG_IGN)
     for rank in range(options.ranks):
         env = {
             **os.environ,
@@ -57,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
             children[rank] = subprocess.Popen(
                 options.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-    signal.signal(signal.SIGUSR2, forward)
+    for signum in FORWARDED:
+        signal.signal(signum, forward)
     worst = 0
     running = dict(children)
     while running:

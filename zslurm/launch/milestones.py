@@ -21,7 +21,7 @@ from zslurm.slurm.hostlist import expand
 
 _KINDS = frozenset(
     b"supervisor_started attempt_started attempt_ended run_ended successor_ended decision nodes_excluded "
-    b"exclusion_failed requeued".split()
+    b"exclusion_failed requeued preempted".split()
 )
 _EVENT = re.compile(rb'"event":\s?"(\w+)"')
 _HEAD = 200
@@ -74,12 +74,14 @@ class AegisView:
             `kind`, `rank`, `node`, `gpu`, `nic`, `step`, `exit_code`.
         last_decision: the newest event `decision` of this job, without its evidence.
         excluded: nodes that the run does not use now.
+        preempted: the event `preempted` of this job, where no attempt has started since.
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
     """
 
     last_cause: dict[str, Any] | None = None
     last_decision: dict[str, Any] | None = None
     excluded: tuple[str, ...] = ()
+    preempted: dict[str, Any] | None = None
     restarts_in_place: int = 0
 
 
@@ -97,9 +99,21 @@ def aegis_view(rows: Sequence[dict[str, Any]], job_id: str, now: float | None = 
     return AegisView(
         last_cause=_last_cause(mine),
         last_decision=without_evidence(decisions[-1]) if decisions else None,
+        preempted=_preempted(mine),
         excluded=_excluded(rows, job_id, time.time() if now is None else now),
         restarts_in_place=len(done),
     )
+
+
+def _preempted(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The preemption that the run has not come back from."""
+    found: dict[str, Any] | None = None
+    for row in rows:
+        if row["event"] == "preempted":
+            found = row
+        elif row["event"] == "attempt_started":
+            found = None
+    return found
 
 
 def without_evidence(decision: Mapping[str, Any]) -> dict[str, Any]:

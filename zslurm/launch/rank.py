@@ -24,6 +24,7 @@ from train.stop import StopRequest
 from zslurm.launch.log_times import keep_times
 from zslurm.launch.numa_bind import bind
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json, write_atomically
+from zslurm.launch.stop_request import StopListener, address_of
 from zslurm.report.redact import redact
 from zslurm.slurm.environment import step_info
 
@@ -71,7 +72,7 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
 
         host = _rendezvous_host(environ)
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        write_atomically(attempt.rendezvous, json.dumps({"host": host, "port": store.port}) + "\n")
+        write_atomically(attempt.rendezvous, json.dumps(address_of(host, store.port)) + "\n")
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     address = read_json(attempt.rendezvous)
     while address is None:
@@ -85,6 +86,14 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
     # torchrun's own way to say that the store is already there and every rank is a client of it.
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     return store
+
+
+def _listen_for_stop(environ: MutableMapping[str, str], stop: StopRequest) -> StopListener:
+    """On rank 0: look into its store for the supervisor's request to save and stop."""
+    from torch.distributed import TCPStore
+
+    client = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
+    return StopListener(client, stop.ask)
 
 
 def _open_progress(directory: Path, rank: int) -> None:
@@ -106,7 +115,11 @@ def _close_progress(directory: Path, rank: int) -> None:
 
 
 def _record_end(
-    attempt: AttemptDir, environ: MutableMapping[str, str], code: int, error: BaseException | None
+    attempt: AttemptDir,
+    environ: MutableMapping[str, str],
+    code: int,
+    error: BaseException | None,
+    stop: StopRequest,
 ) -> None:
     body: dict[str, Any] = {
         "rank": int(environ["RANK"]),
@@ -115,6 +128,8 @@ def _record_end(
         "time": time.time(),
         "step": last_step(),
     }
+    if stop.signal_name is not None:
+        body["signal"] = stop.signal_name
     if error is not None:
         body["error"] = type(error).__name__
         body["message"] = redact(" ".join(str(error).split()))[:2000]
@@ -138,6 +153,7 @@ def main(argv: list[str]) -> int:
     environ["ZSLURM_ATTEMPT"] = str(attempt.number)
     error: BaseException | None = None
     store: Any = None
+    listener: StopListener | None = None
     try:
         rank = int(environ["RANK"])
         _open_progress(progress, rank)
@@ -147,6 +163,8 @@ def main(argv: list[str]) -> int:
         from train.loop import train
 
         store = rendezvous(attempt, environ)
+        if store is not None:
+            listener = _listen_for_stop(environ, stop)
         code = int(train(run.path, stop))
     except TrainError as raised:
         error, code = raised, raised.exit_code
@@ -155,13 +173,15 @@ def main(argv: list[str]) -> int:
         error, code = raised, 1
         traceback.print_exc()
     with contextlib.suppress(OSError):  # the run directory is away, or was moved: the log has the reason
-        _record_end(attempt, environ, code, error)
+        _record_end(attempt, environ, code, error, stop)
     _close_progress(progress, int(environ["RANK"]))
     sys.stdout.flush()
     sys.stderr.flush()
     if error is not None:
         # Threads of a broken process group may wait for dead peers for ever: leave without asking them.
         os._exit(code)
+    if listener is not None:
+        listener.close()
     del store
     return code
 

@@ -36,6 +36,7 @@ State = Literal[
     "completing",
     "completed",
     "interrupted",  # saved and stopped, because it was asked to; submit again to continue
+    "preempted",  # saved and stopped, and Slurm ended the job for another one; submit again to continue
     "failed",
     "cancelled",
     "node-failed",
@@ -99,7 +100,7 @@ _SLURM_STATES: dict[JobState, State] = {
     JobState.BOOT_FAIL: "node-failed",
     JobState.TIMEOUT: "timeout",
     JobState.DEADLINE: "timeout",
-    JobState.PREEMPTED: "interrupted",
+    JobState.PREEMPTED: "preempted",
     JobState.OUT_OF_MEMORY: "out-of-memory",
 }
 
@@ -223,6 +224,9 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         state, reason = _unanswered_state(job, verdict, problem)
     else:
         state, reason = _forgotten_state(job, verdict)
+    aegis = aegis_view(events.rows, job.job_id)
+    if state == "interrupted" and aegis.preempted is not None:
+        state = "preempted"
     ended = verdict if state not in ACTIVE else None
     return RunState(
         run,
@@ -240,7 +244,7 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         cause=ended.get("cause") if ended else None,
         successor=job.successor if state in ACTIVE else None,
         last_event=events.newest,
-        aegis=aegis_view(events.rows, job.job_id),
+        aegis=aegis,
         **_progress(run),
     )
 

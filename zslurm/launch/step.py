@@ -106,10 +106,13 @@ def slurm_step(
         kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
         command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
     command += python.srun_options
-    env = step_environment(python.environ) | bind_variable(spec)
-    # Ranks are born deaf to the request to save and stop, and listen when they can heed it.
-    deaf = ["/bin/sh", "-c", "trap '' USR2; exec \"$@\"", "zslurm-rank"]
-    return StepPlan([*command, *deaf, *_rank_command(run, attempt, python)], env)
+    # Slurm sends signals to every process of the step, at the start of a grace time for one. The ranks ignore them
+    # until they have handlers; until then they would be killed.
+    masked = ["/bin/sh", "-c", "trap '' HUP INT TERM USR1 USR2; exec \"$@\"", "zslurm-rank"]
+    return StepPlan(
+        [*command, *masked, *_rank_command(run, attempt, python)],
+        step_environment(python.environ) | bind_variable(spec),
+    )
 
 
 def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_per_node: int) -> StepPlan:

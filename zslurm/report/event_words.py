@@ -209,6 +209,12 @@ def _container_checked(event: Row) -> str:
     return f"the container works{_on(event)}{': ' + said if said else ''}"
 
 
+def _preempted(event: Row) -> str:
+    then = "puts it back into the queue" if event["mode"] == "requeue" else "ends it (PreemptMode=CANCEL)"
+    grace = f"; the grace time ends {show_time(float(event['ends_at']))}" if event.get("ends_at") else ""
+    return f"preempted: Slurm takes the nodes for another job and {then}{grace}"
+
+
 _WORDS: dict[str, Callable[[Row], str]] = {
     # the supervisor and its agents
     "supervisor_started": lambda e: (
@@ -236,7 +242,8 @@ _WORDS: dict[str, Callable[[Row], str]] = {
     "lock_taken_over": lambda e: f"took the checkpoints' lock over from {e['holder']}, which is gone",
     # an attempt
     "attempt_started": lambda e: f"attempt {e['attempt']} started on {e['nodes']}, {e['world_size']} ranks",
-    "signal": lambda e: f"asked to save and stop ({e['signal']})",
+    "signal": lambda e: f"asked {'the ranks ' if e.get('to') == 'ranks' else ''}to save and stop ({e['signal']})",
+    "preempted": _preempted,
     "fault_detected": _fault_detected,
     "ranks_ended": lambda e: f"{_rank_list(e['ranks'])} on {e['node']}: {e['what']}",
     "stacks_dumped": _stacks_dumped,

@@ -24,7 +24,12 @@ _POLL_SLURM_S = 2.0
 _LINE_EVERY_S = 5.0
 _WAITING = ("pending", "requeued", "held", "suspended", "unknown")
 # What `--wait` exits with, by the state in which the run came to rest.
-_EXIT_CODES = {"completed": Exit.DONE, "interrupted": Exit.INTERRUPTED, "cancelled": Exit.INTERRUPTED}
+_EXIT_CODES = {
+    "completed": Exit.DONE,
+    "interrupted": Exit.INTERRUPTED,
+    "preempted": Exit.INTERRUPTED,
+    "cancelled": Exit.INTERRUPTED,
+}
 
 
 def follow(run: RunDir, job_id: str) -> int:
@@ -115,7 +120,7 @@ def _say_end(state: RunState) -> int:
     if state.state == "completed":
         loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
         say(f"{state.run.name}: completed {state.step} steps{loss}")
-    elif state.state in ("interrupted", "cancelled"):
+    elif state.state in ("interrupted", "preempted", "cancelled"):
         at = f"saved at step {state.checkpoint_step}; " if state.checkpoint_step is not None else ""
         say(f"{state.run.name}: stopped; {at}submit again to continue")
     else:

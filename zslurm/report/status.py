@@ -33,10 +33,30 @@ def _mfu(state: RunState) -> str:
 def note(state: RunState) -> str:
     """What is to be said of a run besides its figures: why it failed, or why it waits and until when."""
     if state.state in _WAITING and state.reason:
-        return why(state) + _start(state)
+        return _preempted(state) + why(state) + _start(state)
+    if state.state == "preempted":
+        return _preempted(state) + _saved(state)
     if not state.cause and not state.reason and state.state == "interrupted":
-        return f"saved at step {state.checkpoint_step}; submit again to continue"
-    return why(state) or survived(state)
+        return _saved(state)
+    return (_preempted(state) + why(state)).removesuffix("; ") or survived(state)
+
+
+def _saved(state: RunState) -> str:
+    where = f"saved at step {state.checkpoint_step}; " if state.checkpoint_step is not None else ""
+    return f"{where}submit again to continue"
+
+
+def _preempted(state: RunState) -> str:
+    """That Slurm gave the nodes to another job, and what follows, where the run has not come back from that."""
+    event = state.aegis.preempted
+    if event is None:
+        return "Slurm preempted the job and ended it; " if state.state == "preempted" else ""
+    when = f"preempted at {show_time(float(event['preempt_time']))}"
+    if not state.active:
+        return f"{when}: Slurm ended the job; "
+    if state.state in _WAITING:
+        return f"{when}, starts again by itself; "
+    return f"{when}: it saves, and {'goes back into the queue' if event['mode'] == 'requeue' else 'ends'}; "
 
 
 def why(state: RunState) -> str:
@@ -144,6 +164,7 @@ def as_json(state: RunState) -> dict[str, Any]:
         "last_decision": state.aegis.last_decision,
         "excluded": list(state.aegis.excluded),
         "restarts_in_place": state.aegis.restarts_in_place,
+        "preempted": state.aegis.preempted,
     }
 
 

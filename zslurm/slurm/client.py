@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from zslurm.errors import NotFound, SlurmRefused
@@ -146,6 +147,26 @@ class SlurmClient:
         shown = self._commands.run("scontrol", "show", "job", job_id).stdout
         found = [line.strip().removeprefix("StdOut=") for line in shown.splitlines() if "StdOut=" in line]
         return found[0] if found else ""
+
+    def preempted_at(self, job_id: str) -> datetime | None:
+        """Since when Slurm preempts a job; None where it does not, or does not know the job or the field."""
+        return jobs.parse_time(self._field(job_id, "PreemptTime"))
+
+    def qos_preempt_mode(self, job_id: str) -> str:
+        """The PreemptMode of a job's QoS; empty where it has none or accounting does not say."""
+        qos = self._field(job_id, "QOS")
+        if qos in ("", "(null)", "N/A") or self._commands.find("sacctmgr") is None:
+            return ""
+        arguments = ["--noheader", "--parsable2", "show", "qos", f"name={qos}", "format=PreemptMode"]
+        return self._commands.run("sacctmgr", *arguments).stdout.strip()
+
+    def _field(self, job_id: str, name: str) -> str:
+        """One field of squeue for one job; empty where it knows neither."""
+        arguments = ["--noheader", "--states=all", f"--jobs={job_id}", f"--Format={name}:0"]
+        try:
+            return self._commands.run("squeue", *arguments).stdout.strip()
+        except NotFound:
+            return ""
 
     def steps(self, job_id: str) -> dict[str, str]:
         """The live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""

@@ -43,6 +43,8 @@ class Partition:
     default_time: timedelta | None
     max_nodes: int | None
     """Most nodes for one job; None is no limit."""
+    preempt_mode: str = ""
+    """What Slurm does with its jobs when it preempts them; empty where it does not say."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def parse_partitions(text: str) -> list[Partition]:
                 max_time=parse_duration(values.get("MaxTime", "")),
                 default_time=parse_duration(values.get("DefaultTime", "")),
                 max_nodes=int(max_nodes) if max_nodes.isdecimal() else None,
+                preempt_mode=values.get("PreemptMode", ""),
             )
         )
     return partitions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from train.progress import Progress, read_progress
@@ -28,12 +29,15 @@ def records(directory: Path) -> list[Progress]:
     return [record for rank in ranks if (record := read_progress(directory, rank)) and record.rank == rank]
 
 
-def ranks_in(directory: Path, now_ns: int | None = None) -> tuple[RankProgress, ...]:
+def ranks_in(
+    directory: Path, now_ns: int | None = None, paused_since: Callable[[float], float] = lambda _when: 0.0
+) -> tuple[RankProgress, ...]:
     """The records as they are reported.
 
     Args:
         directory: see `AttemptDir.progress`.
         now_ns: the monotonic clock, which all processes of a node share; default: now.
+        paused_since: seconds for which the job was suspended after a time; they count for no rank's age.
 
     Raises:
         OSError: the directory is there and cannot be read.
@@ -43,11 +47,15 @@ def ranks_in(directory: Path, now_ns: int | None = None) -> tuple[RankProgress, 
     return tuple(
         RankProgress(
             record.rank, record.pid, record.phase, record.step, record.committed_step,
-            max(0.0, (now_ns - record.monotonic_ns) / 1e9), record.waiting, record.pace_ns / 1e9,
+            _age_s(record, now_ns, paused_since), record.waiting, record.pace_ns / 1e9,
             _is_halted(record.pid),
         )
         for record in found
     )  # fmt: skip
+
+
+def _age_s(record: Progress, now_ns: int, paused_since: Callable[[float], float]) -> float:
+    return max(0.0, (now_ns - record.monotonic_ns) / 1e9 - paused_since(record.monotonic_ns / 1e9))
 
 
 def _is_halted(pid: int) -> bool:

@@ -1,0 +1,92 @@
+"""Whether Slurm preempts a job, and what becomes of it: PreemptTime, which squeue shows since 20.11.
+
+At the start of a grace time Slurm sends SIGCONT and SIGTERM to the job's steps, and nothing to the batch script;
+the job stays RUNNING, and its end time moves to the end of the grace time. Nothing else tells this from
+`scancel --signal=TERM`. At the end of the grace time (at once where there is none) Slurm requeues or cancels the
+job by its PreemptMode, with SIGCONT and SIGTERM to all its processes; PreemptTime stays until the job has left its
+nodes. A job that waits in the queue again has none. All seen with Slurm 22.05.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from zslurm.errors import ZslurmError
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.jobs import JobRecord
+
+Mode = Literal["requeue", "cancel"]
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """That Slurm preempts a job.
+
+    Attributes:
+        time: when it began, UNIX seconds.
+        mode: what Slurm does, or did, with the job: put it back into the queue, or end it for good.
+        done: it has done so. Otherwise the grace time runs.
+        ends_at: when the grace time is over, UNIX seconds.
+    """
+
+    time: float
+    mode: Mode
+    done: bool
+    ends_at: float | None = None
+
+    @property
+    def requeued(self) -> bool:
+        """Slurm has put the job back into the queue."""
+        return self.done and self.mode == "requeue"
+
+
+def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemption | None:
+    """Ask Slurm; None where it does not preempt this start of the job.
+
+    Args:
+        client: asks Slurm.
+        job_id: the job.
+        restart: how often it had been requeued when this start of it began.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: from Slurm.
+    """
+    began = client.preempted_at(job_id)
+    record = client.queue([job_id]).get(job_id) if began is not None else None
+    if began is None or record is None:
+        return None
+    if not record.state.is_over and record.restarts <= restart and _runs(record):
+        ends_at = _seconds(record.end_time)
+        return Preemption(began.timestamp(), _mode(client, record), done=False, ends_at=ends_at)
+    requeued = record.restarts > restart or record.state.is_waiting
+    return Preemption(began.timestamp(), "requeue" if requeued else "cancel", done=True)
+
+
+def _runs(record: JobRecord) -> bool:
+    """Whether the job is not on its way out of its nodes."""
+    return record.state.is_on_nodes and record.state.name not in ("COMPLETING", "STAGE_OUT")
+
+
+def _seconds(when: datetime | None) -> float | None:
+    return when.timestamp() if when is not None else None
+
+
+def _mode(client: SlurmClient, record: JobRecord) -> Mode:
+    """The PreemptMode that holds for a job: of its QoS or its partition, by PreemptType, or the cluster's.
+
+    Where that cannot be found out, `requeue`: Slurm refuses it where it does not want it.
+    """
+    try:
+        config = client.scontrol_config()
+        mode, kind = config.get("PreemptMode", ""), config.get("PreemptType", "")
+        own = ""
+        if kind.endswith("partition_prio"):
+            own = next((p.preempt_mode for p in client.partitions() if p.name == record.partition), "")
+        elif kind.endswith("qos"):
+            own = client.qos_preempt_mode(record.job_id)
+    except ZslurmError:
+        return "requeue"
+    mode = own if own.lower() not in ("", "cluster") else mode
+    return "cancel" if "CANCEL" in mode.upper() else "requeue"
