@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zslurm.aegis import early_exits
 from zslurm.aegis.evidence import Fault, Role, Scope
 from zslurm.aegis.log_faults import faults_in
 from zslurm.aegis.signatures import Signatures
-from zslurm.aegis.verdict import blames_a_peer
+from zslurm.aegis.verdict import blames_a_peer, is_orderly
 from zslurm.errors import Exit
 from zslurm.launch.run_dir import AttemptDir, read_json
 from zslurm.slurm.srun_output import TaskFailure
@@ -26,7 +27,6 @@ _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few tell as much as all."""
 
 _DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
-_ORDERLY = (Exit.DONE, Exit.INTERRUPTED)
 
 
 def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
@@ -77,6 +77,7 @@ def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: 
         node=node,
         rank=rank,
         step=step if step >= 0 else None,
+        fingerprint=end.get("fingerprint"),
     )
 
 
@@ -84,6 +85,8 @@ def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple
     error = end.get("error")
     if error is None:
         return "rank_exit", "root", "unknown"
+    if error == "SystemExit":
+        return ("peer_lost", "cascade", "fabric") if blames_a_peer(end) else (early_exits.KIND, "root", "user")
     if end["exit_code"] == Exit.USAGE:
         return "config_error", "root", "user"
     if error == "Diverged":
@@ -152,7 +155,7 @@ def late_faults(
     return [
         fault_of_end(end, rank_nodes, signatures)
         for end in rank_ends(attempt)
-        if end["exit_code"] not in _ORDERLY and end["rank"] not in named
+        if not is_orderly(end) and end["rank"] not in named
     ]
 
 

@@ -139,7 +139,29 @@ class _Case:
             return self._stop("another start would end in the same way")
         if then == "gpu_oom" and self.settings.gpu_oom == "stop":
             return self._stop("another start would end in the same way (aegis.gpu_oom: stop)")
-        return None
+        return self._computed_again()
+
+    def _computed_again(self) -> Decision | None:
+        """Where a numeric failure came back bit for bit: unless its GPU turns out to be broken, it would again."""
+        root = self.blame.root
+        if root is None or root.fingerprint is None:
+            return None
+        before = [
+            incident.attempt
+            for incident in without_progress(self.history, self.situation.committed_step)
+            if incident.root is not None
+            and (incident.root.kind, incident.root.step) == (root.kind, root.step)
+            and incident.root.fingerprint == root.fingerprint
+        ]
+        if not before:
+            return None
+        stop = self._stop(
+            f"the numbers are those of attempt {before[-1]} to the last bit, and another start would compute them "
+            "again: look at the data of these steps, lower phases[].lr, or skip more steps (optim.skip_limit)"
+        )
+        where = root.gpu if root.gpu is not None else root.rank
+        tested = (root.node, str(where)) if root.node is not None and where is not None else None
+        return replace(stop, test_gpu=tested)
 
     def over_a_limit(self) -> Decision | None:
         """Where it failed too often; or would exclude too many, unless they are dead, which Slurm sees as well."""

@@ -85,6 +85,7 @@ TREATMENTS: dict[str, Treatment] = {
     # The program, its data, or the settings.
     "nan_loss": Treatment("the loss or a gradient is not a number", then="test"),
     "user_error": Treatment("error of the program"),
+    "early_exit": Treatment("a rank exited before the end of the run"),
     "user_import": Treatment("a module cannot be imported", then="stop"),
     "config_error": Treatment("the configuration is wrong", then="stop"),
     "slurm_launch_config": Treatment("srun refuses the options of the step", then="stop"),

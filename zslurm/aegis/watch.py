@@ -9,13 +9,16 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from train.jsonl import read_jsonl
 from zslurm.aegis.agents import Agents
 from zslurm.aegis.blame import roots_of, without_overcome
 from zslurm.aegis.detect import Detector
+from zslurm.aegis.early_exits import KIND as EARLY_EXIT
+from zslurm.aegis.early_exits import early_exits
 from zslurm.aegis.evidence import Alarm, Fault, Situation
 from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
@@ -23,10 +26,10 @@ from zslurm.aegis.policy import alarm
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.teardown import clear, end_step, quiet_s
-from zslurm.aegis.verdict import Verdict, judge
+from zslurm.aegis.verdict import Cause, Verdict, judge, stopped_in_order
 from zslurm.errors import Exit
-from zslurm.launch.metrics_tail import last_step_at
-from zslurm.launch.run_dir import AttemptDir, RunDir
+from zslurm.launch.metrics_tail import last_step_at, newest_rows
+from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 
 # A rank that has only just been started does not listen yet: the request is repeated.
@@ -37,6 +40,9 @@ _SERIOUS = ("root", "cascade")
 
 _JUDGE_S = 1.0
 """Between two judgements of the same faults: only time passes, and each looks into the run's files."""
+
+_RECORDS_S = 5.0
+"""How long the record of a rank that has ended may take to be seen on a shared file system."""
 
 _ORDERLY = ("completed", "interrupted")
 """Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
@@ -70,6 +76,8 @@ class Watch:
     faults: list[Fault] = field(default_factory=list)
     _failures: list[TaskFailure] = field(default_factory=list)
     _failed_at: float | None = None
+    _asked_before: bool = False
+    """An earlier supervisor has asked this attempt to stop."""
     _repeat_at: float = 0.0
     _alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
     _judged: int = 0
@@ -100,9 +108,12 @@ class Watch:
             self._look()
             if not process.left_exit_code:
                 end_step(self.running, self.job.slurm_id)
+        self._note_early_exits()
         verdict = self._verdict(why)
         if verdict.outcome not in _ORDERLY:
             self._clear()
+            if self._note_early_exits():
+                verdict = self._verdict(why)
             self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
             if not self._has_root(verdict):
                 self.note(words_of_srun(self.attempt))
@@ -132,10 +143,12 @@ class Watch:
                 continue
             if row.get("event") == "ranks_ended":
                 spoken += 1
+            elif row.get("event") == "signal":
+                self._asked_before = True
             elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
                 self.faults.append(fault)
         self._failures = task_failures(_read(self.attempt))[:spoken]
-        if any(failure.exit_code != Exit.INTERRUPTED for failure in self._failures):
+        if any(not self._stopped_in_order(failure) for failure in self._failures):
             self._failed_at = time.monotonic()
 
     def _pass_signal_on(self) -> None:
@@ -156,11 +169,54 @@ class Watch:
             self.job.event(
                 "ranks_ended", attempt=self.attempt.number, ranks=ranks, node=failure.node, what=failure.what
             )
-            if failure.exit_code == Exit.INTERRUPTED:
+            if self._stopped_in_order(failure):
                 continue
             self._failed_at = self._failed_at or time.monotonic()
             self.note(faults_of_failure(self.attempt, failure, self._rank_nodes(), self.signatures))
         self._look_at_nodes()
+
+    def _stopped_in_order(self, failure: TaskFailure) -> bool:
+        """Whether these ranks saved and stopped."""
+        if failure.exit_code != Exit.INTERRUPTED:
+            return False
+        ends = {rank: end for rank in failure.ranks if (end := read_json(self.attempt.rank_end(rank)))}
+        return stopped_in_order(failure, ends, asked=self._asked)
+
+    @property
+    def _asked(self) -> bool:
+        """Whether the ranks were asked to stop."""
+        return self.job.stop.asked or self._asked_before
+
+    def _note_early_exits(self) -> bool:
+        """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.
+
+        Their records may be a moment late: an NFS client asks for a directory again only now and then.
+        """
+        process = self.running.process
+        if process.poll() is None or not process.left_exit_code or any(map(_is_early_exit, self.faults)):
+            return False
+        code, deadline = process.poll() or 0, time.monotonic() + _RECORDS_S
+        dead = {fault.node for fault in self.faults if fault.kind == "node_dead" and fault.node is not None}
+        while True:
+            if code == 0 and committed_step(self.job.run) >= self.job.spec.total_steps:
+                return False
+            ends, log = rank_ends(self.attempt), _read(self.attempt)
+            found = early_exits(
+                code, log, ends, self._rank_nodes(), dead=dead, step=self._last_step(ends), now=time.time()
+            )
+            if not found or time.monotonic() > deadline:
+                break
+            time.sleep(self.job.spec.aegis.poll_s)
+        self.note(found)
+        return bool(found)
+
+    def _last_step(self, ends: Iterable[Mapping[str, Any]]) -> int | None:
+        """The last step that the attempt is known to have finished: its ranks finish a step together."""
+        newest = newest_rows(self.job.run.metrics).step
+        known = [self.detector.step, *(int(end.get("step", -1)) for end in ends)]
+        if newest.get("attempt") == self.attempt.number:
+            known.append(int(newest["step"]))
+        return max(known) if max(known) >= 0 else None
 
     def _look_at_nodes(self, *, over: bool = False) -> None:
         """What the agents report, and nodes that Slurm has given up.
@@ -296,7 +352,26 @@ class Watch:
         code = self.running.process.poll()
         code = 128 + signal.SIGKILL if code is None else code
         log = _read(self.attempt)
-        return judge(code, rank_ends(self.attempt), self._failures, failed_nodes(log), log[-2000:], killed_because)
+        early = [
+            Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step)
+            for fault in self.faults
+            if _is_early_exit(fault)
+        ]
+        return judge(
+            code,
+            rank_ends(self.attempt),
+            self._failures,
+            failed_nodes(log),
+            log[-2000:],
+            killed_because,
+            early=early,
+            asked=self._asked,
+        )
+
+
+def _is_early_exit(fault: Fault) -> bool:
+    """Whether srun's silence says so, and not a record of the rank."""
+    return fault.kind == EARLY_EXIT and fault.source == "srun"
 
 
 def committed_step(run: RunDir) -> int:
