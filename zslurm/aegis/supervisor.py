@@ -248,10 +248,10 @@ class Supervisor:
         if decision.root is not None and decision.root.gpu is None:  # then it is the rank that is named
             gpu = str(int(gpu) % self.job.spec.ranks_per_node)
         tested = try_gpu(node, gpu, self.job.slurm_id, self.job.spec, self.job.environ)
-        self.job.event("gpu_tested", node=node, gpu=gpu, ok=tested.ok, reason=tested.reason)
+        self.job.event("gpu_tested", node=node, gpu=gpu, ok=tested.ok, reason=tested.reason, device=tested.device)
         if tested.ok is not False:
             return False
-        line = tested.reason or "it computes wrongly"
+        line = f"{tested.device or f'GPU {gpu}'}: {tested.reason or 'it computes wrongly'}"
         watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
