@@ -76,7 +76,7 @@ def test_75_is_no_save_where_nobody_asked_for_one(user: LocalUser) -> None:
 
 
 def test_the_same_nan_at_the_same_step_stops_the_run_the_second_time(user: LocalUser) -> None:
-    said = _train(user, "nan", {"what": "nan", "step": 12, "rank": 1, "times": 1000}, exit_code=1)
+    said = _train(user, "nan", {"what": "nan", "step": 12, "rank": 1, "times": 1000}, exit_code=Exit.STOPPED)
     state = user.state("nan")
     assert (state["state"], state["exit_code"]) == ("failed", Exit.STOPPED)
     *restarts, stop = user.events("nan", "decision")

@@ -123,3 +123,7 @@ def test_failures_of_an_earlier_job_are_no_news(tmp_path: Path, capsys: pytest.C
     story.submitted("local-2").started(2).trained(STEPS, saved=STEPS).ended("completed", 0, attempt=2)
     assert follow(story.run, "local-2") == 0
     assert "failed" not in capsys.readouterr().err
+
+
+def test_a_run_that_was_stopped_for_good_has_the_exit_code_that_says_so(tmp_path: Path) -> None:
+    assert follow(Story(tmp_path / "tiny").submitted().started().ended("failed", 93, KILLED).run, "local-1") == 93

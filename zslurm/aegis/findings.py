@@ -20,7 +20,7 @@ from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.verdict import blames_a_peer, is_orderly
 from zslurm.errors import Exit
 from zslurm.launch.run_dir import AttemptDir, read_json
-from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.srun_output import TaskFailure, cancelled_step
 
 _TAIL = 1 << 16
 _MOST_LOGS = 64
@@ -131,6 +131,20 @@ def words_of_srun(attempt: AttemptDir) -> list[Fault]:
         else fault
         for fault in roots
     ]
+
+
+def cancelled(attempt: AttemptDir) -> Fault | None:
+    """A fault that says that somebody cancelled the attempt's Slurm step; None where nobody did.
+
+    Ask before the supervisor itself ends the step, which srun reports in the same words.
+    """
+    step = cancelled_step(
+        _tail(attempt.step_log).decode("utf-8", "replace"), _tail(attempt.rank_log(0)).decode("utf-8", "replace")
+    )
+    if step is None:
+        return None
+    line = f"the Slurm step {step} was cancelled (scancel)" if step else "the Slurm step was cancelled (scancel)"
+    return Fault("slurm_cancelled", "root", "scheduler", time.time(), "srun", line)
 
 
 def _begun(attempt: AttemptDir) -> float:

@@ -85,6 +85,8 @@ class Supervisor:
         self.job = Job.of(run, environ, self.recorder.event)
         self.settings = self.job.spec.aegis
         self.told: set[tuple[str, bool]] = set()
+        self.recovering: Verdict | None = None
+        """The failed attempt from which the run recovers; None where the one before ended in order."""
 
     def supervise(self) -> int:
         """Watch until the run is over in this job; returns its exit code."""
@@ -207,7 +209,8 @@ class Supervisor:
             self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
             return verdict, ()
         decision, resources = self._decide(watch, verdict, running)
-        verdict = _blame(verdict, decision.root)
+        if not watch.overdue:
+            verdict = _blame(verdict, decision.root)
         self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
         self._record(decision, resources, watch.situation())
         return self._carry_out(decision, verdict)
@@ -280,15 +283,28 @@ class Supervisor:
         time_is_up = self.job.stop.signum == signal.SIGUSR2
         if time_is_up and decision.action in IN_PLACE:  # the signal came after the decision to start again
             return self._asked_between(verdict), ()
-        if self.job.stop.asked and not (time_is_up and decision.action == "requeue"):
-            return verdict, ()  # a job that was cancelled must not come back
         if decision.action == "stop":
             code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
             return replace(verdict, outcome="failed", exit_code=code), ()
+        if self.job.stop.asked and not (time_is_up and decision.action == "requeue"):
+            return self._interrupted(verdict), ()  # a job that was cancelled must not come back
         if decision.action == "requeue":
             return self._requeue(decision, verdict), ()
+        self.recovering = verdict
         self._pause(decision.wait_s or 0.0)
         return None, decision.nodes
+
+    def _interrupted(self, failed: Verdict | None) -> Verdict:
+        """The outcome of a run that is asked to stop while it recovers from a failure.
+
+        Args:
+            failed: of the attempt that failed; None where none did.
+        """
+        message = f"asked to stop ({self.job.stop.name})"
+        if failed is None or failed.outcome not in ("failed", "lost"):
+            return Verdict("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
+        why = f": {failed.cause.message}" if failed.cause else ""
+        return Verdict("interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}"))
 
     def _asked_between(self, verdict: Verdict | None = None) -> Verdict:
         """How the run ends in this job where it is asked to stop while no ranks run.
@@ -298,7 +314,7 @@ class Supervisor:
         """
         job, settings = self.job, self.settings
         job.event("signal", signal=job.stop.name)
-        verdict = verdict or Verdict("interrupted", Exit.INTERRUPTED)
+        verdict = self._interrupted(verdict or self.recovering)
         if settings.mode == "off":
             return verdict
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()

@@ -102,7 +102,7 @@ TREATMENTS: dict[str, Treatment] = {
     "slurm_time_limit": Treatment("the time limit of the job", then="time limit"),
     "slurm_requeue": Treatment("the job was requeued", then="slurm"),
     "slurm_preempt": Treatment("the job was preempted", then="slurm"),
-    "slurm_cancelled": Treatment("the step was cancelled"),
+    "slurm_cancelled": Treatment("the Slurm step was cancelled"),
     "slurm_task_failure": Treatment("Slurm ended the step because a task failed"),
     "slurm_control_plane": Treatment("Slurm does not answer", then="wait"),
 }

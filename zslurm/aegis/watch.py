@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from train.jsonl import read_jsonl
@@ -20,7 +20,7 @@ from zslurm.aegis.detect import Detector
 from zslurm.aegis.early_exits import KIND as EARLY_EXIT
 from zslurm.aegis.early_exits import early_exits
 from zslurm.aegis.evidence import Alarm, Fault, Situation
-from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
+from zslurm.aegis.findings import cancelled, faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
 from zslurm.aegis.policy import alarm
 from zslurm.aegis.signatures import Signatures
@@ -78,6 +78,10 @@ class Watch:
     _failed_at: float | None = None
     _asked_before: bool = False
     """An earlier supervisor has asked this attempt to stop."""
+    _killed_before: bool = False
+    """An earlier supervisor has ended the step."""
+    overdue: bool = False
+    """The ranks were asked to save and stop, and did not in time."""
     _repeat_at: float = 0.0
     _alarm: Alarm = field(default_factory=lambda: Alarm(give_up=False))
     _judged: int = 0
@@ -101,11 +105,13 @@ class Watch:
             self._look()
             why, root = self._why_give_up()
             if why is not None:
+                self._note_cancelled()
                 self._give_up(why, root)
                 break
             time.sleep(self.job.spec.aegis.poll_s)
         else:
             self._look()
+            self._note_cancelled()
             if not process.left_exit_code:
                 end_step(self.running, self.job.slurm_id)
         self._note_early_exits()
@@ -145,6 +151,8 @@ class Watch:
                 spoken += 1
             elif row.get("event") == "signal":
                 self._asked_before = True
+            elif row.get("event") == "step_killed":
+                self._killed_before = True
             elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
                 self.faults.append(fault)
         self._failures = task_failures(_read(self.attempt))[:spoken]
@@ -172,6 +180,7 @@ class Watch:
             if self._stopped_in_order(failure):
                 continue
             self._failed_at = self._failed_at or time.monotonic()
+            self._note_cancelled()
             self.note(faults_of_failure(self.attempt, failure, self._rank_nodes(), self.signatures))
         self._look_at_nodes()
 
@@ -186,6 +195,19 @@ class Watch:
     def _asked(self) -> bool:
         """Whether the ranks were asked to stop."""
         return self.job.stop.asked or self._asked_before
+
+    def _note_cancelled(self) -> None:
+        """Find out whether somebody cancelled the step, as long as it was not this supervisor that ended it."""
+        if self._asked or self._killed_before or self._cancelled is not None:
+            return
+        if (fault := cancelled(self.attempt)) is not None:
+            self.note([fault])
+
+    @property
+    def _cancelled(self) -> Fault | None:
+        """That somebody cancelled the step, where that is known."""
+        ours = (fault for fault in self.faults if fault.source == "srun")
+        return next((fault for fault in ours if fault.kind == "slurm_cancelled"), None)
 
     def _note_early_exits(self) -> bool:
         """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.
@@ -260,7 +282,9 @@ class Watch:
         """
         aegis, now = self.job.spec.aegis, time.monotonic()
         if self.job.stop.deadline is not None and now > self.job.stop.deadline:
-            return f"the ranks did not save and stop within {aegis.save_s:g} s", None
+            self.overdue = True
+            asked = f"when asked to ({self.job.stop.name})"
+            return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
         self._judge(now)
         if self._alarm.give_up:
             return self._alarm.reason, self._alarm.root
@@ -357,7 +381,7 @@ class Watch:
             for fault in self.faults
             if _is_early_exit(fault)
         ]
-        return judge(
+        verdict = judge(
             code,
             rank_ends(self.attempt),
             self._failures,
@@ -367,6 +391,9 @@ class Watch:
             early=early,
             asked=self._asked,
         )
+        if self._cancelled is not None and verdict.outcome == "failed" and not failed_nodes(log):
+            return replace(verdict, cause=Cause(self._cancelled.line, exit_code=verdict.exit_code))
+        return verdict
 
 
 def _is_early_exit(fault: Fault) -> bool:

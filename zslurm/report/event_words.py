@@ -192,7 +192,7 @@ def _gpu_tested(event: Row) -> str:
     device = event.get("device")
     if device == "CPU":
         return f"the CPU of {event['node']}, on which the run computes, {result}{_because(event)}"
-    if device is None and event["ok"] is False:
+    if event["ok"] is False and event.get("device", "") is None:  # nothing ran
         result = "fails its test"
     what = device or f"GPU {event['gpu']}"
     return f"{what} of {event['node']} {result}{_because(event)}"

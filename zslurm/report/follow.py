@@ -161,6 +161,8 @@ def _say_end(state: RunState) -> int:
         why = describe_cause(state.cause) if state.cause else (state.reason or "no reason recorded")
         say(f"{state.run.name}: {state.state}: {why}")
         say(f"see: zslurm logs {state.run.name}")
+    if state.state == "failed" and state.exit_code == Exit.STOPPED:
+        return Exit.STOPPED
     return int(_EXIT_CODES.get(state.state, Exit.FAILED))
 
 

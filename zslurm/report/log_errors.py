@@ -65,7 +65,8 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     cause = ended.get("cause") or {}
     ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
     groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
-    for found in [*_recorded(ends), *_silent(events, ends)]:
+    cancelled = any((e.get("kind"), e.get("source")) == ("slurm_cancelled", "srun") for e in events)
+    for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in _silent(events, ends))]:
         role = _role(found, cause)
         groups.setdefault((role, found["line"]), []).append(found)
     errors = [_group(attempt, role, line, members) for (role, line), members in groups.items()]
