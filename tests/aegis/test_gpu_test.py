@@ -101,13 +101,13 @@ OLDER = SimpleNamespace(name="MI300X", uuid="3fc1")
             "no GPU is visible, and the node should have one (cluster.gpus_per_node: 8)",
         ),
         ("2", "cluster.gpus_per_node: 8", [mi300x(5), mi300x(6)], "GPU 2 is not visible: there are 2"),
-        ("2", "", [mi300x(5), mi300x(6)], "GPU 2 is not visible: there are 2"),
+        ("2", "", [mi300x(5), mi300x(6)], ("cpu", "CPU")),
         ("0000:c1:00.0", "", [mi300x(5)], "GPU 0000:c1:00.0 is not visible: there are 1"),
         ("0000:c1:00.0", "", [OLDER], "GPU 0000:c1:00.0 is not visible: there are 1"),
     ],
 )
 def test_only_the_gpu_that_is_named_is_tested(gpu: str, why: str, seen: list[Any], chosen: Any) -> None:
-    device = choose_device(gpu, why, Gpus(*seen))
+    device = choose_device(gpu, why, "", Gpus(*seen))
     assert (device if isinstance(device, str) else (device.name, device.shown)) == chosen
 
 

@@ -114,24 +114,31 @@ class Device:
     shown: str
 
 
-def choose_device(gpu: str, why: str, cuda: Any) -> Device | str:
+_CPU = Device("cpu", "CPU")
+
+
+def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str:
     """Choose what to test; where the GPU is not there and should be, what to say of it.
 
     Args:
         gpu: index of the GPU as torch counts, or its PCI address.
-        why: why the node should have GPUs; empty where nothing says so; `cpu`: the run computes on CPUs.
+        why: why the run expects GPUs; empty where it does not say; `cpu`: it computes on CPUs.
+        allocated: which variable gives this process GPUs (`why_visible`); empty: none does.
         cuda: torch.cuda.
     """
     if why == _ON_CPU:
-        return Device("cpu", "CPU")
+        return _CPU
     count = cuda.device_count() if cuda.is_available() else 0
     if not count:
-        return f"no GPU is visible, and the node should have one ({why})" if why else Device("cpu", "CPU")
+        expected = why or allocated
+        return f"no GPU is visible, and the node should have one ({expected})" if expected else _CPU
     found = [cuda.get_device_properties(index) for index in range(count)]
     if gpu.isdecimal():
         index = int(gpu)
     else:
         index = next((number for number, each in enumerate(found) if pci_address(each) == gpu.lower()), count)
+    if index >= count and gpu.isdecimal() and not why:
+        return _CPU  # as the ranks do with parallel.device: auto, where there are more of them than GPUs
     if index >= count:
         return f"GPU {gpu} is not visible: there are {count}"
     marks = [found[index].name, pci_address(found[index]) or _uuid(found[index])]
@@ -196,7 +203,7 @@ def main(arguments: list[str]) -> None:
 
     torch.set_num_threads(1)
     gpu, why = (*arguments, "") if len(arguments) == 1 else (arguments[0], arguments[1])
-    device = choose_device(gpu, why or why_visible(os.environ), torch.cuda)
+    device = choose_device(gpu, why, why_visible(os.environ), torch.cuda)
     if isinstance(device, str):
         answer({"device": None, "reason": device}, os.environ)
         return

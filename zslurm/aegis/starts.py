@@ -69,7 +69,7 @@ def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> st
     """
     described = read_json(last.description) or {}
     rows = [row for row in events if row.get("attempt") == last.number]
-    began = next((row["time"] for row in rows if row.get("event") == "attempt_started"), 0.0)
+    began = next((row["time"] for row in rows if row.get("event") == "attempt_started"), float("inf"))
     since = [row for row in events if row.get("time", 0.0) >= began]
     if (acted := next((row for row in since if row.get("event") == "deputy_acted"), None)) is not None:
         what = f"the supervisor was lost, and the agent on {acted.get('node', '?')} requeued the job"
