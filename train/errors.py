@@ -26,7 +26,16 @@ class BuildFailed(DataError):
 
 
 class Diverged(TrainError):
-    """The loss or the gradient is not finite any more."""
+    """The loss or the gradient is not finite any more.
+
+    Attributes:
+        fingerprint: of the steps, losses and gradient norms that were skipped, to the last bit, and of where they
+            began. The same one again means that the same computation was made again.
+    """
+
+    def __init__(self, message: str, fingerprint: str | None = None) -> None:
+        super().__init__(message)
+        self.fingerprint = fingerprint
 
 
 class HubError(TrainError):

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import sys
@@ -106,6 +107,8 @@ class Trainer:
         self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance = BalanceState.initial(config.model, world.device)
         self.recent = Recent()
+        self.left_out: list[str] = []
+        """The steps skipped last, in a row: number, loss and gradient norm to the bit, first tensor, rank."""
         self.save_owed = self.export_owed = False
         self.checkpointer = Checkpointer(
             run_dir / "checkpoints",
@@ -242,7 +245,7 @@ class Trainer:
         if reason is not None:
             self._skip(reason, loss_mean, grad_norm)
             return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=False)
-        self.recent = self.recent.taken(loss_mean, grad_norm, optim)
+        self.recent, self.left_out = self.recent.taken(loss_mean, grad_norm, optim), []
         self.clock.enter(Part.CHECKPOINT)
         self.saves.hold()
         self.clock.enter(Part.OPTIMIZER)
@@ -275,11 +278,14 @@ class Trainer:
             )
         where = f", first in {tensor} on rank {rank}" if tensor else ""
         limit = self.config.optim.skip_limit
+        self.left_out = self.left_out[-limit:] if limit else []
+        self.left_out.append(f"{self.step + 1} {loss.hex()} {grad_norm.hex()} {tensor} {rank}")
         if self.recent.skipped > limit:
             raise Diverged(
                 f"step {self.step + 1}: {reason}{where}; it is the last of {self.recent.skipped} in a row, more "
                 f"than optim.skip_limit ({limit}) allows; the weights were not updated by them. Lower phases[].lr "
-                "or look at the data; the last checkpoint is from before them"
+                "or look at the data; the last checkpoint is from before them",
+                fingerprint=hashlib.sha256("\n".join(self.left_out).encode()).hexdigest()[:16],
             )
         self._say(f"step {self.step + 1} is skipped: {reason}{where} ({self.recent.skipped} in a row, of {limit})")
 

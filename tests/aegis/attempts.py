@@ -16,10 +16,10 @@ HARDWARE = ("gpu_ras_uncorrectable", "host_memory_error", "gpu_bad_pages", "gpu_
             "node_dead", "slurm_node_fail", "orphans", "gpu_hang_reset", "xgmi_error")  # fmt: skip
 NETWORK = ("nic_link_down", "nic_fault", "pcie_error")
 UNEXPLAINED = ("rank_killed", "rank_exit", "crash_segv", "rank_hang", "gpu_memory_fault")
-BLAMELESS = ("user_error", "user_import", "config_error", "slurm_launch_config", "gpu_oom", "host_oom", "memlock",
-             "process_limit", "net_config", "port_collision", "storage_full", "storage_fault",
-             "checkpoint_corrupt", "nan_loss", "rccl_timeout", "hang_heartbeat", "slurm_cancelled",
-             "slurm_control_plane")  # fmt: skip
+BLAMELESS = ("user_error", "early_exit", "user_import", "config_error", "slurm_launch_config", "gpu_oom",
+             "host_oom", "memlock", "process_limit", "net_config", "port_collision", "storage_full",
+             "storage_fault", "checkpoint_corrupt", "nan_loss", "rccl_timeout", "hang_heartbeat",
+             "slurm_cancelled", "slurm_control_plane")  # fmt: skip
 STOPPING = ("user_import", "config_error", "slurm_launch_config", "gpu_oom")
 _SCOPES: dict[str, Scope] = {"node_dead": "node", "orphans": "node", "slurm_node_fail": "node", "host_oom": "node"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from tests.launch.specs import run_spec
 from zslurm.aegis import gpu_test
-from zslurm.aegis.gpu_test import fault_of, try_gpu
+from zslurm.aegis.gpu_test import choose_device, fault_of, try_gpu, why_visible
 
 CPU = torch.device("cpu")
 
@@ -56,8 +57,80 @@ def test_one_wrong_entry_is_enough(monkeypatch: pytest.MonkeyPatch, change: Any,
 
 
 def test_it_runs_as_a_program_and_answers(tmp_path: Path) -> None:
-    tested = try_gpu("here", "0", None, run_spec(tmp_path), os.environ)
-    assert (tested.ok, tested.reason) == (True, None)
+    spec = run_spec(tmp_path, parallel={"device": "cpu"})
+    tested = try_gpu("here", "0", None, spec, os.environ)
+    assert tested == gpu_test.Tested(True, None, "CPU")
+
+
+class Gpus:
+    """In place of torch.cuda: the GPUs that a process sees."""
+
+    def __init__(self, *properties: Any) -> None:
+        self._properties = properties
+
+    def is_available(self) -> bool:
+        return bool(self._properties)
+
+    def device_count(self) -> int:
+        return len(self._properties)
+
+    def get_device_properties(self, index: int) -> Any:
+        return self._properties[index]
+
+
+def mi300x(bus: int) -> SimpleNamespace:
+    return SimpleNamespace(name="AMD Instinct MI300X", pci_domain_id=0, pci_bus_id=bus, pci_device_id=0, uuid="u")
+
+
+OLDER = SimpleNamespace(name="MI300X", uuid="3fc1")
+"""Of a torch that gives no PCI addresses."""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why", "seen", "chosen"),
+    [
+        ("1", "", [mi300x(0x05), mi300x(0xC1)], ("cuda:1", "GPU 1 (AMD Instinct MI300X, 0000:c1:00.0)")),
+        ("0000:C1:00.0", "", [mi300x(5), mi300x(0xC1)], ("cuda:1", "GPU 1 (AMD Instinct MI300X, 0000:c1:00.0)")),
+        ("0", "", [OLDER], ("cuda:0", "GPU 0 (MI300X, UUID 3fc1)")),
+        ("0", "cpu", [mi300x(5)], ("cpu", "CPU")),
+        ("0", "", [], ("cpu", "CPU")),
+        (
+            "0",
+            "cluster.gpus_per_node: 8",
+            [],
+            "no GPU is visible, and the node should have one (cluster.gpus_per_node: 8)",
+        ),
+        ("2", "cluster.gpus_per_node: 8", [mi300x(5), mi300x(6)], "GPU 2 is not visible: there are 2"),
+        ("2", "", [mi300x(5), mi300x(6)], ("cpu", "CPU")),
+        ("0000:c1:00.0", "", [mi300x(5)], "GPU 0000:c1:00.0 is not visible: there are 1"),
+        ("0000:c1:00.0", "", [OLDER], "GPU 0000:c1:00.0 is not visible: there are 1"),
+    ],
+)
+def test_only_the_gpu_that_is_named_is_tested(gpu: str, why: str, seen: list[Any], chosen: Any) -> None:
+    device = choose_device(gpu, why, "", Gpus(*seen))
+    assert (device if isinstance(device, str) else (device.name, device.shown)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "reason"),
+    [
+        ({"cluster": {"gpus_per_node": 8}}, {}, "(cluster.gpus_per_node: 8)"),
+        ({}, {"ROCR_VISIBLE_DEVICES": "3"}, "(ROCR_VISIBLE_DEVICES=3)"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_fails_where_the_node_should_have_it(
+    tmp_path: Path, settings: dict[str, Any], environ: dict[str, str], reason: str
+) -> None:
+    """It was called healthy: the CPU had been tested in its place."""
+    tested = try_gpu("here", "0", None, run_spec(tmp_path, **settings), os.environ | environ)
+    assert tested == gpu_test.Tested(False, f"no GPU is visible, and the node should have one {reason}", None)
+
+
+def test_variables_that_give_no_gpu_expect_none() -> None:
+    nothing = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "-1", "SLURM_GPUS_ON_NODE": "0"}
+    assert why_visible(nothing) == ""
+    assert why_visible({"SLURM_STEP_GPUS": "0,1"}) == "SLURM_STEP_GPUS=0,1"
 
 
 def test_a_test_that_cannot_be_run_is_no_test_that_was_passed(

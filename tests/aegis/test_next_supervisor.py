@@ -185,3 +185,49 @@ def test_an_excluded_node_is_no_spare(tmp_path: Path, monkeypatch: pytest.Monkey
         supervisor._one(running)
         successor.write("nodes_excluded", nodes="node3", reason=reason)
     assert counted == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        (
+            [],
+            "the job was requeued by Slurm or an administrator (scontrol requeue, a preemption, or its batch node "
+            "died) while the run recovered from: Killed",
+        ),
+        (
+            [("deputy_acted", {"node": "node1", "reason": "no word"})],
+            "the supervisor was lost, and the agent on node1 requeued the job "
+            "while the run recovered from: Killed",
+        ),
+    ],
+    ids=["a requeue", "the standby"],
+)
+def test_an_attempt_that_was_cut_short_names_what_interrupted_the_recovery(
+    tmp_path: Path, rows: list[tuple[str, dict[str, Any]]], cause: str
+) -> None:
+    successor = Successor(tmp_path)
+    successor.write("attempt_ended", attempt=1, outcome="failed", exit_code=137, cause={"message": "Killed"})
+    attempt = successor.run.attempt(2)
+    attempt.path.mkdir()
+    attempt.description.write_text(json.dumps({"attempt": 2, "job_id": "7", "restart": 0}))
+    successor.write("attempt_started", attempt=2)
+    for event, fields in rows:
+        successor.write(event, **fields)
+    assert successor.starts.left_over() is None
+    (told,) = [row for row in successor.told if row["event"] == "attempt_ended"]
+    assert (told["attempt"], told["outcome"], told["cause"]) == (2, "lost", {"message": cause})
+
+
+def test_an_attempt_that_trained_and_was_requeued_by_a_user_says_so(tmp_path: Path) -> None:
+    successor = Successor(tmp_path)
+    attempt = successor.run.attempt(1)
+    attempt.path.mkdir()
+    attempt.description.write_text(json.dumps({"attempt": 1, "job_id": "7", "restart": 0}))
+    successor.write("attempt_started", attempt=1)
+    successor.run.metrics.write_text(json.dumps({"kind": "step", "attempt": 1, "step": 4, "time": 9.0}) + "\n")
+    action = {"action": "requeue", "job_id": "7", "user": "ada", "time": time.time() + 60}
+    successor.run.submissions.write_text(json.dumps(action) + "\n")
+    successor.starts.left_over()
+    cause = "the job was requeued by ada (zslurm requeue) before the attempt could be judged"
+    assert successor.told[-1]["cause"] == {"message": cause}

@@ -502,6 +502,29 @@ class TestLimits:
         decision = decided(fault("node_dead"), past=past, there={"alive": ("node0", "node2", "node3")})
         assert (decision.action, decision.exclude) == ("requeue", ())
 
+    def test_the_same_numbers_at_the_same_step_stop_the_second_time_once_the_gpu_passed_its_test(self) -> None:
+        nan = fault("nan_loss", rank=5, source="rank", step=41, fingerprint="5e1f")
+        assert decided(nan).action == "restart", "the first time"
+        again = decided(nan, past=history(incident(nan)))
+        assert (again.action, again.test_gpu) == ("stop", ("node1", "5"))
+        assert "those of attempt 1 to the last bit" in again.reason and "optim.skip_limit" in again.reason
+        other = incident(fault("rank_killed", rank=2))
+        assert decided(nan, past=history(incident(nan), other)).action == "stop", "whatever happened in between"
+        unknown = replace(nan, node=None, rank=None)
+        assert decided(unknown, past=history(incident(unknown))).test_gpu is None
+        broken = decided(nan, fault("gpu_test_failed", ago=0), past=history(incident(nan)), there=WITH_SPARE)
+        assert (broken.action, broken.exclude) == ("swap", ("node1",))
+
+    @pytest.mark.parametrize(
+        ("before", "saved"),
+        [({"step": 30}, 40), ({"fingerprint": "77aa"}, 40), ({"fingerprint": None}, 40), ({}, 30)],
+        ids=["another step", "other numbers", "of an older version", "a checkpoint later"],
+    )
+    def test_nan_that_differs_is_tried_again(self, before: dict[str, Any], saved: int) -> None:
+        nan = fault("nan_loss", rank=5, source="rank", step=41, fingerprint="5e1f")
+        past = history(incident(replace(nan, **before), step=saved))
+        assert decided(nan, past=past).action == "restart"
+
     def test_nan_from_one_gpu_again_and_again_is_tested_there(self) -> None:
         nan = fault("nan_loss", rank=5, gpu="1", source="rank")
         past = history(incident(nan, step=30))

@@ -114,7 +114,8 @@ def test_ranks_that_do_not_stop_in_time_are_killed(user: LocalUser) -> None:
     user.zslurm("cancel", "deaf", "--wait")
     state = user.wait_for_end("deaf")
     assert (state["state"], state["exit_code"]) == ("failed", 137)
-    assert state["cause"]["message"] == "the ranks did not save and stop within 0.5 s"
+    asked = "when asked to (SIGTERM)"
+    assert state["cause"]["message"] == f"the ranks did not save and stop within 0.5 s (aegis.save_s) {asked}"
     (killed,) = user.events("deaf", "step_killed")
     assert killed["reason"] == state["cause"]["message"]
 
@@ -328,3 +329,6 @@ def test_a_signal_while_a_full_disk_is_waited_for(
     supervisor.wait(60)
     assert in_slurm.made == made
     assert (_last_events(prepared) == REQUEUED) is bool(made)
+    (end,) = prepared.events("quick", "run_ended")
+    message = f"asked to stop ({signum.name}) while it recovered from a failure: No space left on device"
+    assert (end["outcome"], end["exit_code"], end["cause"]) == ("interrupted", 75, {"message": message})

@@ -38,8 +38,14 @@ def lines(*texts: str) -> str:
     return "".join(f"srun: error: {text}\n" for text in texts)
 
 
-def judged(exit_code: int, log: str = "", *ends: dict[str, Any], killed: str | None = None) -> Verdict:
-    return judge(exit_code, ends, task_failures(log), failed_nodes(log), log[-2000:], killed)
+def judged(
+    exit_code: int, log: str = "", *ends: dict[str, Any], killed: str | None = None, early: Cause | None = None,
+    asked: bool = False,
+) -> Verdict:  # fmt: skip
+    found = [early] if early else []
+    return judge(
+        exit_code, ends, task_failures(log), failed_nodes(log), log[-2000:], killed, early=found, asked=asked
+    )
 
 
 def test_every_rank_ended_well() -> None:
@@ -147,7 +153,7 @@ def test_ranks_that_recorded_an_error_count_where_the_step_reported_none() -> No
 def test_killed_by_the_supervisor_because_nobody_stopped() -> None:
     reason = "the ranks did not save and stop within 600 s"
     log = lines("node0: tasks 0-1: Exited with exit code 75")
-    assert judged(137, log, killed=reason) == Verdict("failed", 137, Cause(reason))
+    assert judged(137, log, killed=reason, asked=True) == Verdict("failed", 137, Cause(reason))
 
 
 def test_killed_by_the_supervisor_after_a_rank_failed_the_rank_is_the_cause() -> None:
@@ -165,7 +171,47 @@ def test_killed_by_the_supervisor_where_ranks_only_lost_their_peers() -> None:
 
 def test_stopped_just_before_the_supervisor_would_have_killed_it() -> None:
     log = lines("node0: tasks 0-1: Exited with exit code 75")
-    assert judged(75, log, killed="the ranks did not save and stop within 600 s") == Verdict("interrupted", 75)
+    killed = "the ranks did not save and stop within 600 s"
+    assert judged(75, log, killed=killed, asked=True) == Verdict("interrupted", 75)
+
+
+EARLY = Cause("exited with exit code 0 before the end of the run", 1, "node0", 0, 7)
+
+
+def test_a_rank_that_exits_with_0_too_early_is_the_cause_and_its_peers_follow_from_it() -> None:
+    log = lines("node0: task 0: Exited with exit code 1", "node1: task 2: Exited with exit code 1")
+    assert judged(1, log, cascade(0), cascade(2), early=EARLY) == Verdict("failed", 1, EARLY)
+    killed = "ranks lost their peers, and nothing else was found within 30 s"
+    assert judged(137, log, cascade(0), cascade(2), killed=killed, early=EARLY) == Verdict("failed", 137, EARLY)
+
+
+def test_a_step_that_ended_with_0_is_not_complete_where_a_rank_left_too_early() -> None:
+    assert judged(0, "", end(0, 0), early=EARLY) == Verdict("failed", 1, EARLY)
+    assert judged(75, lines("node0: task 0: Exited with exit code 75"), end(0, 75), early=EARLY).cause == EARLY
+
+
+def test_an_error_of_another_rank_comes_before_an_early_exit() -> None:
+    log = lines("node1: task 2: Exited with exit code 1")
+    verdict = judged(1, log, end(2, 1, "ValueError", "bad"), early=EARLY)
+    assert verdict.cause == Cause("ValueError: bad", 2, "node1", 1, 7)
+
+
+@pytest.mark.parametrize(
+    "recorded", [[], [end(1, 75, "SystemExit", "sys.exit(75)")]], ids=["by os._exit", "by sys.exit"]
+)
+def test_75_is_no_sign_of_a_save_where_nobody_asked_for_one(recorded: list[dict[str, Any]]) -> None:
+    """Other programs end with it too: EX_TEMPFAIL of sysexits.h."""
+    log = lines("node0: task 1: Exited with exit code 75", "node0: task 0: Exited with exit code 1")
+    verdict = judged(75, log, cascade(0), *recorded)
+    assert verdict.outcome == "failed"
+    assert verdict.cause is not None and (verdict.cause.rank, verdict.cause.exit_code) == (1, 75)
+
+
+def test_a_hook_that_ends_its_rank_because_a_peer_left_is_no_root() -> None:
+    log = lines("node0: task 0: Exited with exit code 3", KILLED)
+    gave_up = end(0, 3, "SystemExit", "sys.exit(3) before the end of the run") | {"traceback": CLOSED_BY_PEER}
+    verdict = judged(137, log, gave_up)
+    assert verdict.cause is not None and verdict.cause.rank == 3
 
 
 def test_there_is_no_root_while_only_peers_of_a_silent_rank_complain() -> None:

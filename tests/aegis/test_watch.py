@@ -18,13 +18,15 @@ from tests.launch.specs import run_spec
 from tests.waiting import wait_for
 from train.progress import Phase
 from zslurm.aegis.agents import Agents, Heard
+from zslurm.aegis.blame import blame, roots_of
 from zslurm.aegis.detect import Detector
-from zslurm.aegis.evidence import Fault
+from zslurm.aegis.evidence import Fault, History
 from zslurm.aegis.job import Job
 from zslurm.aegis.protocol import Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.watch import Watch
+from zslurm.config.aegis import AegisSection
 from zslurm.launch.processes import DetachedProcess
 from zslurm.launch.run_dir import RunDir
 
@@ -192,3 +194,42 @@ def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(tmp_path: Pa
     (killed,) = [row for row in events if row["event"] == "step_killed"]
     assert killed["reason"] == "ranks lost their peers, and nothing else was found within 0.5 s"
     assert [fault.kind for fault in watch.faults] == ["peer_lost"], "what the run overcame is forgotten"
+
+
+def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "tiny")
+    run.create(group_readable=False)
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    attempt.rank_log(0).write_text(
+        "slurmstepd: error: *** STEP 1.2 ON node0 CANCELLED AT 2026-11-23T00:38:33 ***\n"
+    )
+    words = (
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+        "srun: error: node1: task 1: Killed"
+    )
+    process = DetachedProcess.start(
+        ["sh", "-c", f"echo '{words}'; exit 137"],
+        env=os.environ,
+        log=attempt.step_log,
+        record_file=attempt.path / "step.json",
+        exit_file=attempt.path / "step.exit",
+    )
+    watch = _watch(tmp_path, Running(attempt, process, NODES), Speakers({}))
+    verdict = watch.until_end()
+    assert verdict.cause is not None and verdict.cause.rank is None
+    assert verdict.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
+    situation, settings = watch.situation(verdict), AegisSection()
+    blamed = blame(roots_of(situation, settings), situation, History(), settings)
+    assert blamed.root is not None and (blamed.root.kind, blamed.exclude) == ("slurm_cancelled", ())
+
+
+def test_what_the_supervisor_before_ended_itself_was_not_cancelled(tmp_path: Path, running: Running) -> None:
+    run = RunDir(tmp_path / "runs" / "tiny")
+    run.events.write_text(json.dumps({"event": "step_killed", "attempt": 1, "reason": "so"}) + "\n")
+    wait_for(lambda: running.attempt.step_log.exists(), "srun to start")
+    with running.attempt.step_log.open("a") as log:
+        log.write("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n")
+    watch = _watch(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
+    watch.until_end()
+    assert "slurm_cancelled" not in {fault.kind for fault in watch.faults}

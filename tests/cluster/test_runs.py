@@ -103,6 +103,22 @@ def test_a_killed_rank_is_named(user: User) -> None:
     assert state["cause"]["message"] == "Killed"
 
 
+def test_a_step_that_was_cancelled_is_called_so_and_started_again(user: User) -> None:
+    """`scancel JOB.STEP` by a user or an administrator. It looked like ranks that were killed."""
+    user.zslurm("submit", user.write_run("stepless", steps=ENDLESS))
+    user.wait_for_step("stepless", 2)
+    steps = user.cluster.run(["squeue", "--steps", "--noheader", "-o", "%i %j"]).stdout.splitlines()
+    (step,) = [line.split()[0] for line in steps if line.endswith("attempt-1")]
+    user.cluster.run_as_root(["scancel", step])
+    wait_for(lambda: any(row["attempt"] == 2 for row in user.steps("stepless")), "the next attempt to train")
+    (decision,) = [event for event in user.events("stepless") if event["event"] == "decision"]
+    assert (decision["action"], decision["root"]["kind"]) == ("restart", "slurm_cancelled")
+    assert decision["root"]["line"] == f"the Slurm step {step} was cancelled (scancel)"
+    (ended,) = [event for event in user.events("stepless") if event["event"] == "attempt_ended"]
+    assert (ended["cause"]["message"], ended["cause"].get("rank")) == (decision["root"]["line"], None)
+    user.zslurm("cancel", "stepless", "--wait")
+
+
 def test_a_killed_supervisor_is_replaced_and_costs_nothing(user: User) -> None:
     user.zslurm("submit", user.write_run("survives", steps=300))
     user.wait_for_step("survives", 2)

@@ -80,6 +80,8 @@ class FaultRun:
             nodes=nodes,
             slurm={"ranks_per_node": 1, "time": "30:00"} | (slurm or {}),
             cluster=mine["cluster"] | {"env": env},
+            # The GPUs of the profile are not there: ranks compute on the CPU, so that is what a test tests.
+            parallel={"dtype": "fp32", "threads": 1, "device": "cpu"},
             checkpoint={"every_steps": SAVE_EVERY} | (checkpoint or {}),
             aegis=AEGIS | {"sensors": SENSORS | mine["sensors"]} | (aegis or {}),
         )

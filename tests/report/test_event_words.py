@@ -124,8 +124,21 @@ SAID = [
         "spare node node4 is not usable: NIC ionic_2 is down",
     ),
     (
-        {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": False, "reason": "3 of 100 products differ"},
-        "GPU 2 of node3 computes wrongly: 3 of 100 products differ",
+        {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": False, "reason": "3 of 100 products differ"}
+        | {"device": "GPU 2 (MI300X, 0000:c1:00.0)"},
+        "GPU 2 (MI300X, 0000:c1:00.0) of node3 computes wrongly: 3 of 100 products differ",
+    ),
+    (
+        {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": True, "device": "GPU 2 (MI300X, 0000:c1:00.0)"},
+        "GPU 2 (MI300X, 0000:c1:00.0) of node3 computes correctly",
+    ),
+    (
+        {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": True, "device": "CPU"},
+        "the CPU of node3, on which the run computes, computes correctly",
+    ),
+    (
+        {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": False, "reason": "it is gone", "device": None},
+        "GPU 2 of node3 fails its test: it is gone",
     ),
     (
         {"event": "gpu_tested", "node": "node3", "gpu": "2", "ok": None, "reason": "no answer within 300 s"},

@@ -89,6 +89,34 @@ def test_an_attempt_that_still_runs_shows_what_is_there(story: Story) -> None:
     assert rows(story) == [["cascade", "0", "node0", f"RuntimeError: {PEER_LEFT}"]]
 
 
+def test_a_rank_that_left_with_0_and_recorded_nothing_is_the_root(story: Story) -> None:
+    end(story, 0, 10.0, "RuntimeError", PEER_LEFT)
+    line = "exited with exit code 0 before the end of the run"
+    with JsonLinesWriter(story.run.events) as lines:
+        lines.append(
+            {"time": 9.0, "event": "fault_detected", "job_id": "local-1", "attempt": 1, "kind": "early_exit"}
+            | {"source": "srun", "line": line, "node": "node1", "rank": 3, "step": 12}
+        )
+    story.ended("failed", 1, Cause(line, rank=3, node="node1", exit_code=0, step=12))
+    assert rows(story) == [["root", "3", "node1", line], ["cascade", "0", "node0", f"RuntimeError: {PEER_LEFT}"]]
+
+
+def test_the_newest_attempt_that_has_errors_is_shown(
+    story: Story, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end(story, 3, 20.0, "OSError", "disk", "Traceback\n")
+    story.ended("failed", 1, Cause("OSError: disk", rank=3, node="node1"))
+    story.started(2).started(3)
+    zslurm = Zslurm(monkeypatch, capsys)
+    done = zslurm.ok("logs", story.run.path, "--errors")
+    assert done.out.splitlines()[1].split("\t")[0] == "root"
+    assert done.err == "tiny: attempt 1; no rank of a later one recorded an error\n"
+    (found,) = zslurm.ok("logs", story.run.path, "--errors", "--json").json
+    assert found["attempt"] == 1
+    asked = zslurm.ok("logs", story.run.path, "--errors", "--attempt", "3")
+    assert (asked.out, asked.err) == ("", "tiny: no rank of attempt 3 recorded an error\n")
+
+
 def test_the_command(story: Story, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     zslurm = Zslurm(monkeypatch, capsys)
     done = zslurm.ok("logs", story.run.path, "--errors")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from zslurm.slurm.srun_output import TaskFailure, failed_nodes, launch_failures, task_failures
+import pytest
+
+from zslurm.slurm.srun_output import TaskFailure, cancelled_step, failed_nodes, launch_failures, task_failures
 
 
 def test_failures_are_read_in_the_order_of_their_report() -> None:
@@ -46,3 +48,35 @@ def test_nodes_on_which_no_task_can_be_started() -> None:
     )
     assert launch_failures(text) == {"node6": "tasks cannot be started: Communication connection failure"}
     assert task_failures(text) == []
+
+
+# Slurm 22.05: what srun and slurmstepd wrote of `scancel 1.2`, by a user or by root, and `scancel -s KILL 3.2`.
+ABORTED = """srun: cluster configuration lacks support for cpu binding
+srun: Job step aborted: Waiting up to 12 seconds for job step to finish.
+srun: error: node1: task 1: Killed
+"""
+FORCED = """srun: error: node0: task 0: Killed
+srun: error: node1: task 1: Killed
+srun: Force Terminated StepId=3.2
+"""
+CANCELLED = (
+    "step 20/60 loss 3.7\nslurmstepd-node0: error: *** STEP 1.2 ON node0 CANCELLED AT 2026-11-23T00:38:33 ***\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "first_task", "step"),
+    [
+        (ABORTED, CANCELLED, "1.2"),
+        (ABORTED, "", ""),
+        (FORCED, "", "3.2"),
+        (ABORTED, CANCELLED.replace(" ***\n", " DUE TO TIME LIMIT ***\n"), None),
+        (ABORTED, CANCELLED.replace(" ***\n", " DUE TO PREEMPTION ***\n"), None),
+        ("srun: error: Node failure on node1\n" + ABORTED, CANCELLED, None),
+        ("srun: error: node1: task 1: Killed\n", "", None),
+        ("srun: error: node1: task 1: Killed\n", CANCELLED, None),
+    ],
+    ids=["scancel", "unnamed", "forced", "time limit", "preemption", "node failure", "killed", "only in a log"],
+)
+def test_a_step_that_somebody_cancelled(text: str, first_task: str, step: str | None) -> None:
+    assert cancelled_step(text, first_task) == step

@@ -200,6 +200,10 @@ def _explains(fault: Fault, end: Fault) -> bool:
     """True where a fault says why a rank ended, though it was noticed later."""
     if fault.kind in SILENT_ENDS:
         return False
+    if fault.kind == "slurm_cancelled" and fault.source in _OF_SLURM:  # every rank of the step
+        return True
+    if fault.kind == "early_exit" and end.kind == "rank_hang":  # all who are left wait for the one that has gone
+        return True
     if fault.rank is not None:
         return fault.rank == end.rank
     if fault.kind == "storage_fault" and fault.node is None:

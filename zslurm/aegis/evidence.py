@@ -40,6 +40,7 @@ class Fault:
         rank: global rank.
         step: optimizer step after which it happened, where known.
         cleared: true where it is the end of an earlier fault (a link that came back).
+        fingerprint: of the numbers of a numeric failure; the same one means the same numbers, bit for bit.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Fault:
     rank: int | None = None
     step: int | None = None
     cleared: bool = False
+    fingerprint: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """As fields of an event; without what is not known."""
@@ -230,7 +232,7 @@ class Decision:
         exclude: nodes to exclude from now on; empty for a user's own bug.
         nodes: nodes to start on, where `action` is restart, swap or shrink.
         n_nodes: nodes to ask for, where `action` is requeue; None: as many as before.
-        test_gpu: (node, GPU or rank) to be tested before the next start, because NaN came from it again and again.
+        test_gpu: (node, GPU or rank) to be tested first, because NaN came from it again and again.
             Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as is said here.
         wait_s: seconds to wait before the next start; None: none.
     """

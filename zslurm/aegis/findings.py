@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zslurm.aegis import early_exits
 from zslurm.aegis.evidence import Fault, Role, Scope
 from zslurm.aegis.log_faults import faults_in
 from zslurm.aegis.signatures import Signatures
-from zslurm.aegis.verdict import blames_a_peer
+from zslurm.aegis.verdict import blames_a_peer, is_orderly
 from zslurm.errors import Exit
 from zslurm.launch.run_dir import AttemptDir, read_json
-from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.srun_output import TaskFailure, cancelled_step
 
 _TAIL = 1 << 16
 _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few tell as much as all."""
 
 _DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
-_ORDERLY = (Exit.DONE, Exit.INTERRUPTED)
 
 
 def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
@@ -77,6 +77,7 @@ def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: 
         node=node,
         rank=rank,
         step=step if step >= 0 else None,
+        fingerprint=end.get("fingerprint"),
     )
 
 
@@ -84,6 +85,8 @@ def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple
     error = end.get("error")
     if error is None:
         return "rank_exit", "root", "unknown"
+    if error == "SystemExit":
+        return ("peer_lost", "cascade", "fabric") if blames_a_peer(end) else (early_exits.KIND, "root", "user")
     if end["exit_code"] == Exit.USAGE:
         return "config_error", "root", "user"
     if error == "Diverged":
@@ -131,6 +134,20 @@ def words_of_srun(attempt: AttemptDir) -> list[Fault]:
     ]
 
 
+def cancelled(attempt: AttemptDir) -> Fault | None:
+    """A fault that says that somebody cancelled the attempt's Slurm step; None where nobody did.
+
+    Ask before the supervisor itself ends the step, which srun reports in the same words.
+    """
+    step = cancelled_step(
+        _tail(attempt.step_log).decode("utf-8", "replace"), _tail(attempt.rank_log(0)).decode("utf-8", "replace")
+    )
+    if step is None:
+        return None
+    line = f"the Slurm step {step} was cancelled (scancel)" if step else "the Slurm step was cancelled (scancel)"
+    return Fault("slurm_cancelled", "root", "scheduler", time.time(), "srun", line)
+
+
 def _begun(attempt: AttemptDir) -> float:
     """When the attempt was started, UNIX seconds."""
     try:
@@ -153,7 +170,7 @@ def late_faults(
     return [
         fault_of_end(end, rank_nodes, signatures)
         for end in rank_ends(attempt)
-        if end["exit_code"] not in _ORDERLY and end["rank"] not in named
+        if not is_orderly(end) and end["rank"] not in named
     ]
 
 

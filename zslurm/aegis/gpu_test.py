@@ -1,4 +1,4 @@
-"""Does a GPU compute what it should? `python -m zslurm.aegis.gpu_test GPU` tests one, and answers for its node.
+"""Does a GPU compute what it should? `python -m zslurm.aegis.gpu_test GPU WHY` tests one and answers for its node.
 
 NaN that comes first from one and the same GPU again and again may be the GPU's fault or the model's. So the GPU
 does what it did while it trained, matrix products, on numbers whose product is known:
@@ -7,6 +7,10 @@ does what it did while it trained, matrix products, on numbers whose product is 
     the product of random bf16 matrices must be finite, within its rounding of fp64's, and the same every time.
 
 A GPU that fails either is broken. One that passes may still be: the test takes seconds, the fault took hours.
+
+Only the device that ran the test is certified, and the answer names it. A GPU that torch does not show where the
+node should have it (the profile has GPUs, Slurm allocated one, a variable makes one visible) fails the test. Only
+where the run computes on CPUs is the CPU tested in its place, and then the answer is about the CPU.
 """
 
 from __future__ import annotations
@@ -24,6 +28,13 @@ from zslurm.slurm.survey import answer, survey, survey_here
 _TIMEOUT_S = 300.0
 _REPEATS = 20
 _N_GPU, _N_CPU = 4096, 256
+_ON_CPU = "cpu"
+_ALLOCATED = (
+    *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"),
+)
+"""Variables that give a process GPUs, or say that Slurm did."""
+_NO_GPU = ("-1", "NoDevFiles", "(null)")
 
 
 @dataclass(frozen=True)
@@ -33,10 +44,12 @@ class Tested:
     Attributes:
         ok: whether the GPU computes correctly; None where the test could not be run.
         reason: what it computes wrongly, or why the test could not be run.
+        device: what ran the test: a GPU with its index, model and PCI address or UUID, or `CPU`; None: nothing.
     """
 
     ok: bool | None
     reason: str | None = None
+    device: str | None = None
 
 
 def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Mapping[str, str]) -> Tested:
@@ -44,28 +57,108 @@ def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Map
 
     Args:
         node: the node.
-        gpu: local index of the GPU.
+        gpu: local index of the GPU, or its PCI address.
         job_id: the job that this process runs in; None: the GPU is on this machine.
         spec: the run.
         environ: of the job.
     """
-    cluster = spec.cluster
+    cluster, why = spec.cluster, _why_expected(spec)
     options = []
     if cluster.gpus_per_node:
         kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
         options = [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
     try:
         if job_id is None:
-            found = survey_here(__name__, gpu, timeout_s=_TIMEOUT_S, environ=environ)
+            found = survey_here(__name__, gpu, why, timeout_s=_TIMEOUT_S, environ=environ)
         else:
             found = survey(
-                __name__, gpu, nodes=[node], options=options, job_id=job_id, timeout_s=_TIMEOUT_S, environ=environ
-            )[node]
+                __name__, gpu, why, nodes=[node], options=options, job_id=job_id, timeout_s=_TIMEOUT_S,
+                environ=environ,
+            )[node]  # fmt: skip
     except ZslurmError as error:
         return Tested(None, str(error))
     if not isinstance(found.value, dict):
         return Tested(None, found.error or "the test said nothing")
-    return Tested(found.value.get("reason") is None, found.value.get("reason"))
+    reason, device = found.value.get("reason"), found.value.get("device")
+    return Tested(reason is None, reason, device)
+
+
+def _why_expected(spec: RunSpec) -> str:
+    """Why a node of the run should have GPUs, in words; `cpu`: it computes on CPUs; empty: the node knows."""
+    if spec.parallel.device == "cpu":
+        return _ON_CPU
+    if spec.cluster.gpus_per_node:
+        return f"cluster.gpus_per_node: {spec.cluster.gpus_per_node}"
+    return "parallel.device: cuda" if spec.parallel.device == "cuda" else ""
+
+
+def why_visible(environ: Mapping[str, str]) -> str:
+    """Return which variable of Slurm or of the runtime gives this process a GPU; empty where none does."""
+    for name in _ALLOCATED:
+        value = environ.get(name, "").strip()
+        if value and value not in _NO_GPU and (name, value) != ("SLURM_GPUS_ON_NODE", "0"):
+            return f"{name}={value}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a test runs on.
+
+    Attributes:
+        name: as torch calls it: `cuda:3`, `cpu`.
+        shown: for people: `GPU 3 (AMD Instinct MI300X, 0000:c1:00.0)`, `CPU`.
+    """
+
+    name: str
+    shown: str
+
+
+_CPU = Device("cpu", "CPU")
+
+
+def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str:
+    """Choose what to test; where the GPU is not there and should be, what to say of it.
+
+    Args:
+        gpu: index of the GPU as torch counts, or its PCI address.
+        why: why the run expects GPUs; empty where it does not say; `cpu`: it computes on CPUs.
+        allocated: which variable gives this process GPUs (`why_visible`); empty: none does.
+        cuda: torch.cuda.
+    """
+    if why == _ON_CPU:
+        return _CPU
+    count = cuda.device_count() if cuda.is_available() else 0
+    if not count:
+        expected = why or allocated
+        return f"no GPU is visible, and the node should have one ({expected})" if expected else _CPU
+    found = [cuda.get_device_properties(index) for index in range(count)]
+    if gpu.isdecimal():
+        index = int(gpu)
+    else:
+        index = next((number for number, each in enumerate(found) if pci_address(each) == gpu.lower()), count)
+    if index >= count and gpu.isdecimal() and not why:
+        return _CPU  # as the ranks do with parallel.device: auto, where there are more of them than GPUs
+    if index >= count:
+        return f"GPU {gpu} is not visible: there are {count}"
+    marks = [found[index].name, pci_address(found[index]) or _uuid(found[index])]
+    return Device(f"cuda:{index}", f"GPU {index} ({', '.join(mark for mark in marks if mark)})")
+
+
+def pci_address(properties: Any) -> str | None:
+    """The PCI address of a GPU, such as `0000:c1:00.0`; None where this version of torch does not give it."""
+    try:
+        domain, bus, device = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    except AttributeError:
+        return None
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _uuid(properties: Any) -> str | None:
+    try:
+        return f"UUID {properties.uuid}"
+    except AttributeError:
+        return None
 
 
 def fault_of(device: Any) -> str | None:
@@ -105,20 +198,22 @@ def _name(dtype: Any) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Test the GPU that is named, or this node's CPU where it has none."""
+    """Test the GPU that is named, or this node's CPU where the run computes on CPUs."""
     import torch
 
     torch.set_num_threads(1)
-    index = int(arguments[0]) if arguments and arguments[0].isdecimal() else 0
-    on_gpu = torch.cuda.is_available() and index < torch.cuda.device_count()
-    device = torch.device("cuda", index) if on_gpu else torch.device("cpu")
+    gpu, why = (*arguments, "") if len(arguments) == 1 else (arguments[0], arguments[1])
+    device = choose_device(gpu, why, why_visible(os.environ), torch.cuda)
+    if isinstance(device, str):
+        answer({"device": None, "reason": device}, os.environ)
+        return
     # As the trainer does: products in fp32 mean fp32.
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        reason = fault_of(device)
+        reason = fault_of(torch.device(device.name))
     except RuntimeError as error:
         reason = f"it cannot compute: {' '.join(str(error).split())[:200]}"
-    answer({"device": str(device), "reason": reason}, os.environ)
+    answer({"device": device.shown, "reason": reason}, os.environ)
 
 
 if __name__ == "__main__":

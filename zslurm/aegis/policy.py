@@ -152,7 +152,29 @@ class _Case:
             return self._stop("another start would end in the same way")
         if then == "gpu_oom" and self.settings.gpu_oom == "stop":
             return self._stop("another start would end in the same way (aegis.gpu_oom: stop)")
-        return None
+        return self._computed_again()
+
+    def _computed_again(self) -> Decision | None:
+        """Where a numeric failure came back bit for bit: unless its GPU turns out to be broken, it would again."""
+        root = self.blame.root
+        if root is None or root.fingerprint is None:
+            return None
+        before = [
+            incident.attempt
+            for incident in without_progress(self.history, self.situation.committed_step)
+            if incident.root is not None
+            and (incident.root.kind, incident.root.step) == (root.kind, root.step)
+            and incident.root.fingerprint == root.fingerprint
+        ]
+        if not before:
+            return None
+        stop = self._stop(
+            f"the numbers are those of attempt {before[-1]} to the last bit, and another start would compute them "
+            "again: look at the data of these steps, lower phases[].lr, or skip more steps (optim.skip_limit)"
+        )
+        where = root.gpu if root.gpu is not None else root.rank
+        tested = (root.node, str(where)) if root.node is not None and where is not None else None
+        return replace(stop, test_gpu=tested)
 
     def refused(self) -> Decision | None:
         """Where Slurm did not start the step: no rank ran, so this says nothing of the run, and costs nothing."""

@@ -19,6 +19,7 @@ from zslurm.aegis.verdict import Cause, Verdict
 from zslurm.errors import ZslurmError
 from zslurm.launch.checkpoint_lock import free_from_dead_job
 from zslurm.launch.interpreter import Interpreter
+from zslurm.launch.metrics_tail import last_step_at
 from zslurm.launch.prepare import prepare
 from zslurm.launch.processes import DetachedProcess
 from zslurm.launch.run_dir import AttemptDir, read_json, write_atomically
@@ -56,6 +57,35 @@ class Decided:
 
     decision: Decision
     verdict: Verdict
+
+
+def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> str:
+    """Say what ended an attempt of an earlier start of the job before its supervisor could say how it ended.
+
+    Args:
+        job: the present start.
+        last: the attempt.
+        events: of the run.
+    """
+    described = read_json(last.description) or {}
+    rows = [row for row in events if row.get("attempt") == last.number]
+    began = next((row["time"] for row in rows if row.get("event") == "attempt_started"), float("inf"))
+    since = [row for row in events if row.get("time", 0.0) >= began]
+    if (acted := next((row for row in since if row.get("event") == "deputy_acted"), None)) is not None:
+        what = f"the supervisor was lost, and the agent on {acted.get('node', '?')} requeued the job"
+    elif described.get("job_id") != job.job_id:
+        what = f"job {described.get('job_id', '?')} ended without a verdict"
+    else:
+        by = [row for row in read_jsonl(job.run.submissions) if row.get("action") == "requeue"]
+        user = next((str(row.get("user", "?")) for row in by if row.get("time", 0.0) >= began), None)
+        what = f"the job was requeued {f'by {user}' if user else 'by Slurm or an administrator'}"
+        what += " (zslurm requeue)" if user else " (scontrol requeue, a preemption, or its batch node died)"
+    if last_step_at(job.run.metrics, last.number) is not None:
+        return f"{what} before the attempt could be judged"
+    before = [row for row in events if row.get("event") == "attempt_ended" and row.get("attempt") != last.number]
+    cause = (before[-1].get("cause") or {}).get("message") if before else None
+    recovered = f" while the run recovered from: {cause}" if cause else " before the attempt took a step"
+    return what + recovered
 
 
 class Starts:
@@ -176,7 +206,7 @@ class Starts:
         if (described := self._of_this_start(last)) is not None:
             found = self._left_by(last, described, rows)
         if found is None and not any(row.get("event") == "attempt_ended" for row in rows):
-            cause = Cause("the job was requeued or its batch node died before the attempt could be judged")
+            cause = Cause(why_lost(self._job, last, events))
             self._job.event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
         return found
 

@@ -85,6 +85,8 @@ class Supervisor:
         self.job = Job.of(run, environ, self.recorder.event)
         self.settings = self.job.spec.aegis
         self.told: set[tuple[str, bool]] = set()
+        self.recovering: Verdict | None = None
+        """The failed attempt from which the run recovers; None where the one before ended in order."""
 
     def supervise(self) -> int:
         """Watch until the run is over in this job; returns its exit code."""
@@ -223,7 +225,8 @@ class Supervisor:
             self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
             return verdict, ()
         decision, resources = self._decide(watch, verdict, running)
-        verdict = _blame(verdict, decision.root)
+        if not watch.overdue:
+            verdict = _blame(verdict, decision.root)
         self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
         self._record(decision, resources, watch.situation())
         return self._carry_out(decision, verdict)
@@ -264,10 +267,10 @@ class Supervisor:
         if decision.root is not None and decision.root.gpu is None:  # then it is the rank that is named
             gpu = str(int(gpu) % self.job.spec.ranks_per_node)
         tested = try_gpu(node, gpu, self.job.slurm_id, self.job.spec, self.job.environ)
-        self.job.event("gpu_tested", node=node, gpu=gpu, ok=tested.ok, reason=tested.reason)
+        self.job.event("gpu_tested", node=node, gpu=gpu, ok=tested.ok, reason=tested.reason, device=tested.device)
         if tested.ok is not False:
             return False
-        line = tested.reason or "it computes wrongly"
+        line = f"{tested.device or f'GPU {gpu}'}: {tested.reason or 'it computes wrongly'}"
         watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
@@ -296,15 +299,29 @@ class Supervisor:
         stop = self.job.stop
         if stop.comes_back and decision.action in IN_PLACE:  # the request came after the decision to start again
             return self._asked_between(verdict), ()
-        if stop.asked and not (stop.comes_back and decision.action == "requeue"):
-            return verdict, ()  # a job that was cancelled must not come back
         if decision.action == "stop":
             code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
             return replace(verdict, outcome="failed", exit_code=code), ()
+        if stop.asked and not (stop.comes_back and decision.action == "requeue"):
+            return self._interrupted(verdict), ()  # a job that was cancelled must not come back
         if decision.action == "requeue":
             return self._requeue(decision, verdict), ()
+        self.recovering = verdict
         self._pause(decision.wait_s or 0.0)
         return None, decision.nodes
+
+    def _interrupted(self, failed: Verdict | None) -> Verdict:
+        """The outcome of a run that is asked to stop while it recovers from a failure.
+
+        Args:
+            failed: of the attempt that failed; None where none did.
+        """
+        by = self.job.stop.name or ("preempted" if self.job.stop.preempted is not None else "by Slurm")
+        message = f"asked to stop ({by})"
+        if failed is None or failed.outcome not in ("failed", "lost"):
+            return Verdict("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
+        why = f": {failed.cause.message}" if failed.cause else ""
+        return Verdict("interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}"))
 
     def _asked_between(self, verdict: Verdict | None = None) -> Verdict:
         """How the run ends in this job where it is asked to stop while no ranks run.
@@ -316,7 +333,7 @@ class Supervisor:
         if job.stop.name is not None:
             job.event("signal", signal=job.stop.name)
         job.look_for_preemption()
-        verdict = verdict or Verdict("interrupted", Exit.INTERRUPTED)
+        verdict = self._interrupted(verdict or self.recovering)
         if settings.mode == "off":
             return verdict
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()

@@ -86,6 +86,7 @@ TREATMENTS: dict[str, Treatment] = {
     # The program, its data, or the settings.
     "nan_loss": Treatment("the loss or a gradient is not a number", then="test"),
     "user_error": Treatment("error of the program"),
+    "early_exit": Treatment("a rank exited before the end of the run"),
     "user_import": Treatment("a module cannot be imported", then="stop"),
     "config_error": Treatment("the configuration is wrong", then="stop"),
     "slurm_launch_config": Treatment("srun refuses the options of the step", then="stop"),
@@ -103,7 +104,7 @@ TREATMENTS: dict[str, Treatment] = {
     "slurm_time_limit": Treatment("the time limit of the job", then="time limit"),
     "slurm_requeue": Treatment("the job was requeued", then="slurm"),
     "slurm_preempt": Treatment("the job was preempted", then="slurm"),
-    "slurm_cancelled": Treatment("the step was cancelled"),
+    "slurm_cancelled": Treatment("the Slurm step was cancelled"),
     "slurm_task_failure": Treatment("Slurm ended the step because a task failed"),
     "slurm_control_plane": Treatment("Slurm does not answer", then="wait"),
     "slurm_step_refused": Treatment("Slurm refuses to start the step", then="ask again"),

@@ -60,6 +60,9 @@ def judge(
     failed_nodes: Sequence[str],
     step_log_tail: str,
     killed_because: str | None = None,
+    *,
+    early: Sequence[Cause] = (),
+    asked: bool = False,
 ) -> Verdict:
     """Judge an attempt that has ended.
 
@@ -71,25 +74,28 @@ def judge(
         failed_nodes: nodes that Slurm declared failed.
         step_log_tail: the step's last words, for an end that nothing else explains.
         killed_because: why the supervisor killed the step, if it did.
+        early: ranks that exited with 0 before the end of the run and recorded nothing (aegis/early_exits.py).
+        asked: whether the run was asked to stop.
     """
     if failed_nodes:
         node = failed_nodes[0]
         return Verdict(
             "failed", step_exit or Exit.FAILED, Cause(f"Slurm reports node {node} as failed", node=node)
         )
-    if step_exit == 0:
+    if step_exit == 0 and not early:
         return Verdict("completed", Exit.DONE)
     by_rank = {int(end["rank"]): end for end in rank_ends}
-    bad = [failure for failure in failures if failure.exit_code != Exit.INTERRUPTED]
-    if step_exit == Exit.INTERRUPTED and not bad:  # the highest code of all: others may have failed with a lower
+    bad = [failure for failure in failures if not stopped_in_order(failure, by_rank, asked=asked)]
+    # It is the highest code of all: others may have failed with a lower.
+    if step_exit == Exit.INTERRUPTED and not bad and not early:
         return Verdict("interrupted", Exit.INTERRUPTED)
+    if early and root_failure(bad, by_rank) is None:
+        return Verdict("failed", step_exit or Exit.FAILED, early[0])
     if killed_because is not None and root_failure(bad, by_rank) is None:
         return Verdict("failed", step_exit, Cause(killed_because))
     if bad:
         return _from_failure(root_failure(bad, by_rank) or bad[0], by_rank, step_exit)
-    errors = sorted(
-        (end for end in rank_ends if end["exit_code"] not in (Exit.DONE, Exit.INTERRUPTED)), key=_earliest_root
-    )
+    errors = sorted((end for end in rank_ends if not is_orderly(end)), key=_earliest_root)
     if errors:
         return Verdict("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
     words = " ".join(step_log_tail.split()) or "the step ended without a word"
@@ -103,6 +109,25 @@ _CASCADE = re.compile(
     r"watchdog .*caught collective operation timeout|wait timeout after|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
+
+
+def is_orderly(end: Mapping[str, Any]) -> bool:
+    """Whether a rank recorded that it finished the run, or saved and stopped; not by an error or `sys.exit`."""
+    return end["exit_code"] in (Exit.DONE, Exit.INTERRUPTED) and not end.get("error")
+
+
+def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[str, Any]], *, asked: bool) -> bool:
+    """Whether ranks that exited with 75 saved and stopped. A program may exit with this code for its own reasons.
+
+    Args:
+        failure: what srun reported.
+        ends_by_rank: what ranks recorded.
+        asked: whether the run was asked to stop: then a record that is not there yet is not missed.
+    """
+    if failure.exit_code != Exit.INTERRUPTED:
+        return False
+    ends = [ends_by_rank.get(rank) for rank in failure.ranks]
+    return all(asked if end is None else is_orderly(end) for end in ends)
 
 
 def root_failure(
@@ -120,8 +145,12 @@ def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) 
 
 
 def blames_a_peer(end: Mapping[str, Any]) -> bool:
-    """True where what a rank recorded is a complaint about somebody else who left."""
-    return bool(_CASCADE.search(str(end.get("message"))))
+    """True where what a rank recorded is a complaint about somebody else who left.
+
+    A hook that catches such an error may end its rank by `sys.exit`: then the traceback holds the complaint.
+    """
+    where = "traceback" if end.get("error") == "SystemExit" else "message"
+    return bool(_CASCADE.search(str(end.get(where))))
 
 
 def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int) -> Verdict:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from train.jsonl import read_jsonl
 from zslurm.aegis.agents import Agents
 from zslurm.aegis.blame import roots_of, without_overcome
 from zslurm.aegis.detect import Detector
+from zslurm.aegis.early_exits import KIND as EARLY_EXIT
+from zslurm.aegis.early_exits import early_exits
 from zslurm.aegis.evidence import Alarm, Fault, Situation
-from zslurm.aegis.findings import faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
+from zslurm.aegis.findings import cancelled, faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
 from zslurm.aegis.job import Job
 from zslurm.aegis.pauses import Pauses
 from zslurm.aegis.policy import alarm
@@ -26,10 +29,10 @@ from zslurm.aegis.protocol import AgentReport
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.teardown import clear, end_step, quiet_s
-from zslurm.aegis.verdict import Cause, Verdict, judge
+from zslurm.aegis.verdict import Cause, Verdict, judge, stopped_in_order
 from zslurm.errors import Exit
-from zslurm.launch.metrics_tail import last_step_at
-from zslurm.launch.run_dir import AttemptDir, RunDir
+from zslurm.launch.metrics_tail import last_step_at, newest_rows
+from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
 from zslurm.launch.stop_request import StopSender
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 
@@ -46,6 +49,9 @@ _SERIOUS = ("root", "cascade")
 
 _JUDGE_S = 1.0
 """Between two judgements of the same faults: only time passes, and each looks into the run's files."""
+
+_RECORDS_S = 5.0
+"""How long the record of a rank that has ended may take to be seen on a shared file system."""
 
 _ORDERLY = ("completed", "interrupted")
 """Every rank has left by itself: there is nothing to end, and no time to lose when Slurm ends the job."""
@@ -79,6 +85,12 @@ class Watch:
     faults: list[Fault] = field(default_factory=list)
     _failures: list[TaskFailure] = field(default_factory=list)
     _failed_at: float | None = None
+    _asked_before: bool = False
+    """An earlier supervisor has asked this attempt to stop."""
+    _killed_before: bool = False
+    """An earlier supervisor has ended the step."""
+    overdue: bool = False
+    """The ranks were asked to save and stop, and did not in time."""
     _repeat_at: float = 0.0
     _looked_for: int | None = None
     _signalled: bool = False
@@ -110,18 +122,23 @@ class Watch:
             self._look()
             why, root = self._why_give_up()
             if why is not None:
+                self._note_cancelled()
                 self._give_up(why, root)
                 break
             time.sleep(self.job.spec.aegis.poll_s)
         else:
             self._look()
+            self._note_cancelled()
             if not process.left_exit_code:
                 end_step(self.running, self.job.slurm_id)
+        self._note_early_exits()
         verdict = self._verdict(why)
         if verdict.outcome == "interrupted" and not self.job.stop.asked:
             self._why_interrupted()
         if verdict.outcome not in _ORDERLY:
             self._clear()
+            if self._note_early_exits():
+                verdict = self._verdict(why)
             self.note(late_faults(self.attempt, self.faults, self._rank_nodes(), self.signatures))
             if not self._has_root(verdict):
                 self.note(words_of_srun(self.attempt))
@@ -175,11 +192,15 @@ class Watch:
                 continue
             if row.get("event") == "ranks_ended":
                 spoken += 1
+            elif row.get("event") == "signal":
+                self._asked_before = True
+            elif row.get("event") == "step_killed":
+                self._killed_before = True
             elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
                 self.faults.append(fault)
         self.detector.take_up(self.faults)
         self._failures = task_failures(_read(self.attempt))[:spoken]
-        if any(failure.exit_code != Exit.INTERRUPTED for failure in self._failures):
+        if any(not self._stopped_in_order(failure) for failure in self._failures):
             self._failed_at = time.monotonic()
 
     def _pass_signal_on(self) -> None:
@@ -229,11 +250,68 @@ class Watch:
             self.job.event(
                 "ranks_ended", attempt=self.attempt.number, ranks=ranks, node=failure.node, what=failure.what
             )
-            if failure.exit_code == Exit.INTERRUPTED:
+            if self._stopped_in_order(failure):
                 continue
             self._failed_at = self._failed_at or time.monotonic()
+            self._note_cancelled()
             self.note(faults_of_failure(self.attempt, failure, self._rank_nodes(), self.signatures))
         self._look_at_nodes()
+
+    def _stopped_in_order(self, failure: TaskFailure) -> bool:
+        """Whether these ranks saved and stopped."""
+        if failure.exit_code != Exit.INTERRUPTED:
+            return False
+        ends = {rank: end for rank in failure.ranks if (end := read_json(self.attempt.rank_end(rank)))}
+        return stopped_in_order(failure, ends, asked=self._asked)
+
+    @property
+    def _asked(self) -> bool:
+        """Whether the ranks were asked to stop."""
+        return self.job.stop.asked or self._asked_before
+
+    def _note_cancelled(self) -> None:
+        """Find out whether somebody cancelled the step, as long as it was not this supervisor that ended it."""
+        if self._asked or self._killed_before or self._cancelled is not None:
+            return
+        if (fault := cancelled(self.attempt)) is not None:
+            self.note([fault])
+
+    @property
+    def _cancelled(self) -> Fault | None:
+        """That somebody cancelled the step, where that is known."""
+        ours = (fault for fault in self.faults if fault.source == "srun")
+        return next((fault for fault in ours if fault.kind == "slurm_cancelled"), None)
+
+    def _note_early_exits(self) -> bool:
+        """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.
+
+        Their records may be a moment late: an NFS client asks for a directory again only now and then.
+        """
+        process = self.running.process
+        if process.poll() is None or not process.left_exit_code or any(map(_is_early_exit, self.faults)):
+            return False
+        code, deadline = process.poll() or 0, time.monotonic() + _RECORDS_S
+        dead = {fault.node for fault in self.faults if fault.kind == "node_dead" and fault.node is not None}
+        while True:
+            if code == 0 and committed_step(self.job.run) >= self.job.spec.total_steps:
+                return False
+            ends, log = rank_ends(self.attempt), _read(self.attempt)
+            found = early_exits(
+                code, log, ends, self._rank_nodes(), dead=dead, step=self._last_step(ends), now=time.time()
+            )
+            if not found or time.monotonic() > deadline:
+                break
+            time.sleep(self.job.spec.aegis.poll_s)
+        self.note(found)
+        return bool(found)
+
+    def _last_step(self, ends: Iterable[Mapping[str, Any]]) -> int | None:
+        """The last step that the attempt is known to have finished: its ranks finish a step together."""
+        newest = newest_rows(self.job.run.metrics).step
+        known = [self.detector.step, *(int(end.get("step", -1)) for end in ends)]
+        if newest.get("attempt") == self.attempt.number:
+            known.append(int(newest["step"]))
+        return max(known) if max(known) >= 0 else None
 
     def _look_at_nodes(self, *, over: bool = False) -> None:
         """What the agents report, and nodes that Slurm has given up.
@@ -280,7 +358,9 @@ class Watch:
         """
         aegis, now = self.job.spec.aegis, time.monotonic()
         if self.job.stop.deadline is not None and now > self.job.stop.deadline:
-            return f"the ranks did not save and stop within {aegis.save_s:g} s", None
+            self.overdue = True
+            asked = f"when asked to ({self.job.stop.name})"
+            return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
         self._judge(now)
         if self._alarm.give_up:
             return self._alarm.reason, self._alarm.root
@@ -372,7 +452,29 @@ class Watch:
         code = self.running.process.poll()
         code = 128 + signal.SIGKILL if code is None else code
         log = _read(self.attempt)
-        return judge(code, rank_ends(self.attempt), self._failures, failed_nodes(log), log[-2000:], killed_because)
+        early = [
+            Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step)
+            for fault in self.faults
+            if _is_early_exit(fault)
+        ]
+        verdict = judge(
+            code,
+            rank_ends(self.attempt),
+            self._failures,
+            failed_nodes(log),
+            log[-2000:],
+            killed_because,
+            early=early,
+            asked=self._asked,
+        )
+        if self._cancelled is not None and verdict.outcome == "failed" and not failed_nodes(log):
+            return replace(verdict, cause=Cause(self._cancelled.line, exit_code=verdict.exit_code))
+        return verdict
+
+
+def _is_early_exit(fault: Fault) -> bool:
+    """Whether srun's silence says so, and not a record of the rank."""
+    return fault.kind == EARLY_EXIT and fault.source == "srun"
 
 
 def committed_step(run: RunDir) -> int:

@@ -24,7 +24,10 @@ def logs(
         ),
     ] = "0",
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="Which attempt; default: the newest.")
+        int | None,
+        typer.Option(
+            "--attempt", min=1, help="Which attempt; default: the newest (with --errors: that has errors)."
+        ),
     ] = None,
     errors: Annotated[
         bool, typer.Option("--errors", help="What went wrong, over all ranks: the root and its traceback first.")
@@ -70,18 +73,22 @@ def logs(
 
 def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
     from zslurm.cli.output import print_json, print_table, say
-    from zslurm.report.log_errors import COLUMNS, details_of_root, rank_errors
+    from zslurm.report.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
     from zslurm.report.logs import chosen_attempt, no_log
 
-    chosen = chosen_attempt(run, attempt)
-    if chosen is None:
+    newest = chosen_attempt(run, attempt)
+    if newest is None:
         raise no_log(run)
+    chosen = attempt_with_errors(run) or newest if attempt is None else newest
     found = rank_errors(run, chosen)
     if as_json:
-        print_json([error.as_json() for error in found])
+        print_json([error.as_json() | {"attempt": chosen.number} for error in found])
     elif found:
+        if chosen != newest:
+            say(f"{run.name}: attempt {chosen.number}; no rank of a later one recorded an error")
         print_table(COLUMNS, [error.as_row() for error in found])
         for line in details_of_root(found):
             print(line)
     else:
-        say(f"{run.name}: no rank of attempt {chosen.number} recorded an error")
+        which = "any attempt" if attempt is None and chosen.number > 1 else f"attempt {chosen.number}"
+        say(f"{run.name}: no rank of {which} recorded an error")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -18,7 +19,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from train.errors import TrainError
+from train.errors import Diverged, TrainError
 from train.progress import last_step, record_path
 from train.stop import StopRequest
 from zslurm.launch.log_times import keep_times
@@ -132,13 +133,34 @@ def _record_end(
         body["signal"] = stop.signal_name
     if error is not None:
         body["error"] = type(error).__name__
-        body["message"] = redact(" ".join(str(error).split()))[:2000]
+        body["message"] = redact(" ".join(_message(error).split()))[:2000]
         body["traceback"] = redact("".join(traceback.format_exception(error)))[-20000:]
+    if isinstance(error, Diverged):
+        body["fingerprint"] = error.fingerprint
     write_atomically(attempt.rank_end(body["rank"]), json.dumps(body) + "\n")
 
 
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"sys.exit({'' if error.code is None else repr(error.code)}) before the end of the run"
+    return str(error)
+
+
+def _exit_code(error: BaseException) -> int:
+    """The exit code that Python gives to a process that ends by this error."""
+    if isinstance(error, SystemExit):
+        return 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.exit_code if isinstance(error, TrainError) else 1
+
+
 def main(argv: list[str]) -> int:
-    """Train one rank; returns its exit code."""
+    """Train one rank; returns its exit code.
+
+    Code that runs inside the trainer may call `sys.exit`. It is recorded like any other error, and the process
+    never ends with 0 by it: to srun that would look like a rank that is done.
+    """
     if len(argv) != 2 or not argv[1].isdigit():
         print("usage: python -m zslurm.launch.rank RUN_DIR ATTEMPT", file=sys.stderr)
         return 2
@@ -166,12 +188,12 @@ def main(argv: list[str]) -> int:
         if store is not None:
             listener = _listen_for_stop(environ, stop)
         code = int(train(run.path, stop))
-    except TrainError as raised:
-        error, code = raised, raised.exit_code
-        print(f"error: {raised}", file=sys.stderr, flush=True)
-    except Exception as raised:
-        error, code = raised, 1
-        traceback.print_exc()
+    except BaseException as raised:
+        error, code = raised, _exit_code(raised)
+        if isinstance(raised, TrainError):
+            print(f"error: {raised}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
     with contextlib.suppress(OSError):  # the run directory is away, or was moved: the log has the reason
         _record_end(attempt, environ, code, error, stop)
     _close_progress(progress, int(environ["RANK"]))
@@ -179,7 +201,7 @@ def main(argv: list[str]) -> int:
     sys.stderr.flush()
     if error is not None:
         # Threads of a broken process group may wait for dead peers for ever: leave without asking them.
-        os._exit(code)
+        os._exit(code or 1)
     if listener is not None:
         listener.close()
     del store

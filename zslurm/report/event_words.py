@@ -189,7 +189,13 @@ def _checked(event: Row) -> str:
 def _gpu_tested(event: Row) -> str:
     results = {True: "computes correctly", False: "computes wrongly"}
     result = results.get(event["ok"], "could not be tested")
-    return f"GPU {event['gpu']} of {event['node']} {result}{_because(event)}"
+    device = event.get("device")
+    if device == "CPU":
+        return f"the CPU of {event['node']}, on which the run computes, {result}{_because(event)}"
+    if event["ok"] is False and event.get("device", "") is None:  # nothing ran
+        result = "fails its test"
+    what = device or f"GPU {event['gpu']}"
+    return f"{what} of {event['node']} {result}{_because(event)}"
 
 
 def _deputy_acted(event: Row) -> str:

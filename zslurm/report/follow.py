@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from train.jsonl import JsonLinesTail
@@ -16,13 +16,17 @@ from zslurm.errors import Exit
 from zslurm.launch.control import cancel
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState, look, look_all
-from zslurm.report.event_words import describe_cause
+from zslurm.report.event_words import describe, describe_cause
 from zslurm.report.values import show_count, show_duration
 
 _POLL_LOCAL_S = 0.3
 _POLL_SLURM_S = 2.0
 _LINE_EVERY_S = 5.0
 _WAITING = ("pending", "requeued", "held", "suspended", "unknown")
+_RECOVERY = frozenset(
+    {"gpu_tested", "nodes_excluded", "requeued", "requeue_failed", "start_postponed", "deputy_acted"}
+)
+"""Events that are shown besides each failure and each decision: what else follows from a failure."""
 # What `--wait` exits with, by the state in which the run came to rest.
 _EXIT_CODES = {
     "completed": Exit.DONE,
@@ -34,14 +38,14 @@ _EXIT_CODES = {
 
 def follow(run: RunDir, job_id: str) -> int:
     """Show progress until the run comes to rest; returns the exit code of `zslurm submit --wait`."""
-    state = _on_terminal(run) if sys.stderr.isatty() else _as_lines(run)
+    state = _on_terminal(run, job_id) if sys.stderr.isatty() else _as_lines(run, job_id)
     if state.active:
         say(f"detached; job {job_id} goes on. `zslurm cancel {run.name}` stops it")
         return Exit.DONE
     return _say_end(state)
 
 
-def _as_lines(run: RunDir) -> RunState:
+def _as_lines(run: RunDir, job_id: str) -> RunState:
     last = 0.0
 
     def show(row: dict[str, Any], state: RunState) -> None:
@@ -55,10 +59,10 @@ def _as_lines(run: RunDir) -> RunState:
             last = now
             say(f"{run.name}: {_describe(row, state)}")
 
-    return _watch(run, show, lambda text: say(f"{run.name}: {text}"))
+    return _watch(run, job_id, show, lambda text: say(f"{run.name}: {text}"))
 
 
-def _on_terminal(run: RunDir) -> RunState:
+def _on_terminal(run: RunDir, job_id: str) -> RunState:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -80,20 +84,45 @@ def _on_terminal(run: RunDir) -> RunState:
             else:
                 progress.update(task, total=state.total_steps, completed=row["step"], text=_describe(row, state))
 
-        return _watch(run, show, lambda text: progress.update(task, text=text))
+        return _watch(run, job_id, show, lambda text: progress.update(task, text=text), console.print)
 
 
-def _watch(run: RunDir, show: Callable[[dict[str, Any], RunState], None], tell: Callable[[str], None]) -> RunState:
-    """Show every new metric and change of state until the run rests, or Ctrl-C detaches from a Slurm job."""
+def _watch(
+    run: RunDir,
+    job_id: str,
+    show: Callable[[dict[str, Any], RunState], None],
+    tell: Callable[[str], None],
+    print_line: Callable[[str], None] | None = None,
+) -> RunState:
+    """Show what happens until the run rests, or Ctrl-C detaches from a Slurm job.
+
+    Args:
+        run: the run.
+        job_id: the job in which it runs; what happened in earlier ones is not shown.
+        show: shows a new metric.
+        tell: shows a change of state.
+        print_line: prints a line that stays; default: `tell`.
+    """
+    print_line = print_line or tell
     tail = JsonLinesTail(run.metrics)
     tail.new_records()  # what earlier attempts wrote is not news; a new one takes seconds to its first step
+    events, jobs = JsonLinesTail(run.events), {job_id}
     last_state = ""
+
+    def show_recovery(state: RunState) -> None:
+        """A line for each failure, and for what follows from it, since this job was submitted."""
+        jobs.update(known for known in (state.job_id, state.successor) if known)
+        for event in events.new_records():
+            if event.get("job_id") in jobs and (line := recovery_line(event)):
+                print_line(line)
+
     try:
         while True:
             state = look_all([run], cached=True)[0]
             for row in tail.new_records():
                 if _is_shown(row):
                     show(row, state)
+            show_recovery(state)
             if state.state != last_state and state.state in _WAITING:
                 tell(state.state + (f" ({state.reason})" if state.reason else ""))
             last_state = state.state
@@ -105,6 +134,16 @@ def _watch(run: RunDir, show: Callable[[dict[str, Any], RunState], None], tell: 
             tell("stopping: it saves first")
             cancel(run, wait=True)
         return look(run)
+
+
+def recovery_line(event: Mapping[str, Any]) -> str | None:
+    """Describe a failure, or what follows from it, in one line; None for any other event."""
+    kind = event.get("event")
+    failed = kind == "attempt_ended" and event.get("outcome") not in ("completed", "interrupted")
+    acted = kind == "decision" and event.get("action") != "finish"
+    if not (failed or acted or kind in _RECOVERY):
+        return None
+    return " ".join(describe(event).split())
 
 
 def _describe(row: dict[str, Any], state: RunState) -> str:
@@ -127,6 +166,8 @@ def _say_end(state: RunState) -> int:
         why = describe_cause(state.cause) if state.cause else (state.reason or "no reason recorded")
         say(f"{state.run.name}: {state.state}: {why}")
         say(f"see: zslurm logs {state.run.name}")
+    if state.state == "failed" and state.exit_code == Exit.STOPPED:
+        return Exit.STOPPED
     return int(_EXIT_CODES.get(state.state, Exit.FAILED))
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from train.jsonl import read_jsonl
-from zslurm.aegis.verdict import blames_a_peer
-from zslurm.errors import Exit
+from zslurm.aegis.early_exits import KIND as EARLY_EXIT
+from zslurm.aegis.verdict import blames_a_peer, is_orderly
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
 from zslurm.report.values import show_time
 from zslurm.slurm.hostlist import compress
@@ -53,6 +53,11 @@ class RankError:
         return {**vars(self), "ranks": list(self.ranks)}
 
 
+def attempt_with_errors(run: RunDir) -> AttemptDir | None:
+    """Return the newest attempt in which something went wrong; None where nothing did in any."""
+    return next((attempt for attempt in reversed(run.attempt_dirs()) if rank_errors(run, attempt)), None)
+
+
 def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     """What went wrong in an attempt: the root, then what failed on its own, then the cascade; each by time."""
     events = [event for event in read_jsonl(run.events) if event.get("attempt") == attempt.number]
@@ -60,7 +65,8 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     cause = ended.get("cause") or {}
     ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
     groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
-    for found in [*_recorded(ends), *_silent(events, ends)]:
+    cancelled = any((e.get("kind"), e.get("source")) == ("slurm_cancelled", "srun") for e in events)
+    for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in _silent(events, ends))]:
         role = _role(found, cause)
         groups.setdefault((role, found["line"]), []).append(found)
     errors = [_group(attempt, role, line, members) for (role, line), members in groups.items()]
@@ -73,15 +79,19 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
 def _recorded(ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What ranks recorded of their own end."""
     for rank, end in ends.items():
-        if end["exit_code"] not in (Exit.DONE, Exit.INTERRUPTED):
+        if not is_orderly(end):
             message = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
             yield {**end, "rank": rank, "line": message, "cascade": blames_a_peer(end)}
 
 
 def _silent(events: Sequence[dict[str, Any]], ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Ranks of which only srun said how they ended: a signal took them."""
+    """Ranks that recorded nothing: a signal took them, as srun reports, or they exited with 0 too early."""
     for event in events:
-        if event["event"] == "ranks_ended":
+        if event["event"] == "fault_detected":
+            early = (event.get("kind"), event.get("source")) == (EARLY_EXIT, "srun")
+            if early and event.get("rank") is not None:
+                yield {name: event.get(name) for name in ("rank", "node", "line", "time", "step")}
+        elif event["event"] == "ranks_ended":
             for rank in event["ranks"]:
                 if rank not in ends:
                     yield {"rank": rank, "node": event["node"], "line": event["what"], "time": event["time"]}

@@ -21,6 +21,10 @@ _LAUNCH_FAILURE = re.compile(
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
+_ENDED_FROM_OUTSIDE = re.compile(r"^srun: (?:Job step aborted: Waiting|Force Terminated StepId=)", re.MULTILINE)
+_CANCELLED = re.compile(r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+(?P<due> DUE TO [^*]+)?")
+_FORCED = re.compile(r"^srun: Force Terminated StepId=(?P<step>\S+)", re.MULTILINE)
+
 CANNOT_START = "tasks cannot be started"
 """What a reason of `launch_failures` begins with."""
 
@@ -56,3 +60,22 @@ def failed_nodes(text: str) -> list[str]:
 def launch_failures(text: str) -> dict[str, str]:
     """Nodes on which tasks could not even be started, with Slurm's reason."""
     return {match["node"]: f"{CANNOT_START}: {match['what']}" for match in _LAUNCH_FAILURE.finditer(text)}
+
+
+def cancelled_step(text: str, first_task: str) -> str | None:
+    """Return the step that somebody cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` where it is not named.
+
+    Slurm ends steps in the same way for its own reasons: the time limit, a preemption, a node that failed. Then it
+    says so, and this is None, as for a step that ended by itself.
+
+    Args:
+        text: what srun printed.
+        first_task: the last lines of the output of task 0, where slurmstepd writes.
+    """
+    if not _ENDED_FROM_OUTSIDE.search(text) or failed_nodes(text):
+        return None
+    said = list(_CANCELLED.finditer(f"{text}\n{first_task}"))
+    if any(match["due"] for match in said):
+        return None
+    forced = _FORCED.search(text)
+    return said[-1]["step"] if said else forced["step"] if forced else ""

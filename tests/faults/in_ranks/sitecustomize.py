@@ -70,6 +70,13 @@ class Faults:
         return None
 
 
+def leave(fault):
+    """End this rank as a user's hook might: at once with a code, or, with `raise`, by SystemExit of that value."""
+    if fault.get("raise"):
+        raise SystemExit(fault.get("code"))
+    os._exit(fault.get("code", 1))
+
+
 def wrap(loop, faults):
     """Put the faults into the trainer."""
     import torch
@@ -82,6 +89,8 @@ def wrap(loop, faults):
 
     def new_init(self, *args, **kwargs):
         faults.mark("imported")
+        if fault := faults.due("exit_in_setup"):
+            leave(fault)
         init(self, *args, **kwargs)
         faults.mark("loaded", step=self.step)
 
@@ -96,8 +105,8 @@ def wrap(loop, faults):
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (96x32 and 64x32)")
         if faults.due("stop", step):
             os.kill(os.getpid(), signal.SIGSTOP)
-        if faults.due("exit", step):
-            os._exit(1)
+        if fault := faults.due("exit", step):
+            leave(fault)
         if faults.due("gpu_oom", step):
             raise torch.OutOfMemoryError(
                 "HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total capacity of 191.98 GiB of which "
@@ -117,6 +126,8 @@ def wrap(loop, faults):
 
     def slow_write_shard(*args, **kwargs):
         report = write_shard(*args, **kwargs)
+        if fault := faults.due("exit_in_save", state["step"]):
+            leave(fault)
         if fault := faults.due("slow_save", state["step"]):
             time.sleep(fault["seconds"])
         return report
