@@ -3,7 +3,8 @@
 Python imports a module of this name by itself when it finds one; `cluster.env` of the run puts this directory on
 PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
 
-    plan.json     {"pace_s": seconds that each step takes longer, "faults": [{"what", "step", "rank", "times"}]}
+    plan.json     {"pace_s": seconds that each step takes longer, "faults": [...]}; a fault is {"what", "step",
+                  "rank", "times", "code"}
     marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
 
@@ -96,8 +97,8 @@ def wrap(loop, faults):
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (96x32 and 64x32)")
         if faults.due("stop", step):
             os.kill(os.getpid(), signal.SIGSTOP)
-        if faults.due("exit", step):
-            os._exit(1)
+        if fault := faults.due("exit", step):
+            os._exit(fault.get("code", 1))
         if faults.due("gpu_oom", step):
             raise torch.OutOfMemoryError(
                 "HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total capacity of 191.98 GiB of which "
