@@ -183,8 +183,11 @@ _FULL, _TIME, _REQUEUE, _BATCH_HOST, _BUG, _IMPORT = (_row(number) for number in
 _AGENT, _SUPERVISOR, _PARTITION_FULL, _BAD_GPU = (_row(number) for number in (22, 23, 24, 25))
 
 _OFTEN = {"in_ranks": ({"what": "gpu_oom", "step": AT, "rank": OTHER, "times": 1000},)}
-_SAME_NODE = replace(_DIES, slurm={})
-"""The node that the other half of the pair has broken already: one spare is enough."""
+_SLOW: dict[str, Any] = {"pace_s": 1.0}
+"""For what only an agent can notice, which has to be started first: 35 s are left then."""
+_IMPATIENT: dict[str, Any] = {"aegis": {"tolerate_s": 10}}
+_DIES_ALONE = replace(_DIES, slurm={})
+"""Where the job is requeued in any case: no spare is needed."""
 
 
 def _controller_back(when: Moment) -> dict[str, Any]:
@@ -195,7 +198,7 @@ PAIRS = (
     # slurmctld away while something else breaks, or breaking off in the middle of an answer
     Pair(CONTROLLER_AWAY, _DIES, moments.AT_ONCE, **_controller_back(moments.CANNOT_START)),
     Pair(CONTROLLER_AWAY, _ECC, moments.AT_ONCE, **_controller_back(moments.CANNOT_START)),
-    Pair(CONTROLLER_AWAY, _AGENT, moments.AT_ONCE, **_controller_back(moments.AGENT_LOST)),
+    Pair(CONTROLLER_AWAY, _AGENT, moments.AT_ONCE, settings=_SLOW, **_controller_back(moments.AGENT_LOST)),
     Pair(CONTROLLER_AWAY, _SUPERVISOR, moments.AT_ONCE, **_controller_back(moments.SUPERVISED)),
     Pair(CONTROLLER_AWAY, _BATCH_HOST, moments.AT_ONCE, **_controller_back(moments.STANDBY_AT_WORK)),
     Pair(CONTROLLER_AWAY, _BUG, moments.AT_ONCE, **_controller_back(moments.CANNOT_START)),
@@ -209,7 +212,7 @@ PAIRS = (
     Pair(_DIES, _SUPERVISOR, moments.NOTICED),
     Pair(_DIES_SAVING, _SUPERVISOR, moments.DECIDED),
     Pair(_ECC, _SUPERVISOR, moments.EXCLUDED),
-    Pair(_LINK, _SUPERVISOR, moments.NOTICED),
+    Pair(_LINK, _SUPERVISOR, moments.NOTICED, settings=_IMPATIENT),
     Pair(_TIME, _SUPERVISOR, moments.ASKED_TO_STOP),
     Pair(_BUG, _SUPERVISOR, moments.DECIDED),
     Pair(_IMPORT, _SUPERVISOR, moments.AT_ONCE),
@@ -217,11 +220,11 @@ PAIRS = (
     Pair(_PARTITION_FULL, _SUPERVISOR, moments.DECIDED),
     Pair(_SUPERVISOR, _KILLED, moments.AT_ONCE),
     Pair(_SUPERVISOR, _DIES, moments.AT_ONCE),
-    Pair(_SUPERVISOR, _ECC, moments.AT_ONCE),
-    Pair(_SUPERVISOR, _LINK, moments.AT_ONCE),
+    Pair(_SUPERVISOR, _ECC, moments.AT_ONCE, settings=_SLOW),
+    Pair(_SUPERVISOR, _LINK, moments.AT_ONCE, settings=_SLOW | _IMPATIENT),
     # an agent is replaced
-    Pair(_AGENT, _ECC, moments.AT_ONCE),
-    Pair(_AGENT, _LINK, moments.AT_ONCE),
+    Pair(_AGENT, _ECC, moments.AT_ONCE, settings=_SLOW),
+    Pair(_AGENT, _LINK, moments.AT_ONCE, settings=_SLOW | _IMPATIENT),
     Pair(_AGENT, _HOST_OOM, moments.AT_ONCE),
     Pair(_AGENT, _STOPPED, moments.AT_ONCE),
     Pair(_AGENT, _DIES, moments.AT_ONCE),
@@ -237,7 +240,7 @@ PAIRS = (
     Pair(CABLE_PULLED, on_rank(1), moments.NOTICED, heal=further.plug_cable_in(), healed_when=moments.STARTING),
     Pair(_DIES, _BATCH_HOST, moments.NOTICED, excludes=(False, False)),
     Pair(_ECC, _REQUEUE, moments.EXCLUDED),
-    Pair(_TIME, _SAME_NODE, moments.ASKED_TO_STOP, excludes=(False, False)),
+    Pair(_TIME, _DIES_ALONE, moments.ASKED_TO_STOP, excludes=(False, False)),
     Pair(CHECKPOINT_DAMAGED, _DIES, moments.AT_ONCE),
     Pair(_FULL, _KILLED, moments.SAVE_FAILED, intervals=4),
     Pair(_STOPPED, on_rank(1), moments.AT_ONCE),
@@ -248,7 +251,7 @@ PAIRS = (
     Pair(_BUG, _DIES, moments.BEFORE_FIRST_STEP),
     # preemption, exit code 0, the same NaN again, no directory any more
     Pair(PREEMPTED, _SUPERVISOR, moments.ASKED_TO_STOP),
-    Pair(PREEMPTED, replace(_DIES, slurm={}), moments.ASKED_TO_STOP, excludes=(False, False)),
+    Pair(PREEMPTED, _DIES_ALONE, moments.ASKED_TO_STOP, excludes=(False, False)),
     Pair(PREEMPTED, CONTROLLER_AWAY, moments.ASKED_TO_STOP, **_controller_back(moments.RUN_ENDED)),
     Pair(_KILLED, PREEMPTED, moments.BEFORE_FIRST_STEP),
     Pair(EXITS_0, _SUPERVISOR, moments.AT_ONCE),
