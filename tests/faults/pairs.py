@@ -203,7 +203,13 @@ PAIRS = (
     Pair(CONTROLLER_AWAY, _BATCH_HOST, moments.AT_ONCE, **_controller_back(moments.STANDBY_AT_WORK)),
     Pair(CONTROLLER_AWAY, _BUG, moments.AT_ONCE, **_controller_back(moments.CANNOT_START)),
     Pair(_TIME, CONTROLLER_AWAY, moments.ASKED_TO_STOP, **_controller_back(moments.CANNOT_START)),
-    Pair(_KILLED, CONTROLLER_AWAY, moments.STARTING, **_controller_back(moments.CANNOT_START_OR_TRAINS), starts=4),
+    Pair(
+        _KILLED,
+        CONTROLLER_AWAY,
+        moments.TEARING_DOWN,
+        **_controller_back(moments.CANNOT_START_OR_TRAINS),
+        starts=4,
+    ),
     Pair(_REQUEUE, CONTROLLER_AWAY, moments.ASKED_TO_STOP, **_controller_back(moments.RUN_ENDED)),
     # the supervisor is replaced
     Pair(_KILLED, _SUPERVISOR, moments.TEARING_DOWN, sample=True),
