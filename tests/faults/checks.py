@@ -161,7 +161,9 @@ def wait_until_settled(run: FaultRun) -> None:
 
 def is_gone_for_good(run: FaultRun) -> None:
     """The job ends, and Slurm does not start it again."""
-    wait_for(lambda: run.job_state() in JOB_IS_OVER, f"the job of {run.name} to end", every_s=0.5)
+    wait_for(
+        lambda: run.job_state() in JOB_IS_OVER, f"the job of {run.name} to end", deadline_s=420.0, every_s=0.5
+    )
     record = run.cluster.run(["scontrol", "show", "job", run.job_id()]).stdout
     assert " Restarts=0 " in record, record
 

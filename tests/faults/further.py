@@ -83,6 +83,18 @@ def move_run_away(run: FaultRun) -> Injected:
     return Injected(now)
 
 
+def fill_disk(run: FaultRun) -> Injected:
+    """Until `free_disk`."""
+    run.wait_for_step(12)
+    now = time.time()
+    run.fill_disk()
+    return Injected(now)
+
+
+def free_disk(run: FaultRun) -> None:
+    (run.path / "checkpoints" / "filler").unlink()
+
+
 def damage_newest_checkpoint(run: FaultRun) -> Injected:
     """Only that: whether it is needed is another fault's doing."""
     run.wait_for_step()
@@ -112,12 +124,15 @@ CONTROLLER_AWAY = replace(
     ROWS[16], fault="slurmctld away", inject=take_controller_away, kinds=(), actions=(), pace_s=0.1
 )
 CHECKPOINT_DAMAGED = replace(ROWS[12], inject=damage_newest_checkpoint, kinds=(), actions=(), pace_s=0.1)
+DISK_FULL = replace(ROWS[13], inject=fill_disk)
 CABLE_PULLED = replace(ROWS[8], inject=ROWS[7].inject, pace_s=0.3)
 """A link that comes back before it counts; `ROWS[7]` is one that does not."""
 
-PREEMPTED = Row(26, "preempted with a grace time", preempt, (), (), slurm={"partition": PATIENT}, pace_s=0.3)
+PREEMPTED = Row(
+    26, "preempted with a grace time", preempt, (), ("requeue",), slurm={"partition": PATIENT}, pace_s=0.3
+)
 EXITS_0 = Row(
-    27, "one rank exits 0 before the end", by_itself, ("rank_exit",), rank=VICTIM,
+    27, "one rank exits 0 before the end", by_itself, ("rank_exit", "early_exit"), rank=VICTIM,
     in_ranks=({"what": "exit", "step": AT, "rank": VICTIM, "code": 0},),
 )  # fmt: skip
 SAME_NAN = Row(

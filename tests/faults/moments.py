@@ -105,6 +105,8 @@ SUPERVISED = on_event("supervised again", "supervisor_started")
 AGENTS_BACK = on_event("watched again", "agents_started", "agent_restarted")
 SAVE_FAILED = Moment("failing to save", _has_failed_to_save)
 CLEARED_AGAIN = on_event("cleared for the second time", "attempt_cleared", count=2)
+IN_GRACE = on_event("saving in its grace time", "preempted", "signal", "ranks_ended")
+"""Slurm itself asks the ranks to end; the supervisor may hear of it later."""
 CANNOT_START_OR_TRAINS = first_of("waiting for Slurm, or training again", CANNOT_START, TRAINING_AGAIN)
 STANDBY_AT_WORK = Moment("in the hands of the standby supervisor", _has_lease)
 RUN_ENDED = on_event("at its end", "run_ended", before_the_end=False)

@@ -15,6 +15,7 @@ from tests.faults.further import (
     CABLE_PULLED,
     CHECKPOINT_DAMAGED,
     CONTROLLER_AWAY,
+    DISK_FULL,
     EXITS_0,
     MOVED_AWAY,
     OTHER,
@@ -27,7 +28,7 @@ from tests.faults.harness import AT, FaultRun
 from tests.faults.matrix import ROWS, Row
 from tests.faults.moments import Moment
 
-_REQUEUED_BY_SLURM = {16, 18, PREEMPTED.number}
+_REQUEUED_BY_SLURM = {16, 18}
 """Rows whose job goes back into the queue without a decision of the supervisor."""
 _STANDBY_ACTS = {18}
 _SUPERVISOR_DIES = {23}
@@ -179,7 +180,7 @@ def _row(number: int) -> Row:
 
 _KILLED, _EXITS, _STOPPED, _DIES, _TWO_DIE, _DIES_SAVING = (_row(number) for number in range(1, 7))
 _ECC, _LINK, _HOST_OOM, _GPU_OOM, _NAN = (_row(number) for number in (7, 8, 10, 11, 12))
-_FULL, _TIME, _REQUEUE, _BATCH_HOST, _BUG, _IMPORT = (_row(number) for number in (14, 15, 16, 18, 19, 20))
+_TIME, _REQUEUE, _BATCH_HOST, _BUG, _IMPORT = (_row(number) for number in (15, 16, 18, 19, 20))
 _AGENT, _SUPERVISOR, _PARTITION_FULL, _BAD_GPU = (_row(number) for number in (22, 23, 24, 25))
 
 _OFTEN = {"in_ranks": ({"what": "gpu_oom", "step": AT, "rank": OTHER, "times": 1000},)}
@@ -248,17 +249,24 @@ PAIRS = (
     Pair(_ECC, _REQUEUE, moments.EXCLUDED),
     Pair(_TIME, _DIES_ALONE, moments.ASKED_TO_STOP, excludes=(False, False)),
     Pair(CHECKPOINT_DAMAGED, _DIES, moments.AT_ONCE),
-    Pair(_FULL, _KILLED, moments.SAVE_FAILED, intervals=4),
+    Pair(
+        DISK_FULL,
+        _KILLED,
+        moments.SAVE_FAILED,
+        heal=further.free_disk,
+        healed_when=moments.TRAINING_AGAIN,
+        intervals=3,
+    ),
     Pair(_STOPPED, on_rank(1), moments.AT_ONCE),
     Pair(_KILLED, on_rank(1), moments.BEFORE_FIRST_STEP),
-    Pair(_NAN, later(_EXITS, 5), moments.NOTICED),
+    Pair(_NAN, later(_EXITS, 10), moments.TRAINING_AGAIN),
     Pair(_HOST_OOM, on_rank(4), moments.AT_ONCE),
     Pair(_DIES, replace(on_rank(11), **_OFTEN), moments.AT_ONCE),
     Pair(_BUG, _DIES, moments.BEFORE_FIRST_STEP),
     # preemption, exit code 0, the same NaN again, no directory any more
-    Pair(PREEMPTED, _SUPERVISOR, moments.ASKED_TO_STOP),
-    Pair(PREEMPTED, _DIES_ALONE, moments.ASKED_TO_STOP, excludes=(False, False)),
-    Pair(PREEMPTED, CONTROLLER_AWAY, moments.ASKED_TO_STOP, **_controller_back(moments.RUN_ENDED)),
+    Pair(PREEMPTED, _SUPERVISOR, moments.IN_GRACE),
+    Pair(PREEMPTED, _DIES_ALONE, moments.IN_GRACE, excludes=(False, False)),
+    Pair(PREEMPTED, CONTROLLER_AWAY, moments.IN_GRACE, **_controller_back(moments.RUN_ENDED)),
     Pair(_KILLED, PREEMPTED, moments.BEFORE_FIRST_STEP),
     Pair(EXITS_0, _SUPERVISOR, moments.AT_ONCE),
     Pair(EXITS_0, _DIES, moments.TEARING_DOWN),

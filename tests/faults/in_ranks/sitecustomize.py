@@ -71,6 +71,13 @@ class Faults:
         return None
 
 
+def leave(fault):
+    """End this rank as a user's hook might: at once with a code, or, with `raise`, by SystemExit of that value."""
+    if fault.get("raise"):
+        raise SystemExit(fault.get("code"))
+    os._exit(fault.get("code", 1))
+
+
 def wrap(loop, faults):
     """Put the faults into the trainer."""
     import torch
@@ -83,6 +90,8 @@ def wrap(loop, faults):
 
     def new_init(self, *args, **kwargs):
         faults.mark("imported")
+        if fault := faults.due("exit_in_setup"):
+            leave(fault)
         init(self, *args, **kwargs)
         faults.mark("loaded", step=self.step)
 
@@ -98,7 +107,7 @@ def wrap(loop, faults):
         if faults.due("stop", step):
             os.kill(os.getpid(), signal.SIGSTOP)
         if fault := faults.due("exit", step):
-            os._exit(fault.get("code", 1))
+            leave(fault)
         if faults.due("gpu_oom", step):
             raise torch.OutOfMemoryError(
                 "HIP out of memory. Tried to allocate 3.31 GiB. GPU 0 has a total capacity of 191.98 GiB of which "
@@ -118,6 +127,8 @@ def wrap(loop, faults):
 
     def slow_write_shard(*args, **kwargs):
         report = write_shard(*args, **kwargs)
+        if fault := faults.due("exit_in_save", state["step"]):
+            leave(fault)
         if fault := faults.due("slow_save", state["step"]):
             time.sleep(fault["seconds"])
         return report
