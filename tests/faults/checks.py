@@ -124,7 +124,8 @@ def actions(run: FaultRun, *, on_faults: bool = False) -> list[str]:
     """
     decisions = [event for event in run.events("decision") if event["action"] != "finish"]
     if on_faults:
-        decisions = [event for event in decisions if (event["root"] or {}).get("kind") != "slurm_control_plane"]
+        of_slurm = ("slurm_control_plane", "slurm_step_refused")
+        decisions = [event for event in decisions if (event.get("root") or {}).get("kind") not in of_slurm]
     return [event["action"] for event in decisions]
 
 

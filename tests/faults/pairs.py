@@ -178,8 +178,8 @@ def _row(number: int) -> Row:
     return ROWS[number - 1]
 
 
-_KILLED, _EXITS, _STOPPED, _DIES, _TWO_DIE, _DIES_SAVING = (_row(number) for number in range(1, 7))
-_ECC, _LINK, _HOST_OOM, _GPU_OOM, _NAN = (_row(number) for number in (7, 8, 10, 11, 12))
+_KILLED, _EXITS, _STOPPED, _DIES, _DIES_SAVING = (_row(number) for number in (1, 2, 3, 4, 6))
+_ECC, _LINK, _HOST_OOM, _NAN = (_row(number) for number in (7, 8, 10, 12))
 _TIME, _REQUEUE, _BATCH_HOST, _BUG, _IMPORT = (_row(number) for number in (15, 16, 18, 19, 20))
 _AGENT, _SUPERVISOR, _PARTITION_FULL, _BAD_GPU = (_row(number) for number in (22, 23, 24, 25))
 
@@ -243,7 +243,6 @@ PAIRS = (
     Pair(_ECC, on_rank(4), moments.BEFORE_FIRST_STEP),
     Pair(_DIES, on_rank(4), moments.BEFORE_FIRST_STEP),
     Pair(_LINK, on_rank(4), moments.NOTICED),
-    Pair(_LINK, on_rank(1), moments.NOTICED),
     Pair(CABLE_PULLED, on_rank(1), moments.NOTICED, heal=further.plug_cable_in(), healed_when=moments.STARTING),
     Pair(_DIES, _BATCH_HOST, moments.NOTICED, excludes=(False, False)),
     Pair(_ECC, _REQUEUE, moments.EXCLUDED),
@@ -257,10 +256,8 @@ PAIRS = (
         healed_when=moments.TRAINING_AGAIN,
         intervals=3,
     ),
-    Pair(_STOPPED, on_rank(1), moments.AT_ONCE),
     Pair(_KILLED, on_rank(1), moments.BEFORE_FIRST_STEP),
     Pair(_NAN, later(_EXITS, 10), moments.TRAINING_AGAIN),
-    Pair(_HOST_OOM, on_rank(4), moments.AT_ONCE),
     Pair(_DIES, replace(on_rank(11), **_OFTEN), moments.AT_ONCE),
     Pair(_BUG, _DIES, moments.BEFORE_FIRST_STEP),
     # preemption, exit code 0, the same NaN again, no directory any more
@@ -271,7 +268,6 @@ PAIRS = (
     Pair(EXITS_0, _SUPERVISOR, moments.AT_ONCE),
     Pair(EXITS_0, _DIES, moments.TEARING_DOWN),
     Pair(SAME_NAN, _SUPERVISOR, moments.DECIDED),
-    Pair(SAME_NAN, _DIES, moments.BEFORE_FIRST_STEP),
     Pair(MOVED_AWAY, _KILLED, moments.AT_ONCE),
     Pair(MOVED_AWAY, _SUPERVISOR, moments.AT_ONCE),
 )
