@@ -46,7 +46,7 @@ class Pair:
         healed_when: how far the run has come by then since the second fault.
         sample: also run by `make test`.
         settings: for the run, on top of those of the rows: keys of `FaultRun.submit`.
-        ends, same_size, starts, kinds, excludes, intervals: see `Expected`; None where they follow from the rows.
+        stated: what does not follow from the rows: attributes of `Expected`.
     """
 
     first: Row
@@ -56,12 +56,7 @@ class Pair:
     healed_when: Moment = moments.AT_ONCE
     sample: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
-    ends: Literal["completed", "stopped", "gone"] | None = None
-    same_size: bool | None = None
-    starts: int | None = None
-    kinds: tuple[str, ...] | None = None
-    excludes: tuple[bool, bool] | None = None
-    intervals: int | None = None
+    stated: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[Row, Row]:
@@ -131,26 +126,21 @@ class Expected:
         first, second = pair.rows
         worst = max(severity(first), severity(second))
         worse = [row for row in pair.rows if severity(row) == worst]
-        excludes = first.excludes and first in worse, second.excludes and second in worse
-        ends = max((row.ends for row in pair.rows), key=["completed", "stopped", "gone"].index)
-        return cls(
-            ends=pair.ends or ends,
-            same_size=all(row.same_size for row in pair.rows) if pair.same_size is None else pair.same_size,
-            starts=1 + _starts(first) + _starts(second) if pair.starts is None else pair.starts,
-            requeues=sum(_requeues(row) for row in pair.rows),
+        follows = cls(
+            ends=max((row.ends for row in pair.rows), key=["completed", "stopped", "gone"].index),
+            same_size=all(row.same_size for row in pair.rows),
+            starts=1 + _starts(first) + _starts(second),
+            requeues=_requeues(first) + _requeues(second),
             supervisors_killed=sum(row.number in _SUPERVISOR_DIES for row in pair.rows),
             standby=any(row.number in _STANDBY_ACTS for row in pair.rows),
-            actions=frozenset(
-                {*first.actions, *second.actions} - ({"stop"} if pair.ends == "completed" else set())
-            ),
-            kinds=frozenset(kind for row in worse for kind in row.kinds)
-            if pair.kinds is None
-            else frozenset(pair.kinds),
-            excludes=excludes if pair.excludes is None else pair.excludes,
+            actions=frozenset({*first.actions, *second.actions}),
+            kinds=frozenset(kind for row in worse for kind in row.kinds),
+            excludes=(first.excludes and first in worse, second.excludes and second in worse),
             leaves=(first.excludes, second.excludes),
-            intervals=pair.intervals or max(row.intervals for row in pair.rows),
+            intervals=max(row.intervals for row in pair.rows),
             cause=next((row.cause for row in pair.rows if row.ends == "stopped"), ""),
         )
+        return replace(follows, **pair.stated)
 
 
 def severity(row: Row) -> int:
@@ -187,6 +177,8 @@ _OFTEN = {"in_ranks": ({"what": "gpu_oom", "step": AT, "rank": OTHER, "times": 1
 _SLOW: dict[str, Any] = {"pace_s": 1.0}
 """For what only an agent can notice, which has to be started first: 35 s are left then."""
 _IMPATIENT: dict[str, Any] = {"aegis": {"tolerate_s": 10}}
+_SLURM_EXCLUDES: dict[str, Any] = {"excludes": (False, False)}
+"""Where the job is requeued, a dead node may be left to Slurm."""
 _DIES_ALONE = replace(_DIES, slurm={})
 """Where the job is requeued in any case: no spare is needed."""
 
@@ -209,7 +201,7 @@ PAIRS = (
         CONTROLLER_AWAY,
         moments.TEARING_DOWN,
         **_controller_back(moments.CANNOT_START_OR_TRAINS),
-        starts=4,
+        stated={"starts": 4},
     ),
     Pair(_REQUEUE, CONTROLLER_AWAY, moments.ASKED_TO_STOP, **_controller_back(moments.RUN_ENDED)),
     # the supervisor is replaced
@@ -244,9 +236,9 @@ PAIRS = (
     Pair(_DIES, on_rank(4), moments.BEFORE_FIRST_STEP),
     Pair(_LINK, on_rank(4), moments.NOTICED),
     Pair(CABLE_PULLED, on_rank(1), moments.NOTICED, heal=further.plug_cable_in(), healed_when=moments.STARTING),
-    Pair(_DIES, _BATCH_HOST, moments.NOTICED, excludes=(False, False)),
+    Pair(_DIES, _BATCH_HOST, moments.NOTICED, stated=_SLURM_EXCLUDES),
     Pair(_ECC, _REQUEUE, moments.EXCLUDED),
-    Pair(_TIME, _DIES_ALONE, moments.ASKED_TO_STOP, excludes=(False, False)),
+    Pair(_TIME, _DIES_ALONE, moments.ASKED_TO_STOP, stated=_SLURM_EXCLUDES),
     Pair(CHECKPOINT_DAMAGED, _DIES, moments.AT_ONCE),
     Pair(
         DISK_FULL,
@@ -254,7 +246,7 @@ PAIRS = (
         moments.SAVE_FAILED,
         heal=further.free_disk,
         healed_when=moments.TRAINING_AGAIN,
-        intervals=3,
+        stated={"intervals": 3},
     ),
     Pair(_KILLED, on_rank(1), moments.BEFORE_FIRST_STEP),
     Pair(_NAN, later(_EXITS, 10), moments.TRAINING_AGAIN),
@@ -262,7 +254,7 @@ PAIRS = (
     Pair(_BUG, _DIES, moments.BEFORE_FIRST_STEP),
     # preemption, exit code 0, the same NaN again, no directory any more
     Pair(PREEMPTED, _SUPERVISOR, moments.IN_GRACE),
-    Pair(PREEMPTED, _DIES_ALONE, moments.IN_GRACE, excludes=(False, False)),
+    Pair(PREEMPTED, _DIES_ALONE, moments.IN_GRACE, stated=_SLURM_EXCLUDES),
     Pair(PREEMPTED, CONTROLLER_AWAY, moments.IN_GRACE, **_controller_back(moments.RUN_ENDED)),
     Pair(_KILLED, PREEMPTED, moments.BEFORE_FIRST_STEP),
     Pair(EXITS_0, _SUPERVISOR, moments.AT_ONCE),
