@@ -143,7 +143,7 @@ def wait_until_settled(run: FaultRun) -> None:
     """Wait for the end of the run; a job that was requeued is started at once.
 
     Raises:
-        AssertionError: the job is over, and the run has come to no end.
+        AssertionError: the job is over, and the run has come to no end; or two supervisors live.
     """
     over = 0
 
@@ -151,6 +151,7 @@ def wait_until_settled(run: FaultRun) -> None:
         nonlocal over
         if run.ended() is not None:
             return True
+        assert len(supervisors := run.supervisors()) <= 1, f"supervisors: {supervisors}"
         run.hasten()
         # A job that is being requeued is over for a moment.
         over = over + 1 if run.job_state() in JOB_IS_OVER else 0
@@ -165,8 +166,7 @@ def is_gone_for_good(run: FaultRun) -> None:
     wait_for(
         lambda: run.job_state() in JOB_IS_OVER, f"the job of {run.name} to end", deadline_s=420.0, every_s=0.5
     )
-    record = run.cluster.run(["scontrol", "show", "job", run.job_id()]).stdout
-    assert " Restarts=0 " in record, record
+    assert requeues(run) == 0
 
 
 def nodes_are_judged(
@@ -186,9 +186,10 @@ def nodes_are_judged(
 
 def requeues(run: FaultRun) -> int:
     """How often its job was put back into the queue, by whomever."""
-    record = run.cluster.run(["scontrol", "show", "job", run.job_id()], check=False).stdout
+    record = run.cluster.run(["scontrol", "show", "job", run.job_id()]).stdout
     found = re.search(r"\bRestarts=(\d+)", record)
-    return int(found[1]) if found else 0
+    assert found is not None, record
+    return int(found[1])
 
 
 def starts_as_often_as_it_must(run: FaultRun, attempts: int, of_the_job: int) -> None:

@@ -227,6 +227,15 @@ class FaultRun:
         ]
         return found
 
+    def supervisors(self) -> list[psutil.Process]:
+        """Its living supervisors, without what they start."""
+        found = {
+            process.pid: process
+            for process in processes.members(self.cluster.instance)
+            if "submitit.core._submit" in (words := _command(process)) and str(self.path) in " ".join(words)
+        }
+        return [process for process in found.values() if _parent(process) not in found]
+
     def signal_rank(self, rank: int, signum: signal.Signals = signal.SIGKILL) -> float:
         process = self.rank(rank)
         now = time.time()
@@ -289,3 +298,10 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline() or [""]
     except psutil.Error:
         return [""]
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None
