@@ -227,15 +227,6 @@ class FaultRun:
         ]
         return found
 
-    def supervisors(self) -> list[psutil.Process]:
-        """Its living supervisors, without what they start."""
-        found = {
-            process.pid: process
-            for process in processes.members(self.cluster.instance)
-            if "submitit.core._submit" in (words := _command(process)) and str(self.path) in " ".join(words)
-        }
-        return [process for process in found.values() if _parent(process) not in found]
-
     def signal_rank(self, rank: int, signum: signal.Signals = signal.SIGKILL) -> float:
         process = self.rank(rank)
         now = time.time()
@@ -247,6 +238,15 @@ class FaultRun:
         now = time.time()
         os.kill(record["pid"], signal.SIGKILL)
         return now
+
+    def supervisors(self) -> list[psutil.Process]:
+        """Its living supervisors, without what they start."""
+        found = {
+            process.pid: process
+            for process in processes.members(self.cluster.instance)
+            if "submitit.core._submit" in (words := _command(process)) and str(self.path) in " ".join(words)
+        }
+        return [process for process in found.values() if _parent(process) not in found]
 
     # --- files ----------------------------------------------------------------------------------------
 
