@@ -107,3 +107,4 @@ IN_GRACE = on_event("saving in its grace time", "preempted", "signal", "ranks_en
 CANNOT_START_OR_TRAINS = first_of("waiting for Slurm, or training again", CANNOT_START, TRAINING_AGAIN)
 STANDBY_AT_WORK = Moment("in the hands of the standby supervisor", _has_lease)
 RUN_ENDED = on_event("at its end", "run_ended", before_the_end=False)
+OVER_OR_WAITING = first_of("waiting for Slurm, or at its end in this job", CANNOT_START, RUN_ENDED)

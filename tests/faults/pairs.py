@@ -255,7 +255,7 @@ PAIRS = (
     # preemption, exit code 0, the same NaN again, no directory any more
     Pair(PREEMPTED, _SUPERVISOR, moments.IN_GRACE),
     Pair(PREEMPTED, _DIES_ALONE, moments.IN_GRACE, stated=_SLURM_EXCLUDES),
-    Pair(PREEMPTED, CONTROLLER_AWAY, moments.IN_GRACE, **_controller_back(moments.RUN_ENDED)),
+    Pair(PREEMPTED, CONTROLLER_AWAY, moments.IN_GRACE, **_controller_back(moments.OVER_OR_WAITING)),
     Pair(_KILLED, PREEMPTED, moments.BEFORE_FIRST_STEP),
     Pair(EXITS_0, _SUPERVISOR, moments.AT_ONCE),
     Pair(EXITS_0, _DIES, moments.TEARING_DOWN),
