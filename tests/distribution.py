@@ -23,6 +23,9 @@ _SECOND_SLURM = frozenset(
 )
 """Files of the second group on a Slurm; those with accounting belong together. The first has all others."""
 
+_FAULTS = frozenset({"tests/faults/test_faults.py", "tests/faults/test_pairs.py"})
+"""They share a Slurm and the run to which nothing happens."""
+
 _SECONDS = {"slurm-1": 600, "slurm-2": 600, "tests/test_demo.py": 60, "tests/test_docs.py": 60}
 """About how long a group takes where that is long: the longest is begun first."""
 
@@ -61,4 +64,6 @@ def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file.startswith("tests/cluster/") or "::test_cluster_commands_of" in nodeid:
         return "slurm-2" if file in _SECOND_SLURM else "slurm-1"
+    if file in _FAULTS:
+        return "faults"
     return file

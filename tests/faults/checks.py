@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ SPREAD = 4.0
 """How much further from the undisturbed curve than the furthest twin a run may be that went on with fewer
 nodes; the same as for recorded curves."""
 TWINS = 4
+JOB_IS_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 SAVE_STEPS = 2
 """Steps that training makes while a checkpoint is written: a failure then costs these on top of an interval."""
 
@@ -132,3 +134,82 @@ def nothing_is_left(run: FaultRun) -> None:
     left: Any = [(event["attempt"], event["left"]) for event in run.events("attempt_cleared") if event["left"]]
     assert not left, f"processes were left when the next attempt began: {left}"
     wait_for(lambda: not run.left_over(), f"processes of {run.name} to be gone")
+
+
+# --- of two faults at a time ------------------------------------------------------------------------------
+
+
+def wait_until_settled(run: FaultRun) -> None:
+    """Wait for the end of the run; a job that was requeued is started at once.
+
+    Raises:
+        AssertionError: the job is over, and the run has come to no end; or two supervisors live.
+    """
+    over = 0
+
+    def settled() -> bool:
+        nonlocal over
+        if run.ended() is not None:
+            return True
+        assert len(supervisors := run.supervisors()) <= 1, f"supervisors: {supervisors}"
+        run.hasten()
+        # A job that is being requeued is over for a moment.
+        over = over + 1 if run.job_state() in JOB_IS_OVER else 0
+        assert over < 10 or run.ended() is not None, f"the job is over ({run.job_state()}), the run is not"
+        return False
+
+    wait_for(settled, f"{run.name} to end", deadline_s=600.0, every_s=0.5)
+
+
+def is_gone_for_good(run: FaultRun) -> None:
+    """The job ends, and Slurm does not start it again."""
+    wait_for(
+        lambda: run.job_state() in JOB_IS_OVER, f"the job of {run.name} to end", deadline_s=420.0, every_s=0.5
+    )
+    assert requeues(run) == 0
+
+
+def nodes_are_judged(
+    run: FaultRun, guilty: list[set[str]], excludes: tuple[bool, bool], leaves: tuple[bool, bool]
+) -> None:
+    """No node is excluded but those to blame; those that must be are, and the run ends without what is broken."""
+    there = excluded(run)
+    assert there <= set().union(*guilty), f"excluded: {sorted(there)}; to blame: {guilty}"
+    must: set[str] = set().union(*(nodes for nodes, needed in zip(guilty, excludes, strict=True) if needed))
+    assert must <= there, f"excluded: {sorted(there)}; must be: {sorted(must)}"
+    end = run.ended()
+    if end is not None and end["outcome"] == "completed":
+        last = set(names(run.events("attempt_started")[-1]["nodes"]))
+        broken: set[str] = set().union(*(nodes for nodes, leave in zip(guilty, leaves, strict=True) if leave))
+        assert not last & broken, f"it went on with {sorted(last & broken)}"
+
+
+def requeues(run: FaultRun) -> int:
+    """How often its job was put back into the queue, by whomever."""
+    record = run.cluster.run(["scontrol", "show", "job", run.job_id()]).stdout
+    found = re.search(r"\bRestarts=(\d+)", record)
+    assert found is not None, record
+    return int(found[1])
+
+
+def starts_as_often_as_it_must(run: FaultRun, attempts: int, of_the_job: int) -> None:
+    """What is healthy is not started again: no more attempts and requeues than the two faults cost alone.
+
+    A row with a short time limit counts on one requeue; on a slow machine its time is up more often.
+    """
+    roots = [(event.get("root") or {}).get("kind") for event in run.events("decision")]
+    slow = max(0, roots.count("slurm_time_limit") - 1)
+    refused = len(actions(run)) - len(actions(run, on_faults=True))
+    started = [event["attempt"] for event in run.events("attempt_started")]
+    assert len(started) <= attempts + refused + slow, f"attempts {started}; {attempts} are enough"
+    assert requeues(run) <= of_the_job + slow, "the job was requeued, or was more often than it had to be"
+
+
+def one_acts_at_a_time(run: FaultRun, killed: int, *, standby: bool) -> None:
+    """A supervisor follows another only where that was killed or the job requeued; none fails by itself."""
+    started = run.events("supervisor_started")
+    assert len(started) <= 1 + requeues(run) + killed, f"supervisors: {started}"
+    acted = run.events("deputy_acted")
+    assert standby or not acted, acted
+    logs = [path for path in run.written.glob("logs/job-*") if "Traceback" in path.read_text(errors="replace")]
+    assert not logs, f"a supervisor failed: {logs}"

@@ -53,6 +53,10 @@ class FaultRun:
         self.cluster: SlurmCluster = user.cluster
         self.path = user.directory / "runs" / name
         self.faults = user.directory / f"{name}-faults"
+        self.written = self.path
+        """Where its files are now: a fault may take its directory away."""
+        self.struck = False
+        """Whether a first fault has happened: a second one does not wait for step `AT`."""
         self._tmpfs: Path | None = None
 
     # --- life ---------------------------------------------------------------------------------------------
@@ -90,11 +94,22 @@ class FaultRun:
     def wait_until_over(self) -> dict[str, Any]:
         """The event of its end. Nobody helps it."""
 
-        def end() -> dict[str, Any] | None:
-            ends = [event for event in self.events("run_ended") if event["outcome"] in _OVER]
-            return ends[-1] if ends else None
+        return wait_for(self.ended, f"{self.name} to end", deadline_s=_DEADLINE_S)
 
-        return wait_for(end, f"{self.name} to end", deadline_s=_DEADLINE_S)
+    def ended(self) -> dict[str, Any] | None:
+        """The event of its end; None while it goes on, or is to go on."""
+        return next((event for event in self.events("run_ended")[::-1] if event["outcome"] in _OVER), None)
+
+    def job_state(self) -> str:
+        """What Slurm calls its job; empty where it does not know it, or does not answer."""
+        argv = ["squeue", "--noheader", "--states=all", "-o", "%T", "-j", self.job_id()]
+        return self.cluster.run(argv, env=self.cluster.impatient, check=False).stdout.strip()
+
+    def hasten(self) -> None:
+        """Let a job that was requeued start now: Slurm holds it back for two minutes, as every requeued one."""
+        if self.job_state() == "PENDING":
+            argv = ["scontrol", "update", f"JobId={self.job_id()}", "StartTime=now"]
+            self.cluster.run(argv, check=False)  # it may have started, or be held while its supervisor changes it
 
     def wait_until_idle(self) -> dict[str, Any]:
         """Its state, once Slurm has nothing more to do for it."""
@@ -117,11 +132,12 @@ class FaultRun:
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Its events of these kinds, or all."""
-        return [event for event in self.user.events(self.name) if not kinds or event["event"] in kinds]
+        events = read_jsonl(self.written / "events.jsonl")
+        return [event for event in events if not kinds or event["event"] in kinds]
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl."""
-        return [row for row in read_jsonl(self.path / "metrics.jsonl") if row["kind"] == kind]
+        return [row for row in read_jsonl(self.written / "metrics.jsonl") if row["kind"] == kind]
 
     def marks(self, *kinds: str) -> list[dict[str, Any]]:
         """What its ranks noted by themselves; see in_ranks/sitecustomize.py."""
@@ -139,15 +155,14 @@ class FaultRun:
         return str(self.events("attempt_started")[-1]["job_id"])
 
     def node_of(self, rank: int) -> str:
-        """Where a rank of the present attempt runs."""
-        marks = [
-            mark for mark in self.marks("loaded") if (mark["rank"], mark["attempt"]) == (rank, self.attempt())
-        ]
-        return str(marks[-1]["node"])
+        """Where a rank of the newest attempt runs or, while that has not come so far, where it ran before."""
+        return str([mark for mark in self.marks() if mark["rank"] == rank][-1]["node"])
 
     def story(self) -> str:
         """What a person needs in order to see why a row failed."""
-        log = "\n".join(path.read_text(errors="replace")[-6000:] for path in sorted(self.path.glob("logs/job-*")))
+        log = "\n".join(
+            path.read_text(errors="replace")[-6000:] for path in sorted(self.written.glob("logs/job-*"))
+        )
         queue = self.cluster.run(["squeue", "--noheader", "-o", "%i %T %r %N"], check=False).stdout
         return f"--- supervisor\n{log}\n--- queue\n{queue}"
 
@@ -163,6 +178,8 @@ class FaultRun:
     # --- waiting for the moment -----------------------------------------------------------------------------
 
     def wait_for_step(self, step: int = AT, *, attempt: int = 1) -> None:
+        if self.struck:
+            return
         wait_for(
             lambda: any(row["step"] >= step and row["attempt"] >= attempt for row in self.metrics("step")),
             f"{self.name} to take step {step} in attempt {attempt}",
@@ -175,13 +192,14 @@ class FaultRun:
 
         return wait_for(seen, f"{self.name} to record {kind}")
 
-    def wait_for_mark(self, kind: str = "fault") -> float:
-        """When the first mark of a kind was made; for faults that happen inside the ranks."""
+    def wait_for_mark(self, kind: str = "fault", what: str | None = None) -> float:
+        """When the first mark of a kind was made, or that of one fault; for what happens inside the ranks."""
 
         def made() -> float | None:
-            return next((float(mark["time"]) for mark in self.marks(kind)), None)
+            marks = (mark for mark in self.marks(kind) if what in (None, mark.get("fault")))
+            return next((float(mark["time"]) for mark in marks), None)
 
-        return wait_for(made, f"{self.name} to note {kind}")
+        return wait_for(made, f"{self.name} to note {what or kind}")
 
     # --- processes ------------------------------------------------------------------------------------------
 
@@ -230,12 +248,26 @@ class FaultRun:
         return now
 
     def kill_supervisor(self) -> float:
-        record = json.loads((self.path / "supervisor.json").read_text())
+        record = json.loads((self.written / "supervisor.json").read_text())
         now = time.time()
         os.kill(record["pid"], signal.SIGKILL)
         return now
 
-    # --- checkpoints ----------------------------------------------------------------------------------------
+    def supervisors(self) -> list[psutil.Process]:
+        """Its living supervisors, without what they start."""
+        found = {
+            process.pid: process
+            for process in processes.members(self.cluster.instance)
+            if "submitit.core._submit" in (words := _command(process)) and str(self.path) in " ".join(words)
+        }
+        return [process for process in found.values() if _parent(process) not in found]
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def move_away(self) -> None:
+        """Take its directory away, as a user who tidies up does."""
+        self.written = self.path.with_name(f"{self.name}-moved")
+        self.path.rename(self.written)
 
     def damage_newest_checkpoint(self) -> int:
         """Flip bits in the middle of a shard of the newest checkpoint; returns its step."""
@@ -280,3 +312,10 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline() or [""]
     except psutil.Error:
         return [""]
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None

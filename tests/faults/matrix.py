@@ -36,7 +36,7 @@ class Row:
         inject: does it, while the run trains.
         kinds: faults or events by which it is noticed, any of them; empty where nothing need be.
         actions: what must be decided, in order.
-        ends: how the run ends.
+        ends: how the run ends: "gone" is a job that ended and does not come back, whatever the files say.
         same_size: no attempt has fewer ranks than the first.
         excludes: the guilty nodes are excluded. Not where the deputy acts: it leaves a dead node to Slurm.
         intervals: of checkpoints that may be lost at most.
@@ -53,7 +53,7 @@ class Row:
     inject: Callable[[FaultRun], Injected]
     kinds: tuple[str, ...]
     actions: tuple[str, ...] = ("restart",)
-    ends: Literal["completed", "stopped"] = "completed"
+    ends: Literal["completed", "stopped", "gone"] = "completed"
     same_size: bool = True
     excludes: bool = True
     intervals: int = 1
@@ -82,15 +82,15 @@ VICTIM = 1
 """The rank, or the node of the rank, to which things happen; not rank 0, whose node holds the batch script."""
 
 
-def kill_rank(run: FaultRun) -> Injected:
+def kill_rank(run: FaultRun, rank: int = VICTIM) -> Injected:
     run.wait_for_step()
-    return Injected(run.signal_rank(VICTIM))
+    return Injected(run.signal_rank(rank))
 
 
-def stop_rank(run: FaultRun) -> Injected:
+def stop_rank(run: FaultRun, rank: int = VICTIM) -> Injected:
     """Wherever it stands just now."""
     run.wait_for_step()
-    return Injected(run.signal_rank(VICTIM, signal.SIGSTOP))
+    return Injected(run.signal_rank(rank, signal.SIGSTOP))
 
 
 def by_itself(run: FaultRun) -> Injected:
@@ -133,18 +133,18 @@ def _kill_nodes(run: FaultRun, nodes: list[str]) -> Injected:
     return Injected(now, tuple(nodes))
 
 
-def break_gpu(run: FaultRun) -> Injected:
+def break_gpu(run: FaultRun, rank: int = VICTIM) -> Injected:
     run.wait_for_step()
-    node, now = run.node_of(VICTIM), time.time()
+    node, now = run.node_of(rank), time.time()
     words = "{1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"
     run.nodes.kernel_says(node, f"amdgpu {gpu_address(0)}: {words}")
     run.nodes.count_ecc(node, gpu=0, uncorrectable=1)
     return Injected(now, (node,))
 
 
-def pull_cable(run: FaultRun) -> Injected:
+def pull_cable(run: FaultRun, rank: int = VICTIM) -> Injected:
     run.wait_for_step()
-    node, now = run.node_of(VICTIM), time.time()
+    node, now = run.node_of(rank), time.time()
     run.nodes.rails[node].take_nic_down("ionic_0")
     return Injected(now, (node,))
 
@@ -217,9 +217,9 @@ def stop_controller(run: FaultRun) -> Injected:
     return Injected(killed)
 
 
-def kill_agent(run: FaultRun) -> Injected:
+def kill_agent(run: FaultRun, rank: int = VICTIM) -> Injected:
     run.wait_for_step()
-    agent, now = run.agent(run.node_of(VICTIM)), time.time()
+    agent, now = run.agent(run.node_of(rank)), time.time()
     agent.kill()
     return Injected(now)
 

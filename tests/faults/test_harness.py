@@ -13,7 +13,12 @@ import pytest
 from tests.doctor import samples
 from tests.fake_sysfs import RAILS
 from tests.faults.checks import curve
+from tests.faults.further import EXITS_0, MOVED_AWAY, PREEMPTED, SAME_NAN
 from tests.faults.matrix import ROWS
+from tests.faults.moments import AT_ONCE
+from tests.faults.pair_table import PairEntry
+from tests.faults.pair_table import markdown as pair_markdown
+from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import PARTS
 from tests.faults.table import Entry, markdown
 from tests.train.runs import clean_environment, make_corpus, make_run
@@ -78,6 +83,49 @@ def test_what_the_nodes_gpu_tool_says_is_understood() -> None:
 def test_every_fault_of_the_matrix_has_a_row() -> None:
     assert [row.number for row in ROWS] == list(range(1, 26))
     assert sum(row.sample for row in ROWS) == 3
+
+
+def test_every_fault_is_in_a_pair() -> None:
+    there = {row.number for pair in PAIRS for row in pair.rows}
+    alone = {5, 21}  # several nodes, of which the pairs have 4 with 4
+    assert {row.number for row in (*ROWS, PREEMPTED, EXITS_0, SAME_NAN, MOVED_AWAY)} - there == alone
+    assert len({pair.id for pair in PAIRS}) == len(PAIRS)
+    assert sum(pair.sample for pair in PAIRS) == 1
+
+
+def test_a_pair_ends_as_its_worse_half() -> None:
+    def expected(first: int, second: int) -> Expected:
+        return Expected.of(Pair(ROWS[first - 1], ROWS[second - 1], AT_ONCE))
+
+    killed_and_dead = expected(1, 4)
+    assert (killed_and_dead.ends, killed_and_dead.starts, killed_and_dead.requeues) == ("completed", 3, 0)
+    assert killed_and_dead.actions == {"restart", "swap"}
+    assert (killed_and_dead.excludes, killed_and_dead.leaves) == ((False, True), (True, True))
+    assert "node_dead" in killed_and_dead.kinds
+    assert "rank_killed" not in killed_and_dead.kinds
+    bug_and_dead = expected(19, 4)
+    assert (bug_and_dead.ends, bug_and_dead.cause) == ("stopped", ROWS[18].cause)
+    assert not expected(1, 21).same_size
+    assert expected(6, 13).intervals == 2
+    batch_host_and_killed = expected(18, 1)
+    assert (batch_host_and_killed.requeues, batch_host_and_killed.standby) == (1, True)
+    assert (expected(1, 23).supervisors_killed, expected(1, 4).supervisors_killed) == (1, 0)
+
+
+def test_a_pair_gets_what_both_rows_need() -> None:
+    needs = Pair(ROWS[3], ROWS[7], AT_ONCE).submission()
+    assert (needs["slurm"], needs["pace_s"], needs["aegis"]) == ({"spares": 2}, 1.0, {"tolerate_s": 25})
+
+
+def test_the_table_of_pairs_shows_what_was_measured() -> None:
+    entry = PairEntry(
+        id="04+23-noticed", first="node dies", second="supervisor killed", when="noticed", met="node_dead",
+        actions=("swap",), ended="completed", attempts=2, requeues=0, excluded=1, wrongly_excluded=0,
+        lost_steps=(6,), trains_again_s=14.26,
+    )  # fmt: skip
+    row = pair_markdown([entry.fields()]).splitlines()[-1]
+    assert row.startswith("| node dies | supervisor killed | noticed | node_dead | swap | completed | 2 | 0 |")
+    assert row.endswith("| 6 | 14.3 |")
 
 
 def test_the_table_shows_what_was_measured() -> None:

@@ -3,7 +3,8 @@
 Python imports a module of this name by itself when it finds one; `cluster.env` of the run puts this directory on
 PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
 
-    plan.json     {"pace_s": seconds that each step takes longer, "faults": [{"what", "step", "rank", "times"}]}
+    plan.json     {"pace_s": seconds that each step takes longer, "faults": [...]}; a fault is {"what", "step",
+                  "rank", "times", "code"}
     marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
 
