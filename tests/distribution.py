@@ -23,7 +23,13 @@ _SECOND_SLURM = frozenset(
 )
 """Files of the second group on a Slurm; those with accounting belong together. The first has all others."""
 
-_SECONDS = {"slurm-1": 600, "slurm-2": 600, "tests/test_demo.py": 60, "tests/test_docs.py": 60}
+_SECONDS = {
+    "slurm-1": 600,
+    "slurm-2": 600,
+    "tests/test_demo.py": 60,
+    "tests/test_docs.py": 60,
+    "tests/train/test_processors.py": 60,
+}
 """About how long a group takes where that is long: the longest is begun first."""
 
 
