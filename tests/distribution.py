@@ -26,7 +26,13 @@ _SECOND_SLURM = frozenset(
 _FAULTS = frozenset({"tests/faults/test_faults.py", "tests/faults/test_pairs.py"})
 """They share a Slurm and the run to which nothing happens."""
 
-_SECONDS = {"slurm-1": 600, "slurm-2": 600, "tests/test_demo.py": 60, "tests/test_docs.py": 60}
+_SECONDS = {
+    "slurm-1": 600,
+    "slurm-2": 600,
+    "tests/test_demo.py": 60,
+    "tests/test_docs.py": 60,
+    "tests/train/test_processors.py": 60,
+}
 """About how long a group takes where that is long: the longest is begun first."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -60,10 +61,16 @@ def measure(config: Path, ranks: int) -> Machine:
     took_s = time.monotonic() - started
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
-            raise ZslurmError(f"measuring this machine's speed failed: {errors.strip().splitlines()[-1:] or ''}")
+            raise ZslurmError(f"this machine's speed could not be measured: {_reason(process.returncode, errors)}")
     found = [json.loads(output) for output, _ in outputs]
     rate = sum(each["tokens_per_s"] for each in found)
     return Machine(rate * _STEP_SHARE, max(0.0, took_s - max(each["seconds"] for each in found)))
+
+
+def _reason(code: int, errors: str) -> str:
+    """Return the last line of a traceback without the name of its exception, or the exit code if there is none."""
+    lines = errors.strip().splitlines()
+    return re.sub(r"^[\w.]+: ", "", lines[-1]) if lines else f"it ended with exit code {code}"
 
 
 def affordable_tokens(machine: Machine, spent_s: float) -> int:
