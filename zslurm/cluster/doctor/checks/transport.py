@@ -43,7 +43,9 @@ def examine(sources: Sources) -> Outcome | None:
         if not folder and len(group) > 1:
             return unavailable("not checked: the ranks cannot meet, as the runs directory is not writable here")
         place = Path(folder) if len(group) > 1 else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file = place / f"transport-{sources.environ.get('SLURM_STEP_ID', 'x')}-{group[0]}"
+        # A doctor that asks again does so as another job, in the same folder.
+        step = f"{sources.environ.get('SLURM_JOB_ID', '')}.{sources.environ.get('SLURM_STEP_ID', '')}"
+        file = place / f"transport-{step}-{group[0]}"
         try:
             said = _run_ranks(sources, group, file, given)
         except CommandHung:
