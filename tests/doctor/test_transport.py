@@ -142,6 +142,14 @@ def test_ranks_that_never_meet_are_given_up(node: Node) -> None:
     assert outcome.reason == "RCCL connected no ranks with the other rank within 1 s"
 
 
+def test_a_node_whose_partner_is_dead_waits_no_longer_than_for_a_check(node: Node, tmp_path: Path) -> None:
+    options = rank(node, "exec sleep 600")
+    options["environ"] |= {"SLURM_STEP_NODELIST": "node[0-1]", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+    outcome = node.examine("transport", task={"probe": str(tmp_path)}, doctor={"check_s": 1}, **options)
+    assert outcome.status is Status.UNAVAILABLE
+    assert outcome.reason == "not checked: node1 did not come to test it with within 0.5 s"
+
+
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [

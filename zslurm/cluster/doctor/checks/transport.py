@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -43,7 +44,12 @@ def examine(sources: Sources) -> Outcome | None:
         if not folder and len(group) > 1:
             return unavailable("not checked: the ranks cannot meet, as the runs directory is not writable here")
         place = Path(folder) if len(group) > 1 else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file = place / f"transport-{sources.environ.get('SLURM_STEP_ID', 'x')}-{group[0]}"
+        # A doctor that asks again does so as another job, in the same folder.
+        step = f"{sources.environ.get('SLURM_JOB_ID', '')}.{sources.environ.get('SLURM_STEP_ID', '')}"
+        file = place / f"transport-{step}-{group[0]}"
+        if missing := _missing(file, group, sources):
+            who = ", ".join(missing)
+            return unavailable(f"not checked: {who} did not come to test it with within {_wait(sources):g} s")
         try:
             said = _run_ranks(sources, group, file, given)
         except CommandHung:
@@ -76,6 +82,22 @@ def _environment(sources: Sources) -> dict[str, str]:
     if sources.cluster.interface:
         given["ZSLURM_INTERFACE"] = sources.cluster.interface
     return given
+
+
+def _missing(file: Path, group: tuple[str, ...], sources: Sources) -> list[str]:
+    """Announce this node, and wait for the others of its group; returns those that never came (a dead node)."""
+    file.with_name(f"{file.name}.{sources.node}").touch()
+    deadline = time.monotonic() + _wait(sources)
+    while True:
+        there = {entry.name for entry in file.parent.iterdir()}  # makes an NFS client look again
+        missing = [node for node in group if f"{file.name}.{node}" not in there]
+        if not missing or time.monotonic() > deadline:
+            return missing
+        time.sleep(0.05)
+
+
+def _wait(sources: Sources) -> float:
+    return sources.limits.check_s / 2
 
 
 def _time(sources: Sources) -> float:
