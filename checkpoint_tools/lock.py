@@ -91,7 +91,7 @@ def take(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -
         socket.gethostname(), os.getpid(), _start_of(os.getpid()), job, time.time(), secrets.token_hex(8)
     )
     with writing(path):
-        root.mkdir(exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
         draft = root / f"{NAME}.{ours.nonce}"
         draft.write_text(json.dumps(asdict(ours)))
         try:

@@ -110,7 +110,8 @@ class Tries:
         self.supervisor.settings = SimpleNamespace(hang=SimpleNamespace(setup_s=100))
         self.supervisor._pause = self.pause
         stop = SimpleNamespace(asked=False)
-        self.supervisor.job = SimpleNamespace(stop=stop, run=run, event=self.event)
+        there = SimpleNamespace(lost=lambda: None)
+        self.supervisor.job = SimpleNamespace(stop=stop, run=run, event=self.event, presence=there)
 
     def slurm_is_away(self) -> str | None:
         return self.meets.pop(0) if self.meets[0] == SLURM_AWAY else None
