@@ -219,7 +219,7 @@ def test_a_directory_that_nodes_do_not_share_fails(site: Site) -> None:
     [
         (["--nodelist", "node[6-9]"], Exit.NOT_FOUND, "node[8-9]: Slurm has no such node"),
         (["--nodes", "9"], Exit.USAGE, "of the 8 nodes of batch 8 are usable"),
-        (["--nodelist", "node[0"], Exit.FAILED, "brackets do not match"),
+        (["--nodelist", "node[0"], Exit.USAGE, "brackets do not match"),
         (["--only", "no-such"], Exit.USAGE, "no-such: there is no such check"),
     ],
 )

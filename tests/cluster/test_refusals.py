@@ -63,7 +63,8 @@ def test_what_slurm_refuses_is_passed_on_and_the_run_stays_as_it_was(
     run = user.directory / "runs" / "refused"
     files = [run / name for name in ("config.json", "script.sh", "submissions.jsonl", "code.json")]
     before = [path.read_bytes() for path in files]
-    code, message = user.fails("submit", user.directory / "refused.yaml", *options)
+    more = ("--set", "phases[0].tokens=768")  # a run that is complete is not submitted again
+    code, message = user.fails("submit", user.directory / "refused.yaml", *more, *options)
     assert code == 1
     assert words in one_line(message)
     assert [path.read_bytes() for path in files] == before
