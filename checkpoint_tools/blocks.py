@@ -19,6 +19,7 @@ from pathlib import Path
 from checkpoint_tools.checksum import crc32
 from checkpoint_tools.errors import Damaged, read_failed
 from checkpoint_tools.manifest import ShardFile
+from checkpoint_tools.quantities import counted
 
 
 class BlockFile:
@@ -100,7 +101,10 @@ class BlockFile:
                 raise read_failed(self.path, cause) from cause
             if count == 0:
                 raise Damaged(
-                    self.path, f"it ends after {begin + done} bytes instead of {self.size}", tensor, block
+                    self.path,
+                    f"it ends after {counted(begin + done, 'byte')} instead of {self.size}",
+                    tensor,
+                    block,
                 )
             done += count
         if crc32(out) != self._crcs[block]:
@@ -117,4 +121,4 @@ def check_size(path: Path, file: ShardFile, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise Damaged(path, "it is not a regular file")
     if found.st_size != file.size:
-        raise Damaged(path, f"it has {found.st_size} bytes instead of {file.size}")
+        raise Damaged(path, f"it has {counted(found.st_size, 'byte')} instead of {file.size}")

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from checkpoint_tools import layout
 from checkpoint_tools.errors import Incomplete
+from checkpoint_tools.quantities import counted
 from checkpoint_tools.shard_header import DTYPES
 
 BLOCK_SIZE = 4 << 20
@@ -117,7 +118,10 @@ def _check_files(files: Iterable[ShardFile], block_size: int) -> None:
         if not layout.is_plain(file.name):
             raise Incomplete(f"{file.name!r} is not a plain file name; it will not be opened")
         if len(file.crcs) != -(-file.size // block_size):
-            raise Incomplete(f"{file.name} has {file.size} bytes and {len(file.crcs)} checksums; they do not fit")
+            raise Incomplete(
+                f"{file.name} has {counted(file.size, 'byte')} and {counted(len(file.crcs), 'checksum')}; they "
+                "do not fit"
+            )
 
 
 def _check_coverage(tensors: Iterable[Tensor], extents: Iterable[StoredExtent]) -> None:
@@ -146,7 +150,7 @@ def _check_exact(what: str, pieces: Sequence[StoredExtent], numel: int) -> None:
             raise Incomplete(f"{what}: {piece.file} holds an empty or reversed extent at {piece.start}")
         end = piece.stop
     if end != numel:
-        raise Incomplete(f"{what}: the shards hold {end} elements, the tensor has {numel}")
+        raise Incomplete(f"{what}: the shards hold {counted(end, 'element')}, the tensor has {numel}")
 
 
 _Named = TypeVar("_Named", Tensor, Buffer, ShardFile)

@@ -39,6 +39,7 @@ from typing import Protocol
 
 from checkpoint_tools.errors import Mismatch
 from checkpoint_tools.packing import Size, lower_bound, pack
+from checkpoint_tools.quantities import counted
 
 ALIGN = 32
 """Elements; every flat tensor, share and matrix starts at a multiple of it."""
@@ -250,7 +251,10 @@ def _check(rows: Iterable[TensorRow]) -> None:
         if any(size < 0 for size in row.shape):
             raise Mismatch(f"tensor {row.name!r} has a negative dimension in its shape {row.shape}")
         if row.whole and (row.whole < 0 or len(row.shape) < 2 or math.prod(row.shape[:-1]) % row.whole):
-            raise Mismatch(f"tensor {row.name!r} of shape {row.shape} cannot be cut into {row.whole} matrices")
+            raise Mismatch(
+                f"tensor {row.name!r} of shape {row.shape} cannot be cut into "
+                f"{counted(row.whole, 'matrix', 'matrices')}"
+            )
         names.add(row.name)
 
 

@@ -20,6 +20,7 @@ from checkpoint_tools import layout
 from checkpoint_tools.errors import Incomplete, Mismatch
 from checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 from checkpoint_tools.plain import in_words, load_json
+from checkpoint_tools.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +162,4 @@ def _check_ranks(ordered: list[ShardReport]) -> None:
         if report.file != layout.shard_name(rank, first.world_size):
             raise Incomplete(f"rank {rank} reported {report.file!r}, not its own shard")
     if len(ordered) != first.world_size:
-        raise Incomplete(f"rank {len(ordered)} did not report a shard; {first.world_size} ranks must")
+        raise Incomplete(f"rank {len(ordered)} did not report a shard; {counted(first.world_size, 'rank')} must")

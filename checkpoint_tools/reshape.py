@@ -46,6 +46,7 @@ from checkpoint_tools.durable import remove, sync_directory, writing
 from checkpoint_tools.errors import CheckpointError, Mismatch, NoSpace, WriteFailed
 from checkpoint_tools.manifest import Buffer, Manifest
 from checkpoint_tools.partition import partition
+from checkpoint_tools.quantities import counted, show_bytes
 from checkpoint_tools.read import OPEN_FILES, Checkpoint
 from checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent, assemble
 from checkpoint_tools.shard_header import DTYPES
@@ -106,20 +107,24 @@ def plan_reshape(
     _check_destination(source, destination)
     elements = sum(tensor.numel for tensor in manifest.tensors)
     if not 1 <= ranks <= max(1, elements):
-        raise Mismatch(f"cannot divide {elements} elements over {ranks} ranks; give 1 to {max(1, elements)}")
+        raise Mismatch(
+            f"cannot divide {counted(elements, 'element')} over {counted(ranks, 'rank')}; give 1 to "
+            f"{max(1, elements)}"
+        )
     each = (RING_BLOCKS + OPEN_FILES) * manifest.block_size
     if max_memory < each:
         raise Mismatch(
-            f"one worker needs {each >> 20} MiB of buffers; allow at least that, not {max_memory >> 20} MiB"
+            f"one worker needs {show_bytes(each)} of buffers; allow at least that, not {show_bytes(max_memory)}"
         )
     target = _Target(manifest, ranks)
     sizes = [target.file_size(rank) for rank in range(ranks)]
     total = sum(sizes)
     with writing(destination.parent):
         room = os.statvfs(_existing(destination.parent))
-    if room.f_bavail * room.f_frsize < total:
+    free = room.f_bavail * room.f_frsize
+    if free < total:
         raise NoSpace(
-            f"{destination} needs {total} bytes, its file system has {room.f_bavail * room.f_frsize} free; "
+            f"{destination} needs {show_bytes(total)}, its file system has {show_bytes(free)} free; "
             "free space, or choose another place"
         )
     return ReshapePlan(

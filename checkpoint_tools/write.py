@@ -28,6 +28,7 @@ from checkpoint_tools.durable import At, nowhere, write_all, writing
 from checkpoint_tools.errors import Mismatch
 from checkpoint_tools.manifest import BLOCK_SIZE
 from checkpoint_tools.manifest_json import FORMAT
+from checkpoint_tools.quantities import counted
 from checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent
 
 POINTS = ("shard: created", "shard: half written", "shard: written", "shard: synced")
@@ -127,7 +128,7 @@ def shard_opening(fields: Iterable[tuple[str, str, tuple[int, ...]]], rank: int,
 def _written_extent(entry: Entry) -> WrittenExtent:
     what, array = f"tensor {entry.tensor!r}, state {entry.state!r}", entry.array
     if not 0 <= entry.start < entry.stop or array.size != entry.stop - entry.start:
-        raise Mismatch(f"{what}: got {array.size} elements for the range [{entry.start}, {entry.stop})")
+        raise Mismatch(f"{what}: got {counted(array.size, 'element')} for the range [{entry.start}, {entry.stop})")
     key = layout.extent_key(entry.tensor, entry.state, entry.start, entry.stop)
     dtype = _checked_dtype(what, array, entry.dtype)
     return WrittenExtent(entry.tensor, entry.state, dtype, entry.start, entry.stop, key)

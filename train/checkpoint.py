@@ -49,6 +49,7 @@ from checkpoint_tools import (
     take,
 )
 from checkpoint_tools.checksum import crc32
+from checkpoint_tools.quantities import counted, show_bytes
 from train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
 from train.errors import ConfigError, HubIOError, TrainError
 from train.hub import balancing_bias, weights_only
@@ -164,8 +165,8 @@ class Checkpointer:
         on_node = size * self.world.local_size
         if self.config.background and on_node > (free := available_memory()):
             problem = (
-                f"checkpoint.background: a copy of the state takes {on_node / 2**30:.2f} GiB on a node, "
-                f"{free / 2**30:.2f} GiB are free; use more nodes, or set checkpoint.background: false"
+                f"checkpoint.background: a copy of the state takes {show_bytes(on_node)} on a node, "
+                f"{show_bytes(free)} are free; use more nodes, or set checkpoint.background: false"
             )
         if problem := self._first_problem(problem):
             raise ConfigError(problem)
@@ -186,7 +187,7 @@ class Checkpointer:
         if not self.config.background:
             return "checkpoints: training waits for every save (checkpoint.background: false)"
         return (
-            f"checkpoints: {size / 2**20:.1f} MiB of host memory on each rank, {on_node / 2**20:.1f} MiB on each "
+            f"checkpoints: {show_bytes(size)} of host memory on each rank, {show_bytes(on_node)} on each "
             "node, to save from in the background"
         )
 
@@ -300,7 +301,7 @@ class Checkpointer:
             raise TrainError(f"checkpoint.resume_from: {problems[-1]}; no other checkpoint is taken for it")
         if any(_NOT_RESUMABLE not in problem for problem in problems) or (problems and not starts_elsewhere):
             raise TrainError(
-                f"{self.root}: none of its {len(candidates)} checkpoints can be read (reasons above); "
+                f"{self.root}: none of its {counted(len(candidates), 'checkpoint')} can be read (reasons above); "
                 "restore one, or submit with --new to start over"
             )
         return None

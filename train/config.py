@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from checkpoint_tools.plain import Unexpected, load_json
+from checkpoint_tools.quantities import counted
 from train.errors import ConfigError
 from train.optim.stages import Stage, stages_of
 
@@ -109,7 +110,9 @@ class ModelConfig(Section):
             )
         classes = self.experts + int(self.skip_expert)
         if self.experts_per_token > classes:
-            raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds the {classes} classes")
+            raise ValueError(
+                f"experts_per_token ({self.experts_per_token}) exceeds the {counted(classes, 'class')}"
+            )
         return self
 
     @property
@@ -267,10 +270,14 @@ class PhaseConfig(Section):
             if until <= reached:
                 raise ValueError(f"{where}.until_tokens ({until}) must exceed the {reached} of the stage before")
             if not taken.steps:
-                raise ValueError(f"{where} has no step: the steps before it train on {until} tokens or more")
+                raise ValueError(
+                    f"{where} has no step: the steps before it train on {counted(until, 'token')} or more"
+                )
             reached = until
         if not self.stages[-1].steps:
-            raise ValueError(f"global_batch has no step: those of batch_ramp train on all {self.tokens} tokens")
+            raise ValueError(
+                f"global_batch has no step: those of batch_ramp train on all {counted(self.tokens, 'token')}"
+            )
 
     def _check_rates(self) -> None:
         if self.final_lr > self.lr:
@@ -284,7 +291,9 @@ class PhaseConfig(Section):
 
     def _check_schedule(self) -> None:
         if self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps ({self.warmup_steps}) exceeds the phase's {self.steps} steps")
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) exceeds the phase's {counted(self.steps, 'step')}"
+            )
         if self.schedule == "wsd" and not self.decay_steps:
             raise ValueError(
                 "decay_steps: required by schedule wsd: the steps in which the rate falls to final_lr"
@@ -294,7 +303,7 @@ class PhaseConfig(Section):
         if self.warmup_steps + self.decay_steps > self.steps:
             raise ValueError(
                 f"warmup_steps ({self.warmup_steps}) and decay_steps ({self.decay_steps}) exceed "
-                f"the phase's {self.steps} steps together"
+                f"the phase's {counted(self.steps, 'step')} together"
             )
 
     @property
@@ -416,7 +425,8 @@ class MetricsConfig(Section):
                 raise ValueError(f"profile ({self.profile}) must be FIRST:LAST with 1 <= FIRST <= LAST")
             if last - first >= LONGEST_PROFILE:
                 raise ValueError(
-                    f"profile ({self.profile}) covers {last - first + 1} steps, more than {LONGEST_PROFILE}"
+                    f"profile ({self.profile}) covers {counted(last - first + 1, 'step')}, more than "
+                    f"{LONGEST_PROFILE}"
                 )
         return self
 

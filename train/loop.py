@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoint_tools import CheckpointError
+from checkpoint_tools.quantities import counted
 from train.checkpoint import Checkpointer, Restored
 from train.config import RESUMED_FROM, TrainConfig, load_train_config
 from train.data.loader import Loader
@@ -151,7 +152,7 @@ class Trainer:
             self.balance = self.checkpointer.start_from(init, self.data.header.tokenizer_sha256)
             self.model.balancing_bias.copy_(self.balance.bias)
             weights = f" from the weights of {init}"
-        on = f"on {self.world.size} ranks ({self.world.device.type})"
+        on = f"on {counted(self.world.size, 'rank')} ({self.world.device.type})"
         self._say(f"starting {self.config.run.name} {on}{weights}")
 
     def _resume(self, restored: Restored | None) -> int:
@@ -166,7 +167,9 @@ class Trainer:
         self.evaluator.best = Best.of(cursor.get("best"))
         self.balance = restored.balance
         self.model.balancing_bias.copy_(restored.balance.bias)
-        self._say(f"resuming {self.config.run.name} from {restored.path.name} on {self.world.size} ranks")
+        self._say(
+            f"resuming {self.config.run.name} from {restored.path.name} on {counted(self.world.size, 'rank')}"
+        )
         return restored.step
 
     def run(self) -> Ending:
@@ -198,7 +201,7 @@ class Trainer:
         self.checkpointer.close()
         self.checkpointer.forget_copies()
         self.progress.update(phase=Phase.DONE)
-        self._say(f"completed {self.plan.total_steps} steps, saved at {self.step}")
+        self._say(f"completed {counted(self.plan.total_steps, 'step')}, saved at {self.step}")
         return Ending.COMPLETED
 
     def _train_step(self, here: Position) -> StepResult:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from checkpoint_tools.quantities import show_bytes
+
 Say = Callable[[str], None]
 
 
@@ -92,8 +94,8 @@ class ProfileWindow:
         path = self._directory / f"steps-{self._first}-{self._done}.json.gz"
         self._directory.mkdir(exist_ok=True)
         recorded.export_chrome_trace(str(path))
-        size = path.stat().st_size / 1e6
+        size = show_bytes(path.stat().st_size)
         self._say(
-            f"profiled steps {self._first} to {self._done} of rank 0: {path} ({size:.1f} MB); "
+            f"profiled steps {self._first} to {self._done} of rank 0: {path} ({size}); "
             "open it at https://ui.perfetto.dev"
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from checkpoint_tools.quantities import counted, show_bytes
 from train.checkpoint import Checkpointer
 from train.config import CheckpointConfig
 from train.errors import TrainError
@@ -81,7 +82,7 @@ class Saves:
         self._busy, self._overdue = sums[0] > 0, sums[1] > 0
         if sums[2] > self._config.failures:
             raise TrainError(
-                f"checkpoint: {int(sums[2])} saves in a row failed, more than checkpoint.failures "
+                f"checkpoint: {counted(int(sums[2]), 'save')} in a row failed, more than checkpoint.failures "
                 f"({self._config.failures}) allows; the reasons are above, older checkpoints are untouched"
             )
 
@@ -153,7 +154,7 @@ class Saves:
             self._say(f"the save of step {reached.step} failed: {reached.reason}")
         if done and reached.path is not None:
             self._say(
-                f"saved {reached.path.name} ({reached.bytes / 1e6:.1f} MB in {reached.seconds:.2f} s, "
+                f"saved {reached.path.name} ({show_bytes(reached.bytes)} in {reached.seconds:.2f} s, "
                 f"training waited {self.stall_s:.3f} s)"
             )
             self._committed(reached.step, reached.path)

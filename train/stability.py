@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from train.config import OptimConfig
 
 
@@ -69,6 +70,6 @@ def why_skip(recent: Recent, loss: float, grad_norm: float, config: OptimConfig)
             if value > config.spike_factor * usual:
                 return (
                     f"{name} {value:.4g} exceeds {config.spike_factor:g} x {usual:.4g}, "
-                    f"the median of {config.spike_window} steps"
+                    f"the median of {counted(config.spike_window, 'step')}"
                 )
     return None

@@ -142,7 +142,7 @@ def test_it_sweeps_what_an_attempt_left(agent: AgentProcess, attempt: AttemptDir
         pid = left.start(environ_of(attempt))
         agent.send(Command("sweep", 1, attempt=2, kill=False))
         answer = agent.answer(1)
-        assert (answer.ok, answer.why) == (False, "1 processes are left")
+        assert (answer.ok, answer.why) == (False, "1 process is left")
         assert answer.values["left"][0][0] == pid
         assert runs(pid)
         agent.send(Command("sweep", 2, attempt=2))

@@ -54,17 +54,17 @@ def test_a_gpu_is_missing(node: Node) -> None:
 def test_memory_of_somebody_else_is_in_use(node: Node) -> None:
     node.process(4242, "python", SLURM_JOB_ID="99")
     node.fake.write("sys/class/kfd/kfd/proc/4242/vram_10003", str(100 << 30))
-    assert problems(node) == ("gpu-idle: 1 processes hold GPU memory: 4242",)
+    assert problems(node) == ("gpu-idle: 1 process holds GPU memory: 4242",)
 
 
 def test_memory_that_nobody_holds_is_in_use(node: Node) -> None:
     node.rows(gpu3={"used_mb": 150 << 10})
-    assert problems(node) == ("gpu-idle: memory is in use and nobody holds it: GPU 3: 150.0 GiB",)
+    assert problems(node) == ("gpu-idle: memory is in use and nobody holds it: GPU 3: 150 GiB",)
 
 
 def test_a_gpu_counts_errors(node: Node) -> None:
     node.rows(gpu3={"uncorrectable": 1})
-    assert problems(node) == ("gpu-ecc: GPU 3: 1 uncorrectable errors (UMC)",)
+    assert problems(node) == ("gpu-ecc: GPU 3: 1 uncorrectable error (UMC)",)
 
 
 def test_a_rail_is_down(node: Node) -> None:
@@ -80,7 +80,7 @@ def test_a_rail_is_missing(node: Node) -> None:
 
 def test_host_memory_is_in_use(node: Node) -> None:
     memory(node, 10)
-    assert problems(node) == ("memory: 10 of 1e+03 GiB of memory are free",)
+    assert problems(node) == ("memory: 10.0 GiB of 1000 GiB of memory are free",)
 
 
 def test_the_checkpoint_directory_cannot_be_reached(node: Node) -> None:

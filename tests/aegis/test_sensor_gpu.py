@@ -68,7 +68,7 @@ def test_an_uncorrectable_error_is_a_root(node: FakeNode) -> None:
     pci = address(node, 3)
     assert told(fault) == ("gpu_ras_uncorrectable", "root", pci)
     assert (fault.scope, fault.node, fault.line) == (
-        "gpu", "node0", f"GPU 3 ({pci}) counts 1 new uncorrectable errors (UMC)",
+        "gpu", "node0", f"GPU 3 ({pci}) counts 1 new uncorrectable error (UMC)",
     )  # fmt: skip
     assert reading.values == {"gpus": 8, "unknown": [], "uncorrectable": 3, "correctable": 0}
     assert gpus.read().faults == ()

@@ -53,7 +53,7 @@ def test_low_memory_is_told_when_it_begins_and_ends(node: FakeNode) -> None:
     memory(node, 29)
     faults = host.read().faults
     assert told(faults) == [("memory_low", "advisory", False)]
-    assert faults[0].line == "29 of 1e+03 GiB of memory are free"
+    assert faults[0].line == "29.0 GiB of 1000 GiB of memory are free"
     assert host.read().faults == ()
     memory(node, 31)
     assert told(host.read().faults) == [("memory_low", "advisory", True)]

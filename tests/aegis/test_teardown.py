@@ -55,7 +55,7 @@ class Nodes:
         self.looks[node] = self.looks.get(node, 0) - 1
         left = [[12, "D", "python"]] if self.looks[node] >= 0 else []
         stamp = Stamp(node, 1, time.time(), time.monotonic())
-        return Answer(stamp, 1, not left, "1 processes are left" if left else "", {"killed": [], "left": left})
+        return Answer(stamp, 1, not left, "1 process is left" if left else "", {"killed": [], "left": left})
 
 
 @dataclass
@@ -146,7 +146,7 @@ def test_processes_of_one_node_get_time_as_well(running: Running) -> None:
 def test_a_node_on_which_they_stay_is_broken(running: Running) -> None:
     done = torn(running, {"node1": FOR_EVER})
     assert done.kinds == [("orphans", "node1")]
-    assert done.event("attempt_cleared")[0]["left"] == {"node1": "1 processes are left"}
+    assert done.event("attempt_cleared")[0]["left"] == {"node1": "1 process is left"}
 
 
 def test_where_they_stay_on_several_nodes_none_is_named(running: Running) -> None:

@@ -181,11 +181,11 @@ def test_a_manifest_of_another_format_is_no_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"step":1', b'"step":"one"', "expected int, got 'one'"),
+        (b'"step":1', b'"step":"one"', 'expected a whole number, got "one"'),
         (b'"step":1', b'"stop":1', "step"),
-        (b'"model":{', b'"model":[],"m":{', "expected dict"),
-        (b'[0,"master",0,64,0,', b'[-1,"master",0,64,0,', "expected int, got -1"),
-        (b'[0,"master",0,64,0,', b'[99,"master",0,64,0,', "IndexError"),
+        (b'"model":{', b'"model":[],"m":{', "expected an object"),
+        (b'[0,"master",0,64,0,', b'[-1,"master",0,64,0,', "expected a whole number, got -1"),
+        (b'[0,"master",0,64,0,', b'[99,"master",0,64,0,', "not of the expected form"),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_damaged(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:

@@ -100,7 +100,7 @@ def with_extents(report: ShardReport, *extents: WrittenExtent) -> ShardReport:
         (lambda r: [*r, r[1]], "rank 1 did not report exactly one"),
         (lambda r: [r[0], dataclasses.replace(r[1], block_size=1), r[2]], "another world size or block size"),
         (lambda r: [r[0], dataclasses.replace(r[1], file=r[0].file), r[2]], "not its own shard"),
-        (lambda r: [r[0], dataclasses.replace(r[1], crcs=(1,)), r[2]], "1 checksums; they do not fit"),
+        (lambda r: [r[0], dataclasses.replace(r[1], crcs=(1,)), r[2]], "1 checksum; they do not fit"),
         (lambda r: [r[0], with_extents(r[1]), r[2]], r"elements .* in no shard|hold .* elements"),
         (lambda r: [r[0], with_extents(r[1], *r[1].extents, *r[0].extents), r[2]], "in another shard"),
         (lambda r: [with_extents(r[0], *r[0].extents[1:]), *r[1:]], "'embed.weight', state 'master'"),

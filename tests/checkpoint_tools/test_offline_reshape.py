@@ -146,7 +146,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_memory_for_less_than_one_worker_is_refused(tmp_path: Path) -> None:
     start = save(tmp_path, 3, block_size=1 << 20)
-    with pytest.raises(Mismatch, match="one worker needs 12 MiB"):
+    with pytest.raises(Mismatch, match=r"one worker needs 12\.0 MiB"):
         plan_reshape(start, tmp_path / "new", 2, max_memory=1 << 20)
     assert plan_reshape(start, tmp_path / "new", 9, workers=8, max_memory=40 << 20).workers == 3
 

@@ -139,7 +139,7 @@ def test_no_tensors_are_no_extents() -> None:
         ([Row("a", (1,)), Row("a", (2,))], 1, "'a' comes twice"),
         ([Row("a", (2, -1))], 1, "negative dimension"),
         ([], 0, "world_size must be at least 1"),
-        ([Row("a", (7,), 1)], 1, "cannot be cut into 1 matrices"),
+        ([Row("a", (7,), 1)], 1, "cannot be cut into 1 matrix"),
         ([Row("a", (5, 4), 2)], 1, "cannot be cut into 2 matrices"),
         ([Row("a", (5, 4), -1)], 1, "cannot be cut into -1 matrices"),
     ],

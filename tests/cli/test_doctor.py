@@ -36,7 +36,7 @@ def test_a_fault_is_exit_5_and_says_what_to_do(shell: Shell, machine: Node) -> N
     machine.rows(gpu2={"uncorrectable": 1})
     done = shell.zslurm(*LOCAL)
     assert done.code == Exit.CHECK_FAILED
-    assert "gpu-ecc\tfail\t1\t(login)\tGPU 2: 1 uncorrectable errors (UMC)" in done.stdout.splitlines()
+    assert "gpu-ecc\tfail\t1\t(login)\tGPU 2: 1 uncorrectable error (UMC)" in done.stdout.splitlines()
     assert "gpu-ecc on (login): exclude the node and have the GPU reset" in done.stderr
     assert "exclude\t" not in done.stdout  # there is no node to exclude
 

@@ -130,7 +130,7 @@ def test_a_submission_tells_what_ranks_would_suffer_from(shell: Shell, monkeypat
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     run_file = shell.write_run(cluster={"launcher": "slurm", "gpus_per_node": 4, "gpu_type": "mi300x"})
     done = shell.zslurm("submit", "--dry-run", run_file)
-    assert "# note: NCCL_IB_TIMEOUT=30: 4.096 us * 2^30 * 7 retries is 8.6 h on a peer" in done.stdout
+    assert "# note: NCCL_IB_TIMEOUT=30: 4.096 us * 2^30 * 7 retries is 8h 33m on a peer" in done.stdout
     assert "# note: NCCL_DEBUG=INFO: the job sets WARN" in done.stdout
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoint_tools.quantities import show_bytes
 from tests.cli.command import Zslurm
 from tests.cli.trained import CONTEXT, MODEL, trained_run
 from train.data.tokenizer import load_tokenizer
@@ -70,7 +71,7 @@ def test_the_text_is_on_stdout_and_the_facts_are_on_stderr(zslurm: Zslurm) -> No
     done = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "8")
     assert done.out == text + "\n"
     per_token = MODEL["layers"] * 2 * MODEL["kv_heads"] * MODEL["head_dim"] * 4
-    assert f"cache {per_token} bytes per token" in done.err
+    assert f"cache {show_bytes(per_token)} per token" in done.err
 
 
 def test_runs_checkpoints_exports_and_imports_say_the_same(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_dry_run_shows_the_script_and_where_values_came_from(shell: Shell) -> 
     assert (done.code, done.stderr) == (0, "")
     head, _, script = done.stdout.partition("#!/bin/bash\n")
     assert all(line.startswith("#") for line in head.splitlines())
-    assert "# 3 nodes x 1 ranks on local; 10 steps, 960 tokens of 4k in the data" in head
+    assert "# 3 nodes x 1 rank on local; 10 steps, 960 tokens of 4k in the data" in head
     shown = [" ".join(line.split()) for line in head.splitlines()]
     assert "# phases[0].lr 0.0003 [--set phases[0].lr]" in shown
     assert f"# cluster.env.A b [run file {run_file}:{_line(run_file, 'A')}]" in shown

@@ -69,9 +69,9 @@ def test_faulty_nodes_are_named_and_listed_for_exclude(site: Site) -> None:
     assert done.returncode == Exit.CHECK_FAILED
     assert rows(done.stdout, "fail") == [
         ["state", "fail", "1", "node6", "Slurm says down: killed"],
-        ["gpu-ecc", "fail", "1", "node3", "GPU 2: 1 uncorrectable errors (UMC)"],
+        ["gpu-ecc", "fail", "1", "node3", "GPU 2: 1 uncorrectable error (UMC)"],
         ["nics", "fail", "1", "node1", "rail 6: ionic_6 is missing (7 RDMA devices are there)"],
-        ["memlock", "fail", "1", "node5", "memlock is 64 KiB, 0.001 GiB needed"],
+        ["memlock", "fail", "1", "node5", "memlock is 64.0 KiB, 0.001 GiB needed"],
     ]
     assert done.stdout.splitlines()[-1] == "exclude\tnode[1,3,5-6]"
     assert [*rows(done.stdout, "fail"), ["exclude", "node[1,3,5-6]"]] == documented()
@@ -186,7 +186,7 @@ def test_what_an_ended_job_left_behind_is_found_on_its_node(site: Site) -> None:
         orphan.wait()
     assert results(report, "fail") == {("leftovers", "node2")}, report["results"]
     (result,) = [result for result in report["results"] if result["status"] == "fail"]
-    assert result["reason"] == f"1 processes of ended jobs (99999): {orphan.pid} sleep"
+    assert result["reason"] == f"1 process of ended jobs (99999): {orphan.pid} sleep"
 
 
 def test_inside_a_job_its_own_nodes_are_examined_as_a_step(site: Site) -> None:

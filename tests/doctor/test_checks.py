@@ -97,7 +97,7 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("gpu-driver", lambda node: node.program("amd-smi", f"echo '{samples.MISSING_GROUPS}'"), {},
      Status.UNAVAILABLE,      "missing the following required groups"),
     ("gpu-ecc", lambda node: node.rows(gpu2={"uncorrectable": 1}), {}, Status.FAIL,
-     "GPU 2: 1 uncorrectable errors (UMC)"),
+     "GPU 2: 1 uncorrectable error (UMC)"),
     ("gpu-ecc", lambda node: node.rows(gpu3={"correctable": 10_001}), {}, Status.FAIL, "10001 correctable errors"),
     ("gpu-ecc", lambda node: node.rows(gpu3={"deferred": 2}), {}, Status.WARN, "GPU 3: 2 deferred errors"),
     ("gpu-ecc", hide_ecc, {}, Status.UNAVAILABLE, "GPUs 0, 1, 2, 3, 4, 5, 6, 7 do not tell"),
@@ -105,10 +105,10 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("gpu-pages", put_pages("un_res"), {}, Status.FAIL, "GPU 2: bad pages: 3 unreservable"),
     ("gpu-pages", put_pages("retired"), {}, Status.WARN, "GPU 2: 3 retired pages"),
     ("gpu-pages", lambda node: node.smi(**{"bad-pages": ""}), {}, Status.UNAVAILABLE, "0 of 8 GPUs tell"),
-    ("gpu-idle", hold_memory, {}, Status.FAIL, "1 processes hold GPU memory: 4242"),
+    ("gpu-idle", hold_memory, {}, Status.FAIL, "1 process holds GPU memory: 4242"),
     ("gpu-idle", lambda node: node.smi(process=samples.PROCESS_FLAT), {}, Status.FAIL, "4242 python"),
     ("gpu-idle", lambda node: node.rows(gpu5={"used_mb": 2048}), {}, Status.FAIL,
-     "nobody holds it: GPU 5: 2.0 GiB"),
+     "nobody holds it: GPU 5: 2.00 GiB"),
     ("nics", lambda node: node.fake.take_nic_down("ionic_3"), {}, Status.FAIL,
      "rail 3: ionic_3 is DOWN (Disabled)"),
     ("nics", lambda node: node.fake.remove_nic("ionic_3"), {}, Status.FAIL, "ionic_3 is missing (7 RDMA devices"),
@@ -135,14 +135,14 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
      "lists 7 of 8 RDMA devices: not ionic_7"),
     ("rdma-abi", remove("opt/rocm/bin/ibv_devices"), {"env": {}}, Status.UNAVAILABLE, "the kernel has ionic 4"),
     ("memlock", lambda node: node.limits(memlock="8388608"), {}, Status.FAIL,
-     "memlock is 8192 KiB, 32 GiB needed"),
-    ("memlock", lambda node: node.limits(memlock=str(16 << 30)), {}, Status.FAIL, "memlock is 16 GiB"),
+     "memlock is 8.00 MiB, 32 GiB needed"),
+    ("memlock", lambda node: node.limits(memlock=str(16 << 30)), {}, Status.FAIL, "memlock is 16.0 GiB"),
     ("memlock", remove("proc/self/limits"), {}, Status.UNAVAILABLE, "cannot be read"),
     ("ulimits", lambda node: node.limits(files="1024"), {}, Status.FAIL, "1024 open files, 65536 wanted"),
     ("ulimits", lambda node: node.limits(processes="8192"), {}, Status.WARN, "8192 processes, 16384 wanted"),
     ("ulimits", remove("proc/self/limits"), {}, Status.UNAVAILABLE, "cannot be read"),
-    ("shm", leave_in_shm, {}, Status.WARN, "1 files of yours that nobody uses, 4 MiB: torch_1234"),
-    ("shm", lambda node: None, {"doctor": {"shm_gib": 1e9}}, Status.FAIL, "1e+09 needed"),
+    ("shm", leave_in_shm, {}, Status.WARN, "1 file of yours that nobody uses, 4.00 MiB: torch_1234"),
+    ("shm", lambda node: None, {"doctor": {"shm_gib": 1e9}}, Status.FAIL, "1e+09 GiB needed"),
     ("shm", no_tree("dev/shm"), {}, Status.UNAVAILABLE, "/dev/shm: No such file"),
     ("kernel", write("proc/sys/kernel/numa_balancing", "1"), {}, Status.WARN, "numa_balancing is 1"),
     ("kernel", write("proc/cmdline", "root=/dev/sda1"), {}, Status.WARN, "iommu=pt is not"),
@@ -151,14 +151,14 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
      "RCCL is 2.22.3, the profile says 2.21.5"),
     ("versions", no_tree("opt", "sys"), {}, Status.UNAVAILABLE, "no version of ROCm"),
     ("leftovers", orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0"), {}, Status.FAIL,
-     "1 processes of ended jobs (77): 4242 python3"),
+     "1 process of ended jobs (77): 4242 python3"),
     ("leftovers", zombies, {}, Status.WARN, "30 zombies of yours, children of 1"),
     ("leftovers", lambda node: None, {"task": {"jobs": None}}, Status.UNAVAILABLE, "Slurm did not say"),
     ("names", lambda node: None, {"task": {"peers": ("node0", "no-such-node.invalid")}}, Status.FAIL,
      "1 of 2 names do not resolve: no-such-node.invalid"),
     ("names", write("etc/hosts", "127.0.1.1 node0\n10.0.2.11 node1"), {"task": {"peers": ("node0", "node1")}},
      Status.WARN, "its own name resolves to 127.0.1.1"),
-    ("disk", lambda node: None, {"doctor": {"tmp_gib": 1e9}}, Status.WARN, "1e+09 wanted"),
+    ("disk", lambda node: None, {"doctor": {"tmp_gib": 1e9}}, Status.WARN, "1e+09 GiB wanted"),
     ("disk", no_tree("tmp"), {}, Status.UNAVAILABLE, "/tmp: No such file"),
     ("storage-route", write("etc/hosts", "10.100.0.9 nas"), NFS_RUNS, Status.FAIL,
      "is reached over net-ionic_3, which is rail 3 (ionic_3)"),
@@ -197,6 +197,24 @@ def test_a_fault_is_told_with_its_numbers(
     assert outcome.status is status
     assert "\n" not in outcome.reason
     assert outcome.remedy or status is Status.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("there", "profile", "status", "words"),
+    [
+        (False, {"network": None, "nics": []}, Status.PASS, "memlock is 8.00 MiB; there is no RDMA device"),
+        (False, {"nics": []}, Status.FAIL, "memlock is 8.00 MiB, 32 GiB needed"),  # the profile has a network
+        (True, {"network": None, "nics": []}, Status.FAIL, "memlock is 8.00 MiB, 32 GiB needed"),
+    ],
+)
+def test_memlock_counts_only_where_rdma_needs_it(
+    node: Node, there: bool, profile: dict[str, Any], status: Status, words: str
+) -> None:
+    node.limits(memlock="8388608")
+    if not there:
+        no_tree("sys/class/infiniband")(node)
+    outcome = node.examine("memlock", **profile, rails_only=False)
+    assert (outcome.status, outcome.reason[: len(words)]) == (status, words)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def report(**outcomes: dict[str, Outcome | None]) -> Report:
 
 
 def test_nodes_with_the_same_to_say_share_a_row_the_worst_first() -> None:
-    bad = failed("GPU 2: 1 uncorrectable errors", "exclude it")
+    bad = failed("GPU 2: 1 uncorrectable error", "exclude it")
     made = report(
         ecc={"node0": passed("no error"), "node1": bad, "node2": bad},
         disk={
@@ -29,7 +29,7 @@ def test_nodes_with_the_same_to_say_share_a_row_the_worst_first() -> None:
         },
     )
     assert table(made) == [
-        ["gpu-ecc", "fail", "2", "node[1-2]", "GPU 2: 1 uncorrectable errors"],
+        ["gpu-ecc", "fail", "2", "node[1-2]", "GPU 2: 1 uncorrectable error"],
         ["gpu-ecc", "pass", "1", "node0", "no error"],
         ["disk", "warn", "1", "node1", "1 GiB free"],
         ["disk", "pass", "2", "(login), node0", "such as: 70 GiB free"],
@@ -71,7 +71,7 @@ def test_nodes_that_were_left_alone_are_grouped_by_reason() -> None:
 
 
 def test_json_is_complete_and_gives_the_outcomes_back() -> None:
-    bad = failed("GPU 2: 1 uncorrectable errors", "exclude it", alike={"kernel": "6.8"})
+    bad = failed("GPU 2: 1 uncorrectable error", "exclude it", alike={"kernel": "6.8"})
     body = report(ecc={"node1": bad}).as_json()
     (result,) = body["results"]
     assert Outcome.from_json({key: result[key] for key in bad.to_json()}) == bad

@@ -90,7 +90,7 @@ def test_the_launcher_is_the_bases_unless_the_heir_says_otherwise(site: Path) ->
         ("cluster:\n  extends: lab\n", "lab.yaml:2: cluster.extends: this is the profile itself; no other is ca"),
         ("cluster:\n  extends: [a]\n", "lab.yaml:2: cluster.extends: expected the name of a cluster profile, go"),
         ("cluster:\n  extends: other\n", "other.yaml:2: cluster.extends: profiles extend each other in a circle"),
-        ("cluster:\n  extends: h100-ib\n  nics: [a]\n", "lab.yaml:3: cluster: nics: 8 GPUs but 1 NICs: list one"),
+        ("cluster:\n  extends: h100-ib\n  nics: [a]\n", "lab.yaml:3: cluster: nics: 8 GPUs but 1 NIC: list one"),
         ("cluster:\n  extends: h100-ib\n  nisc: [a]\n", "lab.yaml:3: cluster.nisc: unknown key; did you mean `n"),
     ],
 )

@@ -77,12 +77,12 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
     (
         {"NCCL_IB_TIMEOUT": "30"},
         {"network": "cx7"},
-        "fault NCCL_IB_TIMEOUT=30: 4.096 us * 2^30 * 7 retries is 8.6 h on a peer t",
+        "fault NCCL_IB_TIMEOUT=30: 4.096 us * 2^30 * 7 retries is 8h 33m on a peer t",
     ),
     (
         {"NCCL_IB_TIMEOUT": "29"},
         {},
-        "fault NCCL_IB_TIMEOUT=29: 4.096 us * 2^29 * 7 retries is 4.3 h on a peer that",
+        "fault NCCL_IB_TIMEOUT=29: 4.096 us * 2^29 * 7 retries is 4h 16m on a peer that",
     ),
     ({"NCCL_IB_TIMEOUT": "0"}, {}, "fault NCCL_IB_TIMEOUT=0: waits for ever on a peer that is gone"),
     ({"NCCL_IB_TIMEOUT": "32"}, {}, "fault NCCL_IB_TIMEOUT=32: waits for ever on a peer that is gone"),

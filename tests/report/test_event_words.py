@@ -61,7 +61,7 @@ SAID = [
     ({"event": "attempt_cleared", "attempt": 3}, "every process of attempt 3 is gone"),
     (
         {"event": "attempt_cleared", "attempt": 3, "seconds": 60, "killed": 1, "left": {"node3": "2 left"}},
-        "attempt 3 could not be ended everywhere in 60.0 s, 1 left-over processes killed: node3: 2 left",
+        "attempt 3 could not be ended everywhere in 60.0 s, 1 left-over process killed: node3: 2 left",
     ),
     (
         {"event": "attempt_cleared", "attempt": 3, "killed": 0, "left": {}, "unseen": ["node3", "node4"]},

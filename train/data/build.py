@@ -24,6 +24,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from checkpoint_tools.quantities import counted
 from train.data.bundle import Bundle, Corpus
 from train.data.encode import Encoded, Encoder, encode_all
 from train.data.journal import Finished, Journal, OtherBuild, finished_bundles, identity
@@ -259,8 +260,8 @@ def _make_tokenizer(path: Path, plan: _Plan) -> None:
         trained.save(str(path))
         if (size := vocabulary_size(trained)) < plan.vocab_size:
             plan.note(
-                f"the vocabulary has {size} entries, not {plan.vocab_size}: an entry joins two that occur "
-                "together at least twice, and the text has no more such pairs; a larger one needs more text"
+                f"the vocabulary has {counted(size, 'entry')}, not {plan.vocab_size}: an entry joins two that "
+                "occur together at least twice, and the text has no more such pairs; a larger one needs more text"
             )
     fsync(path)
 
@@ -313,8 +314,8 @@ def _nothing(tally: Tally) -> str:
     """Why there are no documents."""
     first = f" ({tally.skipped_files[0]})" if tally.skipped_files else ""
     return (
-        f"no usable text: {tally.empty_documents} documents are empty, "
-        f"{len(tally.skipped_files)} files are not UTF-8{first}"
+        f"no usable text: {counted(tally.empty_documents, 'document is', 'documents are')} empty, "
+        f"{counted(len(tally.skipped_files), 'file is', 'files are')} not UTF-8{first}"
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from checkpoint_tools.quantities import counted
 from train.data.hdf5 import Extent, locate, open_hdf5, read_text
 from train.data.schema import (
     AGAIN,
@@ -127,7 +128,7 @@ class Bundle:
             where = start + int(tokens.argmax())
             raise DataError(
                 f"{self.path}: token {where} has id {tokens.max()}, but the vocabulary has "
-                f"{self.header.vocab_size} entries: the file is damaged; {AGAIN}"
+                f"{counted(self.header.vocab_size, 'entry')}: the file is damaged; {AGAIN}"
             )
         return tokens
 
@@ -280,8 +281,8 @@ class Corpus:
         count = (self.token_count - 1) // context
         if count < 1:
             raise DataError(
-                f"{self.path}: holds {self.token_count} tokens, but one sequence of context {context} needs "
-                f"{context + 1}; add text or set a shorter context"
+                f"{self.path}: holds {counted(self.token_count, 'token')}, but one sequence of context "
+                f"{context} needs {context + 1}; add text or set a shorter context"
             )
         return count
 
@@ -324,7 +325,8 @@ class Corpus:
         """Raise a DataError unless a model with `vocab_size` embedding rows can read every token id."""
         if self.header.vocab_size > vocab_size:
             raise DataError(
-                f"{self.path}: has a vocabulary of {self.header.vocab_size} tokens, more than the model's "
+                f"{self.path}: has a vocabulary of {counted(self.header.vocab_size, 'token')}, more than the "
+                "model's "
                 f"{vocab_size}; set model.vocab_size to at least {self.header.vocab_size} or build the data "
                 "with a smaller vocabulary"
             )

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from checkpoint_tools.quantities import counted
+
 os.environ.setdefault("HDF5_USE_FILE_LOCKING", "FALSE")  # read when the library loads
 
 import h5py
@@ -129,5 +131,7 @@ def locate(path: Path, file: h5py.File, name: str) -> Extent:
         raise DataError(f"{path}: {name} has no data; {AGAIN}")
     needed, size = offset + length * dataset.dtype.itemsize, path.stat().st_size
     if needed > size:
-        raise DataError(f"{path}: is truncated: {name} needs {needed} bytes, the file has {size}; {AGAIN}")
+        raise DataError(
+            f"{path}: is truncated: {name} needs {counted(needed, 'byte')}, the file has {size}; {AGAIN}"
+        )
     return Extent(int(offset), dataset.dtype, int(length))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from checkpoint_tools.quantities import counted
 from train.config import PhaseConfig
 from train.data.mixture import Mixture
 from train.data.sampler import Sampler
@@ -127,7 +128,8 @@ class DataOrder:
         before, now = recorded.get("sequences", ours["sequences"]), ours["sequences"]
         if before != now and not lines:
             raise ConfigError(
-                f"phases[].mix: the {done} steps that are done took {_shown(before)}; now they would take "
+                f"phases[].mix: the {counted(done, 'step that is done', 'steps that are done')} took "
+                f"{_shown(before)}; now they would take "
                 f"{_shown(now)}; set the mix back and give the new one to a phase that begins after them"
             )
         return lines

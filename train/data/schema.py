@@ -43,6 +43,7 @@ from pathlib import Path
 
 import numpy as np
 
+from checkpoint_tools.quantities import counted
 from train.errors import DataError
 
 FORMAT = "zslurm-tokens"
@@ -100,6 +101,7 @@ def bundle_paths(directory: Path) -> list[Path]:
     missing = [path.name for path in expected if path not in named]
     if missing:
         raise DataError(
-            f"{directory}: {missing[0]} is missing ({len(missing)} of {totals[0]} bundles are); {AGAIN}"
+            f"{directory}: {missing[0]} is missing ({len(missing)} of {counted(totals[0], 'bundle')} "
+            f"{'is' if len(missing) == 1 else 'are'}); {AGAIN}"
         )
     return expected

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
+from checkpoint_tools.quantities import show_bytes
 from train.data.compressed import open_source, skip
 from train.data.sources import Kind, SourceFile
 from train.errors import DataError
@@ -134,8 +135,8 @@ class SourceReader:
         """Raise a DataError where one document is too large to be held in memory several times."""
         if size > self.max_document_bytes:
             raise DataError(
-                f"{where}: holds {size / 1e6:.3g} MB in one document, more than the limit of "
-                f"{self.max_document_bytes / 1e6:.3g} MB; split it, or raise the limit (--max-document)"
+                f"{where}: holds {show_bytes(size)} in one document, more than the limit of "
+                f"{show_bytes(self.max_document_bytes)}; split it, or raise the limit (--max-document)"
             )
 
     def _lines(
@@ -147,7 +148,7 @@ class SourceReader:
             raw = Raw(file, Cursor(start.file, line, offset), content)
             if len(content) > self.max_document_bytes:
                 raise DataError(
-                    f"{raw.where}: the line is longer than {self.max_document_bytes / 1e6:.3g} MB; "
+                    f"{raw.where}: the line is longer than {show_bytes(self.max_document_bytes)}; "
                     "split it, or raise the limit (--max-document)"
                 )
             line, offset = line + 1, offset + len(content)

@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from checkpoint_tools.quantities import counted
 from train.config import DataConfig
 from train.data.bundle import Bundle, BundleHeader, Corpus
 from train.errors import ConfigError, DataError
@@ -122,7 +123,8 @@ class TrainingData:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if resource.RLIM_INFINITY != hard < needed:
             raise DataError(
-                f"{self.paths}: {bundles} bundles are more than may be open at once ({hard} files, ulimit -Hn); "
+                f"{self.paths}: {counted(bundles, 'bundle is', 'bundles are')} more than may be open at once "
+                f"({counted(hard, 'file')}, ulimit -Hn); "
                 "build them larger (zslurm data build --bundle-size), or have the limit raised"
             )
         if resource.RLIM_INFINITY != soft < needed:

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from checkpoint_tools.checksum import crc32
+from checkpoint_tools.quantities import counted
 from train.data.bundle import Bundle, Corpus
 from train.data.record import BuildRecord
 from train.data.schema import AGAIN, BUILD_FILE, BUNDLE_NAME, TOKENIZER_FILE, bundle_paths
@@ -133,7 +134,7 @@ class _Piece:
         if checksum != self.bundle.documents_crc32:
             return "is damaged: its CRC32 differs"
         if not ordered or before != self.bundle.token_count:
-            return f"does not divide the {self.bundle.token_count} tokens into documents"
+            return f"does not divide the {counted(self.bundle.token_count, 'token')} into documents"
         return None
 
 

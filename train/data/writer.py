@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpoint_tools.checksum import crc32
+from checkpoint_tools.quantities import counted
 from train.data.hdf5 import create_hdf5, write_text
 from train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader
 from train.errors import DataError
@@ -67,7 +68,7 @@ class BundleWriter:
         if low < 0 or high >= self.header.vocab_size:
             raise DataError(
                 f"{self.path}: document {self.documents} has token id {low if low < 0 else high}, "
-                f"but the vocabulary has {self.header.vocab_size} entries; "
+                f"but the vocabulary has {counted(self.header.vocab_size, 'entry')}; "
                 "use the tokenizer that the ids came from"
             )
         self._spool.append(document.astype(self.header.token_dtype))
@@ -168,7 +169,9 @@ def _mask(document: NDArray[np.integer], targets: NDArray[np.integer] | None) ->
     if targets is None:
         return np.ones(document.size, np.uint8)
     if targets.shape != document.shape or targets.min() < 0 or targets.max() > 1:
-        raise ValueError(f"a mask is 0 or 1 for each of {document.size} tokens, got {targets.shape} of others")
+        raise ValueError(
+            f"a mask is 0 or 1 for each of {counted(document.size, 'token')}, got {targets.shape} of others"
+        )
     return targets.astype(np.uint8)
 
 

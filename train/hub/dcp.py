@@ -48,6 +48,7 @@ from checkpoint_tools import (
 from checkpoint_tools.durable import writing
 from checkpoint_tools.manifest import BLOCK_SIZE
 from checkpoint_tools.plain import load_json
+from checkpoint_tools.quantities import counted
 from checkpoint_tools.report import WrittenBuffer, WrittenExtent
 from checkpoint_tools.shard_header import DTYPES
 from checkpoint_tools.write import file_order, shard_opening, write_file
@@ -352,7 +353,10 @@ def _expected(
         else:
             buffers.append(Buffer(name, _NAMES[found.properties.dtype], tuple(found.size), ""))
     if problems:
-        raise HubError(f"{source}: {len(problems)} tensors do not fit: " + "; ".join(problems))
+        raise HubError(
+            f"{source}: {counted(len(problems), 'tensor does not fit', 'tensors do not fit')}: "
+            + "; ".join(problems)
+        )
     return tensors, buffers
 
 

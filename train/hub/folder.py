@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from checkpoint_tools import layout as checkpoint_layout
 from checkpoint_tools import shard_header
 from checkpoint_tools.plain import Unexpected, in_words, load_json
+from checkpoint_tools.quantities import counted
 from train.errors import HubError, HubIOError
 from train.hub.number_formats import READABLE, to_fp32
 
@@ -145,14 +146,14 @@ class TensorFolder:
 
     def _spans(self, file: str, size: int) -> dict[str, shard_header.Span]:
         if size < shard_header.LENGTH_BYTES:
-            raise ValueError(f"truncated: {size} bytes are too few for a safetensors file")
+            raise ValueError(f"truncated: {counted(size, 'byte is', 'bytes are')} too few for a safetensors file")
         opening = bytearray(shard_header.LENGTH_BYTES)
         self._pread(file, 0, memoryview(opening))
         length = shard_header.decode_length(bytes(opening))
         if length > _MAX_HEADER:
             raise ValueError("not a safetensors file")
         if shard_header.LENGTH_BYTES + length > size:
-            raise ValueError(f"truncated: {size} bytes end inside its header")
+            raise ValueError(f"truncated: {counted(size, 'byte ends', 'bytes end')} inside its header")
         header = bytearray(length)
         self._pread(file, shard_header.LENGTH_BYTES, memoryview(header))
         return shard_header.decode(bytes(header))
@@ -178,7 +179,7 @@ def _problem_of(span: shard_header.Span, size: int) -> str | None:
         return f"shape {list(span.shape)} is none"
     needed = math.prod(span.shape) * np.dtype(READABLE[span.dtype]).itemsize
     if span.end - span.begin != needed:
-        return f"{span.end - span.begin} bytes do not fit {span.dtype} {list(span.shape)}"
+        return f"{counted(span.end - span.begin, 'byte does', 'bytes do')} not fit {span.dtype} {list(span.shape)}"
     if span.end > size:
         return f"truncated: it ends at byte {span.end}, the file at byte {size}"
     return None

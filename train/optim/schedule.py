@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from train.config import PhaseConfig
 from train.errors import ConfigError
 
@@ -124,7 +125,7 @@ class Plan:
             IndexError: the run has no such step.
         """
         if not 0 <= step < self.total_steps:
-            raise IndexError(f"the run has {self.total_steps} steps, there is no step {step}")
+            raise IndexError(f"the run has {counted(self.total_steps, 'step')}, there is no step {step}")
         here = self._stretches[bisect_right(self._first_steps, step) - 1]
         phase = self.phases[here.phase_index]
         sequences = (step - here.first_step) * here.global_batch
@@ -169,8 +170,8 @@ def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
                 raise ConfigError(f"{batch} has fewer sequences than there are ranks ({ranks}); use fewer ranks")
             if microbatches < ranks:
                 lines.append(
-                    f"{batch} is {microbatches} microbatches for {ranks} ranks: {ranks - microbatches} idle; "
-                    "a smaller micro_batch gives them work"
+                    f"{batch} is {counted(microbatches, 'microbatch')} for {counted(ranks, 'rank')}: "
+                    f"{ranks - microbatches} idle; a smaller micro_batch gives them work"
                 )
     return lines
 
@@ -194,7 +195,8 @@ def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int)
         change = _change(before, now)
         if _first_steps(before, left) != _first_steps(now, left):
             raise ConfigError(
-                f"{name} {change}, and the {done} steps that are done would not be the first {done} any more; "
+                f"{name} {change}, and the {counted(done, 'step that is done', 'steps that are done')} would "
+                f"not be the first {done} any more; "
                 "set the phase back, or start a new run from the checkpoint's weights (`init: ckpt:DIR`)"
             )
         left -= min(left, _steps(before))
@@ -224,9 +226,9 @@ def _change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> 
     if now is None:
         return "is gone"
     if before is None:
-        return f"is new, with {_steps(now)} steps"
+        return f"is new, with {counted(_steps(now), 'step')}"
     if _steps(before) != _steps(now):
-        return f"now has {_steps(now)} steps, and had {_steps(before)}"
+        return f"now has {counted(_steps(now), 'step')}, and had {_steps(before)}"
     if before["context"] != now["context"]:
         return f"now has a context of {now['context']}, and had {before['context']}"
     return "" if before["stages"] == now["stages"] else "now has other batches in its steps"

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from checkpoint_tools.quantities import counted
 from train.config import ParallelConfig
 from train.errors import ConfigError
 
@@ -57,7 +58,7 @@ def _device(asked: str, local_rank: int) -> torch.device:
     available = torch.cuda.device_count()
     if asked == "cuda" and local_rank >= available:
         raise ConfigError(
-            f"parallel.device: cuda, but local rank {local_rank} sees {available} GPUs; "
+            f"parallel.device: cuda, but local rank {local_rank} sees {counted(available, 'GPU')}; "
             "set slurm.ranks_per_node to the GPUs of a node, or parallel.device: cpu"
         )
     if asked == "cpu" or (asked == "auto" and local_rank >= available):

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from train.niceness import lower_process
 from zslurm.aegis.deputy import Deputy
 from zslurm.aegis.node_memory import NodeMemory
@@ -278,7 +279,7 @@ def _stacks(place: Place, command: Command) -> Deed:
 
 def _sweep(place: Place, command: Command) -> Deed:
     done = sweep(place, place.run.attempt(command.attempt), kill=command.kill)
-    problems = [f"{len(done.left)} processes are left"] if done.left else []
+    problems = [counted(len(done.left), "process is left", "processes are left")] if done.left else []
     problems += ["memory of GPUs is not released"] if done.gpu_released is False else []
     values = {
         "killed": [[member.pid, member.state, member.name] for member in done.killed],

@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from checkpoint_tools.quantities import counted
 from train.progress import Phase
 from zslurm.aegis.evidence import Fault
 from zslurm.aegis.pace import PaceWatch
@@ -379,7 +380,8 @@ class Detector:
             self._named.add(None)
             age = min(self._age(number, now) for number in late)
             where = self._where(late[0])
-            line = f"{len(late)} of {len(alive)} ranks stand still {where} for {age:.0f} s, and none is behind"
+            which = f"{len(late)} of {counted(len(alive), 'rank')}"
+            line = f"{which} stand still {where} for {age:.0f} s, and none is behind"
             return [Fault("rank_hang", "root", "unknown", wall, "progress", line, step=self._step_of(late[0]))]
         found = []
         for number in late:
@@ -390,7 +392,7 @@ class Detector:
             line = (
                 f"rank {number} on {rank.node} made no progress for {self._age(number, now):.0f} s "
                 f"{self._where(number)} (limit {self._limit_of(number):.0f} s); "
-                f"{len(alive) - len(lag)} of {len(alive)} ranks are further"
+                f"{len(alive) - len(lag)} of {counted(len(alive), 'rank')} are further"
             )
             found.append(
                 Fault(

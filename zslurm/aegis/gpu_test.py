@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ZslurmError
 from zslurm.slurm.survey import answer, survey, survey_here
@@ -175,7 +176,9 @@ def fault_of(device: Any) -> str | None:
         product = (on_device[:64] @ on_device).float().cpu()
         if not torch.equal(product, exact.to(dtype).float()):
             wrong = int((product != exact.to(dtype).float()).sum())
-            return f"{wrong} of {product.numel()} entries of an exact product in {_name(dtype)} are wrong"
+            return (
+                f"{wrong} of {counted(product.numel(), 'entry')} of an exact product in {_name(dtype)} are wrong"
+            )
     drawn = torch.randn(n, n, generator=generator).to(torch.bfloat16)
     expected = drawn[:64].double() @ drawn.double()
     left = drawn.to(device)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from checkpoint_tools.quantities import counted
 from zslurm.aegis.blame import SILENT_ENDS, Blame, blame, roots_of
 from zslurm.aegis.evidence import Alarm, Decision, Fault, History, Resources, Situation
 from zslurm.aegis.history import active_exclusions, since_last_end, starts_since, without_progress
@@ -141,7 +142,7 @@ class _Case:
         in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
         if not preempted and in_vain > self.settings.retries:
             return at_limit._stop(
-                f"no new checkpoint in {in_vain + 1} starts; save more often, or ask for more time"
+                f"no new checkpoint in {counted(in_vain + 1, 'start')}; save more often, or ask for more time"
             )
         return at_limit._requeue()
 
@@ -183,9 +184,9 @@ class _Case:
             return None
         before = refusals_in_a_row(self.history)
         if before + 1 >= _MOST_REFUSALS:
-            return self._stop(f"{before + 1} times in a row: {root.line}")
+            return self._stop(f"{counted(before + 1, 'time')} in a row: {root.line}")
         wait = min(_REFUSED_WAIT_S * 2.0**before, _LONGEST_REFUSED_S)
-        how = f"try again in {wait:g} s, {before + 1} of {_MOST_REFUSALS} times in a row"
+        how = f"try again in {wait:g} s, {before + 1} of {counted(_MOST_REFUSALS, 'time')} in a row"
         return Decision("restart", self._reason(how), root, (), self.resources.in_use, wait_s=wait)
 
     def over_a_limit(self) -> Decision | None:
@@ -194,11 +195,12 @@ class _Case:
         starts = starts_since(self.history, now - _HOUR_S) - refusals_since(self.history, now - _HOUR_S)
         if starts >= settings.restarts_per_hour:
             return self._stop(
-                f"{starts} starts within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
+                f"{counted(starts, 'start')} within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
             )
         excluded = len(active_exclusions(self.history, now, settings))
         if self.blame.exclude and excluded + len(self.blame.exclude) > settings.max_excluded:
-            why = f"{excluded} nodes are excluded already; aegis.max_excluded: {settings.max_excluded}"
+            already = counted(excluded, "node is", "nodes are")
+            why = f"{already} excluded already; aegis.max_excluded: {settings.max_excluded}"
             dead = not set(self.blame.exclude) & set(self.resources.nodes)
             return self._without_exclusion(why) if dead else self._stop(why)
         return None if self.blame.exclude else self._budget_spent()
@@ -215,8 +217,8 @@ class _Case:
         errors = {(root.kind, root.step) if root is not None else None for root in failures}
         last = failures[-1]
         if len(failures) > 1 and len(errors) == 1 and last is not None and last.step is not None:
-            return self._stop(f"the same error after the same step {len(failures)} times")
-        times = "1 failure" if len(failures) == 1 else f"{len(failures)} failures"
+            return self._stop(f"the same error after the same step {counted(len(failures), 'time')}")
+        times = counted(len(failures), "failure")
         return self._stop(f"{times} without a new checkpoint; aegis.retries: {retries}")
 
     def bad_spares(self) -> tuple[str, ...]:
@@ -247,7 +249,9 @@ class _Case:
             nodes = [node for node in usable if node in kept or node in spares]
             return self._start("swap", nodes, f"{_names(spares)} in place of {_names(lost)}")
         if least is not None and len(usable) >= least:
-            return self._start("shrink", usable, f"go on with {len(usable)} nodes, without {_names(lost)}")
+            return self._start(
+                "shrink", usable, f"go on with {counted(len(usable), 'node')}, without {_names(lost)}"
+            )
         return self._requeue()
 
     def _restart(self) -> Decision:
@@ -258,7 +262,7 @@ class _Case:
             wait = min(self.settings.retry_wait_s * 2.0 ** min(count - 1, 16), _HOUR_S)
             how += f", after {wait:g} s"
         if self.blame.test_gpu is not None:
-            how += f", once the GPU is tested: it came first from it {self.settings.nan_repeats} times"
+            how += f", once the GPU is tested: it came first from it {counted(self.settings.nan_repeats, 'time')}"
         nodes, test_gpu = self.resources.in_use, self.blame.test_gpu
         return Decision(
             "restart", self._reason(how), self.blame.root, self.bad_spares(), nodes,
@@ -285,12 +289,16 @@ class _Case:
         if left >= asked:
             return Decision("requeue", self._reason(f"requeue{without}"), self.blame.root, exclude)
         if left >= min(there.needed, self.settings.min_nodes or there.needed):
-            how = f"requeue on {left} nodes{without}"
+            how = f"requeue on {counted(left, 'node')}{without}"
             return Decision("requeue", self._reason(how), self.blame.root, exclude, n_nodes=left)
         if not exclude:
-            how = f"requeue, and wait until {there.needed} nodes are up; now there are {left}"
+            how = (
+                f"requeue, and wait until {counted(there.needed, 'node is', 'nodes are')} up; now there are {left}"
+            )
             return Decision("requeue", self._reason(how), self.blame.root)
-        return self._without_exclusion(f"{left} usable nodes are left, and the run needs {there.needed}")
+        return self._without_exclusion(
+            f"{counted(left, 'usable node is', 'usable nodes are')} left, and the run needs {there.needed}"
+        )
 
     def _without_exclusion(self, why: str) -> Decision:
         """A node should go, and cannot: try again with it, within the budget; wait in the queue if it is dead."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.rail import RailMap
 from zslurm.slurm.hostlist import compress
 
@@ -79,5 +80,8 @@ def decide(
         return decision("refuse", f"slurm.nodelist demands {compress(wanted)}, so it cannot be excluded")
     left = len(set(usable) - set(faulty))
     if left < needed:
-        return decision("refuse", f"without it {left} usable nodes are left, and the run needs {needed}")
+        return decision(
+            "refuse",
+            f"without it {counted(left, 'usable node is', 'usable nodes are')} left, and the run needs {needed}",
+        )
     return decision("exclude")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl import environment, lint
 from zslurm.cluster.resolved import resolve_profile
 from zslurm.config.spec import ClusterSection, RunSpec
@@ -73,7 +74,7 @@ def _check_rails(cluster: ClusterSection, report: Report) -> None:
     elif cluster.nics and not cluster.network:
         report.warnings.append("cluster.network: not given, so no rule for these NICs applies")
     elif cluster.nics:
-        report.passed.append(f"{cluster.gpus_per_node} GPUs and {len(cluster.nics)} NICs")
+        report.passed.append(f"{counted(cluster.gpus_per_node, 'GPU')} and {counted(len(cluster.nics), 'NIC')}")
 
 
 def _check_interfaces(cluster: ClusterSection, folder: Path, report: Report) -> None:
@@ -117,7 +118,9 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: Report) -> None:
         reasons = Counter(node.reason or node.state for node in unusable)
         why = ", ".join(reason for reason, _ in reasons.most_common(3))
         # sbatch would refuse for that reason, and say less.
-        report.warnings.append(f"none of the {len(fitting)} nodes can be used now ({why}); sbatch was not asked")
+        report.warnings.append(
+            f"none of the {counted(len(fitting), 'node')} can be used now ({why}); sbatch was not asked"
+        )
     elif not report.faults:
         _check_accepted(spec, report)
 
@@ -151,14 +154,17 @@ def _check_nodes(spec: RunSpec, partition: Partition, members: Sequence[Node], r
     wanted = _gpus(cluster.gpus_per_node, cluster.gpu_type)
     if not fitting:
         kinds = Counter(_gpus(node.gpus, node.gpu_type) for node in members)
-        listed = ", ".join(f"{count} nodes with {kind}" for kind, count in kinds.most_common())
+        listed = ", ".join(f"{counted(count, 'node')} with {kind}" for kind, count in kinds.most_common())
         key = "gpu_type" if any(node.gpus >= cluster.gpus_per_node > 0 for node in members) else "gpus_per_node"
         report.faults.append(f"cluster.{key}: no node of {partition.name} has {wanted}; there are {listed}")
         return []
     if len(fitting) < len(members):
-        report.warnings.append(f"{len(fitting)} of {len(members)} nodes of {partition.name} have {wanted}")
+        report.warnings.append(
+            f"{len(fitting)} of {counted(len(members), 'node')} of {partition.name} "
+            f"{'has' if len(fitting) == 1 else 'have'} {wanted}"
+        )
     else:
-        report.passed.append(f"{len(fitting)} nodes with {wanted}")
+        report.passed.append(f"{counted(len(fitting), 'node')} with {wanted}")
     cpus = max(node.cpus for node in fitting)
     if cluster.cpus_per_node and cluster.cpus_per_node > cpus:
         report.faults.append(f"cluster.cpus_per_node: {cluster.cpus_per_node}, but the nodes have {cpus}")
@@ -173,7 +179,7 @@ def _fits(node: Node, cluster: ClusterSection) -> bool:
 def _gpus(count: int, kind: str | None) -> str:
     if not count:
         return "no GPUs"
-    return f"{count} GPUs" + (f" of type {kind}" if kind else "")
+    return counted(count, "GPU") + (f" of type {kind}" if kind else "")
 
 
 def _check_accepted(spec: RunSpec, report: Report) -> None:

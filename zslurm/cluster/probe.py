@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.facts import NodeFacts, from_json
 from zslurm.cluster.rail import RailMap
 from zslurm.cluster.rails import rail_map
@@ -167,6 +168,10 @@ def _notes(facts: NodeFacts) -> list[str]:
     known = [f"{name} {version}" for name, version in versions if version]
     notes += [f"{', '.join(known)}."] if known else []
     if facts.memlock is not None:
-        limit = "unlimited" if facts.memlock == "unlimited" else f"{facts.memlock} bytes; RDMA needs unlimited"
+        limit = (
+            "unlimited"
+            if facts.memlock == "unlimited"
+            else f"{show_bytes(int(facts.memlock))}; RDMA needs unlimited"
+        )
         notes.append(f"memlock inside a job: {limit}.")
     return notes

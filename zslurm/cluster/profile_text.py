@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.slurm_settings import SlurmSettings
 from zslurm.config.yaml12 import plain_scalar
 from zslurm.slurm.inventory import Node, Partition
@@ -49,13 +50,13 @@ def slurm_profile(
     limits = [
         f"time limit {partition.max_time}" if partition.max_time else "no time limit",
         *([f"{partition.default_time} where a job names none"] if partition.default_time else []),
-        *([f"at most {partition.max_nodes} nodes for a job"] if partition.max_nodes else []),
+        *([f"at most {counted(partition.max_nodes, 'node')} for a job"] if partition.max_nodes else []),
     ]
     lost, version = settings.lost_peer_s, settings.version or "?"
     lines = [
         f"# Cluster profile of zslurm, written by `zslurm init` from Slurm {version}. Edit it freely.",
-        f"# Partition {partition.name}: {members.n_nodes} nodes, {members.n_alike} of them like this one; "
-        f"{', '.join(limits)}.",
+        f"# Partition {partition.name}: {counted(members.n_nodes, 'node')}, {members.n_alike} of them like this "
+        f"one; {', '.join(limits)}.",
         *(_comment(note) for note in settings.notes()),
         *(_comment(line) for line in _topology_lines(settings, switches)),
         *(_comment(note) for note in (found.notes if found else ())),
@@ -107,7 +108,9 @@ def _probed_lines(members: Members, found: Probe | None) -> list[str]:
         if found.gpu_nics:
             lines.append(f"  gpu_nics: [{', '.join(map(str, found.gpu_nics))}]")
     elif found.gpus != members.gpus:
-        lines.append(f"  # nics: not filled in: Slurm counts {members.gpus} GPUs, the node's kernel {found.gpus}")
+        lines.append(
+            f"  # nics: not filled in: Slurm counts {counted(members.gpus, 'GPU')}, the node's kernel {found.gpus}"
+        )
     lines += [f"  gid_index: {found.gid_index}   # RoCE v2"] if found.gid_index is not None else []
     if found.gpu_numa and found.gpus == members.gpus:
         lines.append(f"  gpu_numa: [{', '.join(map(str, found.gpu_numa))}]   # ranks are bound to its cores")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.rail import Rail, RailMap
 from zslurm.slurm.hostlist import compress
 
@@ -63,7 +64,7 @@ def differences(maps: Sequence[RailMap]) -> list[Difference]:
         return []
     counts = _minorities([(found, len(found.rails)) for found in maps])
     listed = [
-        Difference(nodes, others, "rails", None, f"{count} rails, not {usual}")
+        Difference(nodes, others, "rails", None, f"{counted(count, 'rail')}, not {usual}")
         for nodes, others, count, usual in counts
     ]
     usual_count = Counter(len(found.rails) for found in maps).most_common(1)[0][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.facts import Nic, NodeFacts
 from zslurm.cluster.pairing import closeness
 from zslurm.cluster.rail import Kind, Problem, Rail, RailMap
@@ -37,7 +38,7 @@ def _of_gpus(facts: NodeFacts, cluster: ClusterSection) -> list[Problem]:
     if not facts.gpus:
         return [Problem("unreadable", "no GPU can be seen in sysfs, so none can be checked")] if expected else []
     if len(facts.gpus) < expected:
-        return [Problem("missing-gpu", f"{len(facts.gpus)} of {expected} GPUs are there")]
+        return [Problem("missing-gpu", f"{len(facts.gpus)} of {counted(expected, 'GPU is', 'GPUs are')} there")]
     return []
 
 

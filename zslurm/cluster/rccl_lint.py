@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from checkpoint_tools.quantities import counted, show_duration
 from zslurm.cluster.rccl_conf import NO_FILES, Conf
 from zslurm.cluster.rccl_finding import LEVELS, Check, Finding, fault, is_on, number, warning
 from zslurm.cluster.rccl_lint_network import CHECKS
@@ -125,7 +126,7 @@ def _timeouts(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Fin
     if variables().is_documented("NCCL_IB_TIMEOUT", given.get("NCCL_IB_TIMEOUT"), cluster):
         return  # nor is anything said of a heartbeat that is shorter than it
     patience = patience_s(timeout, retries)
-    said = f"4.096 us * 2^{timeout} * {retries} retries is {_duration(patience)}"
+    said = f"4.096 us * 2^{timeout} * {counted(retries, 'retry')} is {show_duration(patience)}"
     wanted = rules().limits
     if patience >= _HOUR_S:
         message = f"{said} on a peer that is gone; {wanted.ib_timeout} is {wanted.network_patience_s} s"
@@ -137,13 +138,6 @@ def _timeouts(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Fin
     if heartbeat is not None and cluster.network and 0 < heartbeat <= patience:
         message = f"PyTorch ends the process before the network gives up: {said}"
         yield fault(given, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", message)
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 # --- what a hang leaves, and what hides -------------------------------------------------------------------------

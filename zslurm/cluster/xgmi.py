@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from checkpoint_tools.quantities import counted
 from zslurm.config.spec import ClusterSection
 
 LINK_GB_S = 64
@@ -28,7 +29,8 @@ def group_cost(cluster: ClusterSection, ranks: int) -> str | None:
         return None
     part, whole = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S
     return (
-        f"{ranks} ranks on each node: xGMI gives a group of n MI300X (n - 1) x {LINK_GB_S} GB/s each, {part} GB/s "
+        f"{counted(ranks, 'rank')} on each node: xGMI gives a group of n MI300X (n - 1) x {LINK_GB_S} GB/s "
+        f"each, {part} GB/s "
         f"for {ranks} against {whole} GB/s for all {GPUS}, {whole / part:.1f} times as much; use {GPUS} ranks per "
         "node, or 1"
     )

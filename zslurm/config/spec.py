@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from checkpoint_tools.quantities import counted
 from train.config import (
     CheckpointConfig,
     Count,
@@ -293,7 +294,9 @@ class ClusterSection(Section):
     @model_validator(mode="after")
     def _every_gpu_has_a_numa_node(self) -> ClusterSection:
         if self.gpu_numa and len(self.gpu_numa) != self.gpus_per_node:
-            raise ValueError(f"gpu_numa: {self.gpus_per_node} GPUs but {len(self.gpu_numa)} entries")
+            raise ValueError(
+                f"gpu_numa: {counted(self.gpus_per_node, 'GPU')} but {counted(len(self.gpu_numa), 'entry')}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -304,14 +307,16 @@ class ClusterSection(Section):
             raise ValueError("nics: a device is listed twice")
         if not self.gpu_nics and len(self.nics) != self.gpus_per_node:
             raise ValueError(
-                f"nics: {self.gpus_per_node} GPUs but {len(self.nics)} NICs: list one for each GPU in rail order, "
-                "or say in gpu_nics which NIC each GPU uses"
+                f"nics: {counted(self.gpus_per_node, 'GPU')} but {counted(len(self.nics), 'NIC')}: list one for "
+                "each GPU in rail order, or say in gpu_nics which NIC each GPU uses"
             )
         if self.gpu_nics and len(self.gpu_nics) != self.gpus_per_node:
-            raise ValueError(f"gpu_nics: {self.gpus_per_node} GPUs but {len(self.gpu_nics)} entries")
+            raise ValueError(
+                f"gpu_nics: {counted(self.gpus_per_node, 'GPU')} but {counted(len(self.gpu_nics), 'entry')}"
+            )
         if self.gpu_nics and max(self.gpu_nics) >= len(self.nics):
             raise ValueError(
-                f"gpu_nics: {max(self.gpu_nics)} is none of the {len(self.nics)} NICs (0 is the first)"
+                f"gpu_nics: {max(self.gpu_nics)} is none of the {counted(len(self.nics), 'NIC')} (0 is the first)"
             )
         return self
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from checkpoint_tools.quantities import show_bytes
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ZslurmError
 from zslurm.launch.run_dir import RunDir
-from zslurm.report.values import show_bytes
 
 PACKAGES = ("zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates")
 LARGEST_UNTRACKED_FILE = 1 << 20

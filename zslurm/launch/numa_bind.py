@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.gpus import read_gpus
 from zslurm.cluster.sysfs import read_text, sysroot
 from zslurm.config.spec import RunSpec
@@ -76,7 +77,7 @@ def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | N
 
 
 def _counted(cores: int) -> str:
-    return "1 core" if cores == 1 else f"{cores} cores"
+    return counted(cores, "core")
 
 
 def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint_tools.quantities import counted
 from zslurm.config.layers import parse_path, show_path
 from zslurm.errors import ConfigError
 from zslurm.paths import LONGEST_NAME
@@ -137,7 +138,7 @@ def member_name(base: str, member: Member) -> str:
     name = base + member.suffix
     if len(name) > LONGEST_NAME:
         raise ConfigError(
-            f"run.name: {name} has {len(name)} characters, {LONGEST_NAME} are permitted; give the run "
+            f"run.name: {name} has {counted(len(name), 'character')}, {LONGEST_NAME} are permitted; give the run "
             "a shorter name"
         )
     return name

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_tools import CheckpointError, Listing, Mismatch, NotACheckpoint
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from train.errors import DataError, HubError, TrainError
 from train.hub import FolderWeights, Overrides, TokenizerFiles, Weights, export, import_weights, open_weights
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.errors import ConfigError, NotFound, ZslurmError
 from zslurm.launch.checkpoints import find_checkpoints, find_weights
 from zslurm.report.bars import byte_bar
-from zslurm.report.values import parse_size, show_count, show_duration
+from zslurm.report.values import parse_size
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,10 @@ def export_weights(
         return
     took = show_duration(time.monotonic() - started)
     without = "" if done.tokenizer else ", without a tokenizer"
-    say(f"exported {path} in {took}: {done.tensors} tensors, {show_count(done.bytes)}B in {dtype}{without}")
+    say(
+        f"exported {path} in {took}: {counted(done.tensors, 'tensor')}, {show_bytes(done.bytes)} in "
+        f"{dtype}{without}"
+    )
     if done.note:
         say(f"note: {done.note}")
     print(done.path)
@@ -139,7 +143,10 @@ def import_folder(
         )
         return
     without = "" if done.tokenizer else ", without a tokenizer"
-    say(f"imported a {origin}: {show_count(done.parameters)} parameters, {show_count(done.bytes)}B{without}")
+    say(
+        f"imported a {origin}: {counted(done.parameters, 'parameter', shown=show_count(done.parameters))}, "
+        f"{show_bytes(done.bytes)}{without}"
+    )
     say(f"start a run from it with `init: ckpt:{done.path}` and this model: {_yaml_flow(model)}")
     print(done.path)
 
@@ -169,7 +176,7 @@ def _as_row(listing: Listing, size: int, age: float) -> list[str]:
         str(listing.step),
         show_count(listing.tokens) if listing.tokens is not None else "-",
         str(listing.world_size or "-"),
-        f"{show_count(size)}B",
+        f"{show_bytes(size)}",
         show_duration(age),
         listing.reason or "complete",
     ]

@@ -26,12 +26,13 @@ from checkpoint_tools import (
     take,
     verify,
 )
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.errors import CheckFailed, ConfigError
 from zslurm.launch.checkpoints import find_checkpoint, find_checkpoints, find_newest
 from zslurm.report.bars import byte_bar
 from zslurm.report.checkpoint import as_user_errors
-from zslurm.report.values import parse_size, show_count, show_duration
+from zslurm.report.values import parse_size
 
 if TYPE_CHECKING:
     from train.hub.dcp import Converted
@@ -68,10 +69,11 @@ def _show_table(manifest: Manifest, path: Path, *, as_json: bool) -> None:
         buffers = [{"name": b.name, "shape": list(b.shape), "dtype": b.dtype} for b in manifest.buffers]
         print_json({**facts, "model": dict(manifest.model), "tensors": rows, "buffers": buffers})
         return
+    numel = sum(tensor.numel for tensor in manifest.tensors)
     say(
-        f"{path}: step {manifest.step}, {show_count(manifest.tokens)} tokens, {manifest.world_size} ranks, "
-        f"{show_count(sum(tensor.numel for tensor in manifest.tensors))} parameters, "
-        f"{show_count(sum(file.size for file in manifest.files))}B"
+        f"{path}: step {manifest.step}, {counted(manifest.tokens, 'token', shown=show_count(manifest.tokens))}, "
+        f"{counted(manifest.world_size, 'rank')}, {counted(numel, 'parameter', shown=show_count(numel))}, "
+        f"{show_bytes(sum(file.size for file in manifest.files))}"
     )
     table = [[t.name, _shape(t.shape), _states(t.states), _ranks(owners[t.name])] for t in manifest.tensors]
     table += [
@@ -160,9 +162,8 @@ def verify_it(reference: str, *, threads: int, as_json: bool) -> None:
     if as_json:
         print_json(_verification_json(found, seconds))
     elif found.sound:
-        rate = show_count(found.bytes / max(seconds, 1e-9))
-        size = show_count(found.bytes)
-        say(f"{path}: sound; {size}B in {found.files} files, {show_duration(seconds)} ({rate}B/s)")
+        size, rate = show_bytes(found.bytes), show_bytes(found.bytes / max(seconds, 1e-9))
+        say(f"{path}: sound; {size} in {counted(found.files, 'file')}, {show_duration(seconds)} ({rate}/s)")
     else:
         for damage in found.damages:
             where = damage.file if damage.block is None else f"{damage.file} block {damage.block}"
@@ -170,7 +171,7 @@ def verify_it(reference: str, *, threads: int, as_json: bool) -> None:
             print(f"{where}: {damage.reason}{in_it if damage.tensors else ''}")
     if not found.sound:
         count = len(found.damages)
-        raise CheckFailed(f"{path} is damaged in {count} place{'s' * (count > 1)}; use an older checkpoint")
+        raise CheckFailed(f"{path} is damaged in {counted(count, 'place')}; use an older checkpoint")
 
 
 def _verification_json(found: Verification, seconds: float) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def diff(first: str, second: str, *, as_json: bool) -> None:
     if not found.same_values:
         raise CheckFailed(f"{paths[0]} and {paths[1]} hold different values")
     if not as_json:
-        say(f"the same values in all {found.compared} states and buffers")
+        say(f"the same values in {counted(found.compared, 'state or buffer', 'states and buffers')}")
 
 
 def _print_comparison(found: Comparison) -> None:
@@ -260,12 +261,12 @@ def reshape_it(
     if as_json:
         print_json({**_plan_json(plan), "written": not dry_run, "seconds": seconds})
         return
-    what = f"{plan.files} files, {show_count(plan.bytes)}B, the largest {show_count(plan.largest_file)}B"
+    what = f"{counted(plan.files, 'file')}, {show_bytes(plan.bytes)}, the largest {show_bytes(plan.largest_file)}"
     if dry_run:
-        what = f"{what} ({plan.from_ranks} ranks to {plan.to_ranks})"
+        what = f"{what} ({counted(plan.from_ranks, 'rank')} to {plan.to_ranks})"
         say(f"would write {destination}: {what}")
         return
-    say(f"{plan.from_ranks} ranks to {plan.to_ranks} in {show_duration(seconds)}, verified: {what}")
+    say(f"{counted(plan.from_ranks, 'rank')} to {plan.to_ranks} in {show_duration(seconds)}, verified: {what}")
     print(destination)
 
 
@@ -304,7 +305,7 @@ def prune_them(
     if as_json:
         print_json({"removed": not dry_run, "bytes": size, "paths": [str(listing.path) for listing in going]})
         return
-    say(f"{'would remove' if dry_run else 'removed'} {len(going)} checkpoints, {show_count(size)}B")
+    say(f"{'would remove' if dry_run else 'removed'} {counted(len(going), 'checkpoint')}, {show_bytes(size)}")
     for listing in going:
         print(listing.path)
 
@@ -351,5 +352,5 @@ def _say_converted(what: str, source: str, done: Converted, *, as_json: bool) ->
     if as_json:
         print_json({"path": str(done.path), "source": source, "tensors": done.tensors, "bytes": done.bytes})
         return
-    say(f"{what} {source}: {done.tensors} tensors, {show_count(done.bytes)}B")
+    say(f"{what} {source}: {counted(done.tensors, 'tensor')}, {show_bytes(done.bytes)}")
     print(done.path)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from train.data.build import BuildProgress, Report, build
 from train.data.bundle import Corpus
 from train.data.encode import default_workers
@@ -23,7 +24,6 @@ from train.errors import BuildFailed, DataError
 from zslurm.cli.output import print_json, say
 from zslurm.errors import CheckFailed, ConfigError, NotFound, ZslurmError
 from zslurm.report.bars import byte_bar
-from zslurm.report.values import show_count, show_duration
 
 ENTROPY_TOKENS = 1 << 26  # read to estimate the entropy
 DAMAGES_SHOWN = 20
@@ -44,7 +44,7 @@ def _progress() -> Iterator[Report]:
         def line(progress: BuildProgress) -> None:
             if progress.stage not in seen:
                 seen.add(progress.stage)
-                say(f"{_STAGES[progress.stage]} ({show_count(progress.total)}B of text)")
+                say(f"{_STAGES[progress.stage]} ({show_bytes(progress.total)} of text)")
 
         yield line
         return
@@ -116,14 +116,14 @@ def describe_summary(summary: BuildSummary) -> str:
     """What a build made, in one line."""
     done = "was already there" if summary.reused else f"made in {show_duration(summary.seconds)}"
     parts = [
-        f"{show_count(summary.tokens)} tokens of {summary.vocab_size}",
-        f"{summary.documents} documents",
-        f"{show_count(summary.text_bytes)}B of text",
+        f"{counted(summary.tokens, 'token', shown=show_count(summary.tokens))} of {summary.vocab_size}",
+        counted(summary.documents, "document"),
+        f"{show_bytes(summary.text_bytes)} of text",
     ]
     if summary.targets < summary.tokens:
         parts[0] += f" ({show_count(summary.targets)} count as targets)"
     if summary.skipped_files:
-        parts.append(f"{len(summary.skipped_files)} files skipped (not UTF-8: see build.json)")
+        parts.append(f"{counted(len(summary.skipped_files), 'file')} skipped (not UTF-8: see build.json)")
     return f"{summary.path}: {done}: {', '.join(parts)}"
 
 
@@ -149,9 +149,9 @@ def show_bundle(path: Path, *, sample: int, as_json: bool) -> None:
     estimated = " (estimated)" if corpus.token_count > ENTROPY_TOKENS else ""
     facts["unigram_entropy"] = f"{facts['unigram_entropy']:.4f} nats per token{estimated}"
     facts["targets"] = "all tokens" if facts["targets"] == corpus.token_count else facts["targets"]
-    facts["checksums"] = f"CRC32 of each {facts['checksums']['block_tokens']} tokens, and of the index"
+    facts["checksums"] = f"CRC32 of each {counted(facts['checksums']['block_tokens'], 'token')}, and of the index"
     files = facts.pop("files")
-    facts["bytes"] = f"{show_count(sum(file['bytes'] for file in files))}B"
+    facts["bytes"] = f"{show_bytes(sum(file['bytes'] for file in files))}"
     for name, value in facts.items():
         print(f"{name:<17} {value}")
     for excerpt in shown:
@@ -201,7 +201,7 @@ def _targets(path: Path, corpus: Corpus) -> int | str:
 
 def _print_excerpt(excerpt: Excerpt, documents: int) -> None:
     """A document for people: what is not learned is marked."""
-    print(f"\n--- document {excerpt.document} of {documents}: {excerpt.tokens} tokens")
+    print(f"\n--- document {excerpt.document} of {documents}: {counted(excerpt.tokens, 'token')}")
     if all(counts for counts, _ in excerpt.parts):
         print(excerpt.text)
     else:
@@ -230,8 +230,8 @@ def verify_bundle(path: Path, *, workers: int | None, as_json: bool) -> None:
         raise CheckFailed("\n".join(lines))
     if not as_json:
         print(
-            f"{path}: intact: {show_count(found.tokens)} tokens ({show_count(found.bytes)}B) read, "
-            f"bundles: {found.bundles}"
+            f"{path}: intact: {counted(found.tokens, 'token', shown=show_count(found.tokens))} "
+            f"({show_bytes(found.bytes)}) read, bundles: {found.bundles}"
         )
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from checkpoint_tools.quantities import counted, show_count, show_duration
 from train.data.bundle import Corpus
 from train.data.statistics import unigram_entropy
 from train.data.stdlib import stdlib_sources
@@ -28,7 +29,6 @@ from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import look
 from zslurm.report.data import describe_summary, make_bundle
 from zslurm.report.demo_size import LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
-from zslurm.report.values import show_count, show_duration
 
 RANKS = 2
 VOCAB_SIZE = 4096
@@ -102,7 +102,7 @@ def _size(directory: Path, run_file: Path, tokens: int | None, started: float) -
 
 def _train(arguments: list[str], run: RunDir) -> bool:
     """Submit the run, interrupt it and submit it again; returns whether it completed."""
-    say(f"\n2. Train a tiny ZAYA1 on {RANKS} ranks; interrupt it on the way.")
+    say(f"\n2. Train a tiny ZAYA1 on {counted(RANKS, 'rank')}; interrupt it on the way.")
     first = _zslurm(*arguments)
     _interrupt_when_under_way(first, run, INTERRUPT_AT_SHARE)
     if first.returncode == Exit.DONE:
@@ -158,7 +158,10 @@ def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int
     attempts = len({row["attempt"] for row in steps})
     learned = last < entropy - LEARNED_BY
     verdict = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
-    print(f"\ndemo: {steps[-1]['step']} steps in {attempts} attempts, {show_duration(seconds)} in all")
+    print(
+        f"\ndemo: {counted(steps[-1]['step'], 'step')} in {counted(attempts, 'attempt')}, "
+        f"{show_duration(seconds)} in all"
+    )
     print(
         f"  loss         {first:.3f} -> {last:.3f} (mean of the last 10 steps), "
         f"{verdict} the unigram entropy of {entropy:.3f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from checkpoint_tools.quantities import counted
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.cluster.doctor.check import Check, Status
 from zslurm.cluster.doctor.examine import ANSWER, STATE
@@ -93,7 +94,7 @@ def left_alone(report: Report) -> list[str]:
     more = len(lines) - _MOST_LEFT_ALONE
     return [
         *lines[:_MOST_LEFT_ALONE],
-        *([f"and {more} more groups of nodes (--json has all)"] if more > 0 else []),
+        *([f"and {counted(more, 'more group', 'more groups')} of nodes (--json has all)"] if more > 0 else []),
     ]
 
 
@@ -102,5 +103,9 @@ def summary(report: Report) -> str:
     if not report.asked:
         return f"this machine: {report.worst} ({report.took_s:.1f} s)"
     bad = len(report.failing)
-    verdict = f"{bad} of {len(report.asked)} nodes fail" if bad else f"{len(report.asked)} nodes: no failure"
+    verdict = (
+        f"{bad} of {counted(len(report.asked), 'node')} {'fails' if bad == 1 else 'fail'}"
+        if bad
+        else f"{counted(len(report.asked), 'node')}: no failure"
+    )
     return f"{verdict} ({report.took_s:.1f} s)"

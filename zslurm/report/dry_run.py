@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes, show_count
 from train.data.order import DataOrder
 from train.data.training_data import ALONE
 from zslurm.cluster.rccl import left_out
@@ -18,7 +19,7 @@ from zslurm.launch.submission import (
 )
 from zslurm.report.preview import Preview, preview
 from zslurm.report.redact import redact_value
-from zslurm.report.values import show_bytes, show_count, show_value
+from zslurm.report.values import show_value
 
 
 def describe(resolved: Resolved, *, as_json: bool) -> str:
@@ -64,8 +65,10 @@ def describe(resolved: Resolved, *, as_json: bool) -> str:
     spares = f" and {spec.slurm.spares} spare" if spec.slurm.spares else ""
     lines = [
         f"run {spec.run.name} in {run.path}",
-        f"{spec.slurm.nodes} nodes{spares} x {spec.ranks_per_node} ranks on {spec.cluster.name}; "
-        f"{spec.total_steps} steps, {show_count(order.plan.total_tokens)} tokens of "
+        f"{counted(spec.slurm.nodes, 'node')}{spares} x {counted(spec.ranks_per_node, 'rank')} on "
+        f"{spec.cluster.name}; "
+        f"{counted(spec.total_steps, 'step')}, "
+        f"{counted(order.plan.total_tokens, 'token', shown=show_count(order.plan.total_tokens))} of "
         f"{show_count(order.data.token_count)} in the data",
         *(_in_words(mixture) for mixture in _mixtures(order)),
         *(f"note: {note}" for note in notes),
@@ -136,7 +139,8 @@ def _mixtures(order: DataOrder) -> list[dict[str, Any]]:
 
 def _in_words(mixture: dict[str, Any]) -> str:
     parts = [
-        f"{name} {100 * taken['share']:.3g} % ({show_count(taken['tokens'])} tokens, {taken['epochs']:.3g} epochs)"
+        f"{name} {100 * taken['share']:.3g} % "
+        f"({counted(taken['tokens'], 'token', shown=show_count(taken['tokens']))}, {taken['epochs']:.3g} epochs)"
         for name, taken in mixture["sources"].items()
     ]
     return f"phase {mixture['phase']} mixes {', '.join(parts)}"

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_duration
 from zslurm.errors import ZslurmError
-from zslurm.report.values import show_duration, show_time
+from zslurm.report.values import show_time
 from zslurm.slurm.hostlist import compress
 
 Row = Mapping[str, Any]
@@ -104,7 +105,7 @@ def _decision(event: Row) -> str:
     if action in ("swap", "shrink", "restart") and event.get("nodes"):
         text += f" on {node_list(event['nodes'])}"
     if action == "requeue" and event.get("n_nodes"):
-        text += f" with {event['n_nodes']} nodes"
+        text += f" with {counted(event['n_nodes'], 'node')}"
     if event.get("exclude"):
         text += f", without {node_list(event['exclude'])} from now on"
     if action not in ("finish", "stop") and (event.get("committed_step") or -1) >= 0:
@@ -166,7 +167,7 @@ def _stacks_dumped(event: Row) -> str:
 
 def _cleared(event: Row) -> str:
     took = f" in {float(event['seconds']):.1f} s" if event.get("seconds") is not None else ""
-    killed = f", {event['killed']} left-over processes killed" if event.get("killed") else ""
+    killed = f", {counted(event['killed'], 'left-over process')} killed" if event.get("killed") else ""
     unseen = f"; nobody could look on {node_list(event['unseen'])}" if event.get("unseen") else ""
     which = f"attempt {event['attempt']}"
     if left := event.get("left"):
@@ -247,7 +248,9 @@ _WORDS: dict[str, Callable[[Row], str]] = {
     "gpu_tested": _gpu_tested,
     "lock_taken_over": lambda e: f"took the checkpoints' lock over from {e['holder']}, which is gone",
     # an attempt
-    "attempt_started": lambda e: f"attempt {e['attempt']} started on {e['nodes']}, {e['world_size']} ranks",
+    "attempt_started": lambda e: (
+        f"attempt {e['attempt']} started on {e['nodes']}, {counted(e['world_size'], 'rank')}"
+    ),
     "signal": lambda e: f"asked {'the ranks ' if e.get('to') == 'ranks' else ''}to save and stop ({e['signal']})",
     "preempted": _preempted,
     "fault_detected": _fault_detected,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_count, show_duration
 from train.jsonl import JsonLinesTail
 from zslurm.cli.output import say
 from zslurm.errors import Exit
@@ -17,7 +18,6 @@ from zslurm.launch.control import cancel
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState, look, look_all
 from zslurm.report.event_words import describe, describe_cause
-from zslurm.report.values import show_count, show_duration
 
 _POLL_LOCAL_S = 0.3
 _POLL_SLURM_S = 2.0
@@ -158,7 +158,7 @@ def _describe(row: dict[str, Any], state: RunState) -> str:
 def _say_end(state: RunState) -> int:
     if state.state == "completed":
         loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
-        say(f"{state.run.name}: completed {state.step} steps{loss}")
+        say(f"{state.run.name}: completed {counted(state.step, 'step')}{loss}")
     elif state.state in ("interrupted", "preempted", "cancelled"):
         at = f"saved at step {state.checkpoint_step}; " if state.checkpoint_step is not None else ""
         say(f"{state.run.name}: stopped; {at}submit again to continue")

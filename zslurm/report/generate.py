@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpoint_tools.quantities import counted, show_bytes
 from train.data.detokenize import text_pieces
 from train.data.tokenizer import load_tokenizer
 from train.hub import Overrides, Settings, TokenizerFiles, Weights, open_weights
@@ -60,7 +61,10 @@ def generate_text(
         ids = coder.encode(text)
         room = _room(weights, ids)
         if room < sampling.max_tokens:
-            say(f"note: at most {room} tokens, not {sampling.max_tokens}: the context ends there (--context)")
+            say(
+                f"note: at most {counted(room, 'token')}, not {sampling.max_tokens}: the context ends there "
+                "(--context)"
+            )
         model = _load(weights, dtype or weights.settings.dtype or "fp32", device)
     made: list[int] = []
     started = time.monotonic()
@@ -77,9 +81,9 @@ def generate_text(
         return
     print()
     say(
-        f"{len(made)} tokens after {len(ids)} of prompt, {len(made) / max(seconds, 1e-9):.1f} tokens/s; cache "
-        f"{facts['cache_bytes_per_token']:,} bytes per token, {facts['cache_compression']:g}x less than without "
-        f"compression"
+        f"{counted(len(made), 'token')} after {len(ids)} of prompt, {len(made) / max(seconds, 1e-9):.1f} "
+        f"tokens/s; cache {show_bytes(facts['cache_bytes_per_token'])} per token, "
+        f"{facts['cache_compression']:g}x less than without compression"
     )
 
 
@@ -131,8 +135,8 @@ def _room(weights: Weights, ids: list[int]) -> int:
         raise ConfigError(f"{weights.path}: lies in no run, so its context is not known; pass --context")
     if len(ids) >= settings.context:
         raise ConfigError(
-            f"the prompt has {len(ids)} tokens, which leaves no room in the context of {settings.context}; "
-            "shorten it, or pass --context if the model bears more than it was trained with"
+            f"the prompt has {counted(len(ids), 'token')}, which leaves no room in the context of "
+            f"{settings.context}; shorten it, or pass --context if the model bears more than it was trained with"
         )
     return settings.context - len(ids)
 

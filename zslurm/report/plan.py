@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes
 from train.memory import MemoryPlan, plan_memory
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
-from zslurm.report.values import show_bytes
 
 
 def show_memory(spec: RunSpec, ranks: Sequence[int], *, as_json: bool) -> None:
@@ -99,8 +99,8 @@ def _notes(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool) -> list[str]
             "data.isolate_documents is counted with torch's own attention, which keeps all scores on GPUs"
         )
     notes += [
-        f"on {plan.ranks} ranks {plan.balance.idle_ranks} ({plan.balance.idle_ranks / plan.ranks:.0%}) own no "
-        f"matrix: there are {plan.matrices}"
+        f"on {counted(plan.ranks, 'rank')} {plan.balance.idle_ranks} "
+        f"({plan.balance.idle_ranks / plan.ranks:.0%}) own no matrix: there are {plan.matrices}"
         for plan in plans
         if plan.matrices and plan.balance.idle_ranks
     ]

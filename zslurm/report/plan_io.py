@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from train.data.storage import Reads, StoragePlan, plan_storage
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
-from zslurm.report.values import show_bytes, show_count, show_duration
 
 BUNDLED, FRAGMENTED = 2.0, 8.0
 """The largest sigma of bundled and of fragmented data, as published."""
@@ -26,12 +26,12 @@ def show_io(spec: RunSpec, *, step_time: float, budget: float, as_json: bool) ->
     say(
         f"a checkpoint has {show_bytes(saves.bytes)} and is due every {show_duration(saves.every_s)}: saving must "
         f"reach {show_bytes(int(saves.rate))}/s in all, {show_bytes(int(saves.rate / saves.ranks))}/s on each of "
-        f"{saves.ranks} ranks, or it falls behind"
+        f"{counted(saves.ranks, 'rank')}, or it falls behind"
     )
     for phase, reads in phases:
         if reads.iops(reads.sigma) > budget:
             say(
-                f"note: phase {phase.name} reads more than the {show_count(budget)} pages a second of the budget; "
+                f"note: phase {phase.name} reads more than the {show_count(budget)} pages/s of the budget; "
                 "copy the data to disks of the nodes"
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.rail import Rail, RailMap
 from zslurm.cluster.rail_differences import identical
 from zslurm.cluster.rail_survey import RailSurvey
@@ -35,7 +36,10 @@ def _draw_group(group: Sequence[RailMap]) -> Iterator[Line]:
     one = group[0]
     nodes = f"{len(group)} node{'s' if len(group) > 1 else ''}"
     source = "by the profile" if one.source == "profile" else "by PCIe distance"
-    yield [(compress(found.node for found in group), _BOLD), (f": {nodes}, {len(one.rails)} rails {source}", "")]
+    yield [
+        (compress(found.node for found in group), _BOLD),
+        (f": {nodes}, {counted(len(one.rails), 'rail')} {source}", ""),
+    ]
     widths = _widths(one.rails)
     bad = {problem.rail for problem in one.problems if problem.incomplete}
     odd = {problem.rail for problem in one.problems}

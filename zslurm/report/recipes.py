@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import show_count
 from train.shapes import parameter_counts
 from zslurm.cli.output import print_json, print_table
 from zslurm.config import yaml12
 from zslurm.config.load import recipes, resolve
 from zslurm.config.spec import RunSpec
 from zslurm.errors import NotFound
-from zslurm.report.values import show_count
 
 
 def list_recipes(*, as_json: bool) -> None:

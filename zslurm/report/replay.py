@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import show_duration
 from zslurm.aegis.replay import Replayed
 from zslurm.config.aegis import AegisSection
-from zslurm.report.values import show_duration, show_time
+from zslurm.report.values import show_time
 
 COLUMNS = ("attempt", "ended", "outcome", "done", "policy", "differs")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from zslurm.cli.output import print_json, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ConfigError, SlurmUnavailable, ZslurmError
@@ -102,7 +103,8 @@ def show_sweep(outcomes: Sequence[Outcome], *, quiet: bool, as_json: bool) -> No
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed:
         raise ZslurmError(
-            f"{len(failed)} of {len(outcomes)} members were not submitted: "
+            f"{len(failed)} of {counted(len(outcomes), 'member')} {'was' if len(failed) == 1 else 'were'} not "
+            "submitted: "
             + "; ".join(f"{outcome.name}: {outcome.error}" for outcome in failed[:3])
             + (f"; and {len(failed) - 3} more" if len(failed) > 3 else "")
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jinja2 import nodes
 
+from checkpoint_tools.quantities import counted
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
 from zslurm.errors import CheckFailed, ConfigError, NotFound, ZslurmError
@@ -129,10 +130,8 @@ def check(name: str, *, run_file: Path | None, cluster: str | None, as_json: boo
     elif findings:
         print_table(["level", "place", "what"], [[f.level, f.place, f.message] for f in findings])
     if errors:
-        raise CheckFailed(
-            f"{template.place}: {len(errors)} error{'s' * (len(errors) > 1)}; it would not be submitted"
-        )
-    say(f"{template.place}: in order" + (f", {len(findings)} warnings" if findings else ""))
+        raise CheckFailed(f"{template.place}: {counted(len(errors), 'error')}; it would not be submitted")
+    say(f"{template.place}: in order" + (f", {counted(len(findings), 'warning')}" if findings else ""))
 
 
 def diff(name: str, *, source: bool, run_file: Path | None, cluster: str | None) -> None:

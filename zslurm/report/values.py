@@ -1,4 +1,4 @@
-"""Values as people read them."""
+"""Values as people read and write them; sizes, counts and durations are shown by checkpoint_tools.quantities."""
 
 from __future__ import annotations
 
@@ -17,35 +17,6 @@ def show_value(value: Any) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) and value and value.isprintable() else json.dumps(value)
-
-
-def show_duration(seconds: float) -> str:
-    """`45s`, `12m 03s`, `3h 07m`, `2d 4h`."""
-    whole = int(max(0, seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600}h"
-
-
-def show_count(number: float) -> str:
-    """`950`, `12.3k`, `4.5M`, `7.8B`."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.3g}"
-
-
-def show_bytes(count: int) -> str:
-    """`950 B`, `12.3 KiB`, `4.50 MiB`, `16.5 GiB`."""
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            value = count / size
-            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
-    return f"{count} B"
 
 
 def parse_size(text: str) -> int:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from checkpoint_tools.quantities import counted, show_duration
 from zslurm.errors import Exit
 from zslurm.launch.index import known_runs
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState, look_all
 from zslurm.report.event_words import describe
 from zslurm.report.status import COLUMNS, as_row, stale_line, why
-from zslurm.report.values import show_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,7 +75,7 @@ def _picture(states: Sequence[RunState], interval_s: float) -> RenderableType:
         table.add_column(column, overflow="fold")
     for state in states:
         table.add_row(*(Text(cell) for cell in as_row(state)))
-    runs = "1 run" if len(states) == 1 else f"{len(states)} runs"
+    runs = counted(len(states), "run")
     clock = time.strftime("%H:%M:%S")
     head = f"{clock}  {runs}, every {show_duration(interval_s)}; Ctrl-C ends the view, not the runs"
     stale = stale_line(states)

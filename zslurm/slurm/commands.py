@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from checkpoint_tools.quantities import counted
 from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.environment import scrubbed
 
@@ -108,7 +109,7 @@ class SlurmCommands:
                 return self._run_once(program, [path, *arguments], repeatable=repeatable)
             except _Unanswered as error:
                 if attempt + 1 >= self._retries.attempts:
-                    tries = "" if attempt == 0 else f" ({attempt + 1} tries)"
+                    tries = "" if attempt == 0 else f" ({counted(attempt + 1, 'try')})"
                     raise SlurmUnavailable(f"the Slurm controller does not answer{tries}: {error}") from None
                 self._on_retry(f"the Slurm controller does not answer, trying again: {error}")
                 time.sleep(self._retries.pause_after(attempt))

@@ -151,7 +151,7 @@ def test_a_tokenizers_sample_is_spread_over_the_files() -> None:
         ({"vocab_size": 300, "fields": Fields(prompt_key="prompt")}, "the keys of both, or of neither"),
         (
             {"vocab_size": 300, "glob": "[cd].txt"},
-            r"no usable text: 1 documents are empty, 1 files are not UTF-8 \(.*d\.txt: .* 0xff at offset 4\)",
+            r"no usable text: 1 document is empty, 1 file is not UTF-8 \(.*d\.txt: .* 0xff at offset 4\)",
         ),
     ],
 )

@@ -139,7 +139,7 @@ def raw(name: str, content: bytes) -> Callable[[Path], Path]:
         (line("a.jsonl", b'{"text": "\xff"}'), r"a\.jsonl:2: is not UTF-8: byte 0xff at offset 27 of the file"),
         (line("a.jsonl", '{"text": "\\ud800"}'), r"a\.jsonl:2: holds half of a surrogate pair \(\\ud800\)"),
         (line("a.jsonl", "[" * 5000), r"a\.jsonl:2: cannot be parsed: "),
-        (line("a.jsonl", json.dumps({"text": "x" * 20000})), r"a\.jsonl:2: the line is longer than 0\.01 MB"),
+        (line("a.jsonl", json.dumps({"text": "x" * 20000})), r"a\.jsonl:2: the line is longer than 9\.77 KiB"),
         (line("a.json.gz", "{}"), r"a\.json\.gz: is damaged: Not a gzipped file"),
         (line("a.jsonl.zst", "{}"), r"a\.jsonl\.zst: is damaged: .*Unknown frame descriptor"),
         (raw("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-9]), r"a\.jsonl\.gz: is truncated"),

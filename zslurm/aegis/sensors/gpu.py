@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from checkpoint_tools.quantities import counted
 from zslurm.aegis.evidence import Fault, Role, Scope
 from zslurm.aegis.gpu_tool import GpuTool, ToolAnswer, ToolSources, is_there, tool_exists
 from zslurm.aegis.sensor import Place, Reading, Sensor
@@ -120,10 +121,12 @@ def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
     of_xgmi = min(new, by_block.pop(XGMI, 0))
     found = []
     if of_xgmi:
-        found.append(Change("xgmi_error", "root", f"counts {of_xgmi} new uncorrectable errors ({XGMI})"))
+        found.append(
+            Change("xgmi_error", "root", f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})")
+        )
     if new > of_xgmi:
         where = f" ({', '.join(sorted(by_block))})" if by_block else ""
-        words = f"counts {new - of_xgmi} new uncorrectable errors{where}"
+        words = f"counts {counted(new - of_xgmi, 'new uncorrectable error')}{where}"
         found.append(Change("gpu_ras_uncorrectable", "root", words))
     return found
 
@@ -135,7 +138,9 @@ def _pages(before: GpuState, now: GpuState) -> list[Change]:
     role: Role = "root" if before.bad_pages < BAD_PAGES_LIMIT <= now.bad_pages else "advisory"
     return [
         Change(
-            "gpu_bad_pages", role, f"has {now.bad_pages - before.bad_pages} new bad pages, {now.bad_pages} in all"
+            "gpu_bad_pages",
+            role,
+            f"has {counted(now.bad_pages - before.bad_pages, 'new bad page')}, {now.bad_pages} in all",
         )
     ]
 
@@ -227,7 +232,7 @@ class Gpus(Sensor):
                 count = self._corrected[index, name] = self._corrected.get((index, name), 0) + new
                 if worth_telling(self._told.get((index, name), 0), count):
                     self._told[index, name] = count
-                    words = f"counts {count} {name} errors since the attempt began"
+                    words = f"counts {counted(count, f'{name} error')} since the attempt began"
                     found.append(Change("gpu_ras_correctable", "advisory", words))
         return [self._fault(index, change) for change in found]
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.aegis.evidence import Fault
 from zslurm.aegis.sensor import Place, Reading, Sensor
 from zslurm.cluster.sysfs import key_values, names, read_text
 
-_JOB = re.compile(r"job_\d+")
 _GIB = 1 << 30
+_JOB = re.compile(r"job_\d+")
 _MANY_ZOMBIES = 20
 _MEMORY = TypeAdapter(dict[str, int])
 _ZOMBIES_EVERY = 12
@@ -79,11 +80,11 @@ class Host(Sensor):
             self._began.setdefault(where, count)
         new = {where: count - before[where] for where, count in kills.items() if count > before.get(where, count)}
         if (inside := new.get("job", 0)) > 0:
-            line = f"the kernel killed {inside} processes of the job: out of memory"
+            line = f"the kernel killed {counted(inside, 'process')} of the job: out of memory"
             return [self._place.fault("host_oom", "root", "node", "host", line)]
         if (anywhere := new.get("host", 0)) <= 0:
             return []
-        line = f"the kernel killed {anywhere} processes of the host: out of memory"
+        line = f"the kernel killed {counted(anywhere, 'process')} of the host: out of memory"
         return [self._place.fault("host_oom", "advisory" if "job" in kills else "root", "node", "host", line)]
 
     def _memory(self, free: int, total: int) -> list[Fault]:
@@ -91,7 +92,7 @@ class Host(Sensor):
         self._low = low
         if low == was_low:
             return []
-        line = f"{free / _GIB:.3g} of {total / _GIB:.3g} GiB of memory are free"
+        line = f"{show_bytes(free)} of {show_bytes(total)} of memory are free"
         return [self._place.fault("memory_low", "advisory", "node", "host", line, cleared=not low)]
 
     def _count_zombies(self, proc: Path) -> list[Fault]:
@@ -100,7 +101,7 @@ class Host(Sensor):
         self._zombies = many
         if many == had_many:
             return []
-        line = f"{count} zombies of this user"
+        line = f"{counted(count, 'zombie')} of this user"
         return [self._place.fault("zombies", "advisory", "node", "host", line, cleared=not many)]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from checkpoint_tools.quantities import counted
 from zslurm.aegis.evidence import Fault, Role
 from zslurm.aegis.sensor import Place, Reading, Sensor
 from zslurm.cluster.facts import read_facts
@@ -129,7 +130,7 @@ def changes(before: NicState, now: NicState) -> list[Change]:
     elif before.trouble and not now.trouble:
         found.append(Change("nic_link_down", True, "the link is up again", cleared=True))
     elif not now.trouble and (flaps := sum(_grown(before.downs, now.downs).values())):
-        found.append(Change("nic_link_down", True, f"the link went down {flaps} times and is up again"))
+        found.append(Change("nic_link_down", True, f"the link went down {counted(flaps, 'time')} and is up again"))
         found.append(Change("nic_link_down", True, "the link is up again", cleared=True))
     return found
 
@@ -148,7 +149,7 @@ def retransmits_much(before: NicState, now: NicState) -> str:
     sent = next((grown.get(name, 0) for name in SENT if name in now.counters), None)
     if total < _FEWEST or (sent is not None and total <= _SHARE * sent):
         return ""
-    of = "" if sent is None else f", of {sent} packets sent"
+    of = "" if sent is None else f", of {counted(sent, 'packet')} sent"
     return f"{_listed(again)}{of}"
 
 

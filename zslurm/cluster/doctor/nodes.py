@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Outcome, failed, warned
 from zslurm.errors import ConfigError, NotFound
 from zslurm.slurm.hostlist import compress, expand
@@ -58,7 +59,8 @@ def choose(
         usable = sum(node.is_usable for node in members)
         if count > usable:
             raise ConfigError(
-                f"--nodes {count}: of the {len(members)} nodes of {partition or 'the cluster'} {usable} are usable"
+                f"--nodes {count}: of the {counted(len(members), 'node')} of {partition or 'the cluster'} "
+                f"{usable} {'is' if usable == 1 else 'are'} usable"
             )
         return Chosen(count=count)
     idle = tuple(node.name for node in members if node.is_usable and node.state == "idle")

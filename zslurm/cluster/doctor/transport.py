@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Outcome, failed, warned
 from zslurm.cluster.rccl_rules import PLUGIN, ainic_transport
 from zslurm.config.spec import ClusterSection
@@ -108,7 +109,7 @@ def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) 
     found_problems = []
     missing = [nic for nic in cluster.nics if nic not in opened.devices] if opened.devices else []
     if missing:
-        used = f"{len(cluster.nics) - len(missing)} of {len(cluster.nics)} NICs"
+        used = f"{len(cluster.nics) - len(missing)} of {counted(len(cluster.nics), 'NIC')}"
         reason = f"RCCL uses {used}, without {', '.join(missing)}"
         found_problems.append(failed(reason, "see the checks nics and environment (NCCL_IB_HCA)"))
     if opened.gpu_direct is False:

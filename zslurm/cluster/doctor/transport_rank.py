@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import counted
+
 NO_GPU = 3
 """Exit code where torch sees no GPU."""
 
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> int:
     right = bool((buffer == world).all())
     dist.destroy_process_group()
     if not right:
-        print(f"the sum over {world} ranks is wrong", file=sys.stderr)
+        print(f"the sum over {counted(world, 'rank')} is wrong", file=sys.stderr)
     return 0 if right else 1
 
 

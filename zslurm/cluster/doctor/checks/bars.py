@@ -12,6 +12,7 @@ import sys
 import tempfile
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, warned, worst
 from zslurm.cluster.doctor.command import CommandHung
 from zslurm.cluster.doctor.sources import Sources
@@ -43,7 +44,10 @@ def examine(sources: Sources) -> Outcome:
     )
     cores = len(os.sched_getaffinity(0))
     few = cores < _CORES_PER_GPU * len(figures["gemm_tflops"])
-    cause = f"only {cores} cores here: run with more, low figures are almost always that; else exclude the node"
+    cause = (
+        f"only {counted(cores, 'core')} here: run with more, low figures are almost always that; "
+        "else exclude the node"
+    )
     problems = [
         (warned if few else failed)(
             f"GPU {index}: {value:.0f} {unit}, under {bar:g}"

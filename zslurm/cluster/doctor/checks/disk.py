@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable, warned
 from zslurm.cluster.doctor.sources import Sources
 
@@ -18,10 +19,10 @@ def examine(sources: Sources) -> Outcome:
         return unavailable(f"/tmp: {error.strerror}")
     free, remedy = space.f_bavail * space.f_frsize, "remove old files from /tmp of these nodes"
     if not free or (space.f_files and not space.f_favail):
-        return failed(f"/tmp is full ({space.f_favail} inodes free)", remedy)
+        return failed(f"/tmp is full ({counted(space.f_favail, 'inode')} free)", remedy)
     if free < sources.limits.tmp_gib * _GIB:
-        return warned(f"/tmp has {free / _GIB:.2g} GiB free, {sources.limits.tmp_gib:g} wanted", remedy)
-    return passed(f"{free / _GIB:.0f} GiB free")
+        return warned(f"/tmp has {show_bytes(free)} free, {sources.limits.tmp_gib:g} GiB wanted", remedy)
+    return passed(f"{show_bytes(free)} free")
 
 
 CHECK = Check("disk", "storage", "room in /tmp", "both", examine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 from zslurm.cluster.rccl import environment, left_out, lint, overridden, read_conf
@@ -25,7 +26,7 @@ def examine(sources: Sources) -> Outcome | None:
         warned(rule.line, "complete the profile (`zslurm init --probe` reads a node), or set it in cluster.env")
         for rule in left_out(sources.cluster)
     ]
-    return worst(problems, f"{len(job)} variables are set, none is wrong")
+    return worst(problems, f"{counted(len(job), 'variable is', 'variables are')} set, none is wrong")
 
 
 CHECK = Check("environment", "network", "dead, misspelt or contradictory variables of RCCL", "login", examine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, Status, failed, passed, unavailable
 from zslurm.cluster.doctor.sources import Sources
 
@@ -29,17 +30,17 @@ def examine(sources: Sources) -> Outcome | None:
         )
     if found < expected:
         return failed(
-            f"{found} of {expected} GPUs are there",
+            f"{found} of {counted(expected, 'GPU is', 'GPUs are')} there",
             "one has fallen off the bus: exclude the node and have it reset",
             alike=alike,
         )
     if tool in ("amd-smi", "nvidia-smi") and reported < found:
         return failed(
-            f"{tool} shows {reported} of {found} GPUs",
+            f"{tool} shows {reported} of {counted(found, 'GPU')}",
             "the driver has lost one: exclude the node and have it reset",
             alike=alike,
         )
-    return passed(f"{found} GPUs", alike=alike)
+    return passed(counted(found, "GPU"), alike=alike)
 
 
 CHECK = Check(

@@ -6,6 +6,7 @@ nobody has read yet; the page is retired when somebody does.
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.gpu_health import GpuHealth
 from zslurm.cluster.doctor.sources import Sources
@@ -25,19 +26,25 @@ def examine(sources: Sources) -> Outcome | None:
         who = f"GPUs {', '.join(map(str, unknown))} do not tell" if unknown else sources.gpus.why or "no GPU tells"
         return unavailable(f"ECC counters: {who}", "run amd-smi metric --ecc on the node to see why")
     corrected = sum(gpu.correctable or 0 for gpu in known)
-    return worst(problems, f"no uncorrectable error on {len(known)} GPUs ({corrected} correctable)")
+    return worst(problems, f"no uncorrectable error on {counted(len(known), 'GPU')} ({corrected} correctable)")
 
 
 def _of(gpu: GpuHealth, limit: float) -> list[Outcome]:
     found = []
     if gpu.uncorrectable:
         where = f" ({', '.join(sorted(gpu.blocks))})" if gpu.blocks else ""
-        found.append(failed(f"GPU {gpu.index}: {gpu.uncorrectable} uncorrectable errors{where}", _EXCLUDE))
+        found.append(
+            failed(f"GPU {gpu.index}: {counted(gpu.uncorrectable, 'uncorrectable error')}{where}", _EXCLUDE)
+        )
     if (gpu.correctable or 0) > limit:
-        found.append(failed(f"GPU {gpu.index}: {gpu.correctable} correctable errors, over {limit:g}", _EXCLUDE))
+        found.append(
+            failed(
+                f"GPU {gpu.index}: {counted(gpu.correctable or 0, 'correctable error')}, over {limit:g}", _EXCLUDE
+            )
+        )
     if gpu.deferred:
         remedy = "have the GPU reset when the node is free"
-        found.append(warned(f"GPU {gpu.index}: {gpu.deferred} deferred errors", remedy))
+        found.append(warned(f"GPU {gpu.index}: {counted(gpu.deferred, 'deferred error')}", remedy))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.doctor import ras
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable
 from zslurm.cluster.doctor.gpu_health import GpuProcess
@@ -26,18 +27,21 @@ def examine(sources: Sources) -> Outcome | None:
         named = [f"{pid} {name}" if name else str(pid) for pid, name in sorted(foreign.items())]
         more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
         return failed(
-            f"{len(foreign)} processes hold GPU memory: {', '.join(named[:_MOST_NAMED])}{more}",
+            f"{counted(len(foreign), 'process holds', 'processes hold')} GPU memory: "
+            f"{', '.join(named[:_MOST_NAMED])}{more}",
             "end them (`zslurm doctor --only leftovers` names those of your old jobs), or exclude the node",
         )
     full = {index: held for index, held in used.items() if held >= limit}
     if full and not holders:
-        listed = ", ".join(f"GPU {index}: {held / _GIB:.1f} GiB" for index, held in full.items())
+        listed = ", ".join(f"GPU {index}: {show_bytes(held)}" for index, held in full.items())
         return failed(
             f"memory is in use and nobody holds it: {listed}",
             "a process died badly, or one in a container cannot be seen: exclude the node until it is reset",
         )
     most = max(used.values(), default=0)
-    return passed(f"nothing runs on {len(used) or 'the'} GPUs; at most {most / _GIB:.2f} GiB in use")
+    return passed(
+        f"nothing runs on {counted(len(used), 'GPU') if used else 'the GPUs'}; at most {show_bytes(most)} in use"
+    )
 
 
 def _holders(sources: Sources) -> dict[int, str | None] | None:

@@ -6,6 +6,7 @@ reserved is still in use, damaged as it is. Rows that NVIDIA GPUs remap are coun
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 
@@ -18,7 +19,7 @@ def examine(sources: Sources) -> Outcome | None:
     if not known or len(known) < len(sources.gpus.health):
         why = f": {sources.gpus.why}" if sources.gpus.why else ""
         return unavailable(
-            f"{len(known)} of {len(sources.facts.gpus)} GPUs tell their bad pages{why}",
+            f"{len(known)} of {counted(len(sources.facts.gpus), 'GPU')} tell their bad pages{why}",
             "run amd-smi bad-pages on the node; some sites let only root see them",
         )
     problems = []
@@ -28,9 +29,9 @@ def examine(sources: Sources) -> Outcome | None:
             listed = ", ".join(f"{count} {name}" for name, count in waiting.items())
             problems.append(failed(f"GPU {index}: bad pages: {listed}", "exclude the node until the GPU is reset"))
         elif pages.get("retired"):
-            text = f"GPU {index}: {pages['retired']} retired pages"
+            text = f"GPU {index}: {counted(pages['retired'], 'retired page')}"
             problems.append(warned(text, "have the GPU replaced if the number grows"))
-    return worst(problems, f"no bad pages on {len(known)} GPUs")
+    return worst(problems, f"no bad pages on {counted(len(known), 'GPU')}")
 
 
 CHECK = Check("gpu-pages", "gpu", "bad pages of GPU memory: retired, pending, not reservable", "node", examine)

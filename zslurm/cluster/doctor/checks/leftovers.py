@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable, warned, worst
 from zslurm.cluster.doctor.processes import Process, processes
 from zslurm.cluster.doctor.sources import Sources
@@ -26,7 +27,7 @@ def examine(sources: Sources) -> Outcome:
     zombies = [process for process in mine if process.state == "Z"]
     if len(zombies) >= _MANY_ZOMBIES:
         parents = sorted({str(process.parent) for process in zombies})
-        text = f"{len(zombies)} zombies of yours, children of {', '.join(parents[:_MOST_NAMED])}"
+        text = f"{counted(len(zombies), 'zombie')} of yours, children of {', '.join(parents[:_MOST_NAMED])}"
         problems.append(warned(text, "end their parents"))
     if problems:
         return worst(problems, "")
@@ -56,7 +57,7 @@ def _orphans(mine: list[Process], sources: Sources) -> list[Outcome]:
     more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
     of = ", ".join(sorted({process.job or "" for process in left}))
     pids = " ".join(str(process.pid) for process in left[:_MOST_NAMED])
-    text = f"{len(left)} processes of ended jobs ({of}): {named}{more}"
+    text = f"{counted(len(left), 'process')} of ended jobs ({of}): {named}{more}"
     return [failed(text, f"end them: srun -w {sources.node} kill -9 {pids}")]
 
 

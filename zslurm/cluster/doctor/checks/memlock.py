@@ -5,6 +5,7 @@ The login shell looks fine while the step inherits slurmd's limit (NVIDIA/nccl-t
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable
 from zslurm.cluster.doctor.sources import Sources
 
@@ -18,7 +19,7 @@ def examine(sources: Sources) -> Outcome:
         return unavailable("/proc/self/limits cannot be read")
     if limit == "unlimited":
         return passed("memlock is unlimited")
-    shown = f"{limit / _GIB:.3g} GiB" if limit >= _GIB else f"{limit >> 10} KiB"
+    shown = show_bytes(limit)
     cluster = sources.cluster
     if not (cluster.nics or cluster.network or sources.facts.nics):
         return passed(f"memlock is {shown}; there is no RDMA device that needs more")

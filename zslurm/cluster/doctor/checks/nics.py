@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, Status, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.rails import OF_NICS, of_kind
 from zslurm.cluster.doctor.sources import Sources
@@ -26,7 +27,7 @@ def examine(sources: Sources) -> Outcome | None:
         for problem in of_kind(sources, OF_NICS)
     ]
     rails = len(cluster.nics) or sum(nic.state == "ACTIVE" for nic in nics)
-    return worst(problems, f"{rails} NICs are up", alike=alike)
+    return worst(problems, f"{counted(rails, 'NIC is', 'NICs are')} up", alike=alike)
 
 
 CHECK = Check(

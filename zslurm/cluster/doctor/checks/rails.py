@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.rails import OF_PAIRING, node_rails, of_kind
 from zslurm.cluster.doctor.sources import Sources
@@ -23,7 +24,7 @@ def examine(sources: Sources) -> Outcome | None:
     ]
     return worst(
         problems,
-        f"{len(paired)} rails, by {'the profile' if rails.source == 'profile' else 'PCIe'}",
+        f"{counted(len(paired), 'rail')}, by {'the profile' if rails.source == 'profile' else 'PCIe'}",
         alike={f"rail {rail.index}": _drawn(rail) for rail in paired},
     )
 

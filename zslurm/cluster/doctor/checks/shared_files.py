@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.doctor.check import Check, NodeData, Outcome, failed, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 
@@ -43,15 +44,18 @@ def examine(sources: Sources) -> Outcome:
     finally:
         with suppress(OSError):
             (here / f"{sources.node}.large").unlink()
-    rate = _LARGE / _MIB / large
+    rate = _LARGE / large  # bytes/s
+    shown = f"{show_bytes(rate)}/s"
     problems, limits = [], sources.limits
     remedy = "put runs on a faster file system; nodes that are slower than the others have a bad route"
     if small > limits.fsync_s:
         problems.append(warned(f"fsync of a small file took {small:.2g} s, over {limits.fsync_s:g}", remedy))
-    if rate < limits.write_mib_s:
-        problems.append(warned(f"{rate:.3g} MiB/s written, {limits.write_mib_s:g} wanted", remedy))
+    if rate < limits.write_mib_s * _MIB:
+        problems.append(warned(f"{shown} written, {limits.write_mib_s:g} MiB/s wanted", remedy))
     return worst(
-        problems, f"fsync in {1000 * small:.0f} ms, {rate:.0f} MiB/s", data={"file": f"{sources.node}.small"}
+        problems,
+        f"fsync in {1000 * small:.0f} ms, {shown}",
+        data={"file": f"{sources.node}.small"},
     )
 
 

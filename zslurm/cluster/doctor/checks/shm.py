@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 from zslurm.cluster.sysfs import names
@@ -24,16 +25,16 @@ def examine(sources: Sources) -> Outcome:
     free = space.f_bavail * space.f_frsize
     problems = []
     if free < sources.limits.shm_gib * _GIB:
-        text = f"/dev/shm has {free / _GIB:.2g} GiB free, {sources.limits.shm_gib:g} needed"
+        text = f"/dev/shm has {show_bytes(free)} free, {sources.limits.shm_gib:g} GiB needed"
         problems.append(failed(text, "remove what is left there, or mount it with a larger size"))
     stale = _stale(sources.root, place)
     total = sum(size for _, size in stale)
     if total >= _MIB:
         named = ", ".join(path.name for path, _ in stale[:_MOST_NAMED])
         more = f" and {len(stale) - _MOST_NAMED} more" if len(stale) > _MOST_NAMED else ""
-        text = f"{len(stale)} files of yours that nobody uses, {total / _MIB:.0f} MiB: {named}{more}"
+        text = f"{counted(len(stale), 'file')} of yours that nobody uses, {show_bytes(total)}: {named}{more}"
         problems.append(warned(text, "remove them from /dev/shm of these nodes (srun -w NODES rm ...)"))
-    return worst(problems, f"{free / _GIB:.0f} GiB free")
+    return worst(problems, f"{show_bytes(free)} free")
 
 
 def _stale(root: Path, place: Path) -> list[tuple[Path, int]]:

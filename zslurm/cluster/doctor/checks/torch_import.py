@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed
 from zslurm.cluster.doctor.command import CommandHung
 from zslurm.cluster.doctor.sources import Sources
@@ -34,11 +35,11 @@ def examine(sources: Sources) -> Outcome:
     alike = {"torch's build": f"{version} for {kind}"}
     if devices < sources.cluster.gpus_per_node:
         return failed(
-            f"torch {version} ({kind}) sees {devices} of {sources.cluster.gpus_per_node} GPUs",
+            f"torch {version} ({kind}) sees {devices} of {counted(sources.cluster.gpus_per_node, 'GPU')}",
             "install the torch of these GPUs; look at /dev/kfd's group and at ROCR_VISIBLE_DEVICES",
             alike=alike,
         )
-    return passed(f"torch {version} ({kind}), {devices} GPUs", alike=alike)
+    return passed(f"torch {version} ({kind}), {counted(devices, 'GPU')}", alike=alike)
 
 
 CHECK = Check("torch-import", "bars", "torch can be imported and sees all GPUs", "node", examine, on_request=True)

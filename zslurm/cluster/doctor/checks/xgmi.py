@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, passed, warned
 from zslurm.cluster.doctor.sources import Sources
 from zslurm.cluster.rccl_rules import vendor_of
@@ -18,7 +19,7 @@ def examine(sources: Sources) -> Outcome | None:
         return warned(
             cost, "set cluster.gpus_per_node to all GPUs of the node, and slurm.ranks_per_node to 8 or 1"
         )
-    return passed("1 rank on each node" if ranks == 1 else f"{ranks} ranks on each node")
+    return passed(f"{counted(ranks, 'rank')} on each node")
 
 
 CHECK = Check("xgmi", "gpu", "ranks per node use all xGMI links, or none", "login", examine)
