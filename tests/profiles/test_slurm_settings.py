@@ -58,10 +58,14 @@ def test_the_patience_with_lost_peers_outlasts_slurms_own(
         ({"AccountingStorageType": "accounting_storage/none"}, "No accounting"),
         ({"AccountingStorageType": "(null)"}, "No accounting"),
         ({"JobRequeue": "0"}, "JobRequeue=0"),
-        ({"PreemptMode": "REQUEUE"}, "Jobs can be preempted (PreemptMode=REQUEUE); without PreemptParameters="),
+        ({"PreemptMode": "REQUEUE"}, "Jobs can be preempted (PreemptMode=REQUEUE); Slurm does not send"),
         (
             {"PreemptMode": "GANG,SUSPEND", "PreemptParameters": "send_user_signal,youngest_first"},
             "Jobs can be preempted (PreemptMode=GANG,SUSPEND); a job is sent its signal first and saves.",
+        ),
+        (
+            {"PreemptMode": "REQUEUE", "SlurmctldParameters": "cloud_dns,preempt_send_user_signal"},
+            "Jobs can be preempted (PreemptMode=REQUEUE); a job is sent its signal first and saves.",
         ),
         ({"KillWait": "120 sec"}, "KillWait: 120 s"),
         ({"SLURM_VERSION": "20.02.7"}, "Slurm 20.02.7 is older than 20.11.0, the oldest whose output"),

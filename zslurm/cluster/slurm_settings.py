@@ -11,6 +11,8 @@ from zslurm.slurm.version import OLDEST, OVERLAP_SHARES_GPUS, Version, parse_ver
 
 # Slurm sets SLURM_JOB_END_TIME in a job since this version (its RELEASE_NOTES).
 _TELLS_END_TIME = (23, 2, 0)
+# Slurm 22.05 reads `preempt_send_user_signal` of the first, newer versions also `send_user_signal` of the second.
+_PREEMPT_SIGNAL_IN = ("SlurmctldParameters", "PreemptParameters")
 _SECONDS = re.compile(r"(\d+)")
 
 
@@ -65,7 +67,7 @@ class SlurmSettings:
             warned = (
                 "a job is sent its signal first and saves"
                 if self.preempt_signal
-                else "without PreemptParameters=send_user_signal a job gets SIGTERM and its grace time, no more"
+                else "Slurm does not send a job its signal first: it has its GraceTime and KillWait to save"
             )
             notes.append(f"Jobs can be preempted (PreemptMode={self.preempt_mode}); {warned}.")
         if self.kill_wait_s is not None:
@@ -104,7 +106,7 @@ def read_settings(config: Mapping[str, str]) -> SlurmSettings:
         topology=config.get("TopologyPlugin", "").rpartition("/")[2] or "none",
         requeues=config.get("JobRequeue", "1") != "0",
         preempt_mode=config.get("PreemptMode", "OFF"),
-        preempt_signal="send_user_signal" in config.get("PreemptParameters", ""),
+        preempt_signal=any("send_user_signal" in config.get(key, "") for key in _PREEMPT_SIGNAL_IN),
         kill_wait_s=_seconds(config.get("KillWait")),
         slurmd_timeout_s=_seconds(config.get("SlurmdTimeout")),
         message_timeout_s=_seconds(config.get("MessageTimeout")),
