@@ -1,12 +1,18 @@
-"""The table that a run of all pairs writes: how they met, what was decided, what it cost."""
+"""The table that runs of the pairs write: how they met, what was decided, what it cost."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import time
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, write_result
+from benchmarks.common import RESULTS, machine
 from tests.faults.pairs import PAIRS
+from zslurm.launch.code_version import code_version
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class PairEntry:
         lost_steps: of every attempt that ended early.
         trains_again_s: seconds from the first fault to the first step of the last attempt; None where training
             never stopped.
+        date: day of the run.
+        commit: of the code that ran; with "+" where files differed from it.
     """
 
     id: str
@@ -43,6 +51,8 @@ class PairEntry:
     wrongly_excluded: int
     lost_steps: tuple[int, ...]
     trains_again_s: float | None
+    date: str
+    commit: str
 
     def fields(self) -> dict[str, Any]:
         """As JSON."""
@@ -51,30 +61,68 @@ class PairEntry:
 
 
 class PairTable:
-    """Entries of one run of the tests."""
+    """What came of the pairs of one run of the tests, which need not be all.
 
-    def __init__(self) -> None:
-        self.entries: dict[str, PairEntry] = {}
+    Args:
+        place: directory of the table.
+    """
 
-    def add(self, entry: PairEntry) -> None:
-        self.entries[entry.id] = entry
+    def __init__(self, place: Path = RESULTS) -> None:
+        self._place = place
+        self._new: dict[str, dict[str, Any] | None] = {}
 
-    def write_if_whole(self) -> None:
-        """Write benchmarks/results/fault_pairs.json and fault_pairs.md, where every pair was run."""
-        if set(self.entries) != {pair.id for pair in PAIRS}:
+    def passed(self, entry: PairEntry) -> None:
+        """A pair ended as it should."""
+        self._new[entry.id] = entry.fields()
+
+    def failed(self, pair: str) -> None:
+        """A pair did not: what an earlier run made of it no longer holds."""
+        self._new[pair] = None
+
+    def write(self) -> None:
+        """Replace the rows of these pairs in fault_pairs.json and fault_pairs.md, unless it was the sample alone.
+
+        Several runs may do so side by side.
+        """
+        if set(self._new) <= {pair.id for pair in PAIRS if pair.sample}:
             return
-        rows = [self.entries[pair.id].fields() for pair in PAIRS]
-        body = {
-            "command": "make soak PYTEST_ARGS=tests/faults/test_pairs.py",
-            "wrong_exclusions": sum(row["wrongly_excluded"] for row in rows),
-            "rows": rows,
-        }
-        write_result("fault_pairs", body)
-        (RESULTS / "fault_pairs.md").write_text(markdown(rows))
+        with (self._place / "fault_pairs.json").open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            text = file.read()
+            before = {row["id"]: row for row in json.loads(text)["rows"]} if text else {}
+            found = before | self._new
+            rows = [row for pair in PAIRS if (row := found.get(pair.id)) is not None]
+            body = {
+                "benchmark": "fault_pairs",
+                "command": "make soak PYTEST_ARGS=tests/faults/test_pairs.py",
+                "machine": machine(),
+                "pairs": len(PAIRS),
+                "passed": len(rows),
+                "wrong_exclusions": sum(row["wrongly_excluded"] for row in rows),
+                "rows": rows,
+            }
+            (self._place / "fault_pairs.md").write_text(markdown(rows))
+            file.truncate(0)
+            file.write(json.dumps(body, indent=2) + "\n")
+
+
+@cache
+def commit() -> str:
+    """The commit of the code under test; with "+" where files differ from it, other than results."""
+    version, diff = code_version(Path(__file__).parent)
+    changed = [line for line in diff.splitlines() if line.startswith("diff --git ")]
+    others = [line for line in changed if " b/benchmarks/results/" not in line]
+    return f"{(version['git_commit'] or 'unknown')[:9]}{'+' if others else ''}"
+
+
+def today() -> str:
+    """As in every result."""
+    return time.strftime("%Y-%m-%d")
 
 
 _HEAD = ("first", "second", "when the run was", "last event", "decisions", "end", "attempts", "requeues",
-         "excluded", "lost steps", "trains again after, s")  # fmt: skip
+         "excluded", "lost steps", "trains again after, s", "run")  # fmt: skip
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -93,6 +141,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             row["excluded"],
             ", ".join(map(str, row["lost_steps"])),
             "" if row["trains_again_s"] is None else row["trains_again_s"],
+            f"{row['date']}, {row['commit']}",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.faults.checks import curve
 from tests.faults.further import EXITS_0, MOVED_AWAY, PREEMPTED, SAME_NAN
 from tests.faults.matrix import ROWS
 from tests.faults.moments import AT_ONCE
-from tests.faults.pair_table import PairEntry
+from tests.faults.pair_table import PairEntry, PairTable
 from tests.faults.pair_table import markdown as pair_markdown
 from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import PARTS
@@ -87,7 +88,7 @@ def test_every_fault_of_the_matrix_has_a_row() -> None:
 
 def test_every_fault_is_in_a_pair() -> None:
     there = {row.number for pair in PAIRS for row in pair.rows}
-    alone = {5, 21}  # several nodes, of which the pairs have 4 with 4
+    alone = {5, 6, 20, 21}  # two nodes at a time or in turn; what is met in pairs as a 4 or a 19
     assert {row.number for row in (*ROWS, PREEMPTED, EXITS_0, SAME_NAN, MOVED_AWAY)} - there == alone
     assert len({pair.id for pair in PAIRS}) == len(PAIRS)
     assert sum(pair.sample for pair in PAIRS) == 1
@@ -117,15 +118,43 @@ def test_a_pair_gets_what_both_rows_need() -> None:
     assert (needs["slurm"], needs["pace_s"], needs["aegis"]) == ({"spares": 2}, 1.0, {"tolerate_s": 25})
 
 
-def test_the_table_of_pairs_shows_what_was_measured() -> None:
+def _entry(pair: str, **fields: Any) -> PairEntry:
     entry = PairEntry(
-        id="04+23-noticed", first="node dies", second="supervisor killed", when="noticed", met="node_dead",
+        id=pair, first="node dies", second="supervisor killed", when="noticed", met="node_dead",
         actions=("swap",), ended="completed", attempts=2, requeues=0, excluded=1, wrongly_excluded=0,
-        lost_steps=(6,), trains_again_s=14.26,
+        lost_steps=(6,), trains_again_s=14.26, date="2026-01-01", commit="1234567",
     )  # fmt: skip
-    row = pair_markdown([entry.fields()]).splitlines()[-1]
+    return replace(entry, **fields)
+
+
+def test_the_table_of_pairs_shows_what_was_measured() -> None:
+    row = pair_markdown([_entry("04+23-noticed").fields()]).splitlines()[-1]
     assert row.startswith("| node dies | supervisor killed | noticed | node_dead | swap | completed | 2 | 0 |")
-    assert row.endswith("| 6 | 14.3 |")
+    assert row.endswith("| 6 | 14.3 | 2026-01-01, 1234567 |")
+
+
+def test_a_run_of_some_pairs_keeps_what_others_came_to(tmp_path: Path) -> None:
+    """Rows are replaced pair by pair; a pair that failed now has none, nor has one that is no longer there."""
+    ids = [pair.id for pair in PAIRS]
+    before = PairTable(tmp_path)
+    for pair in (ids[2], ids[0], ids[1], "99+99-never"):
+        before.passed(_entry(pair, date="2026-01-01"))
+    before.write()
+    after = PairTable(tmp_path)
+    after.passed(_entry(ids[1], date="2026-02-02", wrongly_excluded=1))
+    after.failed(ids[2])
+    after.write()
+    body = json.loads((tmp_path / "fault_pairs.json").read_text())
+    assert [(row["id"], row["date"]) for row in body["rows"]] == [(ids[0], "2026-01-01"), (ids[1], "2026-02-02")]
+    assert (body["pairs"], body["passed"], body["wrong_exclusions"]) == (len(PAIRS), 2, 1)
+    assert (tmp_path / "fault_pairs.md").read_text().count("\n") == 2 + 2
+
+
+def test_a_run_of_the_sample_alone_writes_no_table(tmp_path: Path) -> None:
+    table = PairTable(tmp_path)
+    table.passed(_entry(next(pair.id for pair in PAIRS if pair.sample)))
+    table.write()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_table_shows_what_was_measured() -> None:

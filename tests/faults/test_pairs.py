@@ -1,7 +1,8 @@
 """Pairs of faults on a real Slurm: each ends as its worse half would alone.
 
-`make test` runs one of them, `make soak` all, which takes about an hour and writes
-benchmarks/results/fault_pairs.md; `make soak PYTEST_ARGS=tests/faults/test_pairs.py` runs nothing else.
+`make test` runs one of them, `make soak` all, which takes about an hour; `make soak
+PYTEST_ARGS=tests/faults/test_pairs.py` runs nothing else. Every run that is more than the sample replaces the rows
+of its pairs in benchmarks/results/fault_pairs.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.faults.conftest import Undisturbed
 from tests.faults.harness import FaultRun
 from tests.faults.matrix import Injected, Row, by_itself
 from tests.faults.nodes import FaultNodes
-from tests.faults.pair_table import PairEntry, PairTable
+from tests.faults.pair_table import PairEntry, PairTable, commit, today
 from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import name
 from zslurm.errors import Exit
@@ -29,10 +30,11 @@ _ALL = [pytest.param(pair, id=pair.id, marks=() if pair.sample else pytest.mark.
 
 @pytest.fixture(scope="session")
 def pair_table() -> Iterator[PairTable]:
-    """Collects what came of each; a run of all pairs writes it down."""
+    """Collects what came of each, and writes it down."""
+    commit()  # before files change while the tests run
     rows = PairTable()
     yield rows
-    rows.write_if_whole()
+    rows.write()
 
 
 @pytest.fixture
@@ -55,18 +57,20 @@ def test_it_ends_as_its_worse_half_would(
     curve = undisturbed.curve(user, nodes)
     run = FaultRun(user, nodes, f"pair-{PAIRS.index(pair):02d}")
     expected = Expected.of(pair)
+    pair_table.failed(pair.id)  # unless it comes to its end below
     try:
         met, injected = _strike(pair, run)
         if expected.ends == "gone":
             checks.is_gone_for_good(run)
         else:
             checks.wait_until_settled(run)
-        pair_table.add(_measure(pair, run, met, injected))
+        entry = _measure(pair, run, met, injected)
         _check(expected, run, injected)
         if expected.ends == "completed" and expected.same_size:
             checks.same_curve(run, curve)
         elif expected.ends == "completed":
             checks.close_curve(run, curve, undisturbed.spread())
+        pair_table.passed(entry)
     except (AssertionError, TimeoutError) as error:
         raise AssertionError(f"{error}\n{run.story()}") from error
     finally:
@@ -140,4 +144,6 @@ def _measure(pair: Pair, run: FaultRun, met: str, injected: tuple[Injected, Inje
         wrongly_excluded=len(excluded - guilty),
         lost_steps=tuple(checks.lost_steps(run)),
         trains_again_s=max(stepped) - first.time if stepped else None,
+        date=today(),
+        commit=commit(),
     )
