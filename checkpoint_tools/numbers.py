@@ -12,21 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from checkpoint_tools.errors import Mismatch
 from checkpoint_tools.read import Checkpoint
 from checkpoint_tools.shard_header import DTYPES
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Bits = npt.NDArray[Any]
+    Values = npt.NDArray[np.float64]
+
 CHUNK = 1 << 20
 """Elements that are looked at at once."""
 
 _BITS_ONLY = {"F8_E4M3", "F8_E5M2"}
-Bits = npt.NDArray[Any]
-Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ def statistics(checkpoint: Checkpoint, tensor: str, state: str) -> Statistics:
         Mismatch: the checkpoint does not have it, or its dtype has no statistics.
         Damaged, ReadFailed: as `Checkpoint.read`.
     """
+    import numpy as np
+
     dtype = checkpoint.dtype(tensor, state)
     if dtype in _BITS_ONLY:
         raise Mismatch(f"tensor {tensor!r}, state {state!r}: {dtype} values are not interpreted here")
@@ -206,6 +210,8 @@ def _bytes(checkpoint: Checkpoint, tensor: str, state: str) -> int:
 
 def _chunks(checkpoint: Checkpoint, tensor: str, state: str) -> Iterator[Bits]:
     """The elements in order, CHUNK at a time, in an array that the next chunk overwrites."""
+    import numpy as np
+
     numel = math.prod(checkpoint.shape(tensor))
     out = np.empty(min(CHUNK, numel), DTYPES[checkpoint.dtype(tensor, state)])
     for start in range(0, numel, CHUNK):
@@ -215,12 +221,16 @@ def _chunks(checkpoint: Checkpoint, tensor: str, state: str) -> Iterator[Bits]:
 
 
 def _widened(bits: Bits, dtype: str) -> Values:
+    import numpy as np
+
     if dtype == "BF16":
         bits = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return bits.astype(np.float64)
 
 
 def _difference(first: Checkpoint, second: Checkpoint, tensor: str, state: str) -> Difference:
+    import numpy as np
+
     dtype = first.dtype(tensor, state)
     elements = differing = 0
     largest = squares = norm = 0.0

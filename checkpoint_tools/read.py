@@ -25,10 +25,7 @@ from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from checkpoint_tools import layout, manifest_json, shard_header
 from checkpoint_tools.blocks import BlockFile, check_size
@@ -36,6 +33,9 @@ from checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFaile
 from checkpoint_tools.garbage import uncollected
 from checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
 from checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 OPEN_FILES = 8
 """Shards that a checkpoint holds open at once; the one that was used longest ago is closed for the next."""
@@ -167,6 +167,8 @@ class Checkpoint:
             Mismatch: the checkpoint has no such buffer.
             Damaged, ReadFailed: as for `read`.
         """
+        import numpy as np
+
         buffer = self._buffers.get(name)
         if buffer is None:
             raise Mismatch(f"{self.path} has no buffer {name!r}")
@@ -296,4 +298,4 @@ def _read_header(file: BlockFile, tensor: str) -> dict[str, Span]:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+    return array.reshape(-1).view("u1").data

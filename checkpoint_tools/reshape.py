@@ -38,8 +38,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock
 
-import numpy as np
-
 from checkpoint_tools import layout, manifest_json
 from checkpoint_tools.commit import write_manifest
 from checkpoint_tools.durable import remove, sync_directory, writing
@@ -310,12 +308,14 @@ def _pieces(
 
     A piece lies in a ring, and is overwritten when at least RING_BLOCKS - 2 more blocks were produced.
     """
+    import numpy as np
+
     add(len(opening))
     yield memoryview(opening)
     ring, place = np.empty(RING_BLOCKS * length, np.uint8), 0
     for row in rows:
         if not row.state:
-            piece = checkpoint.read_buffer(row.name).reshape(-1).view(np.uint8)
+            piece = checkpoint.read_buffer(row.name).reshape(-1).view("u1")
             add(piece.size)
             yield piece.data
             continue

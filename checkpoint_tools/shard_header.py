@@ -16,15 +16,15 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from checkpoint_tools.errors import Mismatch
 from checkpoint_tools.plain import in_words, load_json
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DATA_ALIGNMENT = 64
 """Bytes; tensor data starts at a multiple of it, counted from the start of the file."""
@@ -32,32 +32,43 @@ DATA_ALIGNMENT = 64
 LENGTH_BYTES = 8
 """Bytes of the length that opens the file."""
 
-DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        name: np.dtype(code)
-        for name, code in {
-            "F64": "<f8",
-            "F32": "<f4",
-            "F16": "<f2",
-            "I64": "<i8",
-            "I32": "<i4",
-            "I16": "<i2",
-            "I8": "|i1",
-            "U64": "<u8",
-            "U32": "<u4",
-            "U16": "<u2",
-            "U8": "|u1",
-            "BOOL": "|b1",
-            "BF16": "<u2",
-            "F8_E4M3": "|u1",
-            "F8_E5M2": "|u1",
-        }.items()
-    }
-)
-"""safetensors dtype -> the numpy dtype that carries its bits."""
-
+_CARRIERS = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "|u1",
+    "BOOL": "|b1",
+    "BF16": "<u2",
+    "F8_E4M3": "|u1",
+    "F8_E5M2": "|u1",
+}
 _DECLARED_ONLY = {"BF16", "F8_E4M3", "F8_E5M2"}
-_INFERRED = {dtype: name for name, dtype in DTYPES.items() if name not in _DECLARED_ONLY}
+
+
+class _Dtypes(Mapping[str, "np.dtype[Any]"]):
+    """Makes numpy's dtypes on demand: a program that only lists checkpoints does not import numpy."""
+
+    def __getitem__(self, name: str) -> np.dtype[Any]:
+        import numpy as np
+
+        return np.dtype(_CARRIERS[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CARRIERS)
+
+    def __len__(self) -> int:
+        return len(_CARRIERS)
+
+
+DTYPES: Mapping[str, np.dtype[Any]] = _Dtypes()
+"""safetensors dtype -> the numpy dtype that carries its bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +88,10 @@ def dtype_name(carrier: np.dtype[Any], declared: str | None = None) -> str:
         Mismatch: the dtype is unknown, is not little-endian, or its bits are not carried by `carrier`.
     """
     if declared is None:
-        if carrier not in _INFERRED:
+        inferred = (name for name in DTYPES if name not in _DECLARED_ONLY and DTYPES[name] == carrier)
+        if (name := next(inferred, None)) is None:
             raise Mismatch(f"dtype {carrier.str!r} cannot be stored; use one of {', '.join(DTYPES)}")
-        return _INFERRED[carrier]
+        return name
     if declared not in DTYPES:
         raise Mismatch(f"dtype {declared!r} cannot be stored; use one of {', '.join(DTYPES)}")
     if DTYPES[declared] != carrier:

@@ -17,10 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from checkpoint_tools import layout, shard_header
 from checkpoint_tools.checksum import crc32
@@ -30,6 +27,9 @@ from checkpoint_tools.manifest import BLOCK_SIZE
 from checkpoint_tools.manifest_json import FORMAT
 from checkpoint_tools.quantities import counted
 from checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 POINTS = ("shard: created", "shard: half written", "shard: written", "shard: synced")
 """Where `write_shard` calls `at`, in order."""
@@ -151,7 +151,7 @@ def _checked_dtype(what: str, array: npt.NDArray[Any], declared: str | None) -> 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     """The array's memory, one byte per element; no copy."""
-    return array.reshape(-1).view(np.uint8).data
+    return array.reshape(-1).view("u1").data
 
 
 def write_file(

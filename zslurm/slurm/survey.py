@@ -133,7 +133,9 @@ def survey(
             out.join()
             err.join()
     if late and (queued := _queued(err.lines())):
-        raise SlurmRefused(f"the nodes could not be asked: job {queued} did not start within {max(1.0, timeout_s):.0f} s")
+        raise SlurmRefused(
+            f"the nodes could not be asked: job {queued} did not start within {max(1.0, timeout_s):.0f} s"
+        )
     return _collect(out, err.text(), nodes, f"no answer within {timeout_s:.3g} s" if late else None, process)
 
 
