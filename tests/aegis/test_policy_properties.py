@@ -136,7 +136,7 @@ def test_the_order_in_which_faults_are_reported_does_not_matter(
     shuffled = list(now.faults)
     order.shuffle(shuffled)
     again = situation(*shuffled, outcome=now.outcome, step=now.committed_step, asked_to_stop=now.asked_to_stop,
-                      requeued=now.requeued, progressed_at=now.progressed_at)  # fmt: skip
+                      requeued=now.requeued, progressed_at=now.progressed_at, preempted=now.preempted)  # fmt: skip
     assert decide(again, past, there, says) == decide(now, past, there, says)
 
 
