@@ -99,7 +99,7 @@ def test_a_damaged_config_json_is_one_line(tmp_path: Path) -> None:
             load_spec(path)
         assert "\n" not in str(caught.value)
     path.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"config\.json: it is not JSON"):
+    with pytest.raises(ConfigError, match=r"config\.json: it is not UTF-8 text"):
         load_spec(path)
 
 
