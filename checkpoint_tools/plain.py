@@ -3,6 +3,9 @@
 `load_json` is the JSON reader of the whole repository where a file may hold anything: whatever is wrong with it is
 one ValueError with a message for people. `in_words` gives such a message for an error that Python raised while a
 document of an unexpected form was taken apart.
+
+checkpoint_tools and train each have this file, the same to the byte (a test compares them): checkpoint_tools is
+usable alone, and what zslurm runs beside the ranks must not import numpy, which checkpoint_tools does.
 """
 
 from __future__ import annotations

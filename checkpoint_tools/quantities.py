@@ -1,5 +1,8 @@
 """Sizes, counts and durations as messages write them; docs/everyday.md states the rule.
 
+checkpoint_tools and train each have this file, the same to the byte (a test compares them): checkpoint_tools is
+usable alone, and what zslurm runs beside the ranks must not import numpy, which checkpoint_tools does.
+
 sizes       binary units, three significant digits: `950 B`, `12.3 KiB`, `4.50 MiB`, `16.5 GiB`
 counts      `950`, `12.3k`, `4.5M`, `7.8B` where they are rounded; with a noun, `1 node` and `2 nodes`
 durations   the two largest units: `45s`, `12m 03s`, `3h 07m`, `2d 4h`

@@ -72,6 +72,12 @@ def test_singular_and_plural(text: str, expected: str) -> None:
     assert text == expected
 
 
+@pytest.mark.parametrize("name", ["quantities.py", "plain.py"])
+def test_both_packages_have_the_same_file(name: str) -> None:
+    """checkpoint_tools is usable alone, and what zslurm runs beside the ranks must not import numpy."""
+    assert (ROOT / "train" / name).read_bytes() == (ROOT / "checkpoint_tools" / name).read_bytes()
+
+
 def _in_messages(path: Path) -> Iterator[tuple[int, ast.expr, str]]:
     """Each value in an f-string with the text behind it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -6,15 +6,11 @@ JSON every value is replaced by values of other types too. The normal run takes 
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
 import json
 import os
 import random
-import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,18 +18,9 @@ from typing import Any
 import pytest
 
 from checkpoint_tools.checksum import crc32
-from tests.cli.commands import Outcome
+from tests.cli.plain_words import problem_of, zslurm
 from tests.cli.trained import trained_run
 from tests.launch.local_runs import LocalUser
-from zslurm.cli.main import main
-from zslurm.errors import Exit
-
-PYTHONS_WORDS = re.compile(
-    r"Traceback|\b[A-Z][A-Za-z]*(?<!Out)Error\b|\b[A-Z]\w+Exception\b|NoneType|<class|object has no attribute|"
-    r"indices must be|not subscriptable|not iterable|unhashable|keyword argument|positional argument|"
-    r"invalid literal|could not convert|unsupported operand|not supported between|object of type|\[Errno|"
-    r"codec can't|int_max_str_digits|recursion depth|out of range\b(?! of)"
-)
 
 DEEP = b"[" * 200_000
 WHOLE_FILES: dict[str, bytes] = {
@@ -54,43 +41,6 @@ WHOLE_FILES: dict[str, bytes] = {
 }
 SAY_IT_ON_STDOUT = ("cluster check lab",)
 OTHER_VALUES: list[Any] = [None, [], {}, "x", -1, 1.5, True, 10**30, [None], {"x": None}]
-
-
-def zslurm(*arguments: str) -> Outcome:
-    """`main` in this process."""
-    out, messages = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace") for _ in range(2))
-    before = sys.argv
-    sys.argv = ["zslurm", *arguments]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(messages):
-            try:
-                main()
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-    finally:
-        sys.argv = before
-    said = []
-    for stream in (out, messages):
-        stream.flush()
-        stream.seek(0)
-        said.append(stream.read())
-    return Outcome(code, *said)
-
-
-def problem_of(arguments: str) -> str | None:
-    """What is wrong with how a command took a damaged file; None where nothing is."""
-    try:
-        done = zslurm(*arguments.split())
-    except BaseException as error:
-        return f"{arguments}: raised {error!r}"[:600]
-    if done.code not in set(Exit):
-        return f"{arguments}: exit code {done.code}"
-    if found := PYTHONS_WORDS.search(done.stderr + done.stdout):
-        return f"{arguments}: {found[0]!r} in {(done.stderr + done.stdout)[:600]}"
-    told = any(line.startswith("zslurm: ") for line in done.stderr.splitlines())
-    if done.code and not told and arguments not in SAY_IT_ON_STDOUT:
-        return f"{arguments}: exit code {done.code} without a message: {done.stderr[:300]!r}"
-    return None
 
 
 def damages(path: Path, *, every: bool) -> Iterator[tuple[str, bytes]]:
@@ -302,7 +252,7 @@ def check(path: Path, commands: list[str], *, every: bool) -> None:
             for command in chosen:
                 number += 1
                 words = command.format(n=number, d=path.parent.name, f="built")
-                if problem := problem_of(words):
+                if problem := problem_of(*words.split(), on_stdout=words in SAY_IT_ON_STDOUT):
                     found.append(f"[{name}] {problem}")
     finally:
         path.write_bytes(whole)

@@ -89,8 +89,8 @@ def test_a_damaged_config_json_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json: cannot be read: No such file"):
         load_spec(path)
     for text, message in [
-        ("{", r"config\.json: not JSON: "),
-        ("[]", r"config\.json: expected a mapping of keys to values, got \[\]$"),
+        ("{", r"config\.json: it is not JSON"),
+        ("[]", r"config\.json: it is no configuration of a run"),
         ("{}", r"config\.json: phases: required, but not given$"),
         ('{"phases": [], "aegis": {"pol_s": 1}}', r"config\.json: phases: expected at least one item, got \[\]$"),
     ]:
@@ -99,7 +99,7 @@ def test_a_damaged_config_json_is_one_line(tmp_path: Path) -> None:
             load_spec(path)
         assert "\n" not in str(caught.value)
     path.write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"config\.json: not JSON: "):
+    with pytest.raises(ConfigError, match=r"config\.json: it is not UTF-8 text"):
         load_spec(path)
 
 

@@ -23,10 +23,10 @@ MINE = sorted(os.sched_getaffinity(0))
 PROGRAM = """
 import json, os
 from pathlib import Path
-from train.parallel.world import _cpu_threads
+from train.parallel.world import cpu_threads
 from zslurm.launch.numa_bind import bind
 said = bind(os.environ)
-print(json.dumps([said, sorted(os.sched_getaffinity(0)), _cpu_threads(0)]))
+print(json.dumps([said, sorted(os.sched_getaffinity(0)), cpu_threads(0)]))
 """
 
 pytestmark = pytest.mark.skipif(len(MINE) < 2, reason="needs two cores")

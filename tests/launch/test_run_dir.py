@@ -121,7 +121,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing(tmp_path: Path
 def test_json_that_is_not_an_object_is_none(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert read_json(path) is None
-    for text in ("", "{", "[]", "5", "null", "\ufeff{}"):
+    for text in ("", "{", "[]", "5", "null"):
         path.write_text(text)
         assert read_json(path) is None
     path.write_bytes(b"\xff")

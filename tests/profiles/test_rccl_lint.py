@@ -91,7 +91,7 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
     (
         {"NCCL_IB_TIMEOUT": "18"},
         {},
-        "warning NCCL_IB_TIMEOUT=18: 4.096 us * 2^18 * 7 retries is 7.5 s: a link that flaps for longer ends the",
+        "warning NCCL_IB_TIMEOUT=18: 4.096 us * 2^18 * 7 retries is 7s: a link that flaps for longer ends the",
     ),
     (
         {"NCCL_IB_TIMEOUT": "22", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60"},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zslurm.cluster.profile import profile_path
 from zslurm.cluster.profile_text import Members, local_profile, slurm_profile
 from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
 from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
@@ -51,10 +52,13 @@ def detect(
         probe_timeout_s: ask one node of it for its NICs and drivers too, and wait so long for the answer.
 
     Raises:
+        ConfigError: `name` cannot be a profile's.
         NotFound: there is no such partition.
         SlurmUnavailable: Slurm's commands are here, but its controller does not answer.
         SlurmRefused: no node could be asked.
     """
+    if name is not None:
+        profile_path(name)  # refuses what cannot be a profile's name
     client = SlurmClient()
     if not client.available():
         if probe_timeout_s is not None:

@@ -20,7 +20,7 @@ from zslurm.config import yaml12
 from zslurm.config.layers import Layers
 from zslurm.errors import ConfigError, NotFound, ZslurmError
 from zslurm.launch.run_dir import write_atomically
-from zslurm.paths import home
+from zslurm.paths import LONGEST_NAME, home
 
 LOCAL = "local"
 LAYER = "cluster profile"
@@ -100,6 +100,10 @@ def profile_path(name: str) -> Path:
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r}: a profile's name is letters, digits, '.', '_' and '-'")
+    if len(name) > LONGEST_NAME:
+        raise ConfigError(
+            f"{name[:20]}...: a profile's name has at most {LONGEST_NAME} characters, not {len(name)}"
+        )
     return config_dir() / "clusters" / f"{name}.yaml"
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from checkpoint_tools.quantities import counted
+from train.quantities import counted
 from zslurm.cluster.rail import Rail, RailMap
 from zslurm.slurm.hostlist import compress
 
@@ -42,6 +42,8 @@ class Difference:
         which = compress(self.nodes) if one else f"{compress(self.nodes)} (these {len(self.nodes)})"
         return f"{which} {'differs' if one else 'differ'} from the other {self.others}: {self.message}"
 
+
+_Value = TypeVar("_Value", bound=Hashable)
 
 _ASPECTS: dict[Aspect, tuple[str, Callable[[Rail], Hashable], Callable[[Rail], str]]] = {
     "place": (
@@ -86,8 +88,8 @@ def _comparable(rail: Rail) -> bool:
 
 
 def _minorities(
-    values: Sequence[tuple[RailMap, Hashable]],
-) -> list[tuple[tuple[str, ...], int, Hashable, Hashable]]:
+    values: Sequence[tuple[RailMap, _Value]],
+) -> list[tuple[tuple[str, ...], int, _Value, _Value]]:
     """(nodes, how many have the usual value, their value, the usual one) for each unusual value."""
     counts = Counter(value for _, value in values)
     if len(counts) < 2:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from checkpoint_tools.quantities import counted
+from train.quantities import counted
 from zslurm.cluster.gpus import read_gpus
 from zslurm.cluster.sysfs import read_text, sysroot
 from zslurm.config.spec import RunSpec
@@ -73,11 +73,7 @@ def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | N
     os.sched_setaffinity(0, mine)
     ranks = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     environ[SHARING_VARIABLE] = str(nodes[:ranks].count(numa))
-    return f"bound to NUMA node {numa} of its GPU: {_counted(len(mine))}"
-
-
-def _counted(cores: int) -> str:
-    return counted(cores, "core")
+    return f"bound to NUMA node {numa} of its GPU: {counted(len(mine), 'core')}"
 
 
 def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from checkpoint_tools.quantities import counted, show_count, show_duration
 from train.jsonl import JsonLinesTail
+from train.quantities import counted, show_count, show_duration
 from zslurm.cli.output import say
 from zslurm.errors import Exit
 from zslurm.launch.control import cancel
@@ -158,7 +158,7 @@ def _describe(row: dict[str, Any], state: RunState) -> str:
 def _say_end(state: RunState) -> int:
     if state.state == "completed":
         loss = f", loss {state.loss:.4f}" if state.loss is not None else ""
-        say(f"{state.run.name}: completed {counted(state.step, 'step')}{loss}")
+        say(f"{state.run.name}: completed {counted(state.step or 0, 'step')}{loss}")
     elif state.state in ("interrupted", "preempted", "cancelled"):
         at = f"saved at step {state.checkpoint_step}; " if state.checkpoint_step is not None else ""
         say(f"{state.run.name}: stopped; {at}submit again to continue")
