@@ -4,8 +4,7 @@
 one ValueError with a message for people. `in_words` gives such a message for an error that Python raised while a
 document of an unexpected form was taken apart.
 
-checkpoint_tools and train each have this file, the same to the byte (a test compares them): checkpoint_tools is
-usable alone, and what zslurm runs beside the ranks must not import numpy, which checkpoint_tools does.
+It is here because checkpoint_tools is usable alone: train and zslurm take it from here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Sizes, counts and durations as messages write them; docs/everyday.md states the rule.
 
-checkpoint_tools and train each have this file, the same to the byte (a test compares them): checkpoint_tools is
-usable alone, and what zslurm runs beside the ranks must not import numpy, which checkpoint_tools does.
+It is here because checkpoint_tools is usable alone: train and zslurm take it from here.
 
 sizes       binary units, three significant digits: `950 B`, `12.3 KiB`, `4.50 MiB`, `16.5 GiB`
 counts      `950`, `12.3k`, `4.5M`, `7.8B` where they are rounded; with a noun, `1 node` and `2 nodes`

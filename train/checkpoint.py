@@ -49,6 +49,7 @@ from checkpoint_tools import (
     take,
 )
 from checkpoint_tools.checksum import crc32
+from checkpoint_tools.quantities import counted, show_bytes
 from train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
 from train.errors import ConfigError, HubIOError, TrainError
 from train.hub import balancing_bias, weights_only
@@ -58,7 +59,6 @@ from train.optim.balance import BalanceState
 from train.optim.sharded import MASTER, MOMENTUM, OwnedState, ShardedOptimizer, states_of
 from train.parallel.world import World
 from train.parallel.zero import ZeroShards
-from train.quantities import counted, show_bytes
 from train.saver import Hooks, Request, Saver
 from train.shapes import TensorInfo
 from train.staging import Staging, Unstaged, available_memory, staging_bytes

@@ -25,10 +25,10 @@ from pydantic import (
     model_validator,
 )
 
+from checkpoint_tools.plain import Unexpected, load_json
+from checkpoint_tools.quantities import counted
 from train.errors import ConfigError
 from train.optim.stages import Stage, stages_of
-from train.plain import Unexpected, load_json
-from train.quantities import counted
 
 RESUMED_FROM = "resumed_from"
 """Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from checkpoint_tools import CheckpointError
+from checkpoint_tools.quantities import counted
 from train.checkpoint import Checkpointer, Restored
 from train.config import RESUMED_FROM, TrainConfig, load_train_config
 from train.data.loader import Loader
@@ -40,7 +41,6 @@ from train.optim.sharded import ShardedOptimizer
 from train.parallel.world import DTYPES, World, open_world
 from train.parallel.zero import ZeroShards
 from train.progress import Phase, ProgressWriter, dump_stacks_on_signal
-from train.quantities import counted
 from train.saves import Saves
 from train.shapes import owned_table
 from train.stability import Recent, why_skip

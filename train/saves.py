@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from checkpoint_tools.quantities import counted, show_bytes
 from train.checkpoint import Checkpointer
 from train.config import CheckpointConfig
 from train.errors import TrainError
 from train.progress import CheckpointState, Phase, ProgressWriter
-from train.quantities import counted, show_bytes
 from train.saver import Reached, SaveState
 
 _SHOWN = {

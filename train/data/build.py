@@ -24,6 +24,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from checkpoint_tools.quantities import counted
 from train.data.bundle import Bundle, Corpus
 from train.data.encode import Encoded, Encoder, encode_all
 from train.data.journal import Finished, Journal, OtherBuild, finished_bundles, identity
@@ -44,7 +45,6 @@ from train.data.tokenizer import (
 from train.data.training_sample import SAMPLE_BYTES, training_texts
 from train.data.writer import fsync
 from train.errors import BuildFailed, DataError
-from train.quantities import counted
 
 _WRONG_PLACE = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError)
 

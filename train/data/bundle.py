@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from checkpoint_tools.quantities import counted
 from train.data.hdf5 import Extent, locate, open_hdf5, read_text
 from train.data.schema import (
     AGAIN,
@@ -34,7 +35,6 @@ from train.data.schema import (
 )
 from train.data.writer import BundleWriter
 from train.errors import DataError
-from train.quantities import counted
 
 __all__ = ["Bundle", "BundleHeader", "BundleWriter", "Corpus"]
 

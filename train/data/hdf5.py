@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 
 os.environ.setdefault("HDF5_USE_FILE_LOCKING", "FALSE")  # read when the library loads
 

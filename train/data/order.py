@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from checkpoint_tools.quantities import counted
 from train.config import PhaseConfig
 from train.data.mixture import Mixture
 from train.data.sampler import Sampler
 from train.data.training_data import ALONE, TrainingData, key_of
 from train.errors import ConfigError, DataError
 from train.optim.schedule import Plan
-from train.quantities import counted
 
 
 class DataOrder:

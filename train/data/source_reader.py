@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
+from checkpoint_tools.quantities import show_bytes
 from train.data.compressed import open_source, skip
 from train.data.sources import Kind, SourceFile
 from train.errors import DataError
-from train.quantities import show_bytes
 
 BATCH_BYTES = 256 << 10
 BATCH_RECORDS = 4096

@@ -20,11 +20,11 @@ from typing import BinaryIO
 import numpy as np
 
 from checkpoint_tools.checksum import crc32
+from checkpoint_tools.quantities import counted
 from train.data.bundle import Bundle, Corpus
 from train.data.record import BuildRecord
 from train.data.schema import AGAIN, BUILD_FILE, BUNDLE_NAME, TOKENIZER_FILE, bundle_paths
 from train.errors import DataError
-from train.quantities import counted
 
 INDEX_CHUNK = 1 << 20  # offsets read at a time
 GROUP = 256  # pieces handed to the threads at a time

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from checkpoint_tools.checksum import crc32
+from checkpoint_tools.quantities import counted
 from train.data.hdf5 import create_hdf5, write_text
 from train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader
 from train.errors import DataError
-from train.quantities import counted
 
 
 class BundleWriter:

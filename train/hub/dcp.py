@@ -48,12 +48,12 @@ from checkpoint_tools import (
 from checkpoint_tools.durable import writing
 from checkpoint_tools.manifest import BLOCK_SIZE
 from checkpoint_tools.plain import load_json
+from checkpoint_tools.quantities import counted
 from checkpoint_tools.report import WrittenBuffer, WrittenExtent
 from checkpoint_tools.shard_header import DTYPES
 from checkpoint_tools.write import file_order, shard_opening, write_file
 from train.errors import HubError, HubIOError
 from train.hub.export import Report, silent
-from train.quantities import counted
 
 MANIFEST_KEY = "zslurm.manifest"
 _MASTER = "master"

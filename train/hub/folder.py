@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from checkpoint_tools import layout as checkpoint_layout
 from checkpoint_tools import shard_header
 from checkpoint_tools.plain import Unexpected, in_words, load_json
+from checkpoint_tools.quantities import counted
 from train.errors import HubError, HubIOError
 from train.hub.number_formats import READABLE, to_fp32
-from train.quantities import counted
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"

@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import counted
 from train.niceness import lower_process
-from train.quantities import counted
 from zslurm.aegis.deputy import Deputy
 from zslurm.aegis.node_memory import NodeMemory
 from zslurm.aegis.pauses import Pauses

@@ -32,8 +32,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from checkpoint_tools.quantities import counted
 from train.progress import Phase
-from train.quantities import counted
 from zslurm.aegis.evidence import Fault
 from zslurm.aegis.pace import PaceWatch
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport

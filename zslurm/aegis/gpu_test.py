@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ZslurmError
 from zslurm.slurm.survey import answer, survey, survey_here

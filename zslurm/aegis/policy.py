@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.aegis.blame import SILENT_ENDS, Blame, blame, roots_of
 from zslurm.aegis.evidence import Alarm, Decision, Fault, History, Resources, Situation
 from zslurm.aegis.history import active_exclusions, since_last_end, starts_since, without_progress

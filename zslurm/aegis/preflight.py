@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.rail import RailMap
 from zslurm.slurm.hostlist import compress
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from train.quantities import show_bytes
+from checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.facts import NodeFacts, from_json
 from zslurm.cluster.rail import RailMap
 from zslurm.cluster.rails import rail_map

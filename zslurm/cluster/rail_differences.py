@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.rail import Rail, RailMap
 from zslurm.slurm.hostlist import compress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.facts import Nic, NodeFacts
 from zslurm.cluster.pairing import closeness
 from zslurm.cluster.rail import Kind, Problem, Rail, RailMap

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from train.quantities import counted, show_duration
+from checkpoint_tools.quantities import counted, show_duration
 from zslurm.cluster.rccl_conf import NO_FILES, Conf
 from zslurm.cluster.rccl_finding import LEVELS, Check, Finding, fault, is_on, number, warning
 from zslurm.cluster.rccl_lint_network import CHECKS

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from train.plain import load_json
+from checkpoint_tools.plain import load_json
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers, Origin, show_path
 from zslurm.config.problems import describe

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from checkpoint_tools.quantities import counted
 from train.config import (
     CheckpointConfig,
     Count,
@@ -28,7 +29,6 @@ from train.config import (
     Whole,
     check_mixes,
 )
-from train.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 from zslurm.paths import LONGEST_NAME

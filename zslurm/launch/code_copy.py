@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from train.quantities import show_bytes
+from checkpoint_tools.quantities import show_bytes
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ZslurmError
 from zslurm.launch.run_dir import RunDir

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.gpus import read_gpus
 from zslurm.cluster.sysfs import read_text, sysroot
 from zslurm.config.spec import RunSpec

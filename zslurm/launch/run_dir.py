@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.plain import load_json
+from checkpoint_tools.plain import load_json
 from zslurm.errors import ConfigError, NotFound, ZslurmError
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.config.layers import parse_path, show_path
 from zslurm.errors import ConfigError
 from zslurm.paths import LONGEST_NAME

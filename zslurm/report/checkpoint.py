@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_tools import CheckpointError, Listing, Mismatch, NotACheckpoint
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from train.errors import DataError, HubError, TrainError
 from train.hub import FolderWeights, Overrides, TokenizerFiles, Weights, export, import_weights, open_weights
-from train.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.errors import ConfigError, NotFound, ZslurmError
 from zslurm.launch.checkpoints import find_checkpoints, find_weights

@@ -26,7 +26,7 @@ from checkpoint_tools import (
     take,
     verify,
 )
-from train.quantities import counted, show_bytes, show_count, show_duration
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.errors import CheckFailed, ConfigError
 from zslurm.launch.checkpoints import find_checkpoint, find_checkpoints, find_newest

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from train.data.build import BuildProgress, Report, build
 from train.data.bundle import Corpus
 from train.data.encode import default_workers
@@ -20,7 +21,6 @@ from train.data.sources import MissingSource
 from train.data.statistics import unigram_entropy
 from train.data.verify import verify
 from train.errors import BuildFailed, DataError
-from train.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.output import print_json, say
 from zslurm.errors import CheckFailed, ConfigError, NotFound, ZslurmError
 from zslurm.report.bars import byte_bar

@@ -17,11 +17,11 @@ import sys
 import time
 from pathlib import Path
 
+from checkpoint_tools.quantities import counted, show_count, show_duration
 from train.data.bundle import Corpus
 from train.data.statistics import unigram_entropy
 from train.data.stdlib import stdlib_sources
 from train.jsonl import read_jsonl
-from train.quantities import counted, show_count, show_duration
 from zslurm.cli.output import say
 from zslurm.errors import ConfigError, Exit
 from zslurm.launch.resolve import resolve_run

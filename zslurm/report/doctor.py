@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.cluster.doctor.check import Check, Status
 from zslurm.cluster.doctor.examine import ANSWER, STATE

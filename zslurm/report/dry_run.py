@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes, show_count
 from train.data.order import DataOrder
 from train.data.training_data import ALONE
-from train.quantities import counted, show_bytes, show_count
 from zslurm.cluster.rccl import left_out
 from zslurm.config.layers import show_path
 from zslurm.config.load import Resolved

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from train.quantities import counted, show_duration
+from checkpoint_tools.quantities import counted, show_duration
 from zslurm.errors import ZslurmError
 from zslurm.report.values import show_time
 from zslurm.slurm.hostlist import compress

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_count, show_duration
 from train.jsonl import JsonLinesTail
-from train.quantities import counted, show_count, show_duration
 from zslurm.cli.output import say
 from zslurm.errors import Exit
 from zslurm.launch.control import cancel

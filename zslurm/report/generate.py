@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpoint_tools.quantities import counted, show_bytes
 from train.data.detokenize import text_pieces
 from train.data.tokenizer import load_tokenizer
 from train.hub import Overrides, Settings, TokenizerFiles, Weights, open_weights
-from train.quantities import counted, show_bytes
 from zslurm.cli.output import print_json, say
 from zslurm.errors import ConfigError
 from zslurm.launch.checkpoints import find_weights

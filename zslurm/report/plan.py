@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes
 from train.memory import MemoryPlan, plan_memory
-from train.quantities import counted, show_bytes
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
 

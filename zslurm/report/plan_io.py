@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from train.data.storage import Reads, StoragePlan, plan_storage
-from train.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
 

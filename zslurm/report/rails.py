@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.rail import Rail, RailMap
 from zslurm.cluster.rail_differences import identical
 from zslurm.cluster.rail_survey import RailSurvey

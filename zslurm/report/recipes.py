@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from train.quantities import show_count
+from checkpoint_tools.quantities import show_count
 from train.shapes import parameter_counts
 from zslurm.cli.output import print_json, print_table
 from zslurm.config import yaml12

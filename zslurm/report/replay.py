@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from train.quantities import show_duration
+from checkpoint_tools.quantities import show_duration
 from zslurm.aegis.replay import Replayed
 from zslurm.config.aegis import AegisSection
 from zslurm.report.values import show_time

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from checkpoint_tools.quantities import show_count, show_duration
 from train.jsonl import read_jsonl
-from train.quantities import show_count, show_duration
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState
 from zslurm.report.event_words import describe, describe_cause, describe_fault

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cli.output import print_json, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.errors import ConfigError, SlurmUnavailable, ZslurmError

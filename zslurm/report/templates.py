@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import nodes
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
 from zslurm.errors import CheckFailed, ConfigError, NotFound, ZslurmError

@@ -1,4 +1,4 @@
-"""Values as people read and write them; sizes, counts and durations are shown by train.quantities."""
+"""Values as people read and write them; sizes, counts and durations are shown by checkpoint_tools.quantities."""
 
 from __future__ import annotations
 

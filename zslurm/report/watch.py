@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.quantities import counted, show_duration
+from checkpoint_tools.quantities import counted, show_duration
 from zslurm.errors import Exit
 from zslurm.launch.index import known_runs
 from zslurm.launch.run_dir import RunDir

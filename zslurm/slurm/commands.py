@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.environment import scrubbed
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.plain import load_json
+from checkpoint_tools.plain import load_json
 from zslurm.errors import ZslurmError
 from zslurm.paths import home
 from zslurm.slurm.client import SlurmClient

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.aegis.evidence import Fault, Role, Scope
 from zslurm.aegis.gpu_tool import GpuTool, ToolAnswer, ToolSources, is_there, tool_exists
 from zslurm.aegis.sensor import Place, Reading, Sensor

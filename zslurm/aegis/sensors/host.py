@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from train.quantities import counted, show_bytes
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.aegis.evidence import Fault
 from zslurm.aegis.sensor import Place, Reading, Sensor
 from zslurm.cluster.sysfs import key_values, names, read_text

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.aegis.evidence import Fault, Role
 from zslurm.aegis.sensor import Place, Reading, Sensor
 from zslurm.cluster.facts import read_facts

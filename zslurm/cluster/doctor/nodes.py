@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Outcome, failed, warned
 from zslurm.errors import ConfigError, NotFound
 from zslurm.slurm.hostlist import compress, expand

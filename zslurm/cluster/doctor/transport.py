@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Outcome, failed, warned
 from zslurm.cluster.rccl_rules import PLUGIN, ainic_transport
 from zslurm.config.spec import ClusterSection

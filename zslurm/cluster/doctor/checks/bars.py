@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Any
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, warned, worst
 from zslurm.cluster.doctor.command import CommandHung
 from zslurm.cluster.doctor.sources import Sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from train.quantities import counted, show_bytes
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable, warned
 from zslurm.cluster.doctor.sources import Sources
 

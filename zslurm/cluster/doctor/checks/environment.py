@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 from zslurm.cluster.rccl import environment, left_out, lint, overridden, read_conf

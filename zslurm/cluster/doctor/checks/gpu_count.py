@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, Status, failed, passed, unavailable
 from zslurm.cluster.doctor.sources import Sources
 

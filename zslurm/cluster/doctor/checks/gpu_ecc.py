@@ -6,7 +6,7 @@ nobody has read yet; the page is retired when somebody does.
 
 from __future__ import annotations
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.gpu_health import GpuHealth
 from zslurm.cluster.doctor.sources import Sources

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.quantities import counted, show_bytes
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.doctor import ras
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable
 from zslurm.cluster.doctor.gpu_health import GpuProcess

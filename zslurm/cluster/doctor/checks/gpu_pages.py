@@ -6,7 +6,7 @@ reserved is still in use, damaged as it is. Rows that NVIDIA GPUs remap are coun
 
 from __future__ import annotations
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable, warned, worst
 from zslurm.cluster.doctor.processes import Process, processes
 from zslurm.cluster.doctor.sources import Sources

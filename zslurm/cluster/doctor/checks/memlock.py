@@ -5,7 +5,7 @@ The login shell looks fine while the step inherits slurmd's limit (NVIDIA/nccl-t
 
 from __future__ import annotations
 
-from train.quantities import show_bytes
+from checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed, unavailable
 from zslurm.cluster.doctor.sources import Sources
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, Status, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.rails import OF_NICS, of_kind
 from zslurm.cluster.doctor.sources import Sources

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from train.quantities import show_bytes
+from checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.doctor.check import Check, NodeData, Outcome, failed, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 

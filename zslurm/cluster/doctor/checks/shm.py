@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from train.quantities import counted, show_bytes
+from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cluster.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.cluster.doctor.sources import Sources
 from zslurm.cluster.sysfs import names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, failed, passed
 from zslurm.cluster.doctor.command import CommandHung
 from zslurm.cluster.doctor.sources import Sources

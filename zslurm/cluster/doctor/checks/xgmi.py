@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.quantities import counted
+from checkpoint_tools.quantities import counted
 from zslurm.cluster.doctor.check import Check, Outcome, passed, warned
 from zslurm.cluster.doctor.sources import Sources
 from zslurm.cluster.rccl_rules import vendor_of
