@@ -141,6 +141,9 @@ class Saver:
             rescue: a directory of checkpoints to save in where that of the run is gone.
         """
         self._rescue = rescue
+        self._run_inode: int | None = None
+        with suppress(OSError):
+            self._run_inode = root.parent.stat().st_ino
         self._root, self._store, self._rank, self._ranks = root, store, rank, ranks
         self._staging, self._entries, self._nonce = staging, entries, nonce
         self._timeout_s, self._hooks = timeout_s, hooks or Hooks()
@@ -244,12 +247,29 @@ class Saver:
     def _present_root(self) -> Path:
         """Where to save now: in the run's own directory, or elsewhere where that is gone and a place is set.
 
-        Rank 0 decides, and the others learn the directory from it.
+        Rank 0 decides, and the others learn the directory from it. Another directory under the run's name may be
+        another run's by now, whose checkpoints must not be touched.
+
+        Raises:
+            WriteFailed: the run directory is gone, and no other place is set.
         """
-        if self._rescue is None or self._root.parent.is_dir():
+        why = self._why_lost()
+        if why is None:
             return self._root
+        if self._rescue is None:
+            raise WriteFailed(f"{self._root.parent} {why}: the run was moved or removed")
         self._rescue.mkdir(parents=True, exist_ok=True)
         return self._rescue
+
+    def _why_lost(self) -> str | None:
+        """What became of the run's directory; None where it is there, or its file system does not answer."""
+        try:
+            inode = self._root.parent.stat().st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return "is gone"
+        except OSError:
+            return None
+        return "is another directory now" if self._run_inode not in (None, inode) else None
 
     def _commit(self, store: dist.Store, directory: Path, request: Request) -> str:
         try:
@@ -259,7 +279,8 @@ class Saver:
         except CheckpointError:
             discard(directory)
             raise
-        self._hooks.retain(request)
+        if directory.parent == self._root:
+            self._hooks.retain(request)
         return f"{path} {sum(report.size for report in reports)}"
 
     def _wait(self, store: dist.Store, key: str, whose: str) -> str:

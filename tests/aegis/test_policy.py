@@ -591,6 +591,8 @@ class TestAskedToStop:
     def test_preempted_and_cancelled_or_requeued_by_slurm(self) -> None:
         assert decided(preempted="cancel", outcome="interrupted").action == "finish"
         assert decided(preempted="cancel", asked_to_stop="SIGUSR2", outcome="interrupted").action == "finish"
+        due_to = fault("slurm_preempt", role="teardown", source="srun")  # srun reports it in either mode
+        assert "cancels it" in decided(due_to, preempted="cancel", outcome="interrupted").reason
         assert decided(preempted="requeue", requeued=True, asked_to_stop="SIGTERM").action == "finish"
         cancelled = decided(preempted="requeue", asked_to_stop="SIGTERM", outcome="interrupted")
         assert cancelled.action == "finish", "a person cancelled the job in its grace time"

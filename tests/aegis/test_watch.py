@@ -17,18 +17,20 @@ import pytest
 from tests.launch.specs import run_spec
 from tests.waiting import wait_for
 from train.progress import Phase
+from zslurm.aegis import watch as watch_module
 from zslurm.aegis.agents import Agents, Heard
 from zslurm.aegis.blame import blame, roots_of
 from zslurm.aegis.detect import Detector
 from zslurm.aegis.evidence import Fault, History
 from zslurm.aegis.job import Job
-from zslurm.aegis.protocol import Answer, ProgressReport, RankProgress, Stamp
+from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.signatures import Signatures
 from zslurm.aegis.starts import Running
 from zslurm.aegis.watch import Watch
 from zslurm.config.aegis import AegisSection
 from zslurm.launch.processes import DetachedProcess
-from zslurm.launch.run_dir import RunDir
+from zslurm.launch.run_dir import RunDir, write_atomically
+from zslurm.slurm.preemption import Preemption
 
 NODES = ("node0", "node1", "node2")
 SILENT_S = 4.0
@@ -233,3 +235,71 @@ def test_what_the_supervisor_before_ended_itself_was_not_cancelled(tmp_path: Pat
     watch = _watch(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
     watch.until_end()
     assert "slurm_cancelled" not in {fault.kind for fault in watch.faults}
+
+
+class Away:
+    """In place of Job.look_for_preemption: a controller that answers the third question, with a preemption."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, job: Job) -> bool:
+        self.asked += 1
+        if self.asked < 3:
+            return False
+        job.stop.preemption = Preemption(1.0, "requeue", done=False)
+        return True
+
+
+class Signalled(Speakers):
+    """Speakers of whom one has got a signal."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self._signals = [AgentReport(Stamp("node0", 2, 0.0, 0.0), "signalled", {"signal": "SIGTERM"})]
+
+    def reports(self) -> list[Heard]:
+        signals, self._signals = self._signals, []
+        return [*super().reports(), *(Heard(time.monotonic(), each) for each in signals)]
+
+
+def test_slurm_is_asked_until_it_answers_whether_a_signal_was_a_preemption(
+    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Away()
+    monkeypatch.setattr(Job, "look_for_preemption", lambda job: away(job))
+    monkeypatch.setattr(watch_module, "_LOOK_AGAIN_S", 0.0)
+    events: list[dict[str, Any]] = []
+    watch = _watch(tmp_path, running, Signalled(), events, save_s=0.2, settle_s=60.0, grace_s=60.0)
+    watch.until_end()
+    assert (watch.job.stop.preempted, away.asked) == ("requeue", 3)
+    killed = next(event for event in events if event["event"] == "step_killed")
+    assert killed["reason"] == (
+        "the ranks did not save and stop within 0.2 s (aegis.save_s) when asked to (preempted)"
+    )
+
+
+def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "runs" / "tiny")
+    run.create(group_readable=False)
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    attempt.ranks.mkdir()
+    for rank in range(3):
+        end = {"rank": rank, "node": f"node{rank}", "exit_code": 75, "time": time.time(), "signal": "SIGTERM"}
+        write_atomically(attempt.rank_end(rank), json.dumps(end))
+    words = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
+    process = DetachedProcess.start(
+        ["sh", "-c", f"echo '{words}'; exit 75"],
+        env=os.environ,
+        log=attempt.step_log,
+        record_file=attempt.path / "step.json",
+        exit_file=attempt.path / "step.exit",
+    )
+    away = Away()
+    monkeypatch.setattr(Job, "look_for_preemption", lambda job: away(job))
+    watch = _watch(tmp_path, Running(attempt, process, NODES), Speakers({}))
+    assert watch.until_end().outcome == "interrupted"
+    assert (watch.job.stop.preempted, watch.job.stop.signum, away.asked) == ("requeue", None, 3)

@@ -34,6 +34,10 @@ SAID = [
     ),
     ({"event": "agent_lost", "node": "node3"}, "the agent on node3 is silent"),
     ({"event": "lease_lost", "generation": "g2"}, "another supervisor has taken over the run"),
+    (
+        {"event": "run_dir_lost", "attempt": 1, "reason": "the run directory /r/a was moved to /r/b"},
+        "the run directory is gone, and the ranks are ended: the run directory /r/a was moved to /r/b",
+    ),
     ({"event": "agent_restarted", "nodes": ["node3", "node4"]}, "the agents were started again on node[3-4]"),
     (
         {"event": "agents_unavailable", "reason": "srun refused"},

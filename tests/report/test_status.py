@@ -38,6 +38,14 @@ ENDED: dict[str, tuple[Callable[[Story], Story], str, str, int | None]] = {
         "preempted",
         f"preempted at {PREEMPTED}: Slurm ended the job; saved at step 9; submit again to continue", 75,
     ),
+    "completed in the grace time of a preemption": (
+        lambda s: s.submitted().started().trained(40, saved=40).preempted("requeue").ended("completed", 0),
+        "completed", "", 0,
+    ),
+    "cancelled in the grace time of a preemption": (
+        lambda s: s.submitted().started().preempted("requeue").cancelled().ended("interrupted", 75),
+        "cancelled", "", 75,
+    ),
     "preempted, and then stopped for another reason": (
         lambda s: s.submitted().started().preempted("requeue").ended("interrupted", 75)
         .started(2).trained(9, attempt=2, saved=9).ended("interrupted", 75, attempt=2),

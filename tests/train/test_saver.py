@@ -56,7 +56,15 @@ class Remembered(Hooks):
 class Rank:
     """A rank without a trainer: three of the six elements of `w`."""
 
-    def __init__(self, root: Path, store: dist.Store, rank: int, ranks: int = 2, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        store: dist.Store,
+        rank: int,
+        ranks: int = 2,
+        timeout_s: float = 30.0,
+        rescue: Path | None = None,
+    ) -> None:
         self.rank, self.ranks = rank, ranks
         share = 6 // ranks
         self.start = rank * share
@@ -73,6 +81,7 @@ class Rank:
             nonce="attempt1",
             timeout_s=timeout_s,
             hooks=self.hooks,
+            rescue=rescue,
         )
 
     def entries(self) -> list[Entry]:
@@ -238,6 +247,34 @@ def test_a_directory_that_cannot_be_made_fails_the_save(make: Callable[..., list
         result = rank.result()
         assert result.state is SaveState.FAILED
         assert str(tmp_path / "checkpoints") in result.reason
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("rescued", [True, False])
+def test_a_run_that_was_moved_saves_nothing_at_its_old_place(
+    tmp_path: Path, replaced: bool, rescued: bool
+) -> None:
+    """Another run may have taken the place meanwhile: its checkpoints are neither added to nor removed."""
+    place, rescue = tmp_path / "run", tmp_path / "rescue"
+    place.mkdir()
+    store = dist.HashStore()
+    ranks = [Rank(place / "checkpoints", store, rank, rescue=rescue if rescued else None) for rank in range(2)]
+    place.rename(tmp_path / "moved")
+    if replaced:
+        (place / "checkpoints" / ".step-00000009.other.tmp").mkdir(parents=True)
+    for rank in ranks:
+        rank.request(1)
+    results = [rank.result() for rank in ranks]
+    if rescued:
+        assert {result.path for result in results} == {rescue / "step-00000001"}
+        assert not any(call == ("retain", 1) for rank in ranks for call in rank.hooks.calls)
+    else:
+        what = "is another directory now" if replaced else "is gone"
+        assert {result.reason for result in results} == {f"{place} {what}: the run was moved or removed"}
+    found = [path.name for path in place.rglob("*")] if replaced else list(tmp_path.glob("run"))
+    assert found == (["checkpoints", ".step-00000009.other.tmp"] if replaced else [])
+    for rank in ranks:
+        rank.saver.close()
 
 
 def test_a_peer_that_says_nothing_is_given_up_and_nothing_is_left(

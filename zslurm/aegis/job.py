@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from zslurm.aegis.history import history_of
 from zslurm.aegis.presence import Presence
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ConfigError, ZslurmError
+from zslurm.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.launch.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
@@ -66,8 +65,13 @@ class StopRequest:
 
     @property
     def name(self) -> str | None:
-        """`SIGUSR2` and the like; None where nobody asked."""
+        """`SIGUSR2` and the like; None where no signal asked."""
         return signal.Signals(self.signum).name if self.signum is not None else None
+
+    @property
+    def asked_by(self) -> str:
+        """What asked, for messages: a signal, a preemption, or a request of Slurm's that left no trace."""
+        return self.name or ("preempted" if self.preemption is not None else "by Slurm")
 
 
 @dataclass(frozen=True)
@@ -124,19 +128,27 @@ class Job:
         """Slurm's job; None on the local launcher."""
         return self.job_id if self.on_slurm else None
 
-    def look_for_preemption(self) -> None:
-        """Ask Slurm whether it preempts the job; record it when that is new."""
+    def look_for_preemption(self) -> bool:
+        """Ask Slurm whether it preempts the job; record it when that is new.
+
+        Returns:
+            False where Slurm did not answer: then nothing is known, and asking again may help.
+        """
         if self.slurm_id is None:
-            return
+            return True
         client = SlurmClient(self.environ, timeout_s=_ANSWER_S, retries=Retries(attempts=2, first_pause_s=0.5))
-        found: Preemption | None = None
-        with contextlib.suppress(ZslurmError):  # then it is not known: as if it did not
+        try:
             found = find_preemption(client, self.job_id, self.restart) if client.can_control() else None
+        except SlurmUnavailable:
+            return False
+        except ZslurmError:  # this Slurm does not know the field, or not the job any more
+            return True
         if found is None or found == self.stop.preemption:
-            return
+            return True
         if self.stop.preemption is None:
             self.event("preempted", mode=found.mode, preempt_time=found.time, ends_at=found.ends_at)
         self.stop.preemption = found
+        return True
 
     def history(self) -> History:
         """What the run went through until now."""

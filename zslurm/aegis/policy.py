@@ -101,10 +101,10 @@ def decide(situation: Situation, history: History, resources: Resources, setting
     root = case.blame.root
     if situation.outcome == "completed":
         return Decision("finish", "the run is complete")
-    if situation.requeued or said & {"slurm_requeue", "slurm_preempt"}:
-        return Decision("finish", "Slurm puts the job back into the queue", root)
     if preempted == "cancel":
         return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
+    if situation.requeued or said & {"slurm_requeue", "slurm_preempt"}:
+        return Decision("finish", "Slurm puts the job back into the queue", root)
     if asked is not None and not time_is_up:
         return Decision("finish", f"asked to stop ({asked})", root)
     if time_is_up:

@@ -316,8 +316,7 @@ class Supervisor:
         Args:
             failed: of the attempt that failed; None where none did.
         """
-        by = self.job.stop.name or ("preempted" if self.job.stop.preempted is not None else "by Slurm")
-        message = f"asked to stop ({by})"
+        message = f"asked to stop ({self.job.stop.asked_by})"
         if failed is None or failed.outcome not in ("failed", "lost"):
             return Verdict("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
         why = f": {failed.cause.message}" if failed.cause else ""

@@ -42,6 +42,9 @@ _STACKS_S = 5.0
 _LOOK_AGAIN_S = 5.0
 """Between two questions to Slurm about signals that the agents report."""
 
+_ANSWER_BY_S = 60.0
+"""So long Slurm gets to answer whether it preempts a job whose ranks have stopped unasked."""
+
 _PAUSED_S = 30.0
 """So long no look takes by itself, questions to Slurm included."""
 _SERIOUS = ("root", "cascade")
@@ -231,12 +234,18 @@ class Watch:
         """Ask Slurm, once for the signals of all nodes: when a grace time begins it signals the steps alone."""
         now = time.monotonic()
         if self._signalled and now >= self._look_again_at:
-            self._signalled, self._look_again_at = False, now + _LOOK_AGAIN_S
-            self.job.look_for_preemption()
+            self._signalled = not self.job.look_for_preemption()
+            self._look_again_at = time.monotonic() + _LOOK_AGAIN_S
 
     def _why_interrupted(self) -> None:
-        """Find out who asked ranks that have saved and stopped though we did not ask them: Slurm, or a person."""
-        self.job.look_for_preemption()
+        """Find out who asked ranks that have saved and stopped though we did not ask them: Slurm, or a person.
+
+        Where Slurm does not answer for a while, it is asked again: a preemption that is taken for a person's wish
+        would end the run.
+        """
+        deadline = time.monotonic() + _ANSWER_BY_S
+        while not self.job.look_for_preemption() and not self.job.stop.asked and time.monotonic() < deadline:
+            time.sleep(self.job.spec.aegis.poll_s)
         names = [str(end["signal"]) for end in rank_ends(self.attempt) if end.get("signal")]
         if not self.job.stop.asked and names and names[0] in signal.Signals.__members__:
             self.job.stop.signum = signal.Signals[names[0]]
@@ -359,7 +368,7 @@ class Watch:
         aegis, now = self.job.spec.aegis, time.monotonic()
         if self.job.stop.deadline is not None and now > self.job.stop.deadline:
             self.overdue = True
-            asked = f"when asked to ({self.job.stop.name})"
+            asked = f"when asked to ({self.job.stop.asked_by})"
             return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
         self._judge(now)
         if self._alarm.give_up:

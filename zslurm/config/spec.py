@@ -10,7 +10,7 @@ import json
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from checkpoint_tools.quantities import counted
 from train.config import (
@@ -62,8 +62,12 @@ def _name(value: str) -> str:
     return value
 
 
-def _run_name(value: str) -> str:
-    if _JOB_ID.fullmatch(value):
+RECORDED = {"recorded": True}
+"""Validation context of a configuration that a run was submitted with: what was accepted then stays accepted."""
+
+
+def _run_name(value: str, info: ValidationInfo) -> str:
+    if _JOB_ID.fullmatch(value) and info.context != RECORDED:
         raise ValueError(
             f"must not be a job id, which commands would take it for: {value}; add a letter or a word"
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from train.jsonl import read_jsonl
-from zslurm.launch.run_dir import RunDir
+from zslurm.launch.run_dir import RunDir, read_json
 
 
 def location(run: RunDir) -> dict[str, Any]:
@@ -33,19 +33,36 @@ def original_of(run: RunDir, submission: Mapping[str, Any]) -> Path | None:
 
     Args:
         run: the directory in which the submission was found.
-        submission: a row of submissions.jsonl. Older ones record no directory: their jobs count as the run's own.
+        submission: a row of submissions.jsonl.
     """
-    recorded = submission.get("run_dir")
-    if not isinstance(recorded, str) or recorded == str(run.path.absolute()):
+    recorded = _recorded_dir(run, submission)
+    if recorded is None or recorded == str(run.path.absolute()):
         return None
     original = Path(recorded)
     with contextlib.suppress(OSError):
         if original.samefile(run.path):
             return None
     with contextlib.suppress(OSError):
-        if run.path.stat().st_ino == submission.get("inode") and not _holds(RunDir(original), submission):
+        same = submission.get("inode", run.path.stat().st_ino) == run.path.stat().st_ino
+        if same and not _holds(RunDir(original), submission):
             return None
     return original
+
+
+def _recorded_dir(run: RunDir, submission: Mapping[str, Any]) -> str | None:
+    """The directory that a submission's job works in; None where nothing names it.
+
+    Versions before this one recorded none, and rows of successors have none: then it is the one in config.json,
+    which the same submission wrote.
+    """
+    if isinstance(recorded := submission.get("run_dir"), str):
+        return recorded
+    section = (read_json(run.config) or {}).get("run")
+    names = (section.get("runs_dir"), section.get("name")) if isinstance(section, dict) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    path = Path(*map(str, names))
+    return str(path) if path.is_absolute() else None
 
 
 def _holds(run: RunDir, submission: Mapping[str, Any]) -> bool:

@@ -231,6 +231,7 @@ _WORDS: dict[str, Callable[[Row], str]] = {
     "agents_started": lambda e: f"agents watch{_on(e) or ' the nodes'}",
     "agent_lost": lambda e: f"the agent on {e['node']} is silent{_because(e)}",
     "agent_restarted": lambda e: f"the agents were started again{_on(e)}",
+    "run_dir_lost": lambda e: f"the run directory is gone, and the ranks are ended{_because(e)}",
     "lease_lost": lambda e: "another supervisor has taken over the run",
     "agents_unavailable": lambda e: f"no agents watch the nodes{_because(e)}",
     "start_postponed": lambda e: f"the ranks cannot be started yet{_because(e)}",

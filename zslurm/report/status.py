@@ -50,6 +50,8 @@ def _saved(state: RunState) -> str:
 def _preempted(state: RunState) -> str:
     """That Slurm gave the nodes to another job, and what follows, where the run has not come back from that."""
     event = state.aegis.preempted
+    if state.state in ("completed", "cancelled"):  # it came to its end, or a person ended it, in the grace time
+        return ""
     if event is None:
         return "Slurm preempted the job and ended it; " if state.state == "preempted" else ""
     when = f"preempted at {show_time(float(event['preempt_time']))}"
