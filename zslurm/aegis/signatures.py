@@ -161,7 +161,7 @@ class Signatures:
             return None
         observed = without_guesses(body_of(text))
         if _SLURM_LOG.search(text):
-            observed = f"slurmd: {observed}"
+            observed = f"slurmd: {_STEP_LABEL.sub('', observed)}"
         lowered = observed.lower()
         tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
         refused: Rule | None = None
@@ -215,13 +215,18 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
 _GUESS = re.compile(
     r"\b(?:may|might|could|can|probably|possibly|typically|usually|likely)"
     r"(?: (?:also|be|have been|often|likely|well))* "
-    r"(?:caused by|triggered by|due to|because|indicates?|a sign of|the result of)\b[^\n]*?(?:[.!?](?=\s|$)|$)",
+    r"(?:caused by|triggered by|due to|because|indicates?|a sign of|the result of)\b[^\n]*?(?:[.!?](?=\s|$)|$)"
+    r"|\b(?:some |the )?(?:possible|potential|common|likely|usual) (?:root )?(?:reasons?|causes?)\b[^\n]*",
     re.IGNORECASE,
 )
 _CODE = re.compile(r"^\s+(?:raise|assert|return|print|logger|logging|self|if|elif|with|for|except|await|yield)\b")
 
 # The files that Slurm's daemons write do not name the daemon: [2026-02-02T12:00:00.123] [4242.0] error: ...
-_SLURM_LOG = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[\d+\.\w+\] )?(?:error|fatal): ")
+# Syslog does, but its stamp is cut off together with the daemon's name.
+_SLURM_LOG = re.compile(
+    r"(?:\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\]|\bslurm\w*\[\d+\]:) (?:\[\d+\.\w+\] )?(?:error|fatal): "
+)
+_STEP_LABEL = re.compile(r"^\[\d+\.\w+\] ")
 
 
 def without_guesses(text: str) -> str:
