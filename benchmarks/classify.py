@@ -67,6 +67,7 @@ _UNSEEN_BY = {
     "batch 3": "1c63847",
     "batch 4": "58f8fd3",
     "batch 5": "94f01df",
+    "batch 6": "a020628",
 }
 """The commits whose rules had not seen the lines of log_samples_further.jsonl and log_samples_batch*.jsonl.
 They were gathered from public threads, from sources of drivers and programs and from other tools' tests, and

@@ -30,7 +30,7 @@ RECORDED = _recorded("log_samples.jsonl")
 """The development set."""
 FURTHER = _recorded("log_samples_further.jsonl")
 """Lines with their sources, gathered when the table of signatures was finished; see benchmarks/classify.py."""
-BATCHES = tuple(_recorded(f"log_samples_batch{number}.jsonl") for number in (1, 2, 3, 4, 5))
+BATCHES = tuple(_recorded(f"log_samples_batch{number}.jsonl") for number in (1, 2, 3, 4, 5, 6))
 """Lines after the formats of drivers, RCCL and Slurm, and from other tools' tests; see benchmarks/classify.py."""
 FORMS = _forms("log_forms.txt")
 """Further forms of the messages that are known word for word."""
