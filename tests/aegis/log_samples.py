@@ -21,9 +21,8 @@ def _recorded(file: str) -> list[Sample]:
     return [Sample(row["class"], row["line"]) for row in rows]
 
 
-def _forms() -> list[Sample]:
-    """Further forms: log_forms.txt."""
-    lines = (HERE / "log_forms.txt").read_text().splitlines()
+def _forms(file: str) -> list[Sample]:
+    lines = (HERE / file).read_text().splitlines()
     return [Sample(*line.split("|", 1)) for line in lines if not line.startswith("#")]
 
 
@@ -31,7 +30,10 @@ RECORDED = _recorded("log_samples.jsonl")
 """The development set."""
 FURTHER = _recorded("log_samples_further.jsonl")
 """Lines with their sources, gathered when the table of signatures was finished; see benchmarks/classify.py."""
-BATCHES = tuple(_recorded(f"log_samples_batch{number}.jsonl") for number in (1, 2, 3))
+BATCHES = tuple(_recorded(f"log_samples_batch{number}.jsonl") for number in (1, 2, 3, 4, 5, 6))
 """Lines after the formats of drivers, RCCL and Slurm, and from other tools' tests; see benchmarks/classify.py."""
-FORMS = _forms()
-EVERY = RECORDED + FORMS + FURTHER + [sample for batch in BATCHES for sample in batch]
+FORMS = _forms("log_forms.txt")
+"""Further forms of the messages that are known word for word."""
+COMPOSED = _forms("log_forms_composed.txt")
+"""Forms that are known by a driver's name and a verb."""
+EVERY = RECORDED + FORMS + COMPOSED + FURTHER + [sample for batch in BATCHES for sample in batch]

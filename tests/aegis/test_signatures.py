@@ -36,6 +36,17 @@ def test_a_rule_matches_its_sample_and_rejects_the_other(rule: Rule) -> None:
     assert alone.match(rule.rejects) is None
 
 
+def test_every_expression_is_a_regular_expression() -> None:
+    """They are compiled only when a line has one of their words."""
+    for expression in EXPRESSIONS:
+        re.compile(expression)
+
+
+def test_no_gate_is_part_of_another() -> None:
+    """The longer one would be searched for in vain."""
+    assert [(a, b) for a in GATES for b in GATES if a != b and a in b] == []
+
+
 @pytest.mark.parametrize("rule", TABLE.rules, ids=id_of)
 def test_among_all_rules_its_sample_is_still_of_its_kind(rule: Rule) -> None:
     found = TABLE.match(rule.matches)

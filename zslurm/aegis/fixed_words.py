@@ -37,8 +37,9 @@ def _parts(expression: str, gates: Sequence[str]) -> list[list[frozenset[str]]]:
 
     def end_of_run() -> None:
         nonlocal run
-        if any(gate in run.lower() for gate in gates):
-            alternatives[-1].append(frozenset({run.lower()}))
+        word = run.lower()
+        if word and any(gate in word for gate in gates):
+            alternatives[-1].append(frozenset({word}))
         run = ""
 
     while at < len(expression):

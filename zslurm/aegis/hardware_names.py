@@ -22,7 +22,25 @@ _GPU_DRIVERS = r"(?:amdgpu|amdkfd|kfd|drm|powerplay|nvidia[\w-]*|nvlink|NVRM|nvs
 
 _INTERFACES = r"(?:en[ospxP]\w*|(?:eth|ib|bond|benic|hsn|rdma|roce)\w*\d\w*)"
 
+_PCI = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+
 _ALTERNATIVES = {
+    "gpu_driver": (
+        rf"^\[?{_GPU_DRIVERS}\b",
+        rf"^(?:\w+ {_PCI}: )?\[?{_GPU_DRIVERS}[: \]]",
+    ),
+    "nic_driver": (
+        rf"^(?:infiniband|{NIC_DRIVERS})(?: \S+){{0,2}}: ",
+        rf"^{NIC_DRIVERS}(?: {_PCI})? \w[^ ]*: ",
+        r"^\[qed\w*:\d+\(",
+        rf"\({NIC_DRIVERS}\): ",
+    ),
+    "pci_driver": (rf"^(?:pcieport|pciehp|vfio-pci|pci) {_PCI}\b",),
+    "file_system": (
+        r"^(?:Lustre|LustreError|LNet|LNetError|nfs4?|NFS|RPC|ceph|libceph|XFS|EXT4-fs|BTRFS|JBD2|Aborting journal"
+        r"|mmfs\w*|GPFS|beegfs\w*|wekafs\w*|fuse|overlayfs|SQUASHFS)\b(?: \([^)]*\)| warning| error)?:? ",
+        rf"^(?:nvme(?: nvme)?\d*|block nvme\w+|nvme {_PCI}|device-mapper|dm-\d+|md/?\w*)\b.{{0,30}}: ",
+    ),
     "gpu": (
         rf"\b{_GPU_DRIVERS}\b",
         r"\bGPUs?\b",
@@ -45,7 +63,7 @@ _ALTERNATIVES = {
         r"\b(?:NETDEV WATCHDOG|NIC|HCA|LIFs?|FW heartbeat|RDMA|InfiniBand|bonding|CQE|RNR)\b",
         r"\bNET/\w+|\b[RN]CCL\b|\bnccl\w*|ibv_|\bIBV?_",
         r"\bPort\b.{0,12}\bLink\b|\b(?:Port|Physical) (?:state|link)\b",
-        r"\basync (?:fatal )?event\b|\btransport retry",
+        r"\basync (?:fatal )?event\b|\btransport retry|\bUCX +(?:ERROR|FATAL)|\blibfabric:|\bOFI\b|_OFI_",
     ),
     "pcie": (
         r"\b(?:AER|DPC|EDR|PCI|pcie\w*|D3cold)\b|\baer_\w+|\bSlot\(|\[Hardware Error\]",
@@ -67,7 +85,8 @@ def names_of(hardware: str) -> re.Pattern[str]:
     """Return the expression that a line about this hardware matches.
 
     Args:
-        hardware: `gpu`, `nic`, `pcie`, `memory` or `slurm`.
+        hardware: `gpu`, `nic`, `pcie`, `memory` or `slurm`; or, for a line that begins with its driver's name,
+            `gpu_driver`, `nic_driver`, `pci_driver` or `file_system`.
 
     Raises:
         KeyError: another word.

@@ -105,14 +105,15 @@ class LogScanner:
 
     def _scan(self, block: Block) -> Iterator[Finding]:
         lowered = self._signatures.without_dull(block.data.lower().replace(b"\r", b"\n"))
-        suspicious = self._suspicious(lowered)
+        stripped = lowered.translate(None, _DIGITS).split(b"\n")
+        suspicious = self._suspicious(stripped)
         if suspicious:
-            yield from self._look_at(block, lowered, suspicious)
+            yield from self._look_at(block, lowered, stripped, suspicious)
         self._before = (self._before + block.data)[-_CONTEXT:]
 
-    def _suspicious(self, lowered: bytes) -> set[bytes]:
-        """The lines that have a gate in them, without digits."""
-        new = set(lowered.translate(None, _DIGITS).split(b"\n")) - self._harmless
+    def _suspicious(self, stripped: list[bytes]) -> set[bytes]:
+        """Those of some lines without digits that have a gate in them."""
+        new = set(stripped) - self._harmless
         if not new:
             return new
         text = b"\n".join(new)
@@ -123,10 +124,12 @@ class LogScanner:
         self._harmless.update(line for line in new - suspicious if len(line) < _KNOWN_LENGTH)
         return suspicious
 
-    def _look_at(self, block: Block, lowered: bytes, suspicious: set[bytes]) -> Iterator[Finding]:
+    def _look_at(
+        self, block: Block, lowered: bytes, stripped: list[bytes], suspicious: set[bytes]
+    ) -> Iterator[Finding]:
         start, number, counted = 0, block.number, 0
-        for line in lowered.split(b"\n"):
-            if line.translate(None, _DIGITS) in suspicious:
+        for line, without_digits in zip(lowered.split(b"\n"), stripped, strict=True):
+            if without_digits in suspicious:
                 number += block.data.count(b"\n", counted, start)
                 counted = start
                 yield from self._findings(block, start, start + len(line), number)

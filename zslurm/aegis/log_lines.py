@@ -102,10 +102,10 @@ def clean(data: bytes) -> str:
     return _CONTROLS.sub(" ", text).rstrip()
 
 
-# srun --label, torchrun and Megatron, PyTorch's loggers, Ray, and markdown that somebody pasted.
+# srun --label, torchrun and Megatron, PyTorch's loggers, Ray, mpirun, pdsh, and markdown that somebody pasted.
 _LABELS = re.compile(
     r"(?:\d{1,6}: |\[?(?:default|rank|Rank )\d{1,6}\]?:(?: (?! ))?|\((?:\w+ )?pid=\d+[^)]{0,60}\) "
-    r"|\[\d+,\d+\]<std(?:out|err)>: ?|> )+"
+    r"|\[\d+,\d+\]<std(?:out|err)>: ?|(?:node|worker|nid|compute|host|gpu|cn|gn|ip-)[\w.-]*\d: |> )+"
 )
 _FRAMES = re.compile(r"^\s*(?:\+ )?\|\s")
 _BAR = re.compile(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,400}\|[^\[\n]{0,60}(?:\[[^\]\n]{0,80}\])?[,:]?\s*")
@@ -113,8 +113,17 @@ _STAMP = re.compile(
     r"^\s*(?:"
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?(?: \w[\w.-]* kernel:)?[:,]?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w./-]+(?:\[\d+\])?:"
-    r"|\[\s*\d+\.\d{6}\](?: ?\[[TC]?\d+\])?|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
-    r"|kern\s*:\w+\s*:|kernel:|<\d+>"
+    r"|\[\s*\d+\.\d{6}\](?: ?\[ *[TC]?\d+\])?|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"
+    r"|kern\s*:\w+\s*:|kern\.\w+ kernel:|kernel:|<\d+>"
+    r"|(?:stdout|stderr) [FP](?= )"  # containers
+    r"|\[(?:pod/)?[a-z][\w.-]*/[\w./-]+\](?= )"  # kubectl logs --prefix
+    r"|[\w.<>]+:[\w<>]+:\d+ - "  # loguru, what is left of it
+    r"|\[[\w.]+\]\[(?:ERROR|CRITICAL)\] - "  # hydra
+    r"|\[[a-z][\w.-]*:\d+\](?= )"  # Open MPI
+    r"|(?:\[\w+\] )?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (?=- )"
+    r"|(?:- [\w.]+ )?- (?:ERROR|CRITICAL|FATAL) - "
+    r"|(?:ERROR|CRITICAL):[\w.]+:"
+    r"|\[(?:ERROR|CRITICAL|FATAL)\] ?(?:\[[\w./-]+(?::\d+)?(?::\w+)?\])?"
     r"|\[?[EF]\d{3,4} \d\d:\d\d:\d\d\.\d+ [^\]\n]{1,80}\]"
     r"|\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[:\s-]|$)"
     r")\s*"
@@ -133,10 +142,25 @@ def body_of(text: str) -> str:
         rest = _FRAMES.sub("", without_labels(text.lstrip() if text[:1].isspace() else text), count=1)
         if "%|" in rest:
             rest = _BAR.sub("", rest, count=1)
-        rest = _STAMP.sub("", rest, count=1)
+        rest = _message_of(_STAMP.sub("", rest, count=1))
         if rest == text:
             return text
         text = rest
+
+
+_KEYED = re.compile(
+    r'^\{.{0,400}?"(?:log|msg|message|MESSAGE|text|error)"\s*:\s*"((?:[^"\\]|\\.)*)"'
+    r'|^(?:\S+=\S+ ){0,8}level=\S+ (?:\S+=\S+ ){0,8}?msg="((?:[^"\\]|\\.)*)"'
+)
+_ESCAPES = re.compile(r'\\(?:[nrt]|(["\\/]))')
+
+
+def _message_of(text: str) -> str:
+    """The message alone of a line that is a JSON object or logfmt, as containers and journald write."""
+    if text[:1] != "{" and "msg=" not in text:
+        return text
+    found = _KEYED.match(text)
+    return _ESCAPES.sub(lambda escape: escape[1] or " ", found[1] or found[2] or "").rstrip() if found else text
 
 
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6})\d*)?(Z|[+-]\d\d:?\d\d)?")

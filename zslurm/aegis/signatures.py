@@ -84,7 +84,7 @@ class _Expression(NamedTuple):
     """One expression of a rule, with words of which one is in every line that it matches."""
 
     words: tuple[str, ...]
-    pattern: re.Pattern[str]
+    text: str
     rule: Rule
 
 
@@ -124,7 +124,7 @@ class Signatures:
             raise TableError(f"{rule.match.kind}: no fixed word with a gate in {expression!r}")
         for gate in {next(gate for gate in self._gates if gate in word) for word in words}:
             self._behind[gate].append(len(self._expressions))
-        self._expressions.append(_Expression(tuple(words), re.compile(expression, _FLAGS), rule))
+        self._expressions.append(_Expression(tuple(words), expression, rule))
 
     def without_dull(self, lowered: bytes) -> bytes:
         """A log in lower case, with blanks over what is dull; as long as before."""
@@ -161,15 +161,15 @@ class Signatures:
             return None
         observed = without_guesses(body_of(text))
         if _SLURM_LOG.search(text):
-            observed = f"slurmd: {observed}"
+            observed = f"slurmd: {_STEP_LABEL.sub('', observed)}"
         lowered = observed.lower()
         tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
         refused: Rule | None = None
         for number in sorted(tried):
-            words, pattern, rule = self._expressions[number]
+            words, expression, rule = self._expressions[number]
             if rule is refused or not any(word in lowered for word in words):
                 continue
-            if (kernel and rule.match.kind in self._user_kinds) or not pattern.search(observed):
+            if (kernel and rule.match.kind in self._user_kinds) or not _compiled(expression).search(observed):
                 continue
             if rule.names is not None and not rule.names.search(observed):
                 refused = rule
@@ -187,6 +187,12 @@ def _placed(match: Match, text: str) -> Match:
     if match.kind == "pcie_error" and place.nic is not None:
         match = replace(match, scope="nic")
     return replace(match, node=place.node, gpu=place.gpu, nic=place.nic, rank=place.rank)
+
+
+@cache
+def _compiled(expression: str) -> re.Pattern[str]:
+    """An expression, compiled when the first line has one of its words: most logs need few of them."""
+    return re.compile(expression, _FLAGS)
 
 
 @cache
@@ -215,13 +221,18 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
 _GUESS = re.compile(
     r"\b(?:may|might|could|can|probably|possibly|typically|usually|likely)"
     r"(?: (?:also|be|have been|often|likely|well))* "
-    r"(?:caused by|triggered by|due to|because|indicates?|a sign of|the result of)\b[^\n]*?(?:[.!?](?=\s|$)|$)",
+    r"(?:caused by|triggered by|due to|because|indicates?|a sign of|the result of)\b[^\n]*?(?:[.!?](?=\s|$)|$)"
+    r"|\b(?:some |the )?(?:possible|potential|common|likely|usual) (?:root )?(?:reasons?|causes?)\b[^\n]*",
     re.IGNORECASE,
 )
 _CODE = re.compile(r"^\s+(?:raise|assert|return|print|logger|logging|self|if|elif|with|for|except|await|yield)\b")
 
 # The files that Slurm's daemons write do not name the daemon: [2026-02-02T12:00:00.123] [4242.0] error: ...
-_SLURM_LOG = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[\d+\.\w+\] )?(?:error|fatal): ")
+# Syslog does, but its stamp is cut off together with the daemon's name.
+_SLURM_LOG = re.compile(
+    r"(?:\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\]|\bslurm\w*\[\d+\]:) (?:\[\d+\.\w+\] )?(?:error|fatal): "
+)
+_STEP_LABEL = re.compile(r"^\[\d+\.\w+\] ")
 
 
 def without_guesses(text: str) -> str:
