@@ -217,10 +217,10 @@ def _restart_with(cluster: SlurmCluster, configuration: str) -> None:
 
 @pytest.mark.soak
 def test_where_slurm_warns_before_it_preempts(user: User) -> None:
-    """PreemptParameters=send_user_signal: the batch script gets the signal of the time limit."""
+    """SlurmctldParameters=preempt_send_user_signal: the batch script gets the signal of the time limit."""
     before = user.cluster.slurm_conf.read_text()
     try:
-        _restart_with(user.cluster, before + "PreemptParameters=send_user_signal\n")
+        _restart_with(user.cluster, before + "SlurmctldParameters=preempt_send_user_signal\n")
         job_id = start(user, "told", "grace30", aegis={"requeue_at_time_limit": False})
         urgent_job(user)
         comes_back(user, "told", job_id)
@@ -231,8 +231,11 @@ def test_where_slurm_warns_before_it_preempts(user: User) -> None:
 
 
 @pytest.mark.soak
-def test_where_aegis_does_not_act_slurm_itself_requeues_at_the_end_of_the_grace_time(user: User) -> None:
-    job_id = start(user, "watched", "grace30", aegis={"mode": "observe"})
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_where_aegis_does_not_act_slurm_itself_requeues_at_the_end_of_the_grace_time(
+    user: User, mode: str
+) -> None:
+    job_id = start(user, "watched", "grace30", aegis={"mode": mode})
     urgent_job(user)
     comes_back(user, "watched", job_id)
 
