@@ -250,8 +250,8 @@ PAIRS = (
         _KILLED,
         moments.SAVE_FAILED,
         heal=further.free_disk,
-        healed_when=moments.TRAINING_AGAIN,
-        stated={"intervals": 3},
+        healed_when=moments.CANNOT_LOCK_OR_TRAINS,
+        stated={"intervals": 3, "starts": 3},  # one finds the disk full
     ),
     Pair(_NAN, later(_EXITS, 10), moments.TRAINING_AGAIN),
     Pair(_DIES, replace(on_rank(11), **_OFTEN), moments.AT_ONCE),
