@@ -13,7 +13,7 @@ from functools import partial
 
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.faults.harness import AT, FaultRun
-from tests.faults.matrix import ROWS, VICTIM, Injected, Row, by_itself, kill_nodes
+from tests.faults.matrix import ROWS, VICTIM, Injected, Row, by_itself, kill_nodes, pull_cable
 
 OTHER = 2
 """The rank, or its node, to which the second fault happens where it is not `VICTIM`."""
@@ -64,6 +64,11 @@ def take_controller_away(run: FaultRun) -> Injected:
 
 def bring_controller_back(run: FaultRun) -> None:
     run.cluster.start_controller()
+
+
+def pull_cable_out(run: FaultRun) -> Injected:
+    """Until `plug_cable_in`, which comes before it counts: the node is not to blame."""
+    return Injected(pull_cable(run).time)
 
 
 def plug_cable_in(rank: int = VICTIM) -> Callable[[FaultRun], None]:
@@ -125,7 +130,7 @@ CONTROLLER_AWAY = replace(
 )
 CHECKPOINT_DAMAGED = replace(ROWS[12], inject=damage_newest_checkpoint, kinds=(), actions=(), pace_s=0.1)
 DISK_FULL = replace(ROWS[13], inject=fill_disk)
-CABLE_PULLED = replace(ROWS[8], inject=ROWS[7].inject, pace_s=0.3)
+CABLE_PULLED = replace(ROWS[8], inject=pull_cable_out, pace_s=0.3)
 """A link that comes back before it counts; `ROWS[7]` is one that does not."""
 
 PREEMPTED = Row(

@@ -105,6 +105,11 @@ CLEARED_AGAIN = on_event("cleared for the second time", "attempt_cleared", count
 IN_GRACE = on_event("saving in its grace time", "preempted", "signal", "ranks_ended")
 """Slurm itself asks the ranks to end; the supervisor may hear of it later."""
 CANNOT_START_OR_TRAINS = first_of("waiting for Slurm, or training again", CANNOT_START, TRAINING_AGAIN)
+CANNOT_LOCK_OR_TRAINS = first_of(
+    "without space for the lock of its checkpoints, or training again",
+    on_event("without space", "storage_full"),
+    TRAINING_AGAIN,
+)
 STANDBY_AT_WORK = Moment("in the hands of the standby supervisor", _has_lease)
 RUN_ENDED = on_event("at its end", "run_ended", before_the_end=False)
 OVER_OR_WAITING = first_of("waiting for Slurm, or at its end in this job", CANNOT_START, RUN_ENDED)

@@ -187,7 +187,8 @@ _ECC, _LINK, _HOST_OOM, _NAN = (_row(number) for number in (7, 8, 10, 12))
 _TIME, _REQUEUE, _BATCH_HOST, _BUG = (_row(number) for number in (15, 16, 18, 19))
 _AGENT, _SUPERVISOR, _PARTITION_FULL, _BAD_GPU = (_row(number) for number in (22, 23, 24, 25))
 
-_OFTEN = {"in_ranks": ({"what": "gpu_oom", "step": AT, "rank": OTHER, "times": 1000},)}
+_OFTEN = {"in_ranks": ({"what": "gpu_oom", "step": AT + 10, "rank": OTHER, "times": 1000},)}
+"""Not before step `AT`, after which the first fault happens."""
 _SLOW: dict[str, Any] = {"pace_s": 1.0}
 """For what only an agent can notice, which has to be started first: 35 s are left then."""
 _IMPATIENT: dict[str, Any] = {"aegis": {"tolerate_s": 10}}
@@ -250,8 +251,8 @@ PAIRS = (
         _KILLED,
         moments.SAVE_FAILED,
         heal=further.free_disk,
-        healed_when=moments.TRAINING_AGAIN,
-        stated={"intervals": 3},
+        healed_when=moments.CANNOT_LOCK_OR_TRAINS,
+        stated={"intervals": 3, "starts": 3},  # one finds the disk full
     ),
     Pair(_NAN, later(_EXITS, 10), moments.TRAINING_AGAIN),
     Pair(_DIES, replace(on_rank(11), **_OFTEN), moments.AT_ONCE),

@@ -21,6 +21,7 @@ from tests.faults.nodes import FaultNodes
 from tests.faults.pair_table import PairEntry, PairTable, commit, today
 from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import name
+from tests.waiting import wait_for
 from zslurm.errors import Exit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -87,6 +88,7 @@ def _strike(pair: Pair, run: FaultRun) -> tuple[str, tuple[Injected, Injected]]:
         if row.partition is not None:
             submission["slurm"]["partition"] = run.make_partition(row.partition)
     run.submit(**submission)
+    wait_for(lambda: len(run.supervisors()) == 1, f"a supervisor of {run.name}")  # those are found that live
     first = _inject(pair.first, run)
     run.struck = True
     pair.when.wait(run, first.time)

@@ -59,6 +59,12 @@ FORCED = """srun: error: node0: task 0: Killed
 srun: error: node1: task 1: Killed
 srun: Force Terminated StepId=3.2
 """
+ONE_KILLED = """srun: error: node1: task 1: Killed
+srun: error: node0: task 0: Exited with exit code 1
+srun: error: node2: task 2: Exited with exit code 1
+srun: Force Terminated StepId=23.2
+"""
+"""What srun 22.05.8 wrote of a rank that was killed, and of its peers, which lost it."""
 CANCELLED = (
     "step 20/60 loss 3.7\nslurmstepd-node0: error: *** STEP 1.2 ON node0 CANCELLED AT 2026-11-23T00:38:33 ***\n"
 )
@@ -70,13 +76,28 @@ CANCELLED = (
         (ABORTED, CANCELLED, "1.2"),
         (ABORTED, "", ""),
         (FORCED, "", "3.2"),
+        (ONE_KILLED, "", None),
+        ("srun: error: node1: task 1: Killed\nsrun: Force Terminated StepId=23.2\n", "", None),
+        ("srun: error: node1: tasks 0-7: Killed\nsrun: Force Terminated StepId=23.2\n", "", None),
         (ABORTED, CANCELLED.replace(" ***\n", " DUE TO TIME LIMIT ***\n"), None),
         (ABORTED, CANCELLED.replace(" ***\n", " DUE TO PREEMPTION ***\n"), None),
         ("srun: error: Node failure on node1\n" + ABORTED, CANCELLED, None),
         ("srun: error: node1: task 1: Killed\n", "", None),
         ("srun: error: node1: task 1: Killed\n", CANCELLED, None),
     ],
-    ids=["scancel", "unnamed", "forced", "time limit", "preemption", "node failure", "killed", "only in a log"],
+    ids=[
+        "scancel",
+        "unnamed",
+        "forced",
+        "a rank killed",
+        "the only rank killed",
+        "one node's killed",
+        "time limit",
+        "preemption",
+        "node failure",
+        "killed",
+        "only in a log",
+    ],
 )
 def test_a_step_that_somebody_cancelled(text: str, first_task: str, step: str | None) -> None:
     assert cancelled_step(text, first_task) == step

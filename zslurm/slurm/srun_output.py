@@ -21,9 +21,11 @@ _LAUNCH_FAILURE = re.compile(
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
-_ENDED_FROM_OUTSIDE = re.compile(r"^srun: (?:Job step aborted: Waiting|Force Terminated StepId=)", re.MULTILINE)
+_ABORTED = re.compile(r"^srun: Job step aborted: Waiting", re.MULTILINE)
 _CANCELLED = re.compile(r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+(?P<due> DUE TO [^*]+)?")
 _FORCED = re.compile(r"^srun: Force Terminated StepId=(?P<step>\S+)", re.MULTILINE)
+
+_FORCIBLY = ("Killed", "Terminated")
 
 CANNOT_START = "tasks cannot be started"
 """What a reason of `launch_failures` begins with."""
@@ -72,10 +74,20 @@ def cancelled_step(text: str, first_task: str) -> str | None:
         text: what srun printed.
         first_task: the last lines of the output of task 0, where slurmstepd writes.
     """
-    if not _ENDED_FROM_OUTSIDE.search(text) or failed_nodes(text):
+    forced = _FORCED.search(text) if _all_killed(text) else None
+    if not (_ABORTED.search(text) or forced) or failed_nodes(text):
         return None
     said = list(_CANCELLED.finditer(f"{text}\n{first_task}"))
     if any(match["due"] for match in said):
         return None
-    forced = _FORCED.search(text)
     return said[-1]["step"] if said else forced["step"] if forced else ""
+
+
+def _all_killed(text: str) -> bool:
+    """Whether tasks of several nodes were killed, and none ended otherwise.
+
+    srun calls a step "Force Terminated" wherever one task ended by SIGKILL or SIGTERM, so also where the kernel or
+    a user killed one rank and its peers gave up.
+    """
+    failures = task_failures(text)
+    return all(failure.what in _FORCIBLY for failure in failures) and len({f.node for f in failures}) > 1
