@@ -34,6 +34,10 @@ class ConfigError(ZslurmError):
     exit_code = Exit.USAGE
 
 
+class NoProfile(ConfigError):
+    """No cluster profile was named, and there is none."""
+
+
 class NotFound(ZslurmError):
     """A run, job, file or template that was named does not exist."""
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers
-from zslurm.errors import ConfigError, NotFound, ZslurmError
+from zslurm.errors import ConfigError, NoProfile, NotFound, ZslurmError
 from zslurm.launch.run_dir import write_atomically
 from zslurm.paths import LONGEST_NAME, home
 
@@ -111,7 +111,8 @@ def default_name() -> str:
     """The profile that is used when none is named: $ZSLURM_CLUSTER, the one chosen by init, or the only one.
 
     Raises:
-        ConfigError: there is none, or there are several and none is the default.
+        NoProfile: there is none.
+        ConfigError: there are several and none is the default.
     """
     chosen = os.environ.get("ZSLURM_CLUSTER")
     if chosen:
@@ -127,7 +128,7 @@ def default_name() -> str:
         return next(iter(files))
     if files:
         raise ConfigError(f"several cluster profiles ({', '.join(files)}) and no default; name one with --cluster")
-    raise ConfigError(
+    raise NoProfile(
         "no cluster profile yet: run `zslurm init` on a login node, or train on this machine with --cluster local"
     )
 

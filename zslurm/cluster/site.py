@@ -36,7 +36,7 @@ def load_site(name: str | None = None) -> Site:
     Raises:
         ConfigError: its sections `cluster` or `slurm` are wrong; one line for each problem.
         NotFound: there is no such profile.
-        SlurmUnavailable: no profile was named, and there is none.
+        NoProfile: no profile was named, and there is none.
     """
     layers = Layers()
     document, file = load_profile(name or default_name())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zslurm.cluster.profile import LOCAL
 from zslurm.cluster.site import Site, load_site
-from zslurm.errors import SlurmUnavailable
+from zslurm.errors import NoProfile
 from zslurm.slurm.client import SlurmClient
 
 
@@ -14,11 +14,11 @@ def site(name: str | None) -> Site:
     Raises:
         ConfigError: it is not valid.
         NotFound: there is none of this name.
-        SlurmUnavailable: there is a Slurm, but no profile of it yet.
+        NoProfile: there is a Slurm, but no profile of it yet.
     """
     try:
         return load_site(name)
-    except SlurmUnavailable:
+    except NoProfile:
         if name is not None or SlurmClient().available():
             raise
         return load_site(LOCAL)
