@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ from zslurm.aegis.whereabouts import place_of
 _FLAGS = (
     re.IGNORECASE | re.ASCII
 )  # without ASCII a K would match the Kelvin sign, which has no k when in lower case
+
+_REMEMBERED = 512
+"""Lines of which the rule is remembered."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Signatures:
         self._gates = tuple(gates)
         self._user_kinds = frozenset(user_kinds)
         self._dull = [(phrase.encode(), b" " * len(phrase)) for phrase in dull]
+        # The ranks of a job say the same when it fails, each behind its own label.
+        self._rule_of = lru_cache(maxsize=_REMEMBERED)(self._find_rule)
         self._expressions: list[_Expression] = []
         self._behind: dict[str, list[int]] = {gate: [] for gate in gates}
         for rule in self.rules:
@@ -162,6 +167,11 @@ class Signatures:
         observed = without_guesses(body_of(text))
         if _SLURM_LOG.search(text):
             observed = f"slurmd: {_STEP_LABEL.sub('', observed)}"
+        rule = self._rule_of(observed, kernel)
+        return _placed(rule.match, text) if rule is not None else None
+
+    def _find_rule(self, observed: str, kernel: bool) -> Rule | None:
+        """The first rule that a line without labels matches."""
         lowered = observed.lower()
         tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
         refused: Rule | None = None
@@ -177,7 +187,7 @@ class Signatures:
             if rule.unless is not None and rule.unless.search(observed):
                 refused = rule
                 continue
-            return _placed(rule.match, text)
+            return rule
         return None
 
 
