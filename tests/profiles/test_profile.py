@@ -16,12 +16,12 @@ from zslurm.cluster.detect import detect
 from zslurm.cluster.profile import default_name, load_profile, profile_files, profile_path, save_profile
 from zslurm.cluster.profile_text import scalar
 from zslurm.config import yaml12
-from zslurm.errors import ConfigError, NotFound, SlurmUnavailable, ZslurmError
+from zslurm.errors import ConfigError, NoProfile, NotFound, ZslurmError
 from zslurm.launch.resolve import resolve_run
 
 
 def test_without_any_profile_the_next_step_is_named(site: Path) -> None:
-    with pytest.raises(SlurmUnavailable, match=r"run `zslurm init` on a login node, or .* --cluster local$"):
+    with pytest.raises(NoProfile, match=r"run `zslurm init` on a login node, or .* --cluster local$"):
         default_name()
 
 
