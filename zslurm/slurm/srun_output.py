@@ -21,9 +21,9 @@ _LAUNCH_FAILURE = re.compile(
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
-_ENDED_FROM_OUTSIDE = re.compile(r"^srun: (?:Job step aborted: Waiting|Force Terminated StepId=)", re.MULTILINE)
+# Not `Force Terminated StepId=`: srun 22.05 ends with it wherever SIGKILL ended a task, one rank included.
+_ENDED_FROM_OUTSIDE = re.compile(r"^srun: Job step aborted: Waiting", re.MULTILINE)
 _CANCELLED = re.compile(r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+(?P<due> DUE TO [^*]+)?")
-_FORCED = re.compile(r"^srun: Force Terminated StepId=(?P<step>\S+)", re.MULTILINE)
 
 CANNOT_START = "tasks cannot be started"
 """What a reason of `launch_failures` begins with."""
@@ -66,7 +66,8 @@ def cancelled_step(text: str, first_task: str) -> str | None:
     """Return the step that somebody cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` where it is not named.
 
     Slurm ends steps in the same way for its own reasons: the time limit, a preemption, a node that failed. Then it
-    says so, and this is None, as for a step that ended by itself.
+    says so, and this is None, as for a step that ended by itself and for one whose tasks got SIGKILL
+    (`scancel --signal=KILL JOB.STEP`): that looks like ranks that were killed.
 
     Args:
         text: what srun printed.
@@ -77,5 +78,4 @@ def cancelled_step(text: str, first_task: str) -> str | None:
     said = list(_CANCELLED.finditer(f"{text}\n{first_task}"))
     if any(match["due"] for match in said):
         return None
-    forced = _FORCED.search(text)
-    return said[-1]["step"] if said else forced["step"] if forced else ""
+    return said[-1]["step"] if said else ""
