@@ -21,11 +21,9 @@ _LAUNCH_FAILURE = re.compile(
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 
-_ABORTED = re.compile(r"^srun: Job step aborted: Waiting", re.MULTILINE)
+# Not `Force Terminated StepId=`: srun 22.05 ends with it wherever SIGKILL ended a task, one rank included.
+_ENDED_FROM_OUTSIDE = re.compile(r"^srun: Job step aborted: Waiting", re.MULTILINE)
 _CANCELLED = re.compile(r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+(?P<due> DUE TO [^*]+)?")
-_FORCED = re.compile(r"^srun: Force Terminated StepId=(?P<step>\S+)", re.MULTILINE)
-
-_FORCIBLY = ("Killed", "Terminated")
 
 CANNOT_START = "tasks cannot be started"
 """What a reason of `launch_failures` begins with."""
@@ -68,26 +66,16 @@ def cancelled_step(text: str, first_task: str) -> str | None:
     """Return the step that somebody cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` where it is not named.
 
     Slurm ends steps in the same way for its own reasons: the time limit, a preemption, a node that failed. Then it
-    says so, and this is None, as for a step that ended by itself.
+    says so, and this is None, as for a step that ended by itself and for one whose tasks got SIGKILL
+    (`scancel --signal=KILL JOB.STEP`): that looks like ranks that were killed.
 
     Args:
         text: what srun printed.
         first_task: the last lines of the output of task 0, where slurmstepd writes.
     """
-    forced = _FORCED.search(text) if _all_killed(text) else None
-    if not (_ABORTED.search(text) or forced) or failed_nodes(text):
+    if not _ENDED_FROM_OUTSIDE.search(text) or failed_nodes(text):
         return None
     said = list(_CANCELLED.finditer(f"{text}\n{first_task}"))
     if any(match["due"] for match in said):
         return None
-    return said[-1]["step"] if said else forced["step"] if forced else ""
-
-
-def _all_killed(text: str) -> bool:
-    """Whether tasks of several nodes were killed, and none ended otherwise.
-
-    srun calls a step "Force Terminated" wherever one task ended by SIGKILL or SIGTERM, so also where the kernel or
-    a user killed one rank and its peers gave up.
-    """
-    failures = task_failures(text)
-    return all(failure.what in _FORCIBLY for failure in failures) and len({f.node for f in failures}) > 1
+    return said[-1]["step"] if said else ""
