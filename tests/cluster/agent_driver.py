@@ -42,8 +42,10 @@ def watch(run: RunDir) -> None:
 
         write("watcher", pid=os.getpid(), restarted=restarted)
         agents, detector = Agents(spec.aegis, write), Detector(spec.aegis)
-        agents.attempt = 1
+        if restarted:  # as a supervisor does that takes a running attempt over
+            agents.attempt = 1
         agents.start(spec, run, os.environ["SLURM_JOB_ID"], nodes, os.environ)
+        agents.attempt = 1
         ranks = [node for node in nodes for _ in range(RANKS_PER_NODE)]
         if not restarted:
             start_ranks(run, len(nodes))
