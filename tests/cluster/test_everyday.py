@@ -87,7 +87,7 @@ def test_nodes_that_cannot_be_excluded_are_refused_before_anything_is_done(user:
     assert (code, message) == (3, "zslurm: --exclude: the cluster has no node node[8-9]\n")
     code, message = user.fails("requeue", "stays", "--exclude", "node1")
     assert (code, message) == (2, "zslurm: --exclude: the run asks for node1 by name (slurm.nodelist)\n")
-    assert user.fails("requeue", "stays", "--exclude", "node[1")[0] == 1
+    assert user.fails("requeue", "stays", "--exclude", "node[1")[0] == 2
     assert user.fails("requeue", "stays", "--exclude", "")[0] == 2
     assert (user.state("stays")["state"], user.state("stays")["restarts"]) == ("running", 0)
 

@@ -114,24 +114,29 @@ def survey(
     env = dict(scrubbed(environ) if job_id is None else step_environment(environ)) | {"PYTHONSAFEPATH": "1"}
     env |= {SETUP_VARIABLE: "\n".join(setup)} if setup else {}
     deadline, late = time.monotonic() + timeout_s, False
-    # A session of its own: Ctrl-C reaches this process, which then ends srun in order.
-    with subprocess.Popen(
-        command, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
-        out, err = _Listener(process.stdout), _Listener(process.stderr)
-        try:
-            while process.poll() is None and not late:
-                if queued := _queued(err.lines()):
-                    waiting(queued)
-                late = time.monotonic() > deadline
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK_S)
-        finally:
-            if _end(process) and job_id is None:
-                _cancel(name, environ)
+    try:
+        # In a new session: Ctrl-C reaches this process, which then ends srun in order.
+        with subprocess.Popen(
+            command, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                out, err = _Listener(process.stdout), _Listener(process.stderr)
+                while process.poll() is None and not late:
+                    if queued := _queued(err.lines()):
+                        waiting(queued)
+                    late = time.monotonic() > deadline
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_LOOK_S)
+            finally:
+                if _end(process) and job_id is None:
+                    _cancel(name, environ)
             out.join()
             err.join()
+    except KeyboardInterrupt:
+        if job_id is None:  # it may have come while Popen had started srun and had not yet returned it
+            _cancel(name, environ)
+        raise
     if late and (queued := _queued(err.lines())):
         raise SlurmRefused(
             f"the nodes could not be asked: job {queued} did not start within {max(1.0, timeout_s):.0f} s"
