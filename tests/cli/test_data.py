@@ -44,7 +44,7 @@ def test_texts_of_all_kinds_become_a_corpus(shell: Shell) -> None:
     )
     assert (done.code, done.stdout) == (Exit.DONE, "")
     assert done.stderr.splitlines()[-1].startswith(f"{shell.directory}/out: made in ")
-    assert done.stderr.splitlines()[-1].endswith("3 documents, 21B of text")
+    assert done.stderr.splitlines()[-1].endswith("3 documents, 21 B of text")
     shown = shell.zslurm("data", "show", "out", "--sample", "3").stdout
     assert [part.split("\n", 1)[1].strip() for part in shown.split("\n--- ")[1:]] == [
         "plain text",
@@ -153,8 +153,12 @@ BUILD = ("data", "build", "in", "--out", "out", "--vocab-size", "512")
             "none: no such file or",
         ),
         ((*BUILD, "--glob", "*.rst"), Exit.USAGE, "in: no file matches '*.rst'"),
-        ((*BUILD, "--tokenizer", "none"), Exit.USAGE, "give either the size of a vocabulary"),
-        (("data", "build", "in", "--out", "out"), Exit.USAGE, "give either the size of a vocabulary"),
+        ((*BUILD, "--tokenizer", "none"), Exit.USAGE, "not both"),
+        (
+            ("data", "build", "in", "--out", "out"),
+            Exit.USAGE,
+            "give the size of a vocabulary to train, or a tokenizer",
+        ),
         ((*BUILD, "--text-key", "body"), Exit.USAGE, "in/a.jsonl:1: has no 'body'; its keys: 'text'"),
         ((*BUILD, "--prompt-key", "text"), Exit.USAGE, "prompts and completions go together"),
         ((*BUILD, "--prompt-key", "text", "--completion-key", "b"), Exit.USAGE, "in/a.jsonl:1: has no 'b'"),
@@ -172,7 +176,8 @@ def test_bad_requests_are_refused(shell: Shell, arguments: tuple[str, ...], code
     done = shell.zslurm(*arguments)
     assert (done.code, done.stdout) == (code, "")
     *said, line = done.stderr.splitlines()
-    assert all(text.endswith("B of text)") for text in said), said  # what it was doing
+    doing = ("B of text)", "needs more text")  # what it was doing, and what came of it
+    assert all(text.endswith(doing) for text in said), said
     assert line.startswith("zslurm: ")
     assert message in line
     assert {path.name for path in shell.directory.iterdir()} == {"in", "tokens.h5"}

@@ -35,7 +35,7 @@ def test_hostlists_are_expanded_and_compressed(shell: Shell, monkeypatch: pytest
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert shell.zslurm("hostlist", "expand", "-") == Outcome(0, "", "")
     assert shell.fails("hostlist", "expand", "n[1-") == (
-        Exit.FAILED,
+        Exit.USAGE,
         "zslurm: hostlist `n[1-`: brackets do not match in `n[1-`",
     )
 

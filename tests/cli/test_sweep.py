@@ -79,7 +79,7 @@ def test_a_member_that_fails_is_named_and_the_others_are_submitted(shell: Shell,
     assert done.code == Exit.FAILED
     assert [line.split("\t")[1] for line in done.stdout.splitlines()] == ["job", "101", "-", "102"]
     assert done.stderr == (
-        "zslurm: 1 of 3 members were not submitted: tiny-lr2e-3: sbatch refused the job: "
+        "zslurm: 1 of 3 members was not submitted: tiny-lr2e-3: sbatch refused the job: "
         "Invalid --time specification\n"
     )
 
