@@ -90,6 +90,22 @@ def test_a_directory_counts_as_lost_only_when_it_stays_away(tmp_path: Path) -> N
     assert presence.lost() == f"another directory is at {place} now"
 
 
+def test_what_ends_while_the_directory_is_missing_waits_for_the_word_on_it(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    place = tmp_path / "runs" / "a"
+    place.mkdir(parents=True)
+    presence = Presence(place, 10.0, lambda: now[0])
+    assert presence.settled(pause) is None
+    assert now[0] == 0.0, "a directory that is there costs no time"
+    moved = place.rename(tmp_path / "runs" / "b")
+    assert presence.settled(pause) == f"the run directory {place} was moved to {moved}"
+    assert now[0] >= 10.0
+
+
 def test_a_file_system_that_is_away_is_not_a_lost_directory(tmp_path: Path) -> None:
     now = [0.0]
     place = tmp_path / "mount" / "runs" / "a"

@@ -95,5 +95,5 @@ def test_the_same_member_twice_is_refused() -> None:
 
 
 def test_a_name_that_grows_too_long_is_refused() -> None:
-    with pytest.raises(ConfigError, match="longer than 100 characters"):
+    with pytest.raises(ConfigError, match="has 101 characters, 100 are permitted"):
         member_name("x" * 95, Member("-seed1", ()))

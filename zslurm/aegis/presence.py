@@ -50,6 +50,16 @@ class Presence:
             self._missing_since = now
         return self._decided(now)
 
+    def settled(self, pause: Callable[[float], None] = time.sleep) -> str | None:
+        """Wait until a directory that is missing is back or counts as lost; returns why it is lost, or None.
+
+        Ranks whose directory vanished can end before it counts as lost: their end says nothing then.
+        """
+        self._look_at = 0.0
+        while (why := self.lost()) is None and self._missing_since is not None:
+            pause(min(_LOOK_EVERY_S, self._patience_s / 4))
+        return why
+
     def _decided(self, now: float) -> str | None:
         over = self._missing_since is not None and now - self._missing_since >= self._patience_s
         return self._why if over else None

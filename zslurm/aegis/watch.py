@@ -134,6 +134,8 @@ class Watch:
             self._note_cancelled()
             if not process.left_exit_code:
                 end_step(self.running, self.job.slurm_id)
+        if (lost := self.job.presence.settled()) is not None:
+            return self._abandon(lost)
         self._note_early_exits()
         verdict = self._verdict(why)
         if verdict.outcome == "interrupted" and not self.job.stop.asked:
@@ -156,10 +158,11 @@ class Watch:
         rescue = job.spec.checkpoint.rescue_dir
         job.event("run_dir_lost", attempt=self.attempt.number, reason=why, rescue_dir=rescue)
         deadline = time.monotonic() + (job.spec.aegis.save_s if rescue is not None else 0.0)
-        repeat_at = 0.0
+        repeat_at, asked = 0.0, False
         while time.monotonic() < deadline and process.record.alive:
             if time.monotonic() >= repeat_at:
                 self._sender.send()
+                asked = True
                 repeat_at = time.monotonic() + _REPEAT_S
             process.reap()
             time.sleep(job.spec.aegis.poll_s)
@@ -168,7 +171,7 @@ class Watch:
         process.reap()
         shutil.rmtree(self.attempt.progress(job.environ), ignore_errors=True)
         saved = "nothing was saved"
-        if rescue is not None:
+        if rescue is not None and asked:
             saved = f"the ranks were asked to save in {Path(rescue) / job.run.name}"
         return Verdict("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
 

@@ -166,7 +166,7 @@ def test_bundles_of_two_tokenizers(tmp_path: Path, other: BundleHeader) -> None:
 def test_a_missing_bundle(tmp_path: Path) -> None:
     for part in (0, 2):
         write_bundle(tmp_path / bundle_name(part, 3), [[4, 1]])
-    assert "tokens-00001-of-00003.h5 is missing (1 of 3 bundles are)" in complaint(tmp_path)
+    assert "tokens-00001-of-00003.h5 is missing (1 of 3 bundles is)" in complaint(tmp_path)
 
 
 def test_two_corpora_in_one_directory(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_tokenizers_sample_is_spread_over_the_files() -> None:
     ("arguments", "complaint"),
     [
         ({"vocab_size": 100}, "vocabulary of 100 is too small"),
-        ({}, "either the size of a vocabulary to train or a tokenizer"),
+        ({}, "give the size of a vocabulary to train, or a tokenizer"),
         ({"vocab_size": 300, "tokenizer": Path("x")}, "not both"),
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "/nowhere/tokenizer.json: no such file"),
         ({"vocab_size": 300, "glob": "*.rst"}, r"no file matches '\*\.rst'"),
