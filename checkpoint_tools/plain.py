@@ -21,7 +21,7 @@ def load_json(data: bytes | str) -> Any:
     """Parse JSON.
 
     Raises:
-        Unexpected: it is not UTF-8 text, not JSON, or deeper or larger than any file of ours.
+        Unexpected: it is not UTF-8 text, not JSON, or nested or sized beyond what these files hold.
     """
     try:
         return json.loads(data)
