@@ -237,6 +237,23 @@ def test_what_the_supervisor_before_ended_itself_was_not_cancelled(tmp_path: Pat
     assert "slurm_cancelled" not in {fault.kind for fault in watch.faults}
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_supervisor_that_died_between_a_failure_and_its_fault_is_followed_by_one_that_finds_it(
+    tmp_path: Path, running: Running, recorded: bool
+) -> None:
+    """The failure is recorded first; with the fault, too, nothing is found twice."""
+    run = RunDir(tmp_path / "runs" / "tiny")
+    fault = Fault("rank_exit", "root", "unknown", time.time(), "srun", "x", node="node0", rank=0).fields()
+    fault_row = {"event": "fault_detected", "attempt": 1, "fault_time": fault.pop("time"), **fault}
+    rows = [{"event": "ranks_ended", "attempt": 1, "ranks": [0], "node": "node0"}] + [fault_row] * recorded
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = running.attempt.step_log
+    wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
+    watch = _watch(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
+    watch.until_end()
+    assert [(fault.kind, fault.rank) for fault in watch.faults if fault.role == "root"] == [("rank_exit", 0)]
+
+
 class Away:
     """In place of Job.look_for_preemption: a controller that answers the third question, with a preemption."""
 

@@ -224,13 +224,17 @@ def test_a_restart_on_the_same_node_reads_its_own_copies(tmp_path: Path, corpus:
     assert shards(run, 6) == shards(whole, 6)
 
 
+# In the background, a save that is due before the one before it has ended is made later.
+EVERY_SECOND = {"every_steps": 2, "keep_last": 9, "background": False}
+
+
 def resumed(run: Path, corpus: Path, checkpoint: Path) -> Any:
-    make_run(run, corpus, checkpoint={"every_steps": 2, "keep_last": 9, "resume_from": str(checkpoint)})
+    make_run(run, corpus, checkpoint={**EVERY_SECOND, "resume_from": str(checkpoint)})
     return train_on(run, ranks=1)
 
 
 def test_a_run_can_be_taken_back_to_one_checkpoint_and_no_other(tmp_path: Path, corpus: Path) -> None:
-    run = make_run(tmp_path / "run", corpus, checkpoint={"every_steps": 2, "keep_last": 9})
+    run = make_run(tmp_path / "run", corpus, checkpoint=EVERY_SECOND)
     assert train_on(run, ranks=1).returncode == 0
     before = {step: shards(run, step) for step in (2, 4, 6)}
     asked = run / "checkpoints" / "step-00000002"
@@ -246,7 +250,7 @@ def test_a_run_can_be_taken_back_to_one_checkpoint_and_no_other(tmp_path: Path, 
 
 
 def test_a_checkpoint_that_was_asked_for_and_cannot_be_read_is_an_error(tmp_path: Path, corpus: Path) -> None:
-    run = make_run(tmp_path / "run", corpus, checkpoint={"every_steps": 2, "keep_last": 9})
+    run = make_run(tmp_path / "run", corpus, checkpoint=EVERY_SECOND)
     assert train_on(run, ranks=1).returncode == 0
     asked = run / "checkpoints" / "step-00000004"
     shard = next(asked.glob("shard-*"))

@@ -26,6 +26,9 @@ _TAIL = 1 << 16
 _MOST_LOGS = 64
 """Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few tell as much as all."""
 
+OF_RANKS = ("rank", "srun", "log")
+"""Sources of the faults that `faults_of_failure` finds."""
+
 _DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
 
 
@@ -166,7 +169,7 @@ def late_faults(
     attempt: AttemptDir, known: Sequence[Fault], rank_nodes: Sequence[str], signatures: Signatures
 ) -> list[Fault]:
     """What ranks recorded that srun never spoke of, once an attempt is over."""
-    named = {fault.rank for fault in known if fault.source in ("rank", "srun", "log")}
+    named = {fault.rank for fault in known if fault.source in OF_RANKS}
     return [
         fault_of_end(end, rank_nodes, signatures)
         for end in rank_ends(attempt)

@@ -21,7 +21,15 @@ from zslurm.aegis.detect import Detector
 from zslurm.aegis.early_exits import KIND as EARLY_EXIT
 from zslurm.aegis.early_exits import early_exits
 from zslurm.aegis.evidence import Alarm, Fault, Situation
-from zslurm.aegis.findings import cancelled, faults_of_failure, late_faults, node_failed, rank_ends, words_of_srun
+from zslurm.aegis.findings import (
+    OF_RANKS,
+    cancelled,
+    faults_of_failure,
+    late_faults,
+    node_failed,
+    rank_ends,
+    words_of_srun,
+)
 from zslurm.aegis.job import Job
 from zslurm.aegis.pauses import Pauses
 from zslurm.aegis.policy import alarm
@@ -191,21 +199,27 @@ class Watch:
         )
 
     def _take_up(self) -> None:
-        """What an earlier supervisor has already noticed and recorded is not noticed again."""
-        spoken = 0
+        """What an earlier supervisor has already noticed and recorded is not noticed again.
+
+        It may have died between the two records of a failure, the end of the ranks and the fault.
+        """
+        spoken, explained = 0, True
         for row in read_jsonl(self.job.run.events):
             if row.get("attempt") != self.attempt.number:
                 continue
             if row.get("event") == "ranks_ended":
-                spoken += 1
+                spoken, explained = spoken + 1, False
             elif row.get("event") == "signal":
                 self._asked_before = True
             elif row.get("event") == "step_killed":
                 self._killed_before = True
             elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
                 self.faults.append(fault)
+                explained = explained or fault.source in OF_RANKS
         self.detector.take_up(self.faults)
         self._failures = task_failures(_read(self.attempt))[:spoken]
+        if self._failures and not explained and not self._stopped_in_order(self._failures[-1]):
+            self.note(faults_of_failure(self.attempt, self._failures[-1], self._rank_nodes(), self.signatures))
         if any(not self._stopped_in_order(failure) for failure in self._failures):
             self._failed_at = time.monotonic()
 
