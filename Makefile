@@ -49,10 +49,10 @@ bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks
 
 slurm-up: $(STAMP) ## start a real Slurm of 8 nodes on this machine (root)
-	@$(BIN)/python -m tests.cluster up
+	@$(BIN)/python -m tests.on_slurm up
 
 slurm-down: $(STAMP) ## stop it and clean up
-	@$(BIN)/python -m tests.cluster down
+	@$(BIN)/python -m tests.on_slurm down
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -22,10 +22,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import write_result
-from train.data.stdlib import stdlib_sources
+from train.data.build.demo_corpus import stdlib_sources
 from train.jsonl import read_jsonl
 from train.progress import ProgressWriter
-from zslurm.launch.processes import ProcessRecord
+from zslurm.core.processes import ProcessRecord
 from zslurm.report.data import make_bundle
 from zslurm.report.demo import RUN_FILE
 

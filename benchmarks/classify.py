@@ -1,4 +1,4 @@
-"""Classifying logs: how fast, and how right on the labelled lines (tests/aegis/log_samples.jsonl).
+"""Classifying logs: how fast, and how right on the labelled lines (tests/aegis/logs/log_samples.jsonl).
 
 The rate is measured on generated logs of training: lines of three trainers and of NCCL, with srun's labels, and
 recorded failure lines mixed in at three densities. The table was written with the labelled lines at hand, so their
@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, write_result
-from tests.aegis.log_samples import BATCHES, COMPOSED, FORMS, FURTHER, RECORDED, Sample
-from zslurm.aegis.classify import classify
-from zslurm.aegis.log_faults import findings_in
-from zslurm.aegis.log_lines import chunks_of
-from zslurm.aegis.signatures import Signatures
-from zslurm.aegis.treatments import treatment_of
+from tests.aegis.logs.log_samples import BATCHES, COMPOSED, FORMS, FURTHER, RECORDED, Sample
+from zslurm.aegis.logs.classify import classify
+from zslurm.aegis.logs.lines import chunks_of
+from zslurm.aegis.logs.scanner import findings_in
+from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.policy.responses import treatment_of
 
 _MEGABYTES = 64
 _RUNS = 5
@@ -223,9 +223,10 @@ def _score_unseen(name: str, samples: list[Sample]) -> dict[str, Any]:
 
 
 def _check_out(commit: str, folder: str) -> None:
-    """Put the package as of a commit into a folder."""
+    """Put the packages as of a commit into a folder."""
     root = Path(__file__).parents[1]
-    archive = subprocess.run(["git", "archive", commit, "zslurm"], cwd=root, check=True, capture_output=True)
+    command = ["git", "archive", commit, "zslurm", "train", "checkpoint_tools"]
+    archive = subprocess.run(command, cwd=root, check=True, capture_output=True)
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
 
 
@@ -250,11 +251,20 @@ def _seconds(path: Path, folder: str) -> float:
     return float(done.stdout)
 
 
-_TIMER = """
+# The scanner has had two homes.
+_IMPORTS = """
+try:
+    from zslurm.aegis.logs.scanner import findings_in
+    from zslurm.aegis.logs.lines import chunks_of
+except ImportError:
+    from zslurm.aegis.log_faults import findings_in
+    from zslurm.aegis.log_lines import chunks_of
+"""
+
+_TIMER = f"""
 import sys, time
 from pathlib import Path
-from zslurm.aegis.log_faults import findings_in
-from zslurm.aegis.log_lines import chunks_of
+{_IMPORTS}
 started = time.process_time()
 for _ in findings_in(chunks_of(Path(sys.argv[1]))):
     pass
@@ -262,9 +272,9 @@ print(time.process_time() - started)
 """
 
 
-_SCORER = """
+_SCORER = f"""
 import json, sys
-from zslurm.aegis.log_faults import findings_in
+{_IMPORTS}
 lines = json.load(sys.stdin)
 found = (next(iter(findings_in([line.encode()])), None) for line in lines)
 json.dump([one.match.kind if one else "benign" for one in found], sys.stdout)

@@ -33,7 +33,7 @@ from train.data.loader import Loader
 from train.data.order import DataOrder
 from train.data.reader import read_from
 from train.data.training_data import ALONE, TrainingData
-from train.optim.schedule import Plan
+from train.schedule import Plan
 
 VOCAB_SIZE = 50_000
 CORPUS_TOKENS = 1 << 29

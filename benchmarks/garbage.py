@@ -17,8 +17,8 @@ import torch
 import train.loop  # noqa: F401  (what a rank has imported)
 from benchmarks.common import write_result
 from train.config import ModelConfig
-from train.garbage import GarbageControl
 from train.model.zaya import build
+from train.telemetry.gc_control import GarbageControl
 
 _TIMES = 20
 

@@ -32,11 +32,11 @@ from typing import Any
 import psutil
 
 from benchmarks.common import write_result
-from tests.cluster import processes
-from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
 from tests.faults.harness import FaultRun
 from tests.faults.nodes import FaultNodes
+from tests.on_slurm import processes
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.test_runs import User
 from tests.train.runs import STEP_TOKENS, make_run
 from tests.waiting import wait_for
 from train.jsonl import read_jsonl
@@ -104,7 +104,7 @@ class Contender:
         for process in processes.members(self.cluster.instance):
             try:
                 words = process.cmdline()
-                trains = {"train", "zslurm.launch.rank"} & set(words) and str(self.run) in words
+                trains = {"train", "zslurm.job.rank"} & set(words) and str(self.run) in words
                 if trains and "python" in words[0] and process.environ().get("SLURM_PROCID") == str(rank):
                     return process
             except psutil.Error:

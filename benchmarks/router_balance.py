@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import write_result
+from train.checkpointing.load_weights import load_model
 from train.config import load_train_config
-from train.data.build import build
+from train.data.build.build import build
+from train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
 from train.data.bundle import Corpus
 from train.data.sampler import Sampler
-from train.data.stdlib import STDLIB_GLOB, stdlib_sources
 from train.hub import open_weights
 from train.jsonl import read_jsonl
-from train.load import load_model
-from train.metrics import routing_metrics
+from train.telemetry.metrics import routing_metrics
 from zslurm.config.load import resolve
 from zslurm.report.demo import RANKS, RUN_FILE, VOCAB_SIZE
 

@@ -11,7 +11,7 @@ import os
 import shutil
 
 from benchmarks.common import alternate, write_result
-from tests.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.train.runs import VOCAB, make_corpus
 from zslurm.slurm.jobs import QUEUE_FORMAT
 

@@ -7,7 +7,7 @@ none of them starts.
 from __future__ import annotations
 
 from benchmarks.common import alternate, write_result
-from tests.cluster.slurm_cluster import SlurmCluster
+from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.train.runs import VOCAB, make_corpus
 
 

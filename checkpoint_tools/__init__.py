@@ -30,7 +30,7 @@ Loading, on any number of ranks:
         for extent in partition(tensors, world_size).extents(rank):
             checkpoint.read(extent.tensor, "master", extent.start, extent.stop, master_chunk[extent.in_chunk])
 
-Every error is a `CheckpointError` of a kind that a caller can act on (errors.py).
+Every error is a `CheckpointError` of a kind that a caller can act on (core/errors.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 # it many times slower. Ranks that tests start have settings of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["tests.cluster.fixtures", "tests.distribution"]
+pytest_plugins = ["tests.on_slurm.fixtures", "tests.distribution"]
 
 # What a job, a site or a user may have set in the shell that runs the tests.
 _FOREIGN = ("SLURM_", "SBATCH_", "ZSLURM_", "PMI_", "PMIX_")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 _SECOND_SLURM = frozenset(
-    f"tests/cluster/test_{name}.py"
+    f"tests/on_slurm/test_{name}.py"
     for name in "accounting client environments outages profiles refusals submit_options successor".split()
 )
 """Files of the second group on a Slurm; those with accounting belong together. The first has all others."""
@@ -40,7 +40,7 @@ _SECONDS = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("CI", "").lower() == "true" and config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
-            if _group(item.nodeid).startswith("slurm"):
+            if _group(item.nodeid).startswith(("slurm", "faults")):
                 item.add_marker(pytest.mark.flaky(reruns=1))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -_SECONDS.get(_group(item.nodeid), 0))
@@ -68,7 +68,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _group(nodeid: str) -> str:
     """The tests that run one after the other in one process: those of a file, or of several on one Slurm."""
     file = nodeid.partition("::")[0]
-    if file.startswith("tests/cluster/") or "::test_cluster_commands_of" in nodeid:
+    if file.startswith("tests/on_slurm/") or "::test_cluster_commands_of" in nodeid:
         return "slurm-2" if file in _SECOND_SLURM else "slurm-1"
     if file in _FAULTS:
         return "faults"

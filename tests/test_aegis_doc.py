@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from tests.checkout import DOCS
 from tests.config.run_files import PHASES, resolve_text
 from zslurm.config.aegis import AegisSection, NotifySettings
-from zslurm.report.event_words import KINDS
+from zslurm.run.event_text import KINDS
 
-DOCS = Path(__file__).parent.parent / "docs"
 _ACTIONS = {"submit", "requeue", "exclude", "cancel", "hold", "release", "successor", "notify_test"}
 """Not the supervisor's: they stand in submissions.jsonl, or nowhere."""
 

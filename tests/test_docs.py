@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm_cluster import SlurmCluster
+from tests.checkout import ROOT
+from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 
-ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.checkout import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def test_templates_recipes_and_types_are_there(names: set[str]) -> None:
         "sbatch_templates/train.sbatch.j2",
         "sbatch_templates/local.sh.j2",
         "train/recipes/zaya1-tiny.yaml",
-        "zslurm/aegis/signatures.yaml",
+        "zslurm/aegis/logs/signatures.yaml",
         "zslurm/cluster/profiles/mi300x-pollara.yaml",
-        "zslurm/cluster/rccl_rules.yaml",
-        "zslurm/cluster/rccl_variables.yaml",
+        "zslurm/cluster/rccl/rules.yaml",
+        "zslurm/cluster/rccl/variables.yaml",
         *(f"{package}/py.typed" for package in ("zslurm", "train", "kernels", "checkpoint_tools")),
     ):
         assert name in names

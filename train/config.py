@@ -28,7 +28,7 @@ from pydantic import (
 from checkpoint_tools.plain import Unexpected, load_json
 from checkpoint_tools.quantities import counted
 from train.errors import ConfigError
-from train.optim.stages import Stage, stages_of
+from train.segments import Stage, stages_of
 
 RESUMED_FROM = "resumed_from"
 """Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""

@@ -23,30 +23,30 @@ import torch.distributed as dist
 
 from checkpoint_tools import CheckpointError
 from checkpoint_tools.quantities import counted
-from train.checkpoint import Checkpointer, Restored
+from train.checkpointing.checkpointer import Checkpointer, Restored
+from train.checkpointing.schedule import Saves
 from train.config import RESUMED_FROM, TrainConfig, load_train_config
 from train.data.loader import Loader
 from train.data.order import DataOrder
 from train.data.sampler import rank_microbatches
 from train.data.training_data import TrainingData
 from train.errors import Diverged, TrainError
-from train.evaluate import Best, Evaluator, HeldOut, due
-from train.instruments import Instruments, StepResult
-from train.metrics import last_attempt
+from train.evaluation.evaluate import Best, Evaluator, HeldOut, due
 from train.model.flash import choose_kernels
 from train.model.zaya import build
 from train.optim.balance import BalanceState, balance_over
-from train.optim.schedule import Plan, Position, check_ranks, compare
 from train.optim.sharded import ShardedOptimizer
 from train.parallel.world import DTYPES, World, open_world
 from train.parallel.zero import ZeroShards
 from train.progress import Phase, ProgressWriter, dump_stacks_on_signal
-from train.saves import Saves
+from train.schedule import Plan, Position, check_ranks, compare
 from train.shapes import owned_table
 from train.stability import Recent, why_skip
 from train.stop import StopRequest
-from train.tensorboard import check_installed
-from train.timing import Part
+from train.telemetry.metrics import last_attempt
+from train.telemetry.observers import Instruments, StepResult
+from train.telemetry.tensorboard import check_installed
+from train.telemetry.timing import Part
 
 
 class Ending(IntEnum):

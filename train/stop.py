@@ -6,7 +6,7 @@ request that comes before the first step is kept: the run then saves and stops a
 
 Network plugins install signal handlers of their own in the ranks: AMD's ANP takes SIGUSR2 and ends the process on
 it (ROCm/amd-anp, src/net_ib.cc), NCCL's proxy takes SIGUSR1. zslurm therefore does not send a signal: its
-supervisor asks through the store (zslurm/launch/stop_request.py). Under plain torchrun use SIGTERM or STOP_SIGNAL,
+supervisor asks through the store (zslurm/job/stop_request.py). Under plain torchrun use SIGTERM or STOP_SIGNAL,
 which no plugin takes.
 """
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.launch.specs import run_spec
+from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import (
     AgentReport,
@@ -25,7 +25,7 @@ from zslurm.aegis.protocol import (
     decode_report,
     encode_command,
 )
-from zslurm.launch.run_dir import RunDir
+from zslurm.run.run_dir import RunDir
 
 R = TypeVar("R", bound=Report)
 
@@ -65,7 +65,7 @@ class AgentProcess:
     @classmethod
     def here(cls, run: RunDir, *options: str, **environ: str) -> AgentProcess:
         """The agent of node0 as a child of the test."""
-        command = [sys.executable, "-u", "-m", "zslurm.aegis.agent", str(run.path), *options]
+        command = [sys.executable, "-u", "-m", "zslurm.aegis.agent.main", str(run.path), *options]
         return cls(command, {**os.environ, "SLURMD_NODENAME": "node0", **environ})
 
     def _read(self) -> None:

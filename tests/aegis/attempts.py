@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from zslurm.aegis.evidence import Fault, History, Incident, Resources, Role, Scope, Situation
+from zslurm.aegis.types import Fault, History, Incident, Resources, Role, Scope, Situation
 from zslurm.config.aegis import AegisSection
 
 NOW = 1_800_000_000.0

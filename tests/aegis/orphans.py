@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from tests.waiting import wait_for
-from zslurm.launch.run_dir import AttemptDir
-from zslurm.launch.step import ATTEMPT_VARIABLE, attempt_mark
+from zslurm.job.step import ATTEMPT_VARIABLE, attempt_mark
+from zslurm.run.run_dir import AttemptDir
 
 SLEEP = "import time; time.sleep(3600)"
 READY = "print('ready', flush=True)"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zslurm.aegis.sensor import Place
+from zslurm.aegis.agent.sensor import Place
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import ClusterSection
-from zslurm.launch.run_dir import RunDir
+from zslurm.run.run_dir import RunDir
 
 NOW = 1_700_000_000.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.aegis.attempts import NODES, NOW
-from zslurm.aegis.evidence import Fault, Resources
+from zslurm.aegis.types import Fault, Resources
 
 
 class Recorder:

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from train.progress import Phase
-from zslurm.aegis.evidence import Fault
 from zslurm.aegis.protocol import (
     LONGEST,
     MARK,
@@ -26,6 +25,7 @@ from zslurm.aegis.protocol import (
     encode_report,
     joined,
 )
+from zslurm.aegis.types import Fault
 
 STAMP = Stamp("node3", 17, 1_700_000_000.125, 52.5)
 FAULT = Fault(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
     path for floor in ("zslurm", "train", "checkpoint_tools") for path in (ROOT / floor).rglob("*.py")
 )

@@ -9,7 +9,7 @@ import sys
 
 from tests.cli.commands import Outcome
 from zslurm.cli.main import main
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 PYTHONS_WORDS = re.compile(
     r"Traceback|\b[A-Z][A-Za-z]*(?<!Out)Error\b|\b[A-Z]\w+Exception\b|NoneType|<class|object has no attribute|"

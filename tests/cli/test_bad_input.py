@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.commands import PHASE, Shell, check_refused, fresh_zslurm
 from tests.train.runs import make_corpus
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 # Commands that read a run file, up to the point where it is refused.
 READERS = [("submit",), ("submit", "--dry-run"), ("config", "show")]
@@ -274,7 +274,7 @@ def test_a_run_that_never_started_has_no_log(shell: Shell) -> None:
 
 
 def test_a_checkpoint_of_another_model(shell: Shell, corpus: Path) -> None:
-    """The run there has another model or tokenizer: tests/launch/test_submission.py has all cases."""
+    """The run there has another model or tokenizer: tests/submit/test_submit.py has all cases."""
     run_file = shell.write_run()
     _pretend_submitted(shell)
     code, line = shell.fails("submit", run_file, "--set", "model.layers=3")

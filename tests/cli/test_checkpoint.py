@@ -14,9 +14,9 @@ import torch
 from checkpoint_tools import Checkpoint, list_checkpoints
 from tests.cli.command import Zslurm
 from tests.cli.trained import CONTEXT, MODEL, TEXT, trained_run
-from train.data.tokenizer import encode, load_tokenizer
-from zslurm.errors import ConfigError
-from zslurm.report.values import parse_size
+from train.data.build.tokenizer import encode, load_tokenizer
+from zslurm.core.errors import ConfigError
+from zslurm.core.units import parse_size
 
 transformers = pytest.importorskip("transformers")
 

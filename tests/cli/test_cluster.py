@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Shell
+from tests.cluster.places import own
 from tests.config.run_files import write
-from tests.profiles.places import own
 from zslurm.cluster import profile
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import pytest
 from checkpoint_tools.checksum import crc32
 from tests.cli.plain_words import problem_of, zslurm
 from tests.cli.trained import trained_run
-from tests.launch.local_runs import LocalUser
+from tests.submit.local_runs import LocalUser
 
 DEEP = b"[" * 200_000
 WHOLE_FILES: dict[str, bytes] = {

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.commands import Shell
 from tests.train.data.corpora import write_rows, write_texts
 from train.data.bundle import Bundle
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 PAIRS = [{"prompt": f"Double {number}.", "completion": f" {2 * number}"} for number in range(20)]
 

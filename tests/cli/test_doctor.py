@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.doctor.nodes import Node
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 LOCAL = ("doctor", "--cluster", "local")
 

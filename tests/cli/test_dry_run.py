@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import Shell
-from tests.launch.scripted_slurm import BAD_TIME, CANCELLED, NO_CONTROLLER, ScriptedSlurm
 from tests.slurm.test_estimate import NEVER, TWO
+from tests.submit.scripted_slurm import BAD_TIME, CANCELLED, NO_CONTROLLER, ScriptedSlurm
 
 BY_SYSFS = "cores of the GPU's NUMA node (sysfs of the node)"
 TOKEN = "hf_" + "AbCd" * 8 + "xY"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Shell
-from tests.profiles.places import own
-from zslurm.cluster.rccl_lint import concerns_us
-from zslurm.errors import Exit
+from tests.cluster.places import own
+from zslurm.cluster.rccl.lint import concerns_us
+from zslurm.core.errors import Exit
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_explain_adds_reason_source_and_origin_as_comments(shell: Shell) -> None
     at = lines.index("export NCCL_IB_RETRY_CNT=7")
     assert lines[at - 3] == "# the most that a NIC takes; NCCL_IB_TIMEOUT is computed for it"
     assert lines[at - 2] == "#   source: NCCL user guide, NCCL_IB_RETRY_CNT"
-    assert lines[at - 1] == "#   origin: rule (zslurm/cluster/rccl_rules.yaml)"
+    assert lines[at - 1] == "#   origin: rule (zslurm/cluster/rccl/rules.yaml)"
     at = lines.index("export NCCL_IB_TIMEOUT=22")
     assert "# instead of the rule's 21: a link that flaps" in "\n".join(lines[:at])
     comments = " ".join(line.removeprefix("#").strip() for line in lines[:at])  # long ones are broken

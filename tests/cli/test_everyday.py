@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Outcome, Shell, fresh_zslurm
-from tests.launch.scripted_slurm import ScriptedSlurm
-from tests.launch.specs import run_spec
 from tests.slurm import recorded
+from tests.submit.scripted_slurm import ScriptedSlurm
+from tests.submit.specs import run_spec
 from train.jsonl import JsonLinesWriter
 from zslurm.config.load import load_spec
-from zslurm.errors import Exit
-from zslurm.launch import index
-from zslurm.launch.index import IndexedJob, new_entry
-from zslurm.launch.run_dir import RunDir
-from zslurm.launch.submission import record_action
+from zslurm.core.errors import Exit
+from zslurm.run import index
+from zslurm.run.index import IndexedJob, new_entry
+from zslurm.run.run_dir import RunDir
 from zslurm.slurm import queue_view
+from zslurm.submit.submit import record_action
 
 
 def test_hostlists_are_expanded_and_compressed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import torch
 from checkpoint_tools.quantities import show_bytes
 from tests.cli.command import Zslurm
 from tests.cli.trained import CONTEXT, MODEL, trained_run
-from train.data.tokenizer import load_tokenizer
+from train.checkpointing.load_weights import load_model
+from train.data.build.tokenizer import load_tokenizer
 from train.hub import open_weights
-from train.load import load_model
 
 PROMPT = "The quick brown"
 

@@ -15,7 +15,7 @@ import typer
 import zslurm
 from tests.cli.commands import Shell, fresh_python
 from zslurm.cli.main import app
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 MODULES_OF = """
 import json, sys
@@ -114,7 +114,7 @@ def modules_of(*arguments: str, cwd: Path) -> set[str]:
 
 
 def test_help_loads_nothing_but_the_parser(shell: Shell) -> None:
-    ours = {"zslurm.config", "zslurm.launch", "zslurm.cluster", "zslurm.report", "zslurm.slurm", "train"}
+    ours = {"zslurm.config", "zslurm.submit", "zslurm.cluster", "zslurm.report", "zslurm.slurm", "train"}
     heavy = {"torch", "yaml", "jinja2", "submitit", "numpy", "h5py", "psutil", "rich.console", "rich.table"}
     assert not modules_of("--help", cwd=shell.directory) & (ours | heavy | {"pydantic"})
     # To list a command's options, typer itself loads pydantic where it is installed.

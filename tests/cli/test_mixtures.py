@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cli.commands import PHASE, Shell
 from tests.cli.test_output import json_of
 from tests.train.runs import make_corpus
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 SOURCES = {"path": None, "sources": {"web": "tokens.h5", "code": "code.h5"}}
 

@@ -14,7 +14,7 @@ from tests.cli import niceness_driver
 from tests.cli.commands import Shell
 from tests.cli.trained import TEXT, trained_run
 from tests.train.runs import clean_environment
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 # In an order in which each finds what it needs.
 HEAVY = {

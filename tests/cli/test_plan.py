@@ -11,8 +11,8 @@ from tests.cli.commands import Shell
 from tests.cli.test_help import modules_of
 from tests.cli.test_output import json_of
 from train.config import load_train_config
-from train.memory import plan_memory
-from zslurm.errors import Exit
+from train.plan.memory import plan_memory
+from zslurm.core.errors import Exit
 
 
 def plans_of(shell: Shell, *arguments: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.commands import Shell
 from tests.cli.test_output import json_of
 from train.config import ModelConfig
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 PHASES = [
     {

@@ -6,7 +6,7 @@ import json
 
 from tests.cli.commands import Shell
 from zslurm.config.load import recipes
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 
 def test_recipes_are_listed_with_their_sizes_the_smallest_first(shell: Shell) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.aegis.recorded import Recorder, there
 from tests.cli.commands import Outcome, Shell
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 
 def table(done: Outcome) -> list[dict[str, str]]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import Shell
-from tests.launch.scripted_slurm import BAD_TIME, NO_CONTROLLER, ScriptedSlurm
-from zslurm.errors import Exit
+from tests.submit.scripted_slurm import BAD_TIME, NO_CONTROLLER, ScriptedSlurm
+from zslurm.core.errors import Exit
 
 CLUSTER = {"name": "local", "launcher": "slurm"}
 LR = "phases[0].lr=1e-3,2e-3,3e-3"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Shell
-from zslurm.errors import Exit
-from zslurm.launch.templates import user_templates_dir
+from zslurm.core.errors import Exit
+from zslurm.submit.script.templates import user_templates_dir
 
 
 def copied(shell: Shell, *arguments: str) -> Path:

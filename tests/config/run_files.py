@@ -8,7 +8,7 @@ import pytest
 
 from zslurm.config import yaml12
 from zslurm.config.load import Resolved, resolve
-from zslurm.errors import ConfigError
+from zslurm.core.errors import ConfigError
 
 PHASES = """\
 phases:

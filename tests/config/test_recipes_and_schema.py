@@ -14,7 +14,7 @@ from train.config import load_train_config
 from zslurm.config import yaml12
 from zslurm.config.load import load_spec, recipes
 from zslurm.config.schema import run_file_schema
-from zslurm.errors import ConfigError
+from zslurm.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", recipes())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zslurm.config.yaml12 import MAX_DIGITS, parse, read
-from zslurm.errors import ConfigError, NotFound
+from zslurm.core.errors import ConfigError, NotFound
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from typing import Any
 
 from tests.doctor import rccl_logs, samples
 from tests.fake_sysfs import RAILS, FakeNode, mi300x_pollara
-from zslurm.cluster.doctor.check import Outcome, chosen_checks
-from zslurm.cluster.doctor.checks.transport import RANK_VARIABLE
-from zslurm.cluster.doctor.node import run_checks
-from zslurm.cluster.doctor.sources import Sources, Task
 from zslurm.config.spec import ClusterSection
+from zslurm.doctor.check import Outcome, chosen_checks
+from zslurm.doctor.checks.transport import RANK_VARIABLE
+from zslurm.doctor.node import run_checks
+from zslurm.hardware.node_sources import Sources, Task
 
 CLUSTER: dict[str, Any] = {
     "name": "mi",

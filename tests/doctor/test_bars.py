@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.doctor.nodes import Node
-from zslurm.cluster.doctor.check import Outcome, Status
+from zslurm.doctor.check import Outcome, Status
 
 HEALTHY = {
     "device": "AMD Instinct MI300X",

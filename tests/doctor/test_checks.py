@@ -12,9 +12,9 @@ import pytest
 from tests.doctor import rccl_logs, samples
 from tests.doctor.nodes import Node
 from tests.fake_sysfs import PEERMEM
-from zslurm.cluster.doctor.check import Status, all_checks, chosen_checks
-from zslurm.cluster.doctor.node import run_checks
-from zslurm.errors import ConfigError
+from zslurm.core.errors import ConfigError
+from zslurm.doctor.check import Status, all_checks, chosen_checks
+from zslurm.doctor.node import run_checks
 
 UID = os.getuid()
 NFS_RUNS = {"task": {"directory": "/shared/runs"}}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zslurm.cluster.doctor.check import Check, NodeData, Outcome, Status, all_checks, failed, merged, passed
-from zslurm.cluster.doctor.compare import drifted, unlike_here
-from zslurm.cluster.doctor.sources import Sources, Task
+from zslurm.doctor.check import Check, NodeData, Outcome, Status, all_checks, failed, merged, passed
+from zslurm.doctor.compare import drifted, unlike_here
+from zslurm.hardware.node_sources import Sources, Task
 
 VERSIONS = Check("versions", "system", "", "node", lambda sources: None)
 

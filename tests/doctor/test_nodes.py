@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zslurm.cluster.doctor.check import Status
-from zslurm.cluster.doctor.nodes import Chosen, choose
-from zslurm.errors import ConfigError, NotFound
+from zslurm.core.errors import ConfigError, NotFound
+from zslurm.doctor.check import Status
+from zslurm.doctor.nodes import Chosen, choose
 from zslurm.slurm.hostlist import HostlistError
 from zslurm.slurm.inventory import Node
 

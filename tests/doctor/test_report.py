@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from zslurm.cluster.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
-from zslurm.cluster.doctor.report import LOGIN, Report
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
+from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
+from zslurm.doctor.report import LOGIN, Report
 from zslurm.report.doctor import left_alone, remedies, summary, table
 
 ECC = Check("gpu-ecc", "gpu", "", "node", lambda sources: None)

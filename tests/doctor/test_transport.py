@@ -12,11 +12,11 @@ import pytest
 from tests.doctor import rccl_logs as logs
 from tests.doctor.nodes import CLUSTER, Node
 from tests.waiting import DEADLINE_S
-from zslurm.cluster.doctor.check import Status
-from zslurm.cluster.doctor.checks.transport import RANK_VARIABLE, _group
-from zslurm.cluster.doctor.transport import Opened, problems, read_log
-from zslurm.cluster.doctor.transport_rank import meet
 from zslurm.config.spec import ClusterSection
+from zslurm.doctor.check import Status
+from zslurm.doctor.checks.transport import RANK_VARIABLE, _group
+from zslurm.doctor.transport import Opened, problems, read_log
+from zslurm.doctor.transport_rank import meet
 
 IONIC = tuple(f"ionic_{index}" for index in range(8))
 

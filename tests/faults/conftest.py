@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
 from tests.faults.checks import curve, spread_of_twins
 from tests.faults.harness import PARTITION, FaultRun
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.test_runs import User
 
 
 @pytest.fixture

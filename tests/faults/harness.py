@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from tests.cluster import processes
-from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
 from tests.faults.nodes import FaultNodes
+from tests.on_slurm import processes
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.test_runs import User
 from tests.waiting import wait_for
 from train.jsonl import read_jsonl
 
@@ -209,7 +209,7 @@ class FaultRun:
         (found,) = [
             process
             for process in processes.members(self.cluster.instance)
-            if "zslurm.launch.rank" in (words := _command(process))
+            if "zslurm.job.rank" in (words := _command(process))
             and words[-2:] == wanted
             and "python" in words[0]
             and process.environ().get("SLURM_PROCID") == str(rank)
@@ -221,7 +221,7 @@ class FaultRun:
         (found,) = [
             process
             for process in processes.members(self.cluster.instance)
-            if "zslurm.aegis.agent" in (words := _command(process))
+            if "zslurm.aegis.agent.main" in (words := _command(process))
             and str(self.path) in words
             and "python" in words[0]
             and process.environ().get("SLURMD_NODENAME") == node

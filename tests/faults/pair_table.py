@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, machine
 from tests.faults.pairs import PAIRS
-from zslurm.launch.code_version import code_version
+from zslurm.submit.code_version import code_version
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.test_runs import User
 from tests.faults import checks
 from tests.faults.conftest import Undisturbed
 from tests.faults.harness import FaultRun
@@ -15,7 +14,8 @@ from tests.faults.matrix import ROWS, Injected, Row
 from tests.faults.nodes import FaultNodes
 from tests.faults.parts import name, recovery
 from tests.faults.table import Entry, Table
-from zslurm.errors import Exit
+from tests.on_slurm.test_runs import User
+from zslurm.core.errors import Exit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 

@@ -24,7 +24,7 @@ from tests.faults.parts import PARTS
 from tests.faults.table import Entry, markdown
 from tests.train.runs import clean_environment, make_corpus, make_run
 from train.jsonl import read_jsonl
-from zslurm.cluster.doctor import amd_smi
+from zslurm.hardware import amd_smi
 
 HOOK = Path(__file__).parent / "in_ranks"
 DIVERGES = 6

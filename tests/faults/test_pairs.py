@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.slurm_cluster import SlurmCluster
-from tests.cluster.test_runs import User
 from tests.faults import checks, further
 from tests.faults.conftest import Undisturbed
 from tests.faults.harness import FaultRun
@@ -21,8 +19,10 @@ from tests.faults.nodes import FaultNodes
 from tests.faults.pair_table import PairEntry, PairTable, commit, today
 from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import name
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.test_runs import User
 from tests.waiting import wait_for
-from zslurm.errors import Exit
+from zslurm.core.errors import Exit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 

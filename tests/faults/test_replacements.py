@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_runs import User
 from tests.faults.harness import FaultRun
 from tests.faults.matrix import SPARE, VICTIM, Injected, Row, break_gpu, kill_nodes, pull_cable
 from tests.faults.nodes import FaultNodes
 from tests.faults.test_faults import _check, _inject
-from zslurm.launch.run_dir import RunDir
+from tests.on_slurm.test_runs import User
+from zslurm.run.run_dir import RunDir
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(900)]
 

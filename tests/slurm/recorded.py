@@ -1,4 +1,4 @@
-"""What a real Slurm 22.05.8 printed: tests/cluster on Debian 12, four nodes with accounting, on 2026-11-21.
+"""What a real Slurm 22.05.8 printed: tests/on_slurm on Debian 12, four nodes with accounting, on 2026-11-21.
 
 The commands ran with TZ=UTC and SLURM_TIME_FORMAT=standard, as SlurmClient runs them. Nothing is edited.
 """

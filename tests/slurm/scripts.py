@@ -1,4 +1,4 @@
-"""Slurm's commands as scripts that write down how they were called; tests/cluster has the real ones."""
+"""Slurm's commands as scripts that write down how they were called; tests/on_slurm has the real ones."""
 
 from __future__ import annotations
 

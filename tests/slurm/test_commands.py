@@ -1,6 +1,6 @@
 """A command of Slurm is repeated where that helps, and fails in one clear line where it does not.
 
-The commands here are scripts that say what the real ones were recorded to say; tests/cluster has the real ones.
+The commands here are scripts that say what the real ones were recorded to say; tests/on_slurm has the real ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import recorded
-from zslurm.errors import Exit, NotFound, SlurmRefused, SlurmUnavailable
+from zslurm.core.errors import Exit, NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.states import JobState

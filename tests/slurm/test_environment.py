@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.slurm import recorded
-from zslurm.errors import SlurmUnavailable
+from zslurm.core.errors import SlurmUnavailable
 from zslurm.slurm.environment import (
     StepInfo,
     expand_counts,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.scripts import Calls
-from zslurm.errors import SlurmRefused, SlurmUnavailable
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.slurm.exclusion import Size, exclude_requeued, requeue_excluding, requeue_unchanged
 
 

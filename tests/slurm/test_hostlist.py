@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zslurm.errors import ZslurmError
+from zslurm.core.errors import ZslurmError
 from zslurm.slurm.hostlist import HostlistError, compress, expand, expand_ranges
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.slurm import recorded
-from zslurm.errors import SlurmRefused
+from zslurm.core.errors import SlurmRefused
 from zslurm.slurm.jobs import (
     ExitCode,
     JobRecord,

@@ -27,8 +27,8 @@ import torch
 from tests.train.curves import nudge as nudge_weights
 from tests.train.runs import MODEL, VOCAB, losses_of, make_run
 from train.config import load_train_config
+from train.data.build.writer import BundleWriter
 from train.data.schema import BundleHeader
-from train.data.writer import BundleWriter
 from train.loop import Trainer
 from train.parallel.world import open_world
 from train.stop import StopRequest

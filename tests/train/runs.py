@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from train.data.build.writer import BundleWriter
 from train.data.schema import BundleHeader
-from train.data.writer import BundleWriter
 from train.jsonl import read_jsonl
 
 VOCAB = 64

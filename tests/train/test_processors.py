@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.processors import OTHER_PROCESSORS
 
-ROOT = Path(__file__).parents[2]
 DEPENDENT = [
-    "tests/train/test_memory.py::test_the_peak_of_a_microbatch_is_the_profilers",
-    "tests/train/test_memory.py::test_muon_takes_no_more_than_planned",
+    "tests/train/plan/test_memory.py::test_the_peak_of_a_microbatch_is_the_profilers",
+    "tests/train/plan/test_memory.py::test_muon_takes_no_more_than_planned",
     "tests/train/test_products.py",
     "tests/train/test_exactness.py::test_in_fp32_a_run_on_three_ranks_stays_inside_the_spread_of_twins",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.train.runs import MODEL
 from train import products
 from train.config import ModelConfig
-from train.model.grouped import Groups, multiply, weight_gradient
+from train.model.grouped_gemm import Groups, multiply, weight_gradient
 from train.model.zaya import build
 from train.products import add_product, batched_product, linear, product, write_product
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.checkout import DOCS
 from tests.config.run_files import resolve_text
 from train.config import ModelConfig
 from train.model.zaya import Zaya
@@ -19,7 +20,7 @@ from zslurm.config.spec import RunSpec
 
 BETWEEN = ("zaya1-100m", "zaya1-400m", "zaya1-1b", "zaya1-3b")
 UNPUBLISHED = "init_std muon betas weight_decay clip_norm balance_lr micro_batch warmup_steps every_steps".split()
-DOCUMENT = Path(__file__).parents[2] / "docs" / "model.md"
+DOCUMENT = DOCS / "model.md"
 _ROW = re.compile(r"^\| `(zaya1-\w+)` \| (.+) \|$", re.MULTILINE)
 
 

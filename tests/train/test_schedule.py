@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 from train.config import PhaseConfig
 from train.errors import ConfigError
-from train.optim.schedule import Plan, Position, compare, learning_rate
+from train.schedule import Plan, Position, compare, learning_rate
 
 CONTEXT = 8
 

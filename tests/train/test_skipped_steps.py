@@ -15,7 +15,7 @@ from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus, make_run, steps_of
 from train.jsonl import read_jsonl
 from train.loop import Trainer
-from train.optim.schedule import Position
+from train.schedule import Position
 
 EVERY_STEP = {"every_steps": 1, "keep_last": 50}
 TENSOR = "layers.1.router.first.weight"

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from checkpoint_tools.quantities import counted
+from train.data.build.writer import BundleWriter
 from train.data.hdf5 import Extent, locate, open_hdf5, read_text
 from train.data.schema import (
     AGAIN,
@@ -33,7 +34,6 @@ from train.data.schema import (
     BundleHeader,
     bundle_paths,
 )
-from train.data.writer import BundleWriter
 from train.errors import DataError
 
 __all__ = ["Bundle", "BundleHeader", "BundleWriter", "Corpus"]

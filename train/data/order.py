@@ -25,7 +25,7 @@ from train.data.mixture import Mixture
 from train.data.sampler import Sampler
 from train.data.training_data import ALONE, TrainingData, key_of
 from train.errors import ConfigError, DataError
-from train.optim.schedule import Plan
+from train.schedule import Plan
 
 
 class DataOrder:

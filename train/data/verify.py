@@ -21,8 +21,8 @@ import numpy as np
 
 from checkpoint_tools.checksum import crc32
 from checkpoint_tools.quantities import counted
+from train.data.build.manifest import BuildRecord
 from train.data.bundle import Bundle, Corpus
-from train.data.record import BuildRecord
 from train.data.schema import AGAIN, BUILD_FILE, BUNDLE_NAME, TOKENIZER_FILE, bundle_paths
 from train.errors import DataError
 

@@ -25,12 +25,12 @@ import numpy as np
 
 from checkpoint_tools import shard_header
 from train.errors import HubError, HubIOError
-from train.hub import companion
-from train.hub.companion import Companion
+from train.hub import sidecar as companion
 from train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE
 from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
 from train.hub.number_formats import to_bf16
 from train.hub.settings import inexact, to_config_json
+from train.hub.sidecar import Companion
 from train.hub.tokenizer_files import TokenizerFiles, config_of, token_ids
 from train.hub.weights import Weights, balancing_bias
 

@@ -34,8 +34,8 @@ from checkpoint_tools import (
     write_shard,
 )
 from checkpoint_tools.durable import writing
+from train.data.build.tokenizer import file_sha256
 from train.data.schema import TOKENIZER_FILE
-from train.data.tokenizer import file_sha256
 from train.errors import HubError, HubIOError
 from train.hub.export import Report, silent
 from train.hub.folder import BUFFER_ELEMENTS

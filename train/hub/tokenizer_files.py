@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from train.data.build.tokenizer import end_token_id, file_sha256, load_tokenizer
 from train.data.schema import TOKENIZER_FILE
-from train.data.tokenizer import end_token_id, file_sha256, load_tokenizer
 from train.errors import DataError, HubError
 from train.hub.settings import TokenIds
 

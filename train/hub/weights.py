@@ -23,11 +23,11 @@ from checkpoint_tools import Checkpoint
 from checkpoint_tools.plain import load_json
 from train.config import ModelConfig
 from train.errors import HubError, HubIOError
-from train.hub.companion import Companion, shifted
 from train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
 from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
 from train.hub.run_facts import Facts, facts_of, tokenizer_of
 from train.hub.settings import Settings, check_architecture, from_config_json
+from train.hub.sidecar import Companion, shifted
 from train.hub.tokenizer_files import TokenizerFiles
 from train.shapes import buffer_table, tensor_table
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import ModelConfig
-from train.model.attend import attend, attend_by_sdpa
 from train.model.cache import LayerCache
 from train.model.flash import FlashAttention, Kernels
-from train.model.mixing import Linked, MixingKernel, joined_kernel, mix
 from train.model.packing import Packing
+from train.model.qk_conv import Linked, MixingKernel, joined_kernel, mix
+from train.model.sdpa import attend, attend_by_sdpa
 from train.products import linear
 
 

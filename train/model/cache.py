@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from train.config import ModelConfig
-from train.model.mixing import MixingKernel
+from train.model.qk_conv import MixingKernel
 from train.model.rope import RotaryTable, rotary_table
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from train.config import ModelConfig
-from train.model.grouped import Groups, grouped_mm_applies, multiply, weight_gradient
+from train.model.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
 from train.model.router import Routing
 
 

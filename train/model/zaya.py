@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from train.config import ModelConfig
 from train.model.block import Layer, Stream
 from train.model.cache import Cache
+from train.model.decode_step import LayerStep, ModelStep
 from train.model.flash import FlashAttention, Kernels
 from train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
-from train.model.initial import initial_balancing_bias, initial_tensor
+from train.model.init import initial_balancing_bias, initial_tensor
 from train.model.norm import StageEntry
 from train.model.packing import pack, pack_next
 from train.model.rope import RotaryTable
-from train.model.step import LayerStep, ModelStep
 from train.shapes import tensor_table
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from train.config import ModelConfig
-from train.model.initial import initial_balancing_bias
+from train.model.init import initial_balancing_bias
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from train.progress import Phase
-from zslurm.aegis.evidence import Fault
+from zslurm.aegis.types import Fault
 
 MARK = "zslurm-agent "
 LONGEST = 700

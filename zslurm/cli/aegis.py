@@ -21,8 +21,8 @@ def run_(
 
     Example: zslurm aegis run runs/my-run
     """
-    from zslurm.aegis.supervisor import supervise
-    from zslurm.launch.run_dir import open_run
+    from zslurm.aegis.supervisor.supervisor import supervise
+    from zslurm.run.run_dir import open_run
 
     raise typer.Exit(supervise(str(open_run(run_dir).path)))
 
@@ -35,8 +35,8 @@ def notify(run_file: RunFile, cluster: Cluster = None, overrides: Set = None, sl
 
     Example: zslurm aegis notify run.yaml --slurm
     """
-    from zslurm.aegis.notify_check import try_hooks
-    from zslurm.launch.resolve import resolve_run
+    from zslurm.aegis.notify.check import try_hooks
+    from zslurm.submit.resolve import resolve_run
 
     if slurm:
         here_or_as_job(True, workers_option=None)
@@ -64,10 +64,10 @@ def replay(
 
     Example: zslurm aegis replay my-run --set aegis.retries=1
     """
-    from zslurm.aegis.replay import read_events, replay, settings_of
-    from zslurm.cli.output import print_json, print_table
-    from zslurm.launch.find import find
+    from zslurm.aegis.policy.replay import read_events, replay, settings_of
+    from zslurm.core.console import print_json, print_table
     from zslurm.report.replay import COLUMNS, as_json, as_row
+    from zslurm.run.find import find
 
     given = Path(events)
     path = given if given.is_file() else find(events).events
@@ -93,7 +93,7 @@ def classify(
 
     Example: zslurm aegis classify slurm-4242.out dmesg.txt
     """
-    from zslurm.cli.output import print_json, print_table
+    from zslurm.core.console import print_json, print_table
     from zslurm.report.classify import COLUMNS, as_json, headline, rows, story_of
 
     story = story_of(files)

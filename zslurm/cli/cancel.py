@@ -9,8 +9,8 @@ import typer
 from zslurm.cli.options import Runs
 
 if TYPE_CHECKING:
-    from zslurm.launch.find import OrphanJob
-    from zslurm.launch.run_dir import RunDir
+    from zslurm.run.find import OrphanJob
+    from zslurm.run.run_dir import RunDir
 
 
 def cancel(
@@ -23,10 +23,10 @@ def cancel(
 
     Example: zslurm cancel my-run
     """
-    from zslurm.cli.output import say
-    from zslurm.launch.control import cancel as cancel_run
-    from zslurm.launch.control import cancel_orphan
-    from zslurm.launch.find import OrphanJob, find_to_change
+    from zslurm.core.console import say
+    from zslurm.run.find import OrphanJob, find_to_change
+    from zslurm.submit.control import cancel as cancel_run
+    from zslurm.submit.control import cancel_orphan
 
     found: list[RunDir | OrphanJob] = []
     for reference in runs:

@@ -47,9 +47,9 @@ def edit(name: Name = None) -> None:
 
     Example: zslurm cluster edit mi300x-pollara
     """
-    from zslurm.cli.output import say
     from zslurm.cluster.edit import edit_profile, run_editor
     from zslurm.cluster.profile import default_name
+    from zslurm.core.console import say
 
     written = edit_profile(name or default_name(), run_editor, say)
     say("unchanged" if written is None else f"wrote {written}")
@@ -61,9 +61,9 @@ def check(name: Name = None, json: Json = False) -> None:
 
     Example: zslurm cluster check
     """
-    from zslurm.cluster.check import check_profile
     from zslurm.cluster.profile import default_name
     from zslurm.report.cluster import show_report
+    from zslurm.submit.profile_check import check_profile
 
     show_report(check_profile(name or default_name()), as_json=json)
 
@@ -76,8 +76,8 @@ def use(name: Annotated[str, typer.Argument(help="Name of a profile.", show_defa
     """
     import os
 
-    from zslurm.cli.output import say
     from zslurm.cluster.profile import set_default
+    from zslurm.core.console import say
 
     set_default(name)
     say(f"{name} is now the default cluster")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
     """Names of this user's runs with their job ids; job ids, once a digit is typed, with the run's name."""
-    from zslurm.launch.index import jobs
+    from zslurm.run.index import jobs
 
     try:
         known = jobs()

@@ -23,11 +23,11 @@ def show(
 
     Example: zslurm config show run.yaml --origin
     """
-    from zslurm.cli.output import print_json, print_table
     from zslurm.config.layers import show_path
-    from zslurm.launch.resolve import resolve_run
-    from zslurm.report.redact import redact_mapping, redact_value
-    from zslurm.report.values import show_value
+    from zslurm.core.console import print_json, print_table
+    from zslurm.core.redact import redact_mapping, redact_value
+    from zslurm.core.units import show_value
+    from zslurm.submit.resolve import resolve_run
 
     resolved = resolve_run(run_file, cluster=cluster, overrides=overrides or [])
     rows = [(path, redact_value(str(path[-1]), value), source) for path, value, source in resolved.rows()]
@@ -51,8 +51,8 @@ def schema() -> None:
 
     Example: zslurm config schema > zslurm.schema.json
     """
-    from zslurm.cli.output import print_json
     from zslurm.config.schema import run_file_schema
+    from zslurm.core.console import print_json
 
     print_json(run_file_schema())
 

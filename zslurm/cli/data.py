@@ -71,9 +71,9 @@ def build(
     Example: zslurm data build ~/texts --glob '*.txt' --vocab-size 32768 --out data/texts
     """
     here_or_as_job(slurm)
-    from train.data.source_reader import Fields
+    from train.data.build.source_reader import Fields
+    from zslurm.core.units import parse_size
     from zslurm.report.data import build_bundle
-    from zslurm.report.values import parse_size
 
     build_bundle(
         sources,

@@ -48,9 +48,9 @@ def doctor(
 
     Example: zslurm doctor --nodelist node[0-3]
     """
-    from zslurm.cli.output import print_json, say
-    from zslurm.cluster.doctor.check import all_checks, chosen_checks
-    from zslurm.errors import ConfigError
+    from zslurm.core.console import print_json, say
+    from zslurm.core.errors import ConfigError
+    from zslurm.doctor.check import all_checks, chosen_checks
     from zslurm.slurm.hostlist import expand
 
     if list_checks:
@@ -62,8 +62,8 @@ def doctor(
         raise ConfigError("--nodes and --nodelist exclude each other")
     if nodelist is not None and not expand(nodelist):
         raise ConfigError("--nodelist: names no node")
-    from zslurm.cluster.doctor.examine import Wanted, examine
-    from zslurm.cluster.doctor.site import site
+    from zslurm.doctor.run_checks import Wanted, examine
+    from zslurm.doctor.site import site
 
     wanted = Wanted(
         checks=chosen_checks(only or [], skip or [], bars=bars),

@@ -31,7 +31,7 @@ def env(
     import os
 
     from zslurm.cluster.profile import default_name
-    from zslurm.cluster.rccl import environment, left_out
+    from zslurm.cluster.rccl.environment import environment, left_out
     from zslurm.cluster.resolved import resolve_profile
     from zslurm.report.env import show_difference, show_environment, show_lint
 

@@ -25,10 +25,10 @@ def events(
     """
     from json import dumps
 
-    from zslurm.cli.output import print_table
-    from zslurm.launch.find import find_all
-    from zslurm.launch.index import known_runs
+    from zslurm.core.console import print_table
     from zslurm.report.events import COLUMNS, all_events, as_json, as_row, follow_events
+    from zslurm.run.find import find_all
+    from zslurm.run.index import known_runs
 
     chosen = find_all(runs) if runs else known_runs()
     if not follow:

@@ -24,7 +24,7 @@ def exec_command(
 
     Example: zslurm exec my-run --node node3 -- rocm-smi --showuse
     """
-    from zslurm.launch.find import find
-    from zslurm.launch.job_exec import exec_on_nodes
+    from zslurm.job.exec_command import exec_on_nodes
+    from zslurm.run.find import find
 
     raise typer.Exit(exec_on_nodes(find(run), command, node))

@@ -17,9 +17,9 @@ def here_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> 
         typer.Exit: the job is over; with its exit code.
     """
     if slurm:
-        from zslurm.launch.as_job import run_as_job
+        from zslurm.submit.as_job import run_as_job
 
         raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option))
-    from zslurm.launch.manners import step_back
+    from zslurm.core.nice import step_back
 
     step_back()

@@ -10,9 +10,9 @@ def hold(runs: Runs) -> None:
 
     Example: zslurm hold my-run
     """
-    from zslurm.cli.output import say
-    from zslurm.launch.control import hold as hold_run
-    from zslurm.launch.find import find_to_change
+    from zslurm.core.console import say
+    from zslurm.run.find import find_to_change
+    from zslurm.submit.control import hold as hold_run
 
     for run in dict.fromkeys(find_to_change(reference, "hold") for reference in runs):
         say(f"held job {hold_run(run)} of {run.name}; `zslurm release {run.name}` lets it start")

@@ -23,7 +23,7 @@ def expand(words: Words, json: Json = False) -> None:
 
     Example: zslurm hostlist expand rack[1-2]n[001-128]
     """
-    from zslurm.cli.output import print_json
+    from zslurm.core.console import print_json
     from zslurm.slurm import hostlist
 
     names = hostlist.expand(_joined(words))
@@ -39,7 +39,7 @@ def compress(words: Words, json: Json = False) -> None:
 
     Example: zslurm hostlist compress node1 node2 node3
     """
-    from zslurm.cli.output import print_json
+    from zslurm.core.console import print_json
     from zslurm.slurm import hostlist
 
     text = hostlist.compress(hostlist.expand(_joined(words)))

@@ -31,9 +31,9 @@ def init(
 
     Example: zslurm init --yes
     """
-    from zslurm.cli.output import say
     from zslurm.cluster.detect import detect
     from zslurm.cluster.profile import keep_before, profile_path, save_profile
+    from zslurm.core.console import say
 
     found = detect(name=name, partition=partition, account=account)
     choices = found.partition_choices

@@ -9,7 +9,7 @@ import typer
 from zslurm.cli.options import Json, Run
 
 if TYPE_CHECKING:
-    from zslurm.launch.run_dir import RunDir
+    from zslurm.run.run_dir import RunDir
 
 
 def logs(
@@ -44,9 +44,9 @@ def logs(
 
     Example: zslurm logs -f my-run --rank 0,8-15
     """
-    from zslurm.errors import ConfigError
-    from zslurm.launch.find import find
+    from zslurm.core.errors import ConfigError
     from zslurm.report.logs import parse_ranks, print_logs
+    from zslurm.run.find import find
 
     ranks = parse_ranks(rank)
     found = find(run)
@@ -72,7 +72,7 @@ def logs(
 
 
 def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
-    from zslurm.cli.output import print_json, print_table, say
+    from zslurm.core.console import print_json, print_table, say
     from zslurm.report.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
     from zslurm.report.logs import chosen_attempt, no_log
 

@@ -37,7 +37,7 @@ from zslurm.cli import (
     template,
     watch,
 )
-from zslurm.errors import Exit, ZslurmError
+from zslurm.core.errors import Exit, ZslurmError
 
 app = typer.Typer(
     name="zslurm",
@@ -121,7 +121,7 @@ def _complain_of_usage(message: str) -> None:
 
 
 def _complain(text: str) -> None:
-    from zslurm.report.redact import redact
+    from zslurm.core.redact import redact
 
     for line in redact(text).splitlines():
         print(f"zslurm: {line}", file=sys.stderr)

@@ -26,8 +26,8 @@ def memory(
 
     Example: zslurm plan memory run.yaml --dp 8 --dp 1024
     """
-    from zslurm.launch.resolve import resolve_run
     from zslurm.report.plan import show_memory
+    from zslurm.submit.resolve import resolve_run
 
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     show_memory(spec, dp or [spec.world_size], as_json=json)
@@ -52,8 +52,8 @@ def io(
 
     Example: zslurm plan io run.yaml --step-time 2.5
     """
-    from zslurm.launch.resolve import resolve_run
     from zslurm.report.plan_io import show_io
+    from zslurm.submit.resolve import resolve_run
 
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     show_io(spec, step_time=step_time, budget=budget, as_json=json)

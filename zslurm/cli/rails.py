@@ -10,7 +10,7 @@ import typer
 from zslurm.cli.options import Cluster, Json
 
 if TYPE_CHECKING:
-    from zslurm.cluster.rail_survey import RailSurvey
+    from zslurm.cluster.rails.read_nodes import RailSurvey
     from zslurm.cluster.site import Site
 
 
@@ -36,9 +36,9 @@ def rails(
 
     Example: zslurm rails --nodes 4
     """
-    from zslurm.cli.output import print_json, print_styled
     from zslurm.cluster.site import load_site
-    from zslurm.errors import CheckFailed, ConfigError
+    from zslurm.core.console import print_json, print_styled
+    from zslurm.core.errors import CheckFailed, ConfigError
     from zslurm.report.rails import as_json, draw
     from zslurm.slurm.hostlist import compress, expand
 
@@ -61,16 +61,16 @@ def rails(
 
 
 def _here(site: Site) -> RailSurvey:
-    from zslurm.cluster.facts import read_facts, to_json
-    from zslurm.cluster.rail_survey import judge_answers
-    from zslurm.slurm.survey import NodeAnswer
+    from zslurm.cluster.rails.read_nodes import judge_answers
+    from zslurm.hardware.facts import read_facts, to_json
+    from zslurm.slurm.run_on_nodes import NodeAnswer
 
     facts = read_facts()
     return judge_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
 
 
 def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> RailSurvey:
-    from zslurm.cluster.rail_survey import survey_rails
+    from zslurm.cluster.rails.read_nodes import survey_rails
 
     return survey_rails(
         site.cluster,

@@ -10,9 +10,9 @@ def release(runs: Runs) -> None:
 
     Example: zslurm release my-run
     """
-    from zslurm.cli.output import say
-    from zslurm.launch.control import release as release_run
-    from zslurm.launch.find import find_to_change
+    from zslurm.core.console import say
+    from zslurm.run.find import find_to_change
+    from zslurm.submit.control import release as release_run
 
     for run in dict.fromkeys(find_to_change(reference, "release") for reference in runs):
         say(f"released job {release_run(run)} of {run.name}")

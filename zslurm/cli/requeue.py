@@ -28,9 +28,9 @@ def requeue(
 
     Example: zslurm requeue my-run --exclude node[3,7]
     """
-    from zslurm.cli.output import say
-    from zslurm.launch.control import requeue as requeue_run
-    from zslurm.launch.find import find_to_change
+    from zslurm.core.console import say
+    from zslurm.run.find import find_to_change
+    from zslurm.submit.control import requeue as requeue_run
 
     found = find_to_change(run, "requeue")
     done = requeue_run(found, now=now, exclude=exclude)

@@ -20,13 +20,13 @@ def status(
 
     Example: zslurm status my-run
     """
-    from zslurm.cli.output import print_json, print_table, say
-    from zslurm.errors import Exit
-    from zslurm.launch.find import OrphanJob, find
-    from zslurm.launch.index import known_runs
-    from zslurm.launch.run_dir import RunDir
-    from zslurm.launch.run_state import look_all
+    from zslurm.core.console import print_json, print_table, say
+    from zslurm.core.errors import Exit
     from zslurm.report.status import COLUMNS, as_json, as_row, details, details_as_json, orphan_as_json, stale_line
+    from zslurm.run.find import OrphanJob, find
+    from zslurm.run.index import known_runs
+    from zslurm.run.run_dir import RunDir
+    from zslurm.run.state import look_all
 
     found: dict[RunDir, None] = {}
     orphans: list[OrphanJob] = []
@@ -64,7 +64,7 @@ def status(
 
 def _excluded(job_id: str | None) -> str | None:
     """The nodes that a job must not use; None where Slurm does not say."""
-    from zslurm.errors import ZslurmError
+    from zslurm.core.errors import ZslurmError
     from zslurm.slurm.client import SlurmClient
     from zslurm.slurm.commands import Retries
 

@@ -84,9 +84,9 @@ def submit(
 
     Example: zslurm submit run.yaml --nodes 4 --set phases[0].lr=3e-4
     """
-    from zslurm.cli.output import print_json, say
-    from zslurm.launch.resolve import resolve_run
-    from zslurm.launch.submit_options import dependency, flag_settings, sbatch_flags, slurm_settings
+    from zslurm.core.console import print_json, say
+    from zslurm.submit.options import dependency, flag_settings, sbatch_flags, slurm_settings
+    from zslurm.submit.resolve import resolve_run
 
     settings = [
         *(overrides or []),
@@ -99,13 +99,13 @@ def submit(
     flags |= {"dependency": waits_for} if waits_for is not None else {}
     settings += flag_settings(flags)
     if checkpoint is not None:
-        from zslurm.launch.checkpoints import find_checkpoint
+        from zslurm.run.checkpoints import find_checkpoint
 
         settings.append(f"checkpoint.resume_from={dumps(str(find_checkpoint(checkpoint).absolute()))}")
     settings += [f"metrics.profile={profile}"] if profile is not None else []
     if sweep or sweep_file is not None:
-        from zslurm.launch.sweep import members
         from zslurm.report.sweep import show_sweep, submit_sweep
+        from zslurm.submit.sweep import members
 
         if wait:
             raise typer.BadParameter("--wait follows one run; `zslurm status` shows a sweep's")
@@ -126,7 +126,7 @@ def submit(
 
         print(describe(resolved, as_json=json), end="")
         return
-    from zslurm.launch.submission import submit as submit_run
+    from zslurm.submit.submit import submit as submit_run
 
     done = submit_run(resolved.spec, new=new)
     if quiet:

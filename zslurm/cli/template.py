@@ -34,7 +34,7 @@ def show(name: Name) -> None:
 
     Example: zslurm template show train
     """
-    from zslurm.launch.templates import find_template
+    from zslurm.submit.script.templates import find_template
 
     print(find_template(name).source, end="")
 

@@ -21,7 +21,7 @@ def watch(
 
     Example: zslurm watch my-run
     """
-    from zslurm.launch.find import find_all
     from zslurm.report.watch import watch as watch_runs
+    from zslurm.run.find import find_all
 
     raise typer.Exit(watch_runs(find_all(runs) if runs else None, interval_s=interval))

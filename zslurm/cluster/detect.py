@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zslurm.cluster.profile import profile_path
-from zslurm.cluster.profile_text import Members, local_profile, slurm_profile
+from zslurm.cluster.profile_writer import Members, local_profile, slurm_profile
 from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
-from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
+from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.hostlist import compress

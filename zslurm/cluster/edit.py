@@ -10,8 +10,8 @@ from pathlib import Path
 
 from zslurm.cluster.profile import Profile, config_dir, find_profile, profile_path
 from zslurm.cluster.resolved import resolve_text
-from zslurm.errors import ConfigError, ZslurmError
-from zslurm.launch.run_dir import write_atomically
+from zslurm.core.errors import ConfigError, ZslurmError
+from zslurm.core.files import write_atomically
 
 
 def edit_profile(

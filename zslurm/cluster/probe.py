@@ -1,6 +1,6 @@
 """Ask one compute node what a login node cannot know: NICs, rails, drivers, limits, ROCm.
 
-The node runs `python -m zslurm.cluster.facts` once, in a short job of its own. What is found becomes values of the
+The node runs `python -m zslurm.hardware.facts` once, in a short separate job. What is found becomes values of the
 profile; what no field stands for becomes comments.
 """
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from checkpoint_tools.quantities import show_bytes
-from zslurm.cluster.facts import NodeFacts, from_json
-from zslurm.cluster.rail import RailMap
-from zslurm.cluster.rails import rail_map
-from zslurm.cluster.rccl_rules import BUILT_IN_ROCM, PLUGIN, Network, Transport, in_range, rules, version
+from zslurm.cluster.rails.map import rail_map
+from zslurm.cluster.rails.types import RailMap
+from zslurm.cluster.rccl.rules import BUILT_IN_ROCM, PLUGIN, Network, Transport, in_range, rules, version
 from zslurm.config.spec import ClusterSection
-from zslurm.errors import SlurmRefused
-from zslurm.slurm.survey import survey
+from zslurm.core.errors import SlurmRefused
+from zslurm.hardware.facts import NodeFacts, from_json
+from zslurm.slurm.run_on_nodes import survey
 
-_FACTS = "zslurm.cluster.facts"
+_FACTS = "zslurm.hardware.facts"
 _DRIVERS: dict[str, Network] = {"ionic": "pollara", "bnxt_en": "broadcom", "mlx5_core": "cx7"}
 # `AMD Instinct MI300X OAM`, `NVIDIA H100 80GB HBM3`
 _MODEL = re.compile(r"\b(MI\d+\w*|(?:GB|GH|[ABHLV])\d+\w*)\b")

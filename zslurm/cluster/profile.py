@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers
-from zslurm.errors import ConfigError, NoProfile, NotFound, ZslurmError
-from zslurm.launch.run_dir import write_atomically
-from zslurm.paths import LONGEST_NAME, home
+from zslurm.core.errors import ConfigError, NoProfile, NotFound, ZslurmError
+from zslurm.core.files import write_atomically
+from zslurm.core.paths import LONGEST_NAME, home
 
 LOCAL = "local"
 LAYER = "cluster profile"

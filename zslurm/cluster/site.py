@@ -9,7 +9,7 @@ from zslurm.cluster.profile import default_name, load_profile
 from zslurm.config.layers import Layers
 from zslurm.config.problems import describe
 from zslurm.config.spec import ClusterSection, SlurmSection
-from zslurm.errors import ConfigError
+from zslurm.core.errors import ConfigError
 
 
 class Site(Section):

@@ -14,7 +14,7 @@ from typing import Any
 
 from zslurm.config import yaml12
 from zslurm.config.yaml12 import KeyPath
-from zslurm.errors import ConfigError
+from zslurm.core.errors import ConfigError
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_-]*"
 _PATH = re.compile(rf"{_WORD}(\.{_WORD}|\[\d+\])*")

@@ -19,8 +19,8 @@ from zslurm.config.layers import Layers, Origin, show_path
 from zslurm.config.problems import describe
 from zslurm.config.spec import CONTROL, RECORDED, RunSpec
 from zslurm.config.yaml12 import KeyPath
-from zslurm.errors import ConfigError
-from zslurm.paths import expand
+from zslurm.core.errors import ConfigError
+from zslurm.core.paths import expand
 
 # Keys that hold paths: relative ones given in a file are relative to that file, others to the working directory.
 PATH_KEYS: tuple[KeyPath, ...] = (

@@ -31,7 +31,7 @@ from train.config import (
 )
 from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
-from zslurm.paths import LONGEST_NAME
+from zslurm.core.paths import LONGEST_NAME
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII)

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from yaml.error import MarkedYAMLError
 
-from zslurm.errors import ConfigError, NotFound
+from zslurm.core.errors import ConfigError, NotFound
 
 STDIN = Path("-")
 

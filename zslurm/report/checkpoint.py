@@ -13,11 +13,11 @@ from checkpoint_tools import CheckpointError, Listing, Mismatch, NotACheckpoint
 from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from train.errors import DataError, HubError, TrainError
 from train.hub import FolderWeights, Overrides, TokenizerFiles, Weights, export, import_weights, open_weights
-from zslurm.cli.output import print_json, print_table, say
-from zslurm.errors import ConfigError, NotFound, ZslurmError
-from zslurm.launch.checkpoints import find_checkpoints, find_weights
-from zslurm.report.bars import byte_bar
-from zslurm.report.values import parse_size
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import ConfigError, NotFound, ZslurmError
+from zslurm.core.progress_bar import byte_bar
+from zslurm.core.units import parse_size
+from zslurm.run.checkpoints import find_checkpoints, find_weights
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from checkpoint_tools import (
     verify,
 )
 from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from zslurm.cli.output import print_json, print_table, say
-from zslurm.errors import CheckFailed, ConfigError
-from zslurm.launch.checkpoints import find_checkpoint, find_checkpoints, find_newest
-from zslurm.report.bars import byte_bar
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import CheckFailed, ConfigError
+from zslurm.core.progress_bar import byte_bar
+from zslurm.core.units import parse_size
 from zslurm.report.checkpoint import as_user_errors
-from zslurm.report.values import parse_size
+from zslurm.run.checkpoints import find_checkpoint, find_checkpoints, find_newest
 
 if TYPE_CHECKING:
     from train.hub.dcp import Converted

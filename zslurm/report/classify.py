@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from zslurm.aegis.classify import Line, Story, classify
-from zslurm.aegis.log_lines import chunks_of
-from zslurm.errors import NotFound
-from zslurm.report.values import show_time
+from zslurm.aegis.logs.classify import Line, Story, classify
+from zslurm.aegis.logs.lines import chunks_of
+from zslurm.core.errors import NotFound
+from zslurm.core.units import show_time
 from zslurm.slurm.hostlist import compress
 
 COLUMNS = ("time", "class", "role", "lines", "where", "first line")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from zslurm.cli.output import print_json, print_table, say
-from zslurm.cluster.check import Report
 from zslurm.cluster.profile import Profile, default_name, profiles
 from zslurm.cluster.resolved import ResolvedProfile, resolve_profile
 from zslurm.config.layers import show_path
-from zslurm.errors import CheckFailed, ZslurmError
-from zslurm.report.redact import redact_value
-from zslurm.report.values import show_value
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import CheckFailed, ZslurmError
+from zslurm.core.redact import redact_value
+from zslurm.core.units import show_value
+from zslurm.submit.profile_check import Report
 
 
 def list_profiles(*, as_json: bool) -> None:

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from train.data.build import BuildProgress, Report, build
+from train.data.build.build import BuildProgress, Report, build
+from train.data.build.encode import default_workers
+from train.data.build.manifest import BuildRecord, BuildSummary
+from train.data.build.preview import Excerpt, excerpts
+from train.data.build.rolling_writer import BUNDLE_BYTES
+from train.data.build.source_reader import MAX_DOCUMENT_BYTES, Fields
+from train.data.build.sources import MissingSource
+from train.data.build.statistics import unigram_entropy
 from train.data.bundle import Corpus
-from train.data.encode import default_workers
-from train.data.excerpts import Excerpt, excerpts
-from train.data.record import BuildRecord, BuildSummary
-from train.data.series import BUNDLE_BYTES
-from train.data.source_reader import MAX_DOCUMENT_BYTES, Fields
-from train.data.sources import MissingSource
-from train.data.statistics import unigram_entropy
 from train.data.verify import verify
 from train.errors import BuildFailed, DataError
-from zslurm.cli.output import print_json, say
-from zslurm.errors import CheckFailed, ConfigError, NotFound, ZslurmError
-from zslurm.report.bars import byte_bar
+from zslurm.core.console import print_json, say
+from zslurm.core.errors import CheckFailed, ConfigError, NotFound, ZslurmError
+from zslurm.core.progress_bar import byte_bar
 
 ENTROPY_TOKENS = 1 << 26  # read to estimate the entropy
 DAMAGES_SHOWN = 20
@@ -89,7 +89,7 @@ def make_bundle(
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     workers: int | None = None,
 ) -> BuildSummary:
-    """Build a bundle with progress on stderr; the arguments are those of `train.data.build.build`.
+    """Build a bundle with progress on stderr; the arguments are those of `train.data.build.build.build`.
 
     Raises:
         NotFound: a source does not exist.

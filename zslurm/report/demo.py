@@ -18,17 +18,17 @@ import time
 from pathlib import Path
 
 from checkpoint_tools.quantities import counted, show_count, show_duration
+from train.data.build.demo_corpus import stdlib_sources
+from train.data.build.statistics import unigram_entropy
 from train.data.bundle import Corpus
-from train.data.statistics import unigram_entropy
-from train.data.stdlib import stdlib_sources
 from train.jsonl import read_jsonl
-from zslurm.cli.output import say
-from zslurm.errors import ConfigError, Exit
-from zslurm.launch.resolve import resolve_run
-from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import look
+from zslurm.core.console import say
+from zslurm.core.errors import ConfigError, Exit
 from zslurm.report.data import describe_summary, make_bundle
 from zslurm.report.demo_size import LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import look
+from zslurm.submit.resolve import resolve_run
 
 RANKS = 2
 VOCAB_SIZE = 4096

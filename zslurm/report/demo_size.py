@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from zslurm.errors import ZslurmError
+from zslurm.core.errors import ZslurmError
 
 TIME_S = 120.0
 """What the whole demo should take at most: two thirds of the three minutes that it may, for rates vary."""
@@ -45,14 +45,14 @@ class Machine:
 
 
 def measure(config: Path, ranks: int) -> Machine:
-    """Measure this machine with a run's configuration (a resolved config.json), as `train/rate.py` does.
+    """Measure this machine with a run's configuration (a resolved config.json), by `train.plan.tokens_per_second`.
 
     Raises:
         ZslurmError: a measuring process failed.
     """
     started = time.monotonic()
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "LOCAL_WORLD_SIZE": str(ranks)}
-    command = [sys.executable, "-m", "train.rate", str(config)]
+    command = [sys.executable, "-m", "train.plan.tokens_per_second", str(config)]
     processes = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(ranks)

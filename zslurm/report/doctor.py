@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from checkpoint_tools.quantities import counted
-from zslurm.cli.output import print_json, print_table, say
-from zslurm.cluster.doctor.check import Check, Status
-from zslurm.cluster.doctor.examine import ANSWER, STATE
-from zslurm.cluster.doctor.report import LOGIN, Report, Result
+from zslurm.core.console import print_json, print_table, say
+from zslurm.doctor.check import Check, Status
+from zslurm.doctor.report import LOGIN, Report, Result
+from zslurm.doctor.run_checks import ANSWER, STATE
 from zslurm.slurm.hostlist import compress
 
 COLUMNS = ("check", "status", "nodes", "where", "what")

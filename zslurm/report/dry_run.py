@@ -8,18 +8,13 @@ from typing import Any
 from checkpoint_tools.quantities import counted, show_bytes, show_count
 from train.data.order import DataOrder
 from train.data.training_data import ALONE
-from zslurm.cluster.rccl import left_out
+from zslurm.cluster.rccl.environment import left_out
 from zslurm.config.layers import show_path
 from zslurm.config.load import Resolved
-from zslurm.launch.submission import (
-    check_before_submission,
-    check_data,
-    remarks,
-    run_dir_of,
-)
+from zslurm.core.redact import redact_value
+from zslurm.core.units import show_value
 from zslurm.report.preview import Preview, preview
-from zslurm.report.redact import redact_value
-from zslurm.report.values import show_value
+from zslurm.submit.submit import check_before_submission, check_data, remarks, run_dir_of
 
 
 def describe(resolved: Resolved, *, as_json: bool) -> str:

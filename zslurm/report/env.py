@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from zslurm.cli.output import print_json, print_table, say
-from zslurm.cluster.rccl import LeftOut, Setting, lint, overridden, read_conf
-from zslurm.cluster.sysfs import sysroot
+from zslurm.cluster.rccl.environment import LeftOut, Setting, lint, overridden, read_conf
 from zslurm.config.spec import ClusterSection
-from zslurm.errors import CheckFailed
-from zslurm.quoting import quote
-from zslurm.report.redact import redact_value
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import CheckFailed
+from zslurm.core.quoting import quote
+from zslurm.core.redact import redact_value
+from zslurm.hardware.sysfs import sysroot
 
 _WIDTH = 110
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from train.jsonl import JsonLinesTail, read_jsonl
-from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import look_all
-from zslurm.report.event_words import describe
-from zslurm.report.values import show_time
+from zslurm.core.units import show_time
+from zslurm.run.event_text import describe
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import look_all
 
 COLUMNS = ("time", "run", "event", "what")
 _POLL_S = 1.0

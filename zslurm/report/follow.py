@@ -12,12 +12,12 @@ from typing import Any
 
 from checkpoint_tools.quantities import counted, show_count, show_duration
 from train.jsonl import JsonLinesTail
-from zslurm.cli.output import say
-from zslurm.errors import Exit
-from zslurm.launch.control import cancel
-from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import RunState, look, look_all
-from zslurm.report.event_words import describe, describe_cause
+from zslurm.core.console import say
+from zslurm.core.errors import Exit
+from zslurm.run.event_text import describe, describe_cause
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import RunState, look, look_all
+from zslurm.submit.control import cancel
 
 _POLL_LOCAL_S = 0.3
 _POLL_SLURM_S = 2.0

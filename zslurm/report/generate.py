@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoint_tools.quantities import counted, show_bytes
+from train.data.build.tokenizer import load_tokenizer
 from train.data.detokenize import text_pieces
-from train.data.tokenizer import load_tokenizer
 from train.hub import Overrides, Settings, TokenizerFiles, Weights, open_weights
-from zslurm.cli.output import print_json, say
-from zslurm.errors import ConfigError
-from zslurm.launch.checkpoints import find_weights
+from zslurm.core.console import print_json, say
+from zslurm.core.errors import ConfigError
 from zslurm.report.checkpoint import TokenizerChoice, as_user_errors
+from zslurm.run.checkpoints import find_weights
 
 if TYPE_CHECKING:
     from train.model.zaya import Zaya
@@ -144,7 +144,7 @@ def _room(weights: Weights, ids: list[int]) -> int:
 def _load(weights: Weights, dtype: str, device: str) -> Zaya:
     import torch
 
-    from train.load import load_model
+    from train.checkpointing.load_weights import load_model
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

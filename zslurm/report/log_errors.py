@@ -1,7 +1,7 @@
 """`zslurm logs --errors`: what went wrong in an attempt, over all its ranks, the root first.
 
-Judged as the supervisor judges (aegis/verdict.py): the rank that it blames is the root, ranks that complain of
-lost peers are its cascade, others failed on their own later. Ranks that said the same share a row.
+Judged as the supervisor judges (aegis/policy/outcome.py): the rank that it blames is the root, ranks that complain
+of lost peers are its cascade, others failed on their own later. Ranks that said the same share a row.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from train.jsonl import read_jsonl
-from zslurm.aegis.early_exits import KIND as EARLY_EXIT
-from zslurm.aegis.verdict import blames_a_peer, is_orderly
-from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
-from zslurm.report.values import show_time
+from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
+from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
+from zslurm.core.files import read_json
+from zslurm.core.units import show_time
+from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.hostlist import compress
 
 COLUMNS = ("role", "ranks", "node", "time", "step", "first line")

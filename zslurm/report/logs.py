@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from zslurm.errors import ConfigError, NotFound
-from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
-from zslurm.launch.run_state import look_all, recorded_job
+from zslurm.core.errors import ConfigError, NotFound
+from zslurm.core.files import read_json
+from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.run.state import look_all, recorded_job
 from zslurm.slurm.hostlist import HostlistError, expand_ranges
 
 _POLL_S = 0.3

@@ -1,6 +1,6 @@
 """The logs of several ranks as one, in the order in which their lines were written.
 
-Each line comes with its time and its rank. Times are those of launch/log_times.py, good to a second; within one,
+Each line comes with its time and its rank. Times are those of run/log_times.py, good to a second; within one,
 lines stand in the order of their ranks, and each rank's own lines always in their own order.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zslurm.launch.log_times import LogTimes
-from zslurm.launch.run_dir import AttemptDir, RunDir
+from zslurm.core.units import show_time
 from zslurm.report.logs import chosen_attempt, is_active, no_log, ranks_with_logs
-from zslurm.report.values import show_time
+from zslurm.run.log_times import LogTimes
+from zslurm.run.run_dir import AttemptDir, RunDir
 
 _POLL_S = 0.5
 _RANKS_PER_POLL = 64

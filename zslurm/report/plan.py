@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from checkpoint_tools.quantities import counted, show_bytes
-from train.memory import MemoryPlan, plan_memory
-from zslurm.cli.output import print_json, print_table, say
+from train.plan.memory import MemoryPlan, plan_memory
 from zslurm.config.spec import RunSpec
+from zslurm.core.console import print_json, print_table, say
 
 
 def show_memory(spec: RunSpec, ranks: Sequence[int], *, as_json: bool) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from train.data.storage import Reads, StoragePlan, plan_storage
-from zslurm.cli.output import print_json, print_table, say
+from train.plan.io import Reads, StoragePlan, plan_storage
 from zslurm.config.spec import RunSpec
+from zslurm.core.console import print_json, print_table, say
 
 BUNDLED, FRAGMENTED = 2.0, 8.0
 """The largest sigma of bundled and of fragmented data, as published."""

@@ -6,21 +6,21 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from train.memory import plan_memory
-from zslurm.cluster.rccl import RULES
+from train.plan.memory import plan_memory
+from zslurm.cluster.rccl.environment import RULES
 from zslurm.config.load import Resolved
 from zslurm.config.spec import RunSpec
-from zslurm.errors import SlurmRefused, SlurmUnavailable, ZslurmError
-from zslurm.launch.numa_bind import cores_of
-from zslurm.launch.render import job_settings, render
-from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import last_job
-from zslurm.launch.submission import changed_keys, last_spec
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.core.redact import redact, redact_value
+from zslurm.job.numa_bind import cores_of
 from zslurm.report.plan import trains_on_cpus
-from zslurm.report.redact import redact, redact_value
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import time_limit
+from zslurm.submit.script.render import job_settings, render
+from zslurm.submit.submit import changed_keys, last_spec
 
 _PATIENCE_S = 15.0
 

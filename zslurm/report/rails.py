@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from checkpoint_tools.quantities import counted
-from zslurm.cluster.rail import Rail, RailMap
-from zslurm.cluster.rail_differences import identical
-from zslurm.cluster.rail_survey import RailSurvey
+from zslurm.cluster.rails.differences import identical
+from zslurm.cluster.rails.read_nodes import RailSurvey
+from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.slurm.hostlist import compress
 
 Line = list[tuple[str, str]]

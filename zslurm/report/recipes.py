@@ -9,11 +9,11 @@ from typing import Any
 
 from checkpoint_tools.quantities import show_count
 from train.shapes import parameter_counts
-from zslurm.cli.output import print_json, print_table
 from zslurm.config import yaml12
 from zslurm.config.load import recipes, resolve
 from zslurm.config.spec import RunSpec
-from zslurm.errors import NotFound
+from zslurm.core.console import print_json, print_table
+from zslurm.core.errors import NotFound
 
 
 def list_recipes(*, as_json: bool) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_tools.quantities import show_duration
-from zslurm.aegis.replay import Replayed
+from zslurm.aegis.policy.replay import Replayed
 from zslurm.config.aegis import AegisSection
-from zslurm.report.values import show_time
+from zslurm.core.units import show_time
 
 COLUMNS = ("attempt", "ended", "outcome", "done", "policy", "differs")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from checkpoint_tools.quantities import show_count, show_duration
 from train.jsonl import read_jsonl
-from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import RunState
-from zslurm.report.event_words import describe, describe_cause, describe_fault
-from zslurm.report.values import show_time
+from zslurm.core.units import show_time
+from zslurm.run.event_text import describe, describe_cause, describe_fault
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import RunState
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.reasons import explain

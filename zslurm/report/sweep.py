@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_tools.quantities import counted
-from zslurm.cli.output import print_json, print_table
 from zslurm.config.spec import RunSpec
-from zslurm.errors import ConfigError, SlurmUnavailable, ZslurmError
-from zslurm.launch.submission import check_before_submission, run_dir_of, submit
-from zslurm.launch.submit_options import assign
-from zslurm.launch.sweep import Member, member_name, settings_of
+from zslurm.core.console import print_json, print_table
+from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
+from zslurm.submit.options import assign
+from zslurm.submit.submit import check_before_submission, run_dir_of, submit
+from zslurm.submit.sweep import Member, member_name, settings_of
 
 Resolve = Callable[[Sequence[str]], RunSpec]
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from jinja2 import nodes
 
 from checkpoint_tools.quantities import counted
-from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
-from zslurm.errors import CheckFailed, ConfigError, NotFound, ZslurmError
-from zslurm.launch.render import render
-from zslurm.launch.resolve import resolve_run
-from zslurm.launch.run_dir import write_atomically
-from zslurm.launch.sample_run import sample_run
-from zslurm.launch.submission import run_dir_of
-from zslurm.launch.template_check import check_template
-from zslurm.launch.templates import (
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import CheckFailed, ConfigError, NotFound, ZslurmError
+from zslurm.core.files import write_atomically
+from zslurm.core.paths import expand
+from zslurm.submit.resolve import resolve_run
+from zslurm.submit.script.render import render
+from zslurm.submit.script.sample_run import sample_run
+from zslurm.submit.script.template_check import check_template
+from zslurm.submit.script.templates import (
     SUFFIXES,
     Template,
     TemplateEnvironment,
@@ -27,7 +27,7 @@ from zslurm.launch.templates import (
     shipped_templates,
     user_templates_dir,
 )
-from zslurm.paths import expand
+from zslurm.submit.submit import run_dir_of
 
 _COPY = """\
 {{# A script of your own. It extends the one that ships with zslurm: what you leave out stays as it is there, also

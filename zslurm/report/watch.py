@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from checkpoint_tools.quantities import counted, show_duration
-from zslurm.errors import Exit
-from zslurm.launch.index import known_runs
-from zslurm.launch.run_dir import RunDir
-from zslurm.launch.run_state import RunState, look_all
-from zslurm.report.event_words import describe
+from zslurm.core.errors import Exit
 from zslurm.report.status import COLUMNS, as_row, stale_line, why
+from zslurm.run.event_text import describe
+from zslurm.run.index import known_runs
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import RunState, look_all
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

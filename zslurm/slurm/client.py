@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from zslurm.errors import NotFound, SlurmRefused
+from zslurm.core.errors import NotFound, SlurmRefused
 from zslurm.slurm import inventory, jobs
 from zslurm.slurm.commands import Retries, SlurmCommands, said
 from zslurm.slurm.estimate import StartEstimate, parse_estimate

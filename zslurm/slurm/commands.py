@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from checkpoint_tools.quantities import counted
-from zslurm.errors import NotFound, SlurmRefused, SlurmUnavailable
+from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.environment import scrubbed
 
 # Slurm's words (src/common/slurm_errno.c and the commands). The request did not arrive:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zslurm.errors import SlurmUnavailable
+from zslurm.core.errors import SlurmUnavailable
 
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_")
 _LAUNCHER_PREFIXES = ("PMI_", "PMI2_", "PMIX_")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from zslurm.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord

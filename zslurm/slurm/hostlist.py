@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from zslurm.errors import ConfigError
+from zslurm.core.errors import ConfigError
 
 MAX_HOSTS = 1 << 20
 """A list that stands for more names is refused: it is a typing error, and would fill the memory."""

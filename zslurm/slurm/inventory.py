@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 
-from zslurm.errors import SlurmRefused
+from zslurm.core.errors import SlurmRefused
 from zslurm.slurm.jobs import FIELD_END, RECORD_END, parse_duration
 
 _NODE_FIELDS = ("NodeList", "StateComplete", "Gres", "CPUs", "Memory", "PartitionName", "Reason")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from zslurm.errors import SlurmRefused
+from zslurm.core.errors import SlurmRefused
 from zslurm.slurm.states import JobState, parse_state
 
 FIELD_END = "\x1f"

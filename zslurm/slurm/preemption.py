@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from zslurm.errors import ZslurmError
+from zslurm.core.errors import ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import JobRecord
 

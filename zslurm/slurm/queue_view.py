@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint_tools.plain import load_json
-from zslurm.errors import ZslurmError
-from zslurm.paths import home
+from zslurm.core.errors import ZslurmError
+from zslurm.core.paths import home
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord

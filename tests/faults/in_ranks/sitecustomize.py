@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 PLACE = os.environ.get("ZSLURM_TEST_FAULTS")
-_TRAINS = {"zslurm.launch.rank", "train"}
-_TESTS_A_GPU = "zslurm.aegis.gpu_test"
+_TRAINS = {"zslurm.job.rank", "train"}
+_TESTS_A_GPU = "zslurm.aegis.supervisor.gpu_test"
 
 
 class Faults:
@@ -35,7 +35,7 @@ class Faults:
         self.faults = [fault | {"number": number} for number, fault in enumerate(plan["faults"])]
         self.rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
         self.node = os.environ.get("SLURMD_NODENAME", "localhost")
-        last = sys.orig_argv[-1]  # python -m zslurm.launch.rank RUN_DIR ATTEMPT
+        last = sys.orig_argv[-1]  # python -m zslurm.job.rank RUN_DIR ATTEMPT
         self.attempt = int(last) if last.isdigit() else 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
     def mark(self, what, **fields):
@@ -82,7 +82,7 @@ def wrap(loop, faults):
     """Put the faults into the trainer."""
     import torch
 
-    import train.saver as saver
+    import train.checkpointing.writer as saver
 
     trainer = loop.Trainer
     init, train_step, write_shard = trainer.__init__, trainer._train_step, saver.write_shard

@@ -13,7 +13,7 @@ from train.data.bundle import BundleHeader, BundleWriter, Corpus
 from train.data.order import DataOrder
 from train.data.schema import bundle_name
 from train.data.training_data import TrainingData
-from train.optim.schedule import Plan
+from train.schedule import Plan
 
 HEADER = BundleHeader(vocab_size=60_000, tokenizer_sha256="cd" * 32, end_token=1, source="tests")
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from tests.train.data.corpora import contents, texts_of, write_texts
-from train.data import source_reader
-from train.data.build import BuildProgress, build
+from train.data.build import source_reader
+from train.data.build.build import BuildProgress, build
+from train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
+from train.data.build.source_reader import Fields
+from train.data.build.sources import SourceFile
+from train.data.build.statistics import unigram_entropy
+from train.data.build.training_sample import training_shares
 from train.data.bundle import Corpus
 from train.data.schema import bundle_name
-from train.data.source_reader import Fields
-from train.data.sources import SourceFile
-from train.data.statistics import unigram_entropy
-from train.data.stdlib import STDLIB_GLOB, stdlib_sources
-from train.data.training_sample import training_shares
 from train.errors import DataError
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs away from it"

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle
+from train.data.build.rolling_writer import BundleSeries
+from train.data.build.statistics import unigram_entropy
 from train.data.bundle import Bundle, BundleWriter, Corpus
 from train.data.schema import bundle_name
-from train.data.series import BundleSeries
-from train.data.statistics import unigram_entropy
 from train.data.verify import verify
 from train.errors import DataError
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from train.data.build.tokenizer import train_tokenizer
 from train.data.detokenize import text_pieces
-from train.data.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

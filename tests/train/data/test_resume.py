@@ -21,12 +21,12 @@ import pytest
 
 from tests.train.data.corpora import contents, texts_of, write_rows, write_texts
 from tests.waiting import wait_for
-from train.data import source_reader, staging
-from train.data.build import BuildProgress, build
+from train.data.build import source_reader, staging
+from train.data.build.build import BuildProgress, build
+from train.data.build.build_log import JOURNAL, finished_bundles
+from train.data.build.manifest import BuildSummary
+from train.data.build.tokenizer import train_tokenizer
 from train.data.bundle import Corpus
-from train.data.journal import JOURNAL, finished_bundles
-from train.data.record import BuildSummary
-from train.data.tokenizer import train_tokenizer
 from train.errors import DataError
 
 FORMATS = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"]
@@ -137,7 +137,7 @@ def test_one_killed_again_and_again_gets_done(sources: list[Path], tokenizer: Pa
 KILLED = """
 import sys; from pathlib import Path
 from train.data import source_reader
-from train.data.build import build
+from train.data.build.build import build
 source_reader.BATCH_BYTES = 1 << 12
 build([Path(sys.argv[1])], Path(sys.argv[2]), vocab_size=400, bundle_bytes=1_500, workers=2)
 """
@@ -322,7 +322,7 @@ def test_a_living_process_keeps_its_unfinished_build(sources: list[Path], tokeni
 
 LIMITED = """
 import resource, sys; from pathlib import Path
-from train.data.build import build
+from train.data.build.build import build
 from train.errors import BuildFailed
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
 try:

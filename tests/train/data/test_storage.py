@@ -13,7 +13,7 @@ from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from train.config import ModelConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
 from train.data.schema import BundleHeader
-from train.data.storage import PAGE_BYTES, PUBLISHED_BUDGET, Reads, checkpoint_bytes, plan_storage
+from train.plan.io import PAGE_BYTES, PUBLISHED_BUDGET, Reads, checkpoint_bytes, plan_storage
 from train.shapes import parameter_counts
 
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle, write_rows, write_texts
-from train.data.build import build
+from train.data.build.build import build
+from train.data.build.preview import excerpts
+from train.data.build.source_reader import Fields
+from train.data.build.tokenizer import encode, load_tokenizer
 from train.data.bundle import Bundle, BundleWriter, Corpus
-from train.data.excerpts import excerpts
 from train.data.schema import bundle_name
-from train.data.source_reader import Fields
-from train.data.tokenizer import encode, load_tokenizer
 from train.errors import DataError
 
 PAIRS = [("Say hello.", " Hello!"), ("", "No prompt at all."), ("And nothing:", ""), ("2 + 2 =", " 4")]

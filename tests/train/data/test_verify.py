@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.train.data.corpora import HEADER, write_bundle, write_rows
-from train.data import writer as writer_module
-from train.data.build import build
+from train.data.build import writer as writer_module
+from train.data.build.build import build
+from train.data.build.source_reader import Fields
 from train.data.bundle import Bundle, BundleWriter
 from train.data.schema import BLOCK_TOKENS, bundle_name
-from train.data.source_reader import Fields
 from train.data.verify import Verification, verify
 from train.errors import DataError
 

@@ -1,0 +1,291 @@
+"""What an attempt left is ended: its processes and theirs, on this node alone, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.aegis.orphans import READY, SLEEP, Orphans, environ_of, orphans, runs
+from tests.aegis.places import place
+from tests.fake_sysfs import mi300x_pollara
+from tests.submit.local_runs import LocalUser
+from tests.waiting import wait_for
+from train.progress import ProgressWriter
+from zslurm.aegis.agent import orphans as module
+from zslurm.aegis.agent.orphans import Member, members, read_member, sweep
+from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.stacks import dump_stacks
+from zslurm.hardware.facts import read_facts
+from zslurm.run.run_dir import AttemptDir
+
+NO_PID = 1 << 23
+"""More than any process has."""
+
+
+@pytest.fixture
+def left() -> Iterator[Orphans]:
+    with orphans() as started:
+        yield started
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Place:
+    return place(tmp_path / "root")
+
+
+@pytest.fixture
+def attempt(here: Place) -> AttemptDir:
+    return here.run.attempt(3)
+
+
+CHILD_WITHOUT_ENVIRONMENT = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {SLEEP!r}], env={{}}, start_new_session=True)
+{READY}
+{SLEEP}
+"""
+GRANDCHILD_OF_NOBODY = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    print(os.getpid(), flush=True)
+    time.sleep(3600)
+time.sleep(3600)
+"""
+
+
+def test_ranks_and_what_they_started_are_ended(left: Orphans, here: Place, attempt: AttemptDir) -> None:
+    ranks = [left.start(environ_of(attempt)) for _ in range(2)]
+    parent = left.start(environ_of(attempt), CHILD_WITHOUT_ENVIRONMENT)
+    family = [*ranks, parent, *left.children(parent)]
+    assert len(family) == 4
+    assert sorted(member.pid for member in members(here, attempt)) == sorted(family)
+    swept = sweep(here, attempt, kill=True)
+    assert sorted(member.pid for member in swept.killed) == sorted(family)
+    assert swept.left == () and swept.clean
+    assert not any(runs(pid) for pid in family)
+
+
+def test_a_process_whose_parents_are_gone_is_found_by_its_environment(
+    left: Orphans, here: Place, attempt: AttemptDir
+) -> None:
+    parent = left.start(environ_of(attempt), GRANDCHILD_OF_NOBODY)
+    os.kill(parent, signal.SIGKILL)
+    swept = sweep(here, attempt, kill=True)
+    assert len([member for member in swept.killed if member.pid != parent]) == 1
+    assert members(here, attempt) == []
+
+
+def test_stopped_processes_are_ended_too(left: Orphans, here: Place, attempt: AttemptDir) -> None:
+    pid = left.start(environ_of(attempt))
+    os.kill(pid, signal.SIGSTOP)
+    assert sweep(here, attempt, kill=True).clean
+    assert not runs(pid)
+
+
+def test_others_are_left_alone(left: Orphans, here: Place, attempt: AttemptDir, tmp_path: Path) -> None:
+    others = [
+        left.start(environ_of(here.run.attempt(4))),
+        left.start(environ_of(place(tmp_path / "elsewhere" / "root").run.attempt(3))),
+        left.start(environ_of(attempt, node="node1")),
+        left.start({"PATH": os.environ["PATH"], "SLURMD_NODENAME": "node0", "SLURM_JOB_ID": "17"}),
+    ]
+    swept = sweep(here, attempt, kill=True)
+    assert (swept.killed, swept.left, swept.clean) == ((), (), True)
+    assert all(runs(pid) for pid in others)
+
+
+def test_without_slurm_the_mark_alone_tells(left: Orphans, here: Place, attempt: AttemptDir) -> None:
+    pid = left.start(environ_of(attempt, node=None))
+    swept = sweep(replace(here, environ={}), attempt, kill=True)
+    assert [member.pid for member in swept.killed] == [pid]
+
+
+def test_looking_kills_nothing(left: Orphans, here: Place, attempt: AttemptDir) -> None:
+    pid = left.start(environ_of(attempt))
+    progress = attempt.progress(here.environ)
+    progress.mkdir()
+    swept = sweep(here, attempt, kill=False)
+    assert [member.pid for member in swept.left] == [pid]
+    assert (swept.killed, swept.clean, swept.progress_removed) == ((), False, False)
+    assert runs(pid)
+    progress.rmdir()
+
+
+def test_the_ranks_records_are_removed(here: Place, attempt: AttemptDir) -> None:
+    progress = attempt.progress(here.environ)
+    progress.mkdir()
+    ProgressWriter(0, 3, str(progress)).close()
+    assert sweep(here, attempt, kill=True).progress_removed
+    assert not progress.exists()
+
+
+def test_the_sweeper_is_never_swept(here: Place, attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "carries_mark", lambda pid, attempt, environ: pid in (os.getpid(), os.getppid()))
+    assert os.getpid() not in {member.pid for member in members(here, attempt)}
+    assert os.getppid() not in {member.pid for member in members(here, attempt)}
+
+
+# --- what cannot be killed --------------------------------------------------------------------------------------
+
+
+def fake_process(proc: Path, pid: int, *, state: str, threads: int, mark: bytes = b"", started: int = 50) -> None:
+    """A process as /proc shows it (Documentation/filesystems/proc.rst)."""
+    place_ = proc / str(pid)
+    place_.mkdir(parents=True, exist_ok=True)
+    rest = ["1", "1", "1", "0", "-1", *["0"] * 11, "20", "0"]
+    fields = [state, *rest[:1], *["0"] * 15, str(threads), "0", str(started)]
+    (place_ / "stat").write_text(f"{pid} (rank) 3) {' '.join(fields)} 0 0\n")
+    (place_ / "environ").write_bytes(mark)
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /proc of this test."""
+    monkeypatch.setattr(module, "_PROC", tmp_path / "proc")
+    (tmp_path / "proc").mkdir()
+    return tmp_path / "proc"
+
+
+def mark_of(attempt: AttemptDir) -> bytes:
+    return b"\0".join(f"{name}={value}".encode() for name, value in environ_of(attempt).items()) + b"\0"
+
+
+def test_a_process_that_waits_in_a_driver_is_left_and_told(here: Place, attempt: AttemptDir, proc: Path) -> None:
+    fake_process(proc, NO_PID, state="D", threads=1, mark=mark_of(attempt))
+    swept = sweep(here, attempt, kill=True, limit_s=0.0)
+    (member,) = swept.left
+    assert (member.pid, member.state, member.name) == (NO_PID, "D", "rank) 3")
+    assert not swept.clean and swept.killed == ()
+
+
+def test_a_zombie_of_which_a_thread_still_lives_is_left(here: Place, attempt: AttemptDir, proc: Path) -> None:
+    """Killed by Slurm before the sweep: it has no environment any more, but the rank's record names it."""
+    fake_process(proc, NO_PID, state="Z", threads=2)
+    progress = attempt.progress(here.environ)
+    progress.mkdir()
+    writer = ProgressWriter(0, 3, str(progress))
+    record = (
+        (progress / "rank-00000")
+        .read_bytes()
+        .replace(os.getpid().to_bytes(4, "little"), NO_PID.to_bytes(4, "little"))
+    )
+    (progress / "rank-00000").write_bytes(record)
+    writer.close()
+    for _ in range(2):  # and names it the next time as well
+        assert [member.state for member in sweep(here, attempt, kill=True, limit_s=0.0).left] == ["Z"]
+
+
+def test_a_zombie_and_another_process_of_the_same_number_are_gone(
+    here: Place, attempt: AttemptDir, proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_process(proc, NO_PID, state="Z", threads=1, mark=mark_of(attempt))
+    fake_process(proc, NO_PID + 1, state="R", threads=1, mark=mark_of(attempt))
+
+    def reuse(member: Member) -> None:
+        fake_process(proc, member.pid, state="R", threads=1, started=99)
+
+    monkeypatch.setattr(module, "_kill", reuse)
+    swept = sweep(here, attempt, kill=True)
+    assert [member.pid for member in swept.killed] == [NO_PID + 1]
+    assert swept.left == ()
+
+
+@pytest.mark.parametrize("text", ["", "17", "17 (x) R 1", "garbage"])
+def test_what_is_no_process(proc: Path, text: str) -> None:
+    (proc / "17").mkdir()
+    (proc / "17" / "stat").write_text(text)
+    assert read_member(17) is None
+
+
+def test_this_process(here: Place) -> None:
+    me = read_member(os.getpid())
+    assert me is not None and (me.pid, me.parent, me.is_gone) == (os.getpid(), os.getppid(), False)
+
+
+# --- memory of GPUs ---------------------------------------------------------------------------------------------
+
+
+def vram(here: Place, gpu: int, used: int) -> None:
+    pci = read_facts(here.root).gpus[gpu].pci
+    (here.root / f"sys/bus/pci/devices/{pci}/mem_info_vram_used").write_text(f"{used}\n")
+
+
+@pytest.fixture
+def with_gpus(here: Place) -> Place:
+    """An idle MI300X uses 283 MB (ROCm/legacy-rocm-build#4750)."""
+    mi300x_pollara(here.root)
+    for gpu in range(8):
+        vram(here, gpu, 297_771_008)
+    return here
+
+
+def test_released_memory(with_gpus: Place, attempt: AttemptDir) -> None:
+    swept = sweep(with_gpus, attempt, kill=True)
+    assert (swept.gpu_released, swept.gpu_used, swept.clean) == (True, (297_771_008,) * 8, True)
+
+
+def test_memory_that_nobody_releases_is_told(with_gpus: Place, attempt: AttemptDir) -> None:
+    vram(with_gpus, 5, 150 << 30)
+    swept = sweep(with_gpus, attempt, kill=True, limit_s=0.0)
+    assert (swept.gpu_released, swept.gpu_used[5], swept.clean) == (False, 150 << 30, False)
+
+
+def test_memory_that_takes_its_time_is_waited_for(with_gpus: Place, attempt: AttemptDir) -> None:
+    vram(with_gpus, 5, 150 << 30)
+    looked = threading.Event()
+    real = module.gpu_memory
+
+    def gpu_memory(root: Path) -> dict[str, int]:
+        used = real(root)
+        if looked.is_set():
+            vram(with_gpus, 5, 0)
+        looked.set()
+        return used
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "gpu_memory", gpu_memory)
+        assert sweep(with_gpus, attempt, kill=True).gpu_released is True
+
+
+def test_gpus_that_do_not_tell(here: Place, attempt: AttemptDir) -> None:
+    mi300x_pollara(here.root)
+    swept = sweep(here, attempt, kill=True)
+    assert (swept.gpu_released, swept.gpu_used, swept.clean) == (None, (), True)
+
+
+# --- the real thing ---------------------------------------------------------------------------------------------
+
+
+def test_real_ranks_write_their_stacks_and_are_ended_and_their_keepers_are_spared(tmp_path: Path) -> None:
+    user = LocalUser(tmp_path)
+    try:
+        user.zslurm("submit", user.write_run("swept", ranks=2, aegis={"mode": "off"}))
+        user.wait_for_step("swept", 2)
+        at = Place(node="localhost", run=user.run_dir("swept"))
+        attempt = at.run.attempt(1)
+        ranks = {user.rank(0).pid, user.rank(1).pid}
+        assert {member.pid for member in members(at, attempt)} >= ranks
+        assert dump_stacks(at, attempt).ranks == (0, 1)
+        for rank in range(2):
+            log = attempt.rank_log(rank)
+            wait_for(partial(_has_stack_of_training, log), f"the stacks of rank {rank}")
+        swept = sweep(at, attempt, kill=True)
+        assert swept.clean and {member.pid for member in swept.killed} >= ranks
+        assert user.wait_for_end("swept")["exit_code"] == 137, "who held the ranks lived to tell"
+        assert members(at, attempt) == []
+    finally:
+        user.close()
+
+
+def _has_stack_of_training(log: Path) -> bool:
+    return "train/loop.py" in log.read_text()

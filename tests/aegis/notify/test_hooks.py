@@ -1,0 +1,294 @@
+"""Hooks get what they asked for; whatever is wrong with them, nobody waits for them and nothing is given away."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.waiting import DEADLINE_S, wait_for
+from zslurm.aegis.notify.hooks import CommandHook, NotDelivered, Notifier, WebHook, message
+from zslurm.config.aegis import NotifySettings
+
+ENDED = {"time": 5.0, "event": "run_ended", "job_id": "7", "outcome": "failed", "exit_code": 93}
+ENDED["cause"] = {"message": "Killed", "rank": 3, "node": "node1"}
+TOLD = message(ENDED, {"run": "first"})
+WORDS = "the run failed (exit code 93): rank 3 on node1: Killed"
+
+
+def fault(kind: str = "rank_killed", role: str = "root", **fields: Any) -> dict[str, Any]:
+    return {"time": 1.0, "event": "fault_detected", "attempt": 1, "kind": kind, "role": role, "line": "x"} | fields
+
+
+class Server:
+    """A web server that keeps what is posted, and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.answers: list[int] = []
+        self.hang = threading.Event()
+        self.hang.set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.requests.append((self.path, dict(self.headers), body))
+                outer.hang.wait(DEADLINE_S)
+                self.send_response(outer.answers.pop(0) if outer.answers else 200)
+                self.send_header("Location", "/elsewhere")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            do_GET = do_POST
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self.hang.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.close()
+
+
+def command(text: str, timeout_s: float = DEADLINE_S, **environ: str) -> CommandHook:
+    return CommandHook(text, timeout_s, {"PATH": os.environ["PATH"], **environ})
+
+
+def reason_of(hook: CommandHook | WebHook, **options: Any) -> str:
+    with pytest.raises(NotDelivered) as caught:
+        hook.deliver(TOLD, **options)
+    return str(caught.value)
+
+
+# --- what is told ----------------------------------------------------------------------------------------------
+
+
+def test_an_event_is_told_with_its_run_and_in_words() -> None:
+    assert (TOLD["run"], TOLD["event"], TOLD["cause"]["rank"]) == ("first", "run_ended", 3)
+    assert (TOLD["words"], TOLD["text"]) == (WORDS, f"first: {WORDS}")
+
+
+def test_secrets_and_endless_texts_stay_here() -> None:
+    line = "ValueError: API_KEY=abcdef123456 was refused"
+    told = json.dumps(message(fault(line=line, password="hunter22"), {"run": "first"}))
+    assert "abcdef123456" not in told
+    assert "hunter22" not in told
+    assert len(json.dumps(message({"event": "x", "deep": [{"line": "y" * 10**6}]}, {}))) < 20_000
+
+
+def received(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def notifier(tmp_path: Path, said: list[str] | None = None, **settings: Any) -> tuple[Notifier, Path]:
+    """One whose command keeps what it gets."""
+    file = tmp_path / "got"
+    given = {"command": f"cat >> {file}", **settings}
+    failed = (said if said is not None else []).append
+    return Notifier(NotifySettings(**given), "first", tmp_path, environ=os.environ, failed=failed), file
+
+
+def test_only_the_chosen_events_are_told(tmp_path: Path) -> None:
+    tells, file = notifier(tmp_path)
+    for kind in ("supervisor_started", "run_ended", "notify_failed"):
+        tells.tell(ENDED | {"event": kind})
+    assert tells.close(DEADLINE_S) == 0
+    (only,) = received(file)
+    assert (only["event"], only["run_dir"]) == ("run_ended", str(tmp_path))
+
+
+def test_a_thousand_ranks_that_complain_wake_nobody_a_thousand_times(tmp_path: Path) -> None:
+    tells, file = notifier(tmp_path)
+    for rank in range(1000):
+        tells.tell(fault("storage_fault", rank=rank))
+        tells.tell(fault("peer_lost", "cascade", rank=rank))
+        tells.tell(fault("teardown", "teardown", rank=rank))
+    tells.tell(fault("nic_link_down"))
+    tells.tell(fault("nic_link_down", cleared=True))
+    tells.tell(fault("disk_low", "advisory"))
+    tells.tell(fault("storage_fault", attempt=2))
+    assert tells.close(DEADLINE_S) == 0
+    assert [(row["kind"], row["attempt"], row.get("cleared", False)) for row in received(file)] == [
+        ("storage_fault", 1, False),
+        ("nic_link_down", 1, False),
+        ("nic_link_down", 1, True),
+        ("disk_low", 1, False),
+        ("storage_fault", 2, False),
+    ]
+
+
+@pytest.mark.parametrize("event", [{}, {"event": None}, {"event": "run_ended", "cause": 7, "outcome": {1}}])
+def test_an_event_that_makes_no_sense_ends_nothing(tmp_path: Path, event: dict[str, Any]) -> None:
+    tells, _ = notifier(tmp_path)
+    tells.tell(event)
+    tells.close(DEADLINE_S)
+
+
+def test_without_hooks_nothing_is_started(tmp_path: Path) -> None:
+    before = threading.active_count()
+    tells, _ = notifier(tmp_path, command=None)
+    tells.tell(ENDED)
+    assert tells.close(DEADLINE_S) == 0
+    assert threading.active_count() == before
+
+
+def test_a_hook_that_hangs_delays_neither_the_other_nor_the_supervisor(tmp_path: Path, server: Server) -> None:
+    server.hang.clear()
+    said: list[str] = []
+    tells, file = notifier(tmp_path, said, url=server.url, timeout_s=DEADLINE_S)
+    tells.tell(ENDED)
+    tells.tell(ENDED)
+    assert tells._couriers[0].flush(DEADLINE_S), "the command is done"
+    assert len(received(file)) == 2
+    assert len(server.requests) <= 1
+    assert tells.close(0.0) == 2
+    assert said == ["url: 2 not delivered"]
+
+
+# --- commands --------------------------------------------------------------------------------------------------
+
+
+def test_a_command_gets_the_event_and_its_words(tmp_path: Path) -> None:
+    shell = 'cat > got; printf "%s|%s|%s" "$ZSLURM_RUN" "$ZSLURM_EVENT" "$ZSLURM_WORDS" > named; echo $KEY > key'
+    command(shell, HOME=str(tmp_path), KEY="value").deliver(TOLD)
+    assert json.loads((tmp_path / "got").read_text()) == TOLD
+    assert (tmp_path / "named").read_text() == f"first|run_ended|{WORDS}"
+    assert (tmp_path / "key").read_text() == "value\n"
+
+
+def test_the_words_of_a_log_line_are_never_run(tmp_path: Path) -> None:
+    evil = message(fault(line="$(touch owned) `touch owned`; touch owned\ntouch owned"), {"run": "$(touch owned)"})
+    command('echo "$ZSLURM_RUN $ZSLURM_WORDS" > said', HOME=str(tmp_path)).deliver(evil)
+    assert not (tmp_path / "owned").exists()
+    assert "touch owned; touch" not in (tmp_path / "said").read_text()
+    assert (tmp_path / "said").read_text().count("\n") == 1
+
+
+def test_a_command_that_does_not_read_has_failed_nothing(tmp_path: Path) -> None:
+    command("exec true").deliver(TOLD | {"long": "x" * 10**6})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("echo working; echo 'no route' >&2; echo; exit 7", "exit code 7: no route"),
+        ("exit 3", "exit code 3"),
+        ("kill -9 $$", "killed by SIGKILL"),
+        ("printf '\\377\\000\\033[2J bad'; exit 1", "exit code 1: \ufffd \x1b[2J bad"),
+        ("echo TOKEN=supersecret1; exit 1", "exit code 1: TOKEN=[redacted]"),
+        ("echo mine is $MY_TOKEN; exit 1", "exit code 1: mine is [redacted]"),
+        ("no-such-program-at-all", "exit code 127: "),
+    ],
+)
+def test_a_command_that_fails_says_why(text: str, reason: str) -> None:
+    assert reason_of(command(text, MY_TOKEN="abcdefgh")).startswith(reason)
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    shell = "sleep 1000 & echo $! > child; exec sleep 1000"
+    started = tmp_path / "child"
+    hook = command(shell, HOME=str(tmp_path), timeout_s=4.0)
+    assert reason_of(hook) == "did not end within 4 s"
+    pid = int(started.read_text())
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "its end")
+
+
+def test_what_a_command_leaves_in_the_background_is_not_waited_for(tmp_path: Path) -> None:
+    command("sleep 1000 & echo $! > child", HOME=str(tmp_path)).deliver(TOLD)
+    psutil.Process(int((tmp_path / "child").read_text())).kill()
+
+
+def test_closing_kills_a_command_that_hangs(tmp_path: Path) -> None:
+    said: list[str] = []
+    tells, _ = notifier(tmp_path, said, command=f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    tells.tell(ENDED)
+    pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command"))
+    assert tells.close(0.0) == 1
+    wait_for(lambda: not psutil.pid_exists(pid), "its end")
+    assert said == ["command: one was not delivered"]
+
+
+def test_without_a_home_the_command_runs_all_the_same(tmp_path: Path) -> None:
+    command(f"pwd > {tmp_path}/here", HOME="/no/such/home").deliver(TOLD)
+    assert (tmp_path / "here").read_text() == "/\n"
+
+
+# --- web hooks -------------------------------------------------------------------------------------------------
+
+
+def web(url: str, timeout_s: float = DEADLINE_S, **environ: str) -> WebHook:
+    return WebHook(url, timeout_s, environ)
+
+
+def test_a_web_hook_gets_the_event(server: Server) -> None:
+    web(f"{server.url}/hooks/x").deliver(TOLD)
+    ((path, headers, body),) = server.requests
+    assert (path, headers["Content-Type"]) == ("/hooks/x", "application/json")
+    assert json.loads(body) == TOLD
+
+
+def test_the_secret_part_of_an_address_comes_from_the_environment(server: Server) -> None:
+    web(f"{server.url}/$HOOK_TOKEN/${{NAME}}/a$$b", HOOK_TOKEN="T0/B0", NAME="n").deliver(TOLD)
+    assert server.requests[0][0] == "/T0/B0/n/a$b"
+    assert reason_of(web(f"{server.url}/$HOOK_TOKEN")) == "$HOOK_TOKEN is not set, which aegis.notify.url names"
+
+
+def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(server: Server) -> None:
+    server.answers = [503, 429, 200]
+    web(server.url).deliver(TOLD, pauses_s=(0.0, 0.0))
+    assert len(server.requests) == 3
+    server.answers = [404]
+    assert reason_of(web(server.url)) == "127.0.0.1: HTTP 404 Not Found"
+    server.answers = [500, 500, 500]
+    reason = reason_of(web(server.url), pauses_s=(0.0, 0.0))
+    assert reason == "127.0.0.1: HTTP 500 Internal Server Error"
+
+
+def test_redirects_are_not_followed(server: Server) -> None:
+    server.answers = [302]
+    assert reason_of(web(server.url)) == "127.0.0.1: HTTP 302 Found"
+    assert len(server.requests) == 1
+
+
+def test_no_reason_holds_the_secret_of_an_address(server: Server) -> None:
+    server.close()
+    for url in (f"{server.url}/services/S3CRET", f"{server.url}/$SECRET"):
+        reason = reason_of(web(url, SECRET="S3CRET x\r\n"), pauses_s=(0.0,))
+        assert reason.startswith("127.0.0.1: ")
+        assert "S3CRET" not in reason
+
+
+def test_a_server_that_never_answers_is_left(server: Server) -> None:
+    server.hang.clear()
+    assert reason_of(web(server.url, timeout_s=1.0), pauses_s=()) == "no answer within 1 s"
+
+
+def test_no_second_request_is_started_while_the_first_hangs(server: Server) -> None:
+    hook, go = web(server.url), threading.Event()
+    hook._thread = threading.Thread(target=go.wait, args=(DEADLINE_S,))
+    hook._thread.start()
+    assert reason_of(hook, pauses_s=()) == "the request before still hangs"
+    go.set()
+    hook._thread.join()
+    hook.deliver(TOLD)
+    assert len(server.requests) == 1

@@ -1,0 +1,52 @@
+"""Events are never lost: what a full disk refuses is written once there is space."""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.jsonl import JsonLinesWriter, read_jsonl
+from zslurm.aegis.notify.recorder import Recorder
+from zslurm.run.run_dir import RunDir
+
+
+def test_what_a_full_disk_refuses_is_written_later_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = JsonLinesWriter.append, [False]
+
+    def append(self: JsonLinesWriter, record: dict[str, Any]) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, record)
+
+    monkeypatch.setattr(JsonLinesWriter, "append", append)
+    with Recorder(RunDir(tmp_path)) as recorder:
+        recorder.event("first")
+        full[0] = True
+        recorder.event("second", reason="disk")
+        recorder.event("third")
+        full[0] = False
+        recorder.event("fourth", kind="rank_killed")
+    rows = list(read_jsonl(tmp_path / "events.jsonl"))
+    assert [row["event"] for row in rows] == ["first", "second", "third", "fourth"]
+    assert rows[3]["kind"] == "rank_killed"
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_log_of_the_job_costs_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Recorder(RunDir(tmp_path)) as recorder:
+        monkeypatch.setattr(sys, "stdout", FullDisk())
+        recorder.event("first")
+        recorder.event("second")
+        monkeypatch.undo()
+    assert [row["event"] for row in read_jsonl(tmp_path / "events.jsonl")] == ["first", "second"]

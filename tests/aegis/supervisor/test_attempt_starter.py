@@ -1,0 +1,157 @@
+"""How an attempt begins, and what is left of one that could not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.submit.specs import run_spec
+from zslurm.aegis.supervisor import attempt_starter as starts
+from zslurm.aegis.supervisor import supervisor
+from zslurm.aegis.supervisor.attempt_starter import Running, Starts
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.core import processes
+from zslurm.core.errors import ZslurmError
+from zslurm.job.interpreter import Interpreter
+from zslurm.job.step import StepPlan
+from zslurm.run.run_dir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run whose step sleeps."""
+    directory = RunDir(tmp_path / "runs" / "tiny")
+    directory.create(group_readable=False)
+    monkeypatch.setattr(starts, "local_step", lambda *_: StepPlan(["sleep", "100"], dict(os.environ)))
+    monkeypatch.setattr(starts, "prepare", lambda *_: Interpreter(("python",), dict(os.environ)))
+    return directory
+
+
+def _starts(run: RunDir, event: Callable[..., None]) -> Starts:
+    spec = run_spec(run.path.parent.parent)
+    made = Starts(Job(run, spec, {}, "local-1", 0, event), Nodes(spec, {}))
+    assert made.why_not() is None
+    return made
+
+
+@pytest.fixture
+def begun() -> Iterator[list[Running]]:
+    running: list[Running] = []
+    yield running
+    for one in running:
+        one.process.signal_group(signal.SIGKILL)
+
+
+def test_an_attempt_is_told_of_once_its_step_runs(run: RunDir, begun: list[Running]) -> None:
+    told: list[dict[str, Any]] = []
+    begun.append(_starts(run, lambda kind, **fields: told.append({"event": kind} | fields)).start(("here",)))
+    assert told == [{"event": "attempt_started", "attempt": 1, "nodes": "here", "world_size": 1}]
+
+
+def test_of_an_attempt_that_could_not_begin_nothing_is_left(
+    run: RunDir, begun: list[Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    beginner = _starts(run, lambda *_, **__: None)
+    with monkeypatch.context() as disk:
+        disk.setattr(processes.ProcessRecord, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            beginner.start(("here",))
+    assert run.attempt_dirs() == []
+    begun.append(beginner.start(("here",)))
+    assert begun[0].attempt.number == 1
+
+
+def test_files_of_a_step_that_runs_are_never_removed(run: RunDir) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        _starts(run, full).start(("here",))
+    (attempt,) = run.attempt_dirs()
+    process = processes.DetachedProcess.adopt(attempt.step_process, attempt.step_exit)
+    assert process is not None
+    assert process.poll() is None
+    process.signal_group(signal.SIGKILL)
+
+
+def test_an_attempt_that_a_file_system_hid_is_not_removed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.attempt(1).logs.mkdir(parents=True)
+    monkeypatch.setattr(RunDir, "attempt_dirs", lambda _: [])
+    with pytest.raises(FileExistsError):
+        _starts(run, lambda *_, **__: None).start(("here",))
+    assert run.attempt(1).logs.is_dir()
+
+
+# --- the supervisor's tries -----------------------------------------------------------------------------------
+
+SLURM_AWAY, STALE, BEGUN = "the controller does not answer", "Stale file handle", "begun"
+
+
+class Tries:
+    """A supervisor's `_start` with a clock that its pauses move; what each try meets is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: RunDir, meets: list[str]) -> None:
+        self.meets, self.now, self.told = meets, 1000.0, list[str]()
+        monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
+        self.supervisor: Any = object.__new__(supervisor.Supervisor)
+        self.supervisor.nodes = SimpleNamespace(slurm_is_away=self.slurm_is_away)
+        self.supervisor.starts = SimpleNamespace(start=self.start)
+        self.supervisor.settings = SimpleNamespace(hang=SimpleNamespace(setup_s=100))
+        self.supervisor._pause = self.pause
+        stop = SimpleNamespace(asked=False)
+        there = SimpleNamespace(lost=lambda: None)
+        self.supervisor.job = SimpleNamespace(stop=stop, run=run, event=self.event, presence=there)
+
+    def slurm_is_away(self) -> str | None:
+        return self.meets.pop(0) if self.meets[0] == SLURM_AWAY else None
+
+    def start(self, nodes: tuple[str, ...]) -> str:
+        if (met := self.meets.pop(0)) == BEGUN:
+            return met
+        raise OSError(errno.ESTALE, met)
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+
+    def event(self, name: str, *, reason: str) -> None:
+        assert name == "start_postponed"
+        self.told.append(reason.rpartition(": ")[2])
+
+    def begin(self) -> Any:
+        return self.supervisor._start(("node1",))
+
+
+@pytest.mark.parametrize(
+    "meets",
+    [
+        [SLURM_AWAY] * 30 + [STALE, BEGUN],  # 30 are longer than a setup may take
+        [STALE] + [SLURM_AWAY] * 30 + [STALE, BEGUN],
+        [STALE] * 20 + [BEGUN],
+    ],
+)
+def test_a_file_system_may_fail_for_a_while_however_long_slurm_was_away(
+    meets: list[str], run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = Tries(monkeypatch, run, meets)
+    assert tries.begin() == BEGUN
+    assert tries.told == [reason for reason, _ in groupby(tries.told)], "each change once"
+    assert STALE in tries.told
+
+
+def test_a_file_system_that_keeps_failing_ends_the_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = Tries(monkeypatch, run, [SLURM_AWAY] * 30 + [STALE] * 100)
+    with pytest.raises(ZslurmError, match=f"{STALE}: no attempt could be started"):
+        tries.begin()
+    assert len(tries.meets) == 100 - 22, "one try each 5 s, for 100 s and one more"

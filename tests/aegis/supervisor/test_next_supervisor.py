@@ -1,0 +1,233 @@
+"""What a supervisor knows of its nodes when it comes after another one, and which of them it makes ready."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
+from tests.submit.specs import run_spec
+from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.policy.outcome import Verdict
+from zslurm.aegis.supervisor import attempt_starter as module
+from zslurm.aegis.supervisor import supervisor as supervisor_module
+from zslurm.aegis.supervisor.attempt_starter import Decided, Running, Starts
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.supervisor import Supervisor
+from zslurm.job.interpreter import Interpreter
+from zslurm.run.run_dir import RunDir
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "node[0-3]", "PATH": "/nonexistent"}
+
+
+class Successor:
+    """The supervisor that comes after another one, in job 7 on four nodes, of which the ranks need two."""
+
+    def __init__(self, directory: Path, **cluster: Any) -> None:
+        self.run = RunDir(directory / "runs" / "tiny")
+        self.run.create(group_readable=False)
+        self.told: list[dict[str, Any]] = []
+        spec = run_spec(
+            directory, slurm={"nodes": 2, "spares": 2}, cluster={"name": "lab", "launcher": "slurm", **cluster}
+        )
+        self.job = Job(
+            self.run, spec, JOB, "7", 1, lambda kind, **fields: self.told.append({"event": kind, **fields})
+        )
+        self.nodes = Nodes(spec, JOB)
+        self.starts = Starts(self.job, self.nodes)
+
+    def had_attempt(self, number: int, *, restart: int = 1, dead: str | None = None) -> None:
+        """An attempt that failed, and was followed by another."""
+        attempt = self.run.attempt(number)
+        attempt.path.mkdir()
+        attempt.description.write_text(json.dumps({"attempt": number, "job_id": "7", "restart": restart}))
+        if dead is not None:
+            fault = {
+                "kind": "node_dead",
+                "role": "root",
+                "scope": "node",
+                "source": "agent",
+                "line": "",
+                "node": dead,
+            }
+            self.write("fault_detected", attempt=number, fault_time=1.0, **fault)
+        self.write("attempt_ended", attempt=number, outcome="failed", exit_code=1)
+        self.write("decision", attempt=number, action="swap", reason="so", nodes=["node1", "node2"])
+
+    def write(self, event: str, /, **fields: Any) -> None:
+        with self.run.events.open("a") as events:
+            events.write(json.dumps({"time": time.time(), "event": event, "job_id": "7", **fields}) + "\n")
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """The nodes that were made ready, each time that it was done."""
+    done: list[Sequence[str]] = []
+
+    def prepare(spec: Any, run: Any, job_id: str, nodes: Sequence[str], environ: Any, event: Any) -> Interpreter:
+        done.append(nodes)
+        return Interpreter.own(environ)
+
+    monkeypatch.setattr(module, "prepare", prepare)
+    return done
+
+
+def test_nodes_that_died_in_any_attempt_of_this_start_of_the_job_stay_dead(tmp_path: Path) -> None:
+    successor = Successor(tmp_path)
+    successor.had_attempt(1, restart=0, dead="node3")
+    successor.had_attempt(2, dead="node0")
+    successor.had_attempt(3)
+    assert isinstance(successor.starts.left_over(), Decided)
+    assert successor.nodes.died == {"node0"}, "a requeued job gets nodes that live"
+    assert successor.nodes.usable(()) == ("node1", "node2", "node3")
+
+
+def test_only_nodes_that_ranks_may_use_are_made_ready(
+    tmp_path: Path, prepared: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(module, "check_rails", lambda spec, run, job_id, nodes, *more: asked.append(nodes))
+    successor = Successor(tmp_path, nics=["ionic_0"], gpus_per_node=1)
+    successor.had_attempt(1, dead="node0")
+    successor.write("nodes_excluded", nodes="node3", reason="its NIC is down")
+    successor.starts.left_over()
+    assert successor.starts.why_not() is None
+    assert prepared == asked == [("node1", "node2")]
+    assert successor.starts.first_nodes() == ("node1", "node2")
+    assert successor.told == []
+
+
+def test_excluded_nodes_are_made_ready_where_there_are_no_others(
+    tmp_path: Path, prepared: list[Sequence[str]]
+) -> None:
+    successor = Successor(tmp_path)
+    successor.write("nodes_excluded", nodes="node[1-3]", reason="uncorrectable memory errors")
+    assert successor.starts.why_not() is None
+    assert prepared == [("node0", "node1", "node2", "node3")]
+    assert successor.starts.first_nodes() == ("node0", "node1")
+    assert successor.told == [{"event": "excluded_nodes_used", "nodes": "node[1-3]"}]
+
+
+def test_a_node_that_slurm_took_from_the_job_is_not_made_ready(
+    tmp_path: Path, prepared: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare may have died unnoticed."""
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    slurm.gives(RUNNING)  # it has node[0-1]
+    monkeypatch.setitem(JOB, "PATH", str(slurm.directory))
+    monkeypatch.setitem(JOB, "SLURM_JOB_ID", RUNNING)
+    assert Successor(tmp_path).starts.why_not() is None
+    assert prepared == [("node0", "node1")]
+
+
+class FakeAgents:
+    """Agents that only tell on which nodes they were to start."""
+
+    started_on: Sequence[str] = ()
+
+    def __init__(self, *_about: Any) -> None: ...
+
+    def start(self, spec: Any, run: Any, job_id: str, nodes: Sequence[str], environ: Any) -> None:
+        FakeAgents.started_on = nodes
+
+    def stop(self) -> None: ...
+
+
+def test_no_agent_is_started_on_a_node_that_died_under_an_earlier_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is its agent missed: Slurm would refuse the step of all of them."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervisor_module, "Agents", FakeAgents)
+    ended = Verdict("interrupted", 75)
+    monkeypatch.setattr(Supervisor, "_attempts", lambda self, found: ended)
+    successor = Successor(tmp_path)
+    successor.had_attempt(1, dead="node0")
+    successor.had_attempt(2)
+    successor.write("nodes_excluded", nodes="node3", reason="its NIC is down")
+    successor.run.config.write_text(successor.job.spec.model_dump_json())
+    assert Supervisor(successor.run, JOB).supervise() == 75
+    assert FakeAgents.started_on == ("node1", "node2", "node3")
+
+
+def test_an_excluded_node_is_no_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a slow node would be given up for the sake of one that will not be used."""
+    counted: list[int] = []
+
+    class FakeWatch:
+        faults = ()
+
+        def __init__(
+            self, job: Any, running: Any, signatures: Any, agents: Any, detector: Any, spares: int, told: Any
+        ):
+            counted.append(spares)
+
+        def until_end(self) -> Verdict:
+            return Verdict("completed", 0)
+
+    monkeypatch.setattr(supervisor_module, "Watch", FakeWatch)
+    successor = Successor(tmp_path)
+    successor.run.config.write_text(successor.job.spec.model_dump_json())
+    supervisor = Supervisor(successor.run, JOB)
+    supervisor.job, supervisor.nodes, supervisor.agents = successor.job, successor.nodes, None
+    supervisor.signatures, supervisor.detector = Signatures.load(), Detector(supervisor.settings)
+    process: Any = None
+    running = Running(successor.run.attempt(1), process, ("node0", "node1"))
+    for reason in ("nobody is excluded", "node3 is"):
+        supervisor._one(running)
+        successor.write("nodes_excluded", nodes="node3", reason=reason)
+    assert counted == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        (
+            [],
+            "the job was requeued by Slurm or an administrator (scontrol requeue, a preemption, or its batch node "
+            "died) while the run recovered from: Killed",
+        ),
+        (
+            [("deputy_acted", {"node": "node1", "reason": "no word"})],
+            "the supervisor was lost, and the agent on node1 requeued the job "
+            "while the run recovered from: Killed",
+        ),
+    ],
+    ids=["a requeue", "the standby"],
+)
+def test_an_attempt_that_was_cut_short_names_what_interrupted_the_recovery(
+    tmp_path: Path, rows: list[tuple[str, dict[str, Any]]], cause: str
+) -> None:
+    successor = Successor(tmp_path)
+    successor.write("attempt_ended", attempt=1, outcome="failed", exit_code=137, cause={"message": "Killed"})
+    attempt = successor.run.attempt(2)
+    attempt.path.mkdir()
+    attempt.description.write_text(json.dumps({"attempt": 2, "job_id": "7", "restart": 0}))
+    successor.write("attempt_started", attempt=2)
+    for event, fields in rows:
+        successor.write(event, **fields)
+    assert successor.starts.left_over() is None
+    (told,) = [row for row in successor.told if row["event"] == "attempt_ended"]
+    assert (told["attempt"], told["outcome"], told["cause"]) == (2, "lost", {"message": cause})
+
+
+def test_an_attempt_that_trained_and_was_requeued_by_a_user_says_so(tmp_path: Path) -> None:
+    successor = Successor(tmp_path)
+    attempt = successor.run.attempt(1)
+    attempt.path.mkdir()
+    attempt.description.write_text(json.dumps({"attempt": 1, "job_id": "7", "restart": 0}))
+    successor.write("attempt_started", attempt=1)
+    successor.run.metrics.write_text(json.dumps({"kind": "step", "attempt": 1, "step": 4, "time": 9.0}) + "\n")
+    action = {"action": "requeue", "job_id": "7", "user": "ada", "time": time.time() + 60}
+    successor.run.submissions.write_text(json.dumps(action) + "\n")
+    successor.starts.left_over()
+    cause = "the job was requeued by ada (zslurm requeue) before the attempt could be judged"
+    assert successor.told[-1]["cause"] == {"message": cause}

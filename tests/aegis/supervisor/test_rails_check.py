@@ -1,0 +1,135 @@
+"""The preflight where Slurm does not help: no answer is no fault, and what cannot be excluded is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_sysfs import mi300x_pollara
+from tests.submit.specs import run_spec
+from zslurm.aegis.policy.outcome import Verdict
+from zslurm.aegis.supervisor import rails_check
+from zslurm.cluster.rails.read_nodes import judge_answers
+from zslurm.core.errors import Exit
+from zslurm.hardware.facts import read_facts, to_json
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.run_on_nodes import NodeAnswer
+
+JOB = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_PARTITION": "batch", "PATH": "/nonexistent"}
+NICS = [f"ionic_{index}" for index in range(8)]
+
+
+def check(
+    directory: Path, policy: str, *, nodes: Sequence[str] = ("node0", "node1"), stopped: bool = False
+) -> tuple[Verdict | None, list[dict[str, Any]]]:
+    """The verdict and the events of a job on two nodes."""
+    cluster = {"launcher": "slurm", "gpus_per_node": 8, "nics": NICS, "rail_policy": policy}
+    spec = run_spec(directory, slurm={"nodes": 2}, cluster=cluster)
+    events: list[dict[str, Any]] = []
+    verdict = rails_check.check_rails(
+        spec,
+        RunDir(directory / "run"),
+        "7",
+        nodes,
+        JOB,
+        lambda kind, **fields: events.append({"event": kind, **fields}),
+        lambda: stopped,
+    )
+    return verdict, events
+
+
+def answers(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *, down: list[int], silent: str | None = None
+) -> None:
+    """What the nodes say: node1 is whole, node0 lacks some NICs or says nothing."""
+    said = []
+    for node, broken in (("node0", down), ("node1", [])):
+        mi300x_pollara(directory / node, down=broken)
+        said.append(NodeAnswer(node, to_json(read_facts(directory / node)) | {"node": node}))
+    if silent:
+        said[0] = NodeAnswer("node0", None, silent)
+    monkeypatch.setattr(
+        rails_check,
+        "survey_rails",
+        lambda cluster, nodes, **where: judge_answers([one for one in said if one.node in nodes], cluster),
+    )
+
+
+def test_where_no_node_can_be_asked_the_ranks_start_and_it_is_recorded(tmp_path: Path) -> None:
+    verdict, events = check(tmp_path, "refuse")
+    assert verdict is None
+    assert [event["event"] for event in events] == ["rails_unknown"]
+    assert events[0]["reason"].startswith("srun: not found on PATH")
+
+
+def test_a_silent_node_is_recorded_and_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(tmp_path, monkeypatch, down=[], silent="srun: error: Task launch failed")
+    verdict, events = check(tmp_path, "refuse")
+    assert verdict is None
+    assert events == [{"event": "rails_unknown", "nodes": "node0", "reason": "srun: error: Task launch failed"}]
+
+
+def test_without_slurms_commands_on_the_node_excluding_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(tmp_path, monkeypatch, down=[6])
+    verdict, events = check(tmp_path, "exclude")
+    assert verdict is not None
+    assert (verdict.outcome, verdict.exit_code) == ("failed", Exit.STOPPED)
+    assert verdict.cause is not None
+    assert verdict.cause.node == "node0"
+    assert verdict.cause.message.startswith(
+        "node0: rail 6: ionic_6 is DOWN (Disabled); it cannot be excluded: squeue: not found on PATH"
+    )
+    assert [(event["event"], event["action"]) for event in events] == [("rails_incomplete", "refuse")]
+
+
+def test_warnings_of_many_nodes_are_one_event_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = []
+    for node in ("node0", "node1"):
+        tree = mi300x_pollara(tmp_path / node)
+        tree.write("sys/class/infiniband/ionic_1/ports/1/rate", "200 Gb/sec (4X HDR)")
+        facts.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
+    monkeypatch.setattr(rails_check, "survey_rails", lambda cluster, **where: judge_answers(facts, cluster))
+    verdict, events = check(tmp_path, "exclude")
+    assert verdict is None
+    assert events == [
+        {
+            "event": "rails_doubtful",
+            "nodes": "node[0-1]",
+            "reason": "rail 1: ionic_1 runs at 200 Gb/s, others at 400",
+        }
+    ]
+
+
+def test_a_job_that_was_cancelled_meanwhile_is_not_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(tmp_path, monkeypatch, down=[6])
+    assert check(tmp_path, "exclude", stopped=True) == (None, [])
+
+
+def test_nodes_that_are_not_used_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(tmp_path, monkeypatch, down=[6])
+    assert check(tmp_path, "refuse", nodes=["node1"]) == (None, [])
+
+
+def test_nodes_that_differ_are_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names exchanged on node2: two rails, each at another place; the ranks start."""
+    said = []
+    for node, names in (("node0", NICS), ("node1", NICS), ("node2", [NICS[1], NICS[0], *NICS[2:]])):
+        mi300x_pollara(tmp_path / node, names=names)
+        said.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
+    monkeypatch.setattr(rails_check, "survey_rails", lambda cluster, **where: judge_answers(said, cluster))
+    verdict, events = check(tmp_path, "exclude")
+    assert verdict is None
+    assert events[0] == {
+        "event": "rails_differ",
+        "nodes": "node2",
+        "reason": "node2 differs from the other 2: rail 0 is GPU 0 - 0000:28:00.0, not GPU 0 - 0000:08:00.0 "
+        "(and 1 more)",
+    }
+    assert [(event["event"], event["nodes"]) for event in events[1:]] == [("rails_doubtful", "node2")] * 2

@@ -1,0 +1,171 @@
+"""Real ranks on this machine that fail: the supervisor brings the run back by itself, or stops it for good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.submit.local_runs import LocalUser
+from tests.waiting import wait_for
+from zslurm.core.errors import Exit
+
+STEPS = 60
+SAVES = {"every_steps": 5}
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[LocalUser]:
+    person = LocalUser(tmp_path)
+    yield person
+    person.close()
+
+
+def _site(user: LocalUser, name: str, body: str) -> dict[str, Any]:
+    """Section `cluster` of a run whose ranks run `body` when they start; `step()` is the step that they are at."""
+    site = user.directory / name
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        f"""
+import os, sys, threading, time
+def step():
+    return getattr(sys.modules.get("train.progress"), "last_step", lambda: -1)()
+def at(number, action):
+    def wait():
+        while step() < number:
+            time.sleep(0.001)
+        action()
+    threading.Thread(target=wait, daemon=True).start()
+def once(name):
+    try:
+        os.close(os.open(os.path.join({str(site)!r}, name), os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+if "zslurm.job.rank" in sys.orig_argv:
+    rank = int(os.environ["RANK"])
+    {body}
+"""
+    )
+    return {"env": {"PYTHONPATH": str(site)}}
+
+
+def _curve(user: LocalUser, run: str) -> list[float]:
+    """The loss of each step, as its last attempt has it."""
+    return [row["loss"] for row in {row["step"]: row for row in user.steps(run)}.values()]
+
+
+def _decisions(user: LocalUser, run: str) -> list[str]:
+    return [event["action"] for event in user.events(run, "decision")]
+
+
+def _undisturbed(user: LocalUser, ranks: int = 2) -> list[float]:
+    user.zslurm("submit", user.write_run("undisturbed", steps=STEPS, ranks=ranks, checkpoint=SAVES), "--wait")
+    return _curve(user, "undisturbed")
+
+
+def test_a_killed_rank_costs_a_few_steps_and_no_human(user: LocalUser) -> None:
+    user.zslurm("submit", user.write_run("killed", steps=STEPS, ranks=2, checkpoint=SAVES))
+    user.wait_for_step("killed", 7)
+    user.rank(1).kill()
+    state = user.wait_for_end("killed")
+    assert (state["state"], state["exit_code"], state["attempt"]) == ("completed", 0, 2)
+    assert _decisions(user, "killed") == ["restart"]
+    (decision,) = user.events("killed", "decision")
+    assert (decision["root"]["kind"], decision["root"]["rank"]) == ("rank_killed", 1)
+    assert decision["root"]["node"] == os.uname().nodename
+    assert not user.events("killed", "nodes_excluded")
+    second = [row["step"] for row in user.steps("killed") if row["attempt"] == 2]
+    assert second[0] == decision["committed_step"] + 1
+    assert _curve(user, "killed") == _undisturbed(user)
+
+
+def test_a_rank_that_exits_once_is_started_again(user: LocalUser) -> None:
+    site = _site(user, "once", 'if rank == 0 and once("gone"): at(8, lambda: os._exit(1))')
+    user.zslurm("submit", user.write_run("once", steps=STEPS, ranks=2, checkpoint=SAVES, cluster=site), "--wait")
+    assert _decisions(user, "once") == ["restart"]
+    (fault,) = [event for event in user.events("once", "fault_detected") if event["role"] == "root"]
+    assert (fault["kind"], fault["rank"]) == ("rank_exit", 0)
+
+
+def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> None:
+    hang = {"setup_s": 40, "step_s": 3, "step_factor": 10}  # the first until the time of a step is known
+    run = user.write_run("hangs", steps=STEPS, ranks=2, checkpoint=SAVES, aegis={"hang": hang})
+    user.zslurm("submit", run)
+    user.wait_for_step("hangs", 7)
+    user.rank(1).suspend()
+    state = user.wait_for_end("hangs")
+    assert (state["state"], state["attempt"]) == ("completed", 2)
+    (decision,) = user.events("hangs", "decision")
+    assert (decision["action"], decision["root"]["kind"], decision["root"]["rank"]) == ("restart", "rank_hang", 1)
+    assert user.events("hangs", "stacks_dumped")
+    log = user.run_dir("hangs").attempt(1).rank_log(0).read_text()
+    assert "Current thread" in log and "train/loop.py" in log
+
+
+_BROKEN_STEP = """
+    def patch():
+        instruments = sys.modules["train.telemetry.observers"].Instruments
+        def step_done(self, step, here, result, old=instruments.step_done):
+            old(self, step, here, result)
+            if step == 12:
+                1 / 0
+        instruments.step_done = step_done
+    def wait():
+        while not hasattr(sys.modules.get("train.loop"), "Trainer"):
+            time.sleep(0.001)
+        patch()
+    threading.Thread(target=wait, daemon=True).start()
+"""
+
+
+def test_a_bug_that_comes_back_stops_the_run_for_good(user: LocalUser) -> None:
+    site = _site(user, "bug", _BROKEN_STEP)
+    run = user.write_run("bug", steps=STEPS, checkpoint=SAVES, cluster=site, aegis={"retries": 1})
+    user.zslurm("submit", run, "--wait", exit_code=Exit.STOPPED)
+    state = user.state("bug")
+    assert (state["state"], state["exit_code"]) == ("failed", Exit.STOPPED)
+    assert "ZeroDivisionError" in state["cause"]["message"]
+    *restarts, last = _decisions(user, "bug")
+    # Two where the checkpoint before the bug was still being written when it came for the first time.
+    assert (set(restarts), last) == ({"restart"}, "stop") and len(restarts) <= 2
+
+
+def test_observing_changes_nothing_and_says_what_would_be_done(user: LocalUser) -> None:
+    run = user.write_run("seen", steps=10_000, ranks=2, checkpoint=SAVES, aegis={"mode": "observe"})
+    user.zslurm("submit", run)
+    user.wait_for_step("seen", 7)
+    user.rank(1).kill()
+    state = user.wait_for_end("seen")
+    assert (state["state"], state["exit_code"], state["attempt"]) == ("failed", 137, 1)
+    (decision,) = user.events("seen", "decision")
+    assert (decision["action"], decision["mode"]) == ("restart", "observe")
+
+
+def test_without_aegis_the_first_failure_ends_the_run(user: LocalUser) -> None:
+    user.zslurm("submit", user.write_run("bare", steps=10_000, ranks=2, aegis={"mode": "off"}))
+    user.wait_for_step("bare", 3)
+    user.rank(0).kill()
+    state = user.wait_for_end("bare")
+    assert (state["state"], state["cause"]["rank"], state["attempt"]) == ("failed", 0, 1)
+    assert not user.events("bare", "decision")
+    assert not user.events("bare", "agents_started")
+
+
+def test_nothing_of_an_attempt_is_left_when_the_next_one_starts(user: LocalUser) -> None:
+    """A child of a rank, in a session of its own, as a loader that outlives its parent."""
+    left = (
+        'if once(f"left-{rank}"): import subprocess; subprocess.Popen(["sleep", "1000"], start_new_session=True)'
+    )
+    site = _site(user, "orphans", left)
+    user.zslurm("submit", user.write_run("orphans", steps=STEPS, ranks=2, checkpoint=SAVES, cluster=site))
+    user.wait_for_step("orphans", 7)
+    orphans = [process for process in user.processes() if process.name() == "sleep"]
+    assert len(orphans) == 2
+    user.rank(1).kill()
+    wait_for(lambda: user.events("orphans", "attempt_cleared"), "the attempt to be cleared")
+    assert not any(process.is_running() and process.status() != "zombie" for process in orphans)
+    assert user.wait_for_end("orphans")["state"] == "completed"

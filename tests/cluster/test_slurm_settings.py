@@ -1,0 +1,110 @@
+"""What Slurm's configuration means for a run, and what `init` writes of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.cluster.recorded_config import FULL_CONFIG
+from tests.slurm import recorded
+from zslurm.cluster.profile_writer import Members, slurm_profile
+from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
+from zslurm.config import yaml12
+from zslurm.config.aegis import AegisSection
+from zslurm.slurm.inventory import Partition, parse_config, parse_nodes
+
+BATCH = Partition("batch", "node[0-3]", 4, True, True, timedelta(days=1), timedelta(minutes=10), 3)
+MEMBERS = Members(4, 4, 8, "mi300x", 32)
+
+
+def settings(**config: str) -> SlurmSettings:
+    return read_settings(parse_config(FULL_CONFIG) | config)
+
+
+def profile(found: SlurmSettings, switches: dict[str, str] | None = None) -> str:
+    return slurm_profile("lab", BATCH, MEMBERS, found, switches or {}, None, None)
+
+
+def test_a_recorded_configuration() -> None:
+    found = settings()
+    assert found.version == (22, 5, 8)
+    assert (found.accounting, found.topology, found.requeues) == (False, "none", True)
+    assert (found.preempt_mode, found.preempt_signal) == ("OFF", False)
+    assert (found.kill_wait_s, found.slurmd_timeout_s, found.message_timeout_s) == (5, 10, 5)
+
+
+@pytest.mark.parametrize(
+    ("slurmd_timeout", "message_timeout", "patience"),
+    [("300 sec", "10 sec", 460), ("10 sec", "5 sec", 59), ("600 sec", "60 sec", 1010), ("0 sec", "10 sec", None)],
+)
+def test_the_patience_with_lost_peers_outlasts_slurms_own(
+    slurmd_timeout: str, message_timeout: str, patience: int | None
+) -> None:
+    found = settings(SlurmdTimeout=slurmd_timeout, MessageTimeout=message_timeout)
+    assert found.lost_peer_s == patience
+    if patience is not None:
+        assert patience > int(slurmd_timeout.split()[0])
+        assert AegisSection.model_validate(yaml12.parse(profile(found), "p").data["aegis"]).lost_peer_s == patience
+    else:
+        assert "aegis:" not in profile(found)
+        assert "SlurmdTimeout=0: Slurm never calls a silent node dead" in profile(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        ({"AccountingStorageType": "accounting_storage/slurmdbd"}, "Accounting: yes"),
+        ({"AccountingStorageType": "accounting_storage/none"}, "No accounting"),
+        ({"AccountingStorageType": "(null)"}, "No accounting"),
+        ({"JobRequeue": "0"}, "JobRequeue=0"),
+        ({"PreemptMode": "REQUEUE"}, "Jobs can be preempted (PreemptMode=REQUEUE); Slurm does not send"),
+        (
+            {"PreemptMode": "GANG,SUSPEND", "PreemptParameters": "send_user_signal,youngest_first"},
+            "Jobs can be preempted (PreemptMode=GANG,SUSPEND); a job is sent its signal first and saves.",
+        ),
+        (
+            {"PreemptMode": "REQUEUE", "SlurmctldParameters": "cloud_dns,preempt_send_user_signal"},
+            "Jobs can be preempted (PreemptMode=REQUEUE); a job is sent its signal first and saves.",
+        ),
+        ({"KillWait": "120 sec"}, "KillWait: 120 s"),
+        ({"SLURM_VERSION": "20.02.7"}, "Slurm 20.02.7 is older than 20.11.0, the oldest whose output"),
+        ({"SLURM_VERSION": "21.08.8"}, "Slurm 21.08.8 is older than 22.05.0: spare nodes and agents"),
+        ({"SLURM_VERSION": "22.05.8"}, "Slurm 22.05.8 is older than 23.02.0: a job is not told its end"),
+    ],
+)
+def test_what_matters_is_said(config: dict[str, str], note: str) -> None:
+    """The forms are those of slurm.conf(5) as `scontrol show config` prints them."""
+    assert any(line.startswith(note) for line in settings(**config).notes())
+
+
+def test_what_does_not_matter_is_not_said() -> None:
+    notes = " ".join(settings(SLURM_VERSION="24.11.5").notes())
+    assert "older" not in notes
+    assert "preempted" not in notes
+    assert "JobRequeue" not in notes
+    assert read_settings({}).version is None
+
+
+def test_limits_and_leaf_switches_are_comments() -> None:
+    text = profile(settings(TopologyPlugin="topology/tree"), {"leaf0": "node[0-1]", "leaf1": "node[2-3]"})
+    lines = text.splitlines()
+    assert lines[1] == (
+        "# Partition batch: 4 nodes, 4 of them like this one; time limit 1 day, 0:00:00, "
+        "0:10:00 where a job names none, at most 3 nodes for a job."
+    )
+    assert "# Topology: tree, 2 leaf switches:" in lines
+    assert "#   leaf1: node[2-3]" in lines
+    many = profile(settings(TopologyPlugin="topology/tree"), {f"leaf{i}": f"n{i}" for i in range(20)})
+    assert "#   and 4 more (scontrol show topology)" in many.splitlines()
+
+
+def test_the_account_is_written_where_it_is_given() -> None:
+    text = slurm_profile("lab", BATCH, MEMBERS, settings(), {}, "010", None)
+    assert yaml12.parse(text, "p").data["slurm"] == {"partition": "batch", "account": "010"}
+    assert "  # account: my-account" in profile(settings()).splitlines()
+
+
+def test_the_members_are_what_most_nodes_are() -> None:
+    assert Members.of(BATCH, parse_nodes(recorded.SINFO)) == Members(4, 4, 8, "mi300x", 32)
+    assert Members.of(BATCH, []) == Members(0, 0, 0, None, 1)

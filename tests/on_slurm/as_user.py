@@ -1,0 +1,158 @@
+"""Commands of the ordinary user of a test cluster, in an environment where nothing of pytest's own leaks in."""
+
+from __future__ import annotations
+
+import pwd
+import shlex
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.on_slurm import installation, processes
+from tests.on_slurm.layout import Instance
+
+DEFAULT_TIMEOUT_S = 180.0
+
+
+class CommandFailed(AssertionError):
+    """A command of a test ended with a code other than zero; the message carries all it said."""
+
+
+class RunsAsUser(ABC):
+    """What a cluster can run as its ordinary user: any command, zslurm, batch scripts."""
+
+    _installation: installation.Installation | None = None
+
+    @property
+    @abstractmethod
+    def instance(self) -> Instance:
+        """The cluster."""
+
+    @property
+    @abstractmethod
+    def user(self) -> pwd.struct_passwd:
+        """The ordinary user that `run` uses."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The whole environment of the ordinary user's commands."""
+        return self._person_environment() | {processes.MARK: self.instance.id}
+
+    @property
+    def impatient(self) -> dict[str, str]:
+        """Variables of commands that are to find the controller away, without Slurm's own patience in each."""
+        return {"SLURM_CONF": str(self.instance.impatient_conf)}
+
+    def _person_environment(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.instance.user / "home"),
+            "LANG": "C.UTF-8",
+            "LOGNAME": self.user.pw_name,
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            # The sources belong to root, and `installation` has compiled them.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SHELL": "/bin/bash",
+            "SLURM_CONF": str(self.instance.slurm_conf),
+            "TMPDIR": str(self.instance.user / "tmp"),
+            "USER": self.user.pw_name,
+        }
+
+    def run(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        check: bool = True,
+        input: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as the ordinary user.
+
+        Args:
+            argv: the command.
+            env: variables on top of `environment`.
+            cwd: the user's home if not given.
+            check: raise where it ends with another code than zero.
+            input: text for its standard input; empty if not given.
+            timeout: seconds until it is killed.
+
+        Raises:
+            CommandFailed: the code is not zero, and `check` is set.
+            subprocess.TimeoutExpired: it took too long.
+        """
+        command = [str(argument) for argument in argv]
+        result = subprocess.run(
+            command,
+            env=self.environment | dict(env or {}),
+            cwd=cwd or self.instance.user / "home",
+            input=input or "",
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            user=self.user.pw_uid,
+            group=self.user.pw_gid,
+            extra_groups=[],
+            umask=0o022,
+        )
+        if check and result.returncode != 0:
+            raise CommandFailed(
+                f"{shlex.join(command)} ended with {result.returncode}\n{result.stdout}\n{result.stderr}"
+            )
+        return result
+
+    def installation(self) -> installation.Installation:
+        """A Python with zslurm that the ordinary user can run; made on first use where need be."""
+        if self._installation is None:
+            directory = self.instance.directory / "installation"
+            self._installation = installation.find_or_make(directory, self._probe)
+        return self._installation
+
+    def _probe(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return self.run(argv, check=False)
+        except OSError as error:  # the interpreter itself is out of the user's reach
+            return subprocess.CompletedProcess(list(argv), 126, "", str(error))
+
+    def zslurm(
+        self,
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        check: bool = True,
+        input: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -m zslurm ARGUMENTS` as the ordinary user; the options are those of `run`."""
+        argv = [self.installation().python, "-P", "-m", "zslurm", *arguments]
+        return self.run(argv, env=env, cwd=cwd, check=check, input=input, timeout=timeout)
+
+    def user_dir(self, name: str) -> Path:
+        """A fresh directory that belongs to the ordinary user; it goes with the cluster.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+        directory = self.instance.user / name
+        directory.mkdir(mode=0o755)
+        shutil.chown(directory, self.user.pw_uid, self.user.pw_gid)
+        return directory
+
+    def sbatch(self, script: str, *options: str, cwd: Path | None = None) -> str:
+        """Submit a batch script (its body; the first line is added); returns the job id."""
+        argv = ["sbatch", "--parsable", *options]
+        return self.run(argv, input=f"#!/bin/bash\n{script}\n", cwd=cwd).stdout.strip().partition(";")[0]
+
+    def write_shell(self) -> None:
+        """A script with which a person becomes the ordinary user, in the environment that tests have."""
+        variables = shlex.join(f"{name}={value}" for name, value in self._person_environment().items())
+        script = self.instance.directory / "as-user"
+        script.write_text(
+            "#!/bin/sh\n# Run a command, or a shell, as the ordinary user of this test cluster, in its home.\n"
+            f'cd "{self.instance.user}/home" && [ $# -gt 0 ] || set -- bash --norc\n'
+            f'exec runuser -u {self.user.pw_name} -- env -i TERM="$TERM" {variables} "$@"\n',
+            encoding="utf-8",
+        )
+        script.chmod(0o755)

@@ -1,0 +1,93 @@
+"""A test cluster whose nodes have files of their own, a profile that fits them, and the ordinary user's doctor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.doctor.nodes import CLUSTER, Node
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from zslurm.doctor.checks.transport import RANK_VARIABLE
+from zslurm.hardware.sysfs import node_name
+
+# Stands in for a rank with a GPU: meets the others of its group in the folder that they share, as they do, and
+# prints what RCCL would on its node.
+RANK = """\
+#!/bin/sh
+: >"$1.came-$2"
+while [ "$(ls "$1".came-* | wc -l)" -lt "$3" ]; do sleep 0.1; done
+echo "$SLURMD_NODENAME: rank $2 of $3" >>"{directory}/ranks"
+exec "{directory}/trees/$SLURMD_NODENAME/rank"
+"""
+
+PROFILE = CLUSTER | {
+    "interface": "eth0",
+    "rocm_version": "6.4.1",
+    "peermem": True,
+    # What the steps of this machine really have is enough here, however busy it is.
+    "doctor": {
+        "memlock_gib": 0.001,
+        "open_files": 256,
+        "processes": 64,
+        "tmp_gib": 0.1,
+        "write_mib_s": 0.001,
+        "fsync_s": 60,
+        "clock_skew_s": 30,
+        "canary_s": 60,
+        "check_s": 120,
+    },
+}
+HOSTS = "\n".join(f"10.0.2.{10 + index} node{index}" for index in range(8))
+
+
+class Site:
+    """Nodes with their trees, the profile that fits them, and the ordinary user's doctor."""
+
+    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+        self.cluster, self.directory = cluster, directory
+        self.profile_file = directory / "config/zslurm/clusters/mi.yaml"
+        self.profile_file.parent.mkdir(parents=True)
+        self.profile()
+        self.rank = directory / "rank"
+        self.rank.write_text(RANK.format(directory=directory))
+        self.rank.chmod(0o755)
+        self.nodes = [self._node(name) for name in cluster.node_names]
+        (directory / "trees" / node_name() / "tmp").mkdir(parents=True)  # this machine's, the login node
+
+    def profile(self, **changes: Any) -> None:
+        self.profile_file.write_text(json.dumps({"cluster": PROFILE | changes, "slurm": {"partition": "batch"}}))
+
+    def _node(self, name: str) -> Node:
+        node = Node(self.directory / "trees" / name)
+        node.fake.write("etc/hosts", HOSTS)
+        limits = node.root / "proc/self/limits"
+        limits.unlink()
+        limits.symlink_to("/proc/self/limits")  # the step's own
+        return node
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "ZSLURM_SYSROOT": str(self.directory / "trees/%n"),
+            RANK_VARIABLE: str(self.rank),
+        }
+
+    def doctor(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        done = self.cluster.zslurm(
+            "doctor",
+            "--cluster",
+            "mi",
+            *arguments,
+            cwd=self.directory,
+            env=self.environment | (env or {}),
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *arguments: str, trees: bool = True) -> dict[str, Any]:
+        env = {} if trees else {"ZSLURM_SYSROOT": "/"}
+        return dict(json.loads(self.doctor(*arguments, "--json", env=env).stdout))

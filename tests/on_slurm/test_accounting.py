@@ -1,0 +1,62 @@
+"""`zslurm status` where Slurm has forgotten a job: accounting answers, and without it the run's own files do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.user import User, at_work
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def user(slurm_cluster_with_accounting: SlurmCluster) -> Iterator[User]:
+    with at_work(slurm_cluster_with_accounting, "accounting-test") as person:
+        yield person
+
+
+def _wait_until_forgotten(user: User, job_id: str) -> None:
+    def forgotten() -> bool:
+        listed = user.cluster.run(["squeue", "--noheader", "--states=all", "--format=%i"]).stdout.split()
+        return job_id not in listed
+
+    wait_for(forgotten, f"the controller to forget job {job_id}")
+
+
+def test_finished_jobs_keep_their_state(user: User) -> None:
+    done = user.zslurm("submit", "-q", user.write_run("done", nodes=1))
+    waiting = user.zslurm(
+        "submit", "-q", user.write_run("withdrawn", nodes=1, slurm={"flags": {"begin": "now+1hour"}})
+    )
+    broken = user.zslurm(
+        "submit", "-q",
+        user.write_run("broken", nodes=1, parallel={"dtype": "fp32", "threads": 1, "device": "cuda"}),
+    )  # fmt: skip
+    user.wait_for_state("done", "completed")
+    user.wait_for_state("broken", "failed")
+    # Not through zslurm: the run's own files know nothing of it, only accounting does.
+    user.cluster.run(["scancel", waiting])
+    for job_id in (done, waiting, broken):
+        _wait_until_forgotten(user, job_id)
+    assert user.state("done")["state"] == "completed"
+    assert user.state("broken")["state"] == "failed"
+    assert user.state("broken")["exit_code"] == 2
+    assert user.state("withdrawn")["state"] == "cancelled"
+
+
+def test_a_forgotten_job_without_accounting_is_judged_by_its_own_verdict(user: User) -> None:
+    job_id = user.zslurm("submit", "-q", user.write_run("short", nodes=1))
+    user.wait_for_state("short", "completed")
+    _wait_until_forgotten(user, job_id)
+    tools = user.directory / "tools"
+    tools.mkdir()
+    for name in ("sbatch", "squeue", "scontrol", "scancel", "sinfo"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    # sacct is not on this PATH, as on a site without accounting
+    shown = user.cluster.zslurm("status", "short", cwd=user.directory, env={"PATH": str(tools)}).stdout
+    assert shown.startswith(f"short: completed (job {job_id}")

@@ -1,0 +1,197 @@
+"""The test cluster itself: it is a real Slurm, its nodes can die, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.on_slurm import fixtures, hosts_file, processes
+from tests.on_slurm.installation import CHECKOUT, mirror
+from tests.on_slurm.layout import Instance
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.user import directory_of
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def job_directory(slurm_cluster: SlurmCluster) -> Iterator[Path]:
+    """A directory of the ordinary user's; the cluster is as before when the test ends."""
+    with directory_of(slurm_cluster, "fixture-test") as directory:
+        yield directory
+
+
+def job_state(cluster: SlurmCluster, job_id: str) -> str:
+    return cluster.run(["squeue", "--noheader", "--states=all", "-j", job_id, "-o", "%T"]).stdout.strip()
+
+
+def test_every_node_is_idle_and_has_eight_gpus(slurm_cluster: SlurmCluster) -> None:
+    assert slurm_cluster.node_states() == dict.fromkeys([f"node{index}" for index in range(8)], "idle")
+    gres = slurm_cluster.run(["sinfo", "--noheader", "--Node", "--format=%G"]).stdout.split()
+    assert gres == ["gpu:mi300x:8"] * 8
+
+
+def test_a_step_runs_on_two_nodes_as_the_ordinary_user(slurm_cluster: SlurmCluster) -> None:
+    step = ["srun", "-N2", "--gpus-per-node=2", "bash", "-c"]
+    result = slurm_cluster.run(
+        [*step, "hostname >/dev/null; echo $SLURMD_NODENAME $(id -un) $ROCR_VISIBLE_DEVICES"]
+    )
+    assert sorted(result.stdout.splitlines()) == ["node0 zslurm-test 0,1", "node1 zslurm-test 0,1"]
+
+
+def test_node_names_resolve_to_this_machine(slurm_cluster: SlurmCluster) -> None:
+    found = slurm_cluster.run(["getent", "ahostsv4", "node7"]).stdout
+    assert {line.split()[0] for line in found.splitlines()} == {"127.0.0.1"}
+
+
+def test_commands_see_nothing_of_this_process(
+    slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_ROOT", "1")
+    result = slurm_cluster.run(["env"], env={"EXTRA": "two words"})
+    variables = dict(line.split("=", 1) for line in result.stdout.splitlines())
+    assert variables["USER"] == "zslurm-test"
+    assert variables["EXTRA"] == "two words"
+    assert "SECRET_OF_ROOT" not in variables
+
+
+def test_without_accounting_sacct_does_not_answer(slurm_cluster: SlurmCluster) -> None:
+    assert "accounting storage is disabled" in slurm_cluster.run(["sacct", "-X"], check=False).stderr
+
+
+def test_with_accounting_sacct_remembers_a_job(slurm_cluster_with_accounting: SlurmCluster) -> None:
+    cluster = slurm_cluster_with_accounting
+    job = cluster.sbatch("exit 3")
+    sacct = ["sacct", "-X", "-j", job, "--noheader", "--parsable2", "--format=State,ExitCode"]
+    wait_for(lambda: cluster.run(sacct).stdout.strip() == "FAILED|3:0", "sacct to know the job's end")
+
+
+def test_the_ordinary_user_can_run_zslurm(slurm_cluster: SlurmCluster) -> None:
+    python = slurm_cluster.installation().python
+    found = slurm_cluster.run(
+        [python, "-c", "import os, zslurm; print(os.getuid(), zslurm.__file__)"]
+    ).stdout.split()
+    assert found == [
+        str(slurm_cluster.user.pw_uid),
+        str(slurm_cluster.installation().sources / "zslurm/__init__.py"),
+    ]
+
+
+def test_a_checkout_that_the_user_cannot_enter_is_mirrored(slurm_cluster: SlurmCluster) -> None:
+    directory = slurm_cluster.instance.directory / "mirror-test"
+    mirrored = mirror(directory, lambda argv: slurm_cluster.run(argv, check=False))
+    code = "import zslurm, sys; print(zslurm.__file__, sys.prefix)"
+    found = slurm_cluster.run([mirrored.python, "-c", code]).stdout.split()
+    assert found == [str(directory / "sources/zslurm/__init__.py"), str(directory / "venv")]
+    pth_files = (CHECKOUT / ".venv").glob("lib/*/site-packages/*zslurm*.pth")
+    assert not any(str(directory) in path.read_text() for path in pth_files), "the original was changed"
+    shutil.rmtree(directory)
+
+
+def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
+    script = "srun --gpus-per-node=1 sleep 600"
+    job = slurm_cluster.sbatch(script, "-N2", "--gpus-per-node=1", "--requeue", cwd=job_directory)
+    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node1"), "the task on node1")
+
+    slurm_cluster.kill_node("node1")
+
+    assert not processes.tasks(slurm_cluster.instance, "node1")
+    assert not processes.step_daemons(slurm_cluster.instance, "node1")
+    assert processes.tasks(slurm_cluster.instance, "node0"), "another node's processes were killed too"
+    slurm_cluster.wait_for_node("node1", up=False)
+    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued")
+    assert "Restarts=1" in slurm_cluster.run(["scontrol", "show", "job", job]).stdout
+
+
+def test_a_test_may_tell_the_controller_of_a_dead_node(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
+    job = slurm_cluster.sbatch("srun sleep 600", "-N2", "--requeue", cwd=job_directory)
+    wait_for(lambda: processes.tasks(slurm_cluster.instance, "node0"), "the task on node0")
+    slurm_cluster.kill_node("node0", noticed_at_once=True)
+    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued")
+
+
+def test_the_controller_can_be_away_for_a_while(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
+    job = slurm_cluster.sbatch("sleep 600", cwd=job_directory)
+    wait_for(lambda: job_state(slurm_cluster, job) == "RUNNING", "the job to run")
+    slurm_cluster.stop_controller()
+    assert not processes.daemons(slurm_cluster.instance, "slurmctld")
+    slurm_cluster.start_controller()
+    assert job_state(slurm_cluster, job) == "RUNNING"
+
+
+def test_the_end_leaves_no_process_no_directory_and_no_line(slurm_cluster: SlurmCluster) -> None:
+    with SlurmCluster(nodes=2) as cluster:
+        instance = cluster.instance
+        cluster.sbatch("trap '' TERM; setsid sleep 600 & srun -n2 sleep 600", "-N2")
+        wait_for(lambda: processes.tasks(instance, "node1"), "the job to run")
+        cluster.run(["bash", "-c", "setsid sleep 600 >/dev/null 2>&1 &"])
+        assert instance.id in hosts_file.HOSTS.read_text()
+    assert processes.members(instance) == []
+    assert not instance.directory.exists()
+    assert instance.id not in hosts_file.HOSTS.read_text()
+    assert set(slurm_cluster.node_states().values()) == {"idle"}, "another cluster was hurt"
+
+
+@pytest.mark.usefixtures("slurm_possible")
+def test_what_a_killed_process_left_is_cleaned_at_the_next_start() -> None:
+    code = (
+        "import os, signal; from tests.on_slurm.slurm_cluster import SlurmCluster\n"
+        "cluster = SlurmCluster(nodes=1); cluster.start(); print(cluster.instance.directory, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    crashed = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True)
+    assert crashed.returncode == -signal.SIGKILL, crashed.stderr
+    directory = Path(crashed.stdout.strip())
+    (left,) = (instance for instance in Instance.all() if instance.directory == directory)
+    assert left.abandoned
+    assert processes.members(left)
+
+    with SlurmCluster(nodes=1):
+        assert processes.members(left) == []
+        assert not directory.exists()
+
+
+@pytest.mark.usefixtures("slurm_possible")
+def test_up_prints_what_a_person_needs_and_down_finds_it_again() -> None:
+    # Only this test's own instance is taken down: a person may have one up.
+    program = [sys.executable, "-m", "tests.on_slurm"]
+    up = subprocess.run([*program, "up", "--nodes", "1"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    conf = Path(up.stdout.partition("export SLURM_CONF=")[2].split()[0])
+    directory = conf.parents[1]
+    assert json.loads((directory / "cluster.json").read_text())["owner_pid"] is None
+    who = subprocess.run([directory / "as-user", "srun", "id", "-un"], capture_output=True, text=True, check=True)
+    assert who.stdout.strip() == "zslurm-test"
+    down = [*program, "down", str(directory)]
+    stopped = subprocess.run(down, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert stopped.stdout == f"stopped {directory}\n"
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1 localhost\n", "127.0.0.1 localhost", "", "\n\n# node0\n"])
+def test_the_hosts_file_is_restored_exactly(tmp_path: Path, text: str) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(text)
+    hosts_file.add("first", ["node0", "node1"], hosts)
+    hosts_file.add("second", ["node0"], hosts)
+    assert "127.0.0.1 node1" in hosts.read_text()
+    hosts_file.remove("second", hosts)
+    hosts_file.remove("first", hosts)
+    assert hosts.read_text() == text
+
+
+def test_without_slurm_a_test_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixtures, "why_impossible", lambda **_: "not installed: slurmctld")
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="slurmctld"):
+        next(fixtures.running())
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="CI must run"):
+        next(fixtures.running())

@@ -1,0 +1,78 @@
+"""Ranks in the order of leaf switches, on a real Slurm with topology/tree and on one without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.on_slurm.fixtures import running
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.user import User, at_work
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import expand
+
+pytestmark = pytest.mark.slurm
+
+PHASE = {"tokens": 2 * 128, "context": 16, "global_batch": 8, "micro_batch": 1, "lr": 3e-3}
+
+
+@pytest.fixture(scope="module")
+def tree_cluster(slurm_possible: None) -> Iterator[SlurmCluster]:
+    """Four nodes on two leaves, even and odd."""
+    yield from running(nodes=4, leaf_switches={"even": "node[0,2]", "odd": "node[1,3]"})
+
+
+@pytest.fixture
+def on_tree(tree_cluster: SlurmCluster) -> Iterator[User]:
+    with at_work(tree_cluster, "topology-test") as person:
+        yield person
+
+
+@pytest.fixture
+def on_flat(slurm_cluster: SlurmCluster) -> Iterator[User]:
+    with at_work(slurm_cluster, "topology-test") as person:
+        yield person
+
+
+def nodes_of_ranks(user: User, run: str) -> list[str]:
+    """The node on which each rank ran, by the ranks' own word."""
+    ends = sorted((user.directory / "runs" / run / "attempts/000001/ranks").glob("*.json"))
+    return [json.loads(path.read_text())["node"] for path in ends]
+
+
+def run_and_check(user: User, name: str, order: list[str], **cluster: object) -> None:
+    user.zslurm("submit", user.write_run(name, nodes=len(order), phases=[PHASE], cluster=cluster))
+    state = user.wait_for_state(name, "completed", "failed")
+    assert state["state"] == "completed", user.zslurm("logs", name, "--supervisor")
+    assert nodes_of_ranks(user, name) == [node for node in order for _ in range(2)]
+    (event,) = [event for event in user.events(name) if event["event"] == "attempt_started"]
+    assert expand(event["nodes"]) == order, "recorded as it is"
+
+
+def test_ranks_follow_slurms_leaves(on_tree: User) -> None:
+    run_and_check(on_tree, "tree", ["node0", "node2", "node1", "node3"])
+
+
+def test_ranks_follow_the_profiles_leaves_instead(on_tree: User) -> None:
+    leaves = {"b": "node[1-2]", "a": "node[0,3]"}
+    run_and_check(on_tree, "profile", ["node1", "node2", "node0", "node3"], leaf_switches=leaves)
+
+
+def test_slurms_leaves_are_read(on_tree: User) -> None:
+    client = SlurmClient(on_tree.cluster.environment)
+    assert client.topology() == {"even": ["node0", "node2"], "odd": ["node1", "node3"]}
+
+
+def test_without_leaves_slurms_own_order_is_kept_and_recorded(on_flat: User) -> None:
+    assert SlurmClient(on_flat.cluster.environment).topology() == {}
+    run_and_check(on_flat, "flat", ["node0", "node1", "node2"])
+    attempt = on_flat.directory / "runs/flat/attempts/000001"
+    assert not (attempt / "hostfile").exists()
+
+
+def test_the_profiles_leaves_suffice_where_slurm_knows_none(on_flat: User) -> None:
+    """And with GPUs, as a real job has them."""
+    leaves = {"one": "node[1,3]", "two": "node[0,2,4]"}
+    run_and_check(on_flat, "hinted", ["node1", "node3", "node0", "node2"], leaf_switches=leaves, gpus_per_node=8)

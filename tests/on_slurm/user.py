@@ -1,0 +1,142 @@
+"""The ordinary user of a test cluster at work: runs in a directory, through the command line alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
+from tests.waiting import wait_for
+from train.jsonl import read_jsonl
+from zslurm.slurm.hostlist import expand
+
+STEPS = 12
+"""Steps of a run that is to complete."""
+
+ENDLESS = 100_000
+"""Steps of a run that a test stops: no machine is so fast, and no test so slow, that it ends by itself."""
+
+
+COMMAND_EVERY_S = 0.3
+"""Between two looks that each cost a whole command: the runs want the processor too."""
+
+
+class User:
+    """The ordinary user at work in a directory."""
+
+    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+        self.cluster, self.directory = cluster, directory
+        make_corpus(directory / "tokens.h5")
+
+    def write_run(self, name: str, *, steps: int = STEPS, nodes: int = 2, **sections: Any) -> Path:
+        """A run file; JSON is YAML."""
+        config = {
+            "run": {"name": name, "seed": 3},
+            "model": MODEL,
+            "data": {"path": "tokens.h5"},
+            "phases": [
+                {
+                    "tokens": steps * STEP_TOKENS,
+                    "context": 16,
+                    "global_batch": 6,
+                    "micro_batch": 1,
+                    "lr": 3e-3,
+                    "warmup_steps": 2,
+                }
+            ],
+            "parallel": {"dtype": "fp32", "threads": 1},
+            "checkpoint": {"every_steps": 4},
+            "aegis": {"grace_s": 3},
+            "slurm": {"nodes": nodes, "ranks_per_node": 2, "time": "10:00"} | sections.pop("slurm", {}),
+        }
+        path = self.directory / f"{name}.yaml"
+        path.write_text(json.dumps(config | sections, indent=1))
+        return path
+
+    def zslurm(self, *arguments: str | Path, check: bool = True) -> str:
+        return self.cluster.zslurm(*arguments, cwd=self.directory, check=check).stdout.strip()
+
+    def fails(self, *arguments: str | Path) -> tuple[int, str]:
+        """Exit code and messages of a command that must not succeed."""
+        done = self.cluster.zslurm(*arguments, cwd=self.directory, check=False)
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+
+    def state(self, run: str) -> dict[str, Any]:
+        (state,) = json.loads(self.zslurm("status", run, "--json"))
+        return dict(state)
+
+    def wait_for_state(self, run: str, *wanted: str) -> dict[str, Any]:
+        """The state, once it is one of these."""
+
+        def there() -> dict[str, Any] | None:
+            state = self.state(run)
+            return state if state["state"] in wanted else None
+
+        return wait_for(there, f"{run} to be {' or '.join(wanted)}", every_s=COMMAND_EVERY_S)
+
+    def nodes_of(self, run: str) -> list[str]:
+        """The nodes that Slurm gave the run: which of those that are free is Slurm's affair."""
+        return expand(self.state(run)["nodes"])
+
+    def steps(self, run: str) -> list[dict[str, Any]]:
+        return [
+            row for row in read_jsonl(self.directory / "runs" / run / "metrics.jsonl") if row["kind"] == "step"
+        ]
+
+    def stopped_at(self, run: str, attempt: int = 1) -> int:
+        """The last step of an attempt; the next one may be on its way already."""
+        return int(max(row["step"] for row in self.steps(run) if row["attempt"] == attempt))
+
+    def wait_for_step(self, run: str, step: int) -> None:
+        wait_for(lambda: any(row["step"] >= step for row in self.steps(run)), f"{run} to reach step {step}")
+
+    def events(self, run: str) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.directory / "runs" / run / "events.jsonl"))
+
+
+@contextmanager
+def directory_of(cluster: SlurmCluster, name: str) -> Iterator[Path]:
+    """A fresh directory of the ordinary user. In the end, whatever happened, it is gone and the cluster as before.
+
+    What a test that was killed half-way left behind is no reason for the next one to fail.
+    """
+    shutil.rmtree(cluster.instance.user / name, ignore_errors=True)
+    directory = cluster.user_dir(name)
+    try:
+        yield directory
+    finally:
+        try:
+            cluster.restore()
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def at_work(cluster: SlurmCluster, name: str) -> Iterator[User]:
+    """The user in such a directory, with a profile that `zslurm init` wrote."""
+    with directory_of(cluster, name) as directory:
+        user = User(cluster, directory)
+        user.zslurm("init", "--yes")
+        yield user
+
+
+def rank_process(user: User, run: str, rank: int) -> psutil.Process:
+    """The process of a rank, by its command line and its own variables."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if "zslurm.job.rank" in command and f"/runs/{run} " in command:
+            try:
+                if process.environ().get("SLURM_PROCID") == str(rank):
+                    return process
+            except psutil.Error:
+                continue
+    raise AssertionError(f"no process of rank {rank}")

@@ -1,1 +1,0 @@
-"""What a node is, and its rails: read from trees of files that look like real nodes."""

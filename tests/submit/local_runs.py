@@ -1,0 +1,159 @@
+"""A user who trains on this machine through the command line alone, in a directory and with a home of his own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.checkout import TESTS
+from tests.train.runs import MODEL, STEP_TOKENS, clean_environment, make_corpus
+from tests.waiting import wait_for
+from train.jsonl import read_jsonl
+from zslurm.run.run_dir import RunDir
+
+_MARK = "ZSLURM_TEST_DIRECTORY"
+
+TAKES_SIGNALS = TESTS / "job" / "takes_signals"
+"""For PYTHONPATH of a run: what a network plugin does to the signals of a rank."""
+
+
+class LocalUser:
+    """Commands and runs in one directory; everything that they start carries a mark in its environment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.data = make_corpus(directory / "tokens.h5")
+        self.environment = clean_environment() | {
+            "HOME": str(directory),
+            "XDG_CONFIG_HOME": str(directory / "config"),
+            "XDG_STATE_HOME": str(directory / "state"),
+            _MARK: str(directory),
+        }
+
+    def write_run(self, name: str, *, steps: int = 100_000, ranks: int = 1, **sections: dict[str, Any]) -> Path:
+        """A run file; JSON is YAML."""
+        phase = {"tokens": steps * STEP_TOKENS, "context": 16, "global_batch": 6, "micro_batch": 3, "lr": 3e-3}
+        body = {
+            "run": {"name": name, "seed": 3},
+            "model": MODEL,
+            "data": {"path": str(self.data)},
+            "phases": [phase],
+            "parallel": {"dtype": "fp32", "threads": 1},
+            "checkpoint": {"every_steps": 100_000},
+            "slurm": {"ranks_per_node": ranks},
+            "cluster": {"name": "local"} | sections.pop("cluster", {}),
+            "aegis": {"grace_s": 1, "poll_s": 0.05} | sections.pop("aegis", {}),
+            **sections,
+        }
+        path = self.directory / f"{name}.yaml"
+        path.write_text(json.dumps(body, indent=1))
+        return path
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """A command under way."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        return [sys.executable, "-m", "zslurm", *map(str, arguments)]
+
+    def zslurm(self, *arguments: str | Path, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
+        """A command that must end with `exit_code`, and without a traceback."""
+        process = self.start(*arguments)
+        out, messages = process.communicate(timeout=300)
+        assert process.returncode == exit_code, messages
+        assert "Traceback" not in messages
+        return subprocess.CompletedProcess(arguments, process.returncode, out, messages)
+
+    def run_dir(self, name: str) -> RunDir:
+        return RunDir(self.directory / "runs" / name)
+
+    def state(self, name: str) -> dict[str, Any]:
+        (state,) = json.loads(self.zslurm("status", name, "--json").stdout)
+        return dict(state)
+
+    def wait_for_end(self, name: str) -> dict[str, Any]:
+        """The state in which the run came to rest; nothing of it may be left then."""
+        wait_for(lambda: not self.state(name)["active"], f"{name} to end")
+        wait_for(lambda: not self.processes(), f"every process of {name} to end")
+        return self.state(name)
+
+    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_jsonl(self.run_dir(name).events) if event["event"] == kind]
+
+    def steps(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in read_jsonl(self.run_dir(name).metrics) if row["kind"] == "step"]
+
+    def wait_for_step(self, name: str, step: int, attempt: int = 1) -> None:
+        def reached() -> bool:
+            return any(row["step"] >= step and row["attempt"] == attempt for row in self.steps(name))
+
+        wait_for(reached, f"{name} to reach step {step} in attempt {attempt}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every live process that a command of this user started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get(_MARK) == str(self.directory)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def process(self, *words: str, rank: int | None = None) -> psutil.Process:
+        """The one process whose command line has all these words."""
+        found = [
+            process
+            for process in self.processes()
+            if all(word in " ".join(process.cmdline()) for word in words)
+            and (rank is None or process.environ().get("RANK") == str(rank))
+        ]
+        assert len(found) == 1, found
+        return found[0]
+
+    def rank(self, rank: int) -> psutil.Process:
+        return self.process("-m zslurm.job.rank", rank=rank)
+
+    def supervisor(self) -> psutil.Process:
+        """The process that the run's file names."""
+        return self.process("submitit.core._submit")
+
+    def close(self) -> None:
+        """End whatever a failed test left behind."""
+        while left := self.processes():
+            for process in left:
+                try:
+                    process.send_signal(signal.SIGKILL)
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(left, timeout=1)
+
+
+def in_a_terminal(
+    command: list[str], environment: dict[str, str], cwd: Path
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command as the leader of a session on a terminal; returns it and the terminal's other end."""
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        # Whoever started the tests under nohup made all their children deaf to a hang-up.
+        ["env", "--default-signal=HUP", "setsid", "--ctty", *command],
+        cwd=cwd, env=environment, stdin=slave, stdout=slave, stderr=slave,
+    )  # fmt: skip
+    os.close(slave)
+    return process, master

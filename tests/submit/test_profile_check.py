@@ -1,0 +1,84 @@
+"""What is wrong with a profile by itself, where there is no Slurm to ask: one line for each fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.places import own
+from tests.config.run_files import write
+from zslurm.core.errors import NotFound
+from zslurm.submit.profile_check import Report, check_profile
+
+NICS = "nics: [a, b, c, d, e, f, g, h]"
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+
+
+def checked(tmp_path: Path, text: str) -> Report:
+    own("lab", text)
+    (tmp_path / "net" / "eno1").mkdir(parents=True, exist_ok=True)
+    return check_profile("lab", interfaces=tmp_path / "net")
+
+
+def test_a_good_profile_passes(site: Path, tmp_path: Path) -> None:
+    report = checked(tmp_path, f"cluster: {{extends: mi300x-pollara, {NICS}, interface: eno1}}\n")
+    assert report.faults == []
+    assert report.warnings == ["Slurm was not asked: its commands are not on this machine"]
+    assert report.passed == ["it is valid", "8 GPUs and 8 NICs", "cluster.interface: eno1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ("nics: [a, b, c, d, e, f, g]", "cluster: nics: 8 GPUs but 7 NICs: list one for each GPU in rail order"),
+        ("nics: [a, a]", "cluster: nics: a device is listed twice"),
+        ("interface: 10.0.0.1", "cluster.interface: 10.0.0.1: not the name of a network interface, such as eth0"),
+        ("interface: a/b", "cluster.interface: a/b: not the name of a network interface"),
+        ("interface: averyveryverylongname", "cluster.interface: averyveryverylongname: not the name of"),
+        ("interface: lo", "cluster.interface: lo leads to no other node"),
+        (f"{NICS}, storage_interface: a", "cluster.storage_interface: a is a rail (cluster.nics)"),
+        ('env: {NCCL_PXN_DISABLE: "1"}', "cluster.env: NCCL_PXN_DISABLE=1: there is no path from one rail"),
+        ("gpus: 8", "cluster.gpus: unknown key; did you mean `gpu_nics`?"),
+    ],
+)
+def test_each_fault_is_one_line(site: Path, tmp_path: Path, fields: str, fault: str) -> None:
+    report = checked(tmp_path, f"cluster: {{extends: mi300x-pollara, {fields}}}\n")
+    (line,) = report.faults
+    assert fault in line
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("cluster: {extends: mi300x-cx7}\n", "cluster.nics: not given, so RCCL takes every NIC it finds on cx7"),
+        ("cluster: {gpus_per_node: 1, nics: [a]}\n", "cluster.network: not given, so no rule for these NICs"),
+        ("cluster: {interface: eth77}\n", "cluster.interface: this machine has no eth77; is it there on the"),
+        ("cluster: {env: {NCCL_AGLO: Ring}}\n", "cluster.env: NCCL_AGLO=Ring: nothing is known to read this name"),
+    ],
+)
+def test_what_may_be_meant_is_only_a_note(site: Path, tmp_path: Path, text: str, warning: str) -> None:
+    report = checked(tmp_path, text)
+    assert report.faults == []
+    assert any(line.startswith(warning) for line in report.warnings)
+
+
+def test_every_problem_of_a_file_is_told_at_once(site: Path, tmp_path: Path) -> None:
+    report = checked(tmp_path, "cluster: {gpus_per_node: -1, nisc: []}\nslurm: {nodes: 0}\n")
+    assert len(report.faults) == 3
+    assert report.passed == []
+
+
+def test_a_local_profile_asks_no_slurm(site: Path, tmp_path: Path) -> None:
+    assert checked(tmp_path, "cluster: {launcher: local}\n").warnings == []
+
+
+def test_an_unknown_profile(site: Path) -> None:
+    write(site / "other.yaml", "")
+    with pytest.raises(NotFound):
+        check_profile("lab")

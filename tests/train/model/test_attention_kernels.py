@@ -1,0 +1,383 @@
+"""Whatever attention runs on, the model computes the same; and packages are called as their own source says.
+
+Every test here runs with torch's ways, with stand-ins for flash-attn and AITER on this CPU, and with the packages
+themselves where they and a GPU are. A stand-in has the signature of the real function, checks what the real one
+asks for, records the call, and computes by torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.train.models import ROPE_BASE, autograd_nodes, random_like, scrambled, tiny_config, tokens
+from tests.train.runs import make_corpus, make_run, train_alone
+from train.errors import ConfigError
+from train.model.flash import FlashAttention, Kernels, choose_kernels, load
+from train.model.packing import pack
+from train.model.sdpa import attend, attend_by_sdpa
+from train.model.zaya import Zaya
+
+PACKAGES = ("flash_attn", "aiter")
+DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 2, 2, 2, 2, 2, 2]])
+
+
+@dataclass
+class Call:
+    """What a stand-in was called with."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """[B, S, H, P] by torch, query heads and key heads as in the packages."""
+    y = F.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, scale=scale, enable_gqa=True
+    )
+    return y.transpose(1, 2)
+
+
+def by_documents(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
+    assert bounds.dtype == torch.int32
+    assert bounds.is_contiguous()
+    ends = bounds.tolist()
+    assert ends[0] == 0
+    assert ends[-1] == len(q)
+    lengths = [end - start for start, end in pairwise(ends)]
+    assert all(0 < length <= longest for length in lengths)
+    parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+    return torch.cat([attended(*(x.unsqueeze(0) for x in part), scale)[0] for part in parts])
+
+
+def check_layout(q: Tensor, k: Tensor, v: Tensor) -> None:
+    assert k.shape == v.shape
+    assert q.shape[:-2] == k.shape[:-2], "tokens first"
+    assert q.shape[-2] % k.shape[-2] == 0, "heads last but one"
+    assert q.dtype == k.dtype == v.dtype
+    assert all(x.stride(-1) == 1 for x in (q, k, v))
+
+
+def fake_flash_attn(calls: list[Call]) -> ModuleType:
+    """Signatures of flash-attn 2.7 (flash_attn/flash_attn_interface.py)."""
+
+    def flash_attn_func(
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
+    ) -> Tensor:  # fmt: skip
+        check_layout(q, k, v)
+        assert causal
+        assert softmax_scale is not None
+        calls.append(Call("whole", (tuple(q.shape), tuple(k.shape)), {"deterministic": deterministic}))
+        return attended(q, k, v, softmax_scale)
+
+    def flash_attn_varlen_func(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+        deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        check_layout(q, k, v)
+        assert causal
+        assert softmax_scale is not None
+        assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+        assert max_seqlen_q == max_seqlen_k
+        options = {"deterministic": deterministic, "bounds": cu_seqlens_q.tolist()}
+        calls.append(Call("varlen", (tuple(q.shape), tuple(k.shape)), options))
+        return by_documents(q, k, v, cu_seqlens_q, max_seqlen_q, softmax_scale)
+
+    return module("flash_attn", flash_attn_func, flash_attn_varlen_func)
+
+
+def fake_aiter(calls: list[Call]) -> ModuleType:
+    """Signatures of AITER (aiter/ops/mha.py): more arguments, another order, no backward without return_lse."""
+
+    def result(y: Tensor, q: Tensor, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
+        assert return_lse or not (torch.is_grad_enabled() and q.requires_grad), "AITER asserts it"
+        return (y, y.new_zeros(1)) if return_lse else y
+
+    def flash_attn_func(
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int, int] = (-1, -1, 0), bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None, deterministic: bool = True, return_lse: bool = False,
+        return_attn_probs: bool = False, how_v3_bf16_cvt: int = 1, cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None, sink_ptr: Tensor | None = None, num_splits: int = 0,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        check_layout(q, k, v)
+        assert causal
+        assert softmax_scale is not None
+        calls.append(Call("whole", (tuple(q.shape), tuple(k.shape)), {"deterministic": deterministic}))
+        return result(attended(q, k, v, softmax_scale), q, return_lse)
+
+    def flash_attn_varlen_func(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, min_seqlen_q: int = 0, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        logits_soft_cap: float = 0.0, causal: bool = False, window_size: tuple[int, int, int] = (-1, -1, 0),
+        bias: Tensor | None = None, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+        return_lse: bool = False, return_attn_probs: bool = False, how_v3_bf16_cvt: int = 1,
+        block_table: Tensor | None = None, out: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        check_layout(q, k, v)
+        assert causal
+        assert softmax_scale is not None
+        assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+        assert min_seqlen_q == 0
+        options = {"deterministic": deterministic, "bounds": cu_seqlens_q.tolist()}
+        calls.append(Call("varlen", (tuple(q.shape), tuple(k.shape)), options))
+        return result(by_documents(q, k, v, cu_seqlens_q, max_seqlen_q, softmax_scale), q, return_lse)
+
+    return module("aiter", flash_attn_func, flash_attn_varlen_func)
+
+
+def module(name: str, whole: Any, varlen: Any) -> ModuleType:
+    made = ModuleType(name)
+    made.flash_attn_func, made.flash_attn_varlen_func = whole, varlen  # type: ignore[attr-defined]
+    return made
+
+
+FAKES = {"flash_attn": fake_flash_attn, "aiter": fake_aiter}
+
+
+def pretend(package: str, monkeypatch: pytest.MonkeyPatch) -> tuple[FlashAttention, list[Call]]:
+    """A stand-in for the package, found as the package would be."""
+    calls: list[Call] = []
+    monkeypatch.setitem(sys.modules, package, FAKES[package](calls))
+    return load(package), calls
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run attention: the kernels, where, and how exactly."""
+
+    kernels: Kernels
+    device: str
+    dtype: torch.dtype
+    tolerance: float
+
+
+STAND_INS = [f"{package} stand-in" for package in PACKAGES]
+
+
+@pytest.fixture(params=["auto", "sdpa", *STAND_INS, *PACKAGES])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """Every way that this machine has."""
+    name = str(request.param)
+    if name == "auto" or name == "sdpa":
+        return Way(name, "cpu", torch.float64, 1e-9)
+    if name.endswith(" stand-in"):
+        return Way(pretend(name.partition(" ")[0], monkeypatch)[0], "cpu", torch.float64, 1e-9)
+    if not torch.cuda.is_available():
+        pytest.skip(f"{name} needs a GPU")
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    return Way(load(name), "cuda", torch.bfloat16, 0.02)
+
+
+def inputs_of(way: Way, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    head_dim = 64 if way.device == "cuda" else 8
+    noise = (random_like(torch.empty(2, heads, length, head_dim), f"{n}") for n, heads in enumerate((6, 2, 2)))
+    q, k, v = (x.to(way.device, way.dtype).requires_grad_() for x in noise)
+    return q, k, v
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Output and gradients in fp64 on the CPU, of the sum of the output times noise."""
+    leaves = [x.detach().double().cpu().requires_grad_() for x in (q, k, v)]
+    y = F.scaled_dot_product_attention(*leaves, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    y = y.transpose(1, 2).flatten(2)
+    return y.detach(), torch.autograd.grad(y, leaves, random_like(y, "direction"))
+
+
+def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    one, other = one.detach().double().cpu(), other.detach().double().cpu()
+    return bool((one - other).norm() <= tolerance * other.norm())
+
+
+def attend_in(way: Way, q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, mask: Tensor | None) -> Tensor:
+    if isinstance(way.kernels, FlashAttention):
+        return way.kernels(q, k, v, bounds)
+    return (attend if way.kernels == "auto" else attend_by_sdpa)(q, k, v, mask)
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+def test_attention_and_its_gradients_are_those_of_fp64(way: Way, documents: bool) -> None:
+    bounds = mask = None
+    if documents:
+        common: dict[str, Any] = {"rotary_dim": 4, "rope_base": 100.0, "reach": 1, "dtype": torch.float64}
+        by_bounds = pack(torch.arange(9), **common, document_BS=DOCUMENTS, by_bounds=True)
+        assert by_bounds.bounds_N is not None
+        assert by_bounds.attend_B1SS is None, "no mask of the sequence length squared"
+        bounds = by_bounds.bounds_N.to(way.device)
+        mask = pack(torch.arange(9), **common, document_BS=DOCUMENTS).attend_B1SS
+    q, k, v = inputs_of(way, 9 if documents else 150)
+    y = attend_in(way, q, k, v, bounds, mask)
+    expected, gradients = exact(q, k, v, mask)
+    assert y.shape == expected.shape
+    assert close(y, expected, way.tolerance)
+    direction = random_like(expected, "direction").to(way.device, way.dtype)
+    for one, other in zip(torch.autograd.grad(y, [q, k, v], direction), gradients, strict=True):
+        assert close(one, other, way.tolerance)
+
+
+INPUTS: dict[str, dict[str, Tensor]] = {
+    "whole": {},
+    "documents": {"document_BS": DOCUMENTS},
+    "padded": {"valid_BS": torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])},
+    "padded documents": {
+        "document_BS": DOCUMENTS,
+        "valid_BS": torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]]),
+    },
+}
+
+
+def step(model: Zaya, device: str, **inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Loss and gradients."""
+    tokens_BS = tokens(model.config).to(device)
+    model.zero_grad()
+    loss, _ = model(tokens_BS, tokens_BS, rope_base=ROPE_BASE, **{k: v.to(device) for k, v in inputs.items()})
+    loss.backward()
+    return loss.detach(), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def model_for(way: Way, **changes: Any) -> Zaya:
+    """A model in which rounding cannot change the routing, which would hide everything else."""
+    config = tiny_config(head_dim=64 if way.device == "cuda" else 8, **changes)
+    model = scrambled(config, way.dtype)
+    model.balancing_bias[:] = torch.tensor([0.0, 5.0, 0.0, 0.0])
+    return model.to(way.device)
+
+
+@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS.keys())
+def test_the_model_computes_the_same(way: Way, inputs: dict[str, Tensor]) -> None:
+    model = model_for(way)
+    expected, gradients = step(model, way.device, **inputs)
+    model.run_with(attention=way.kernels)
+    loss, others = step(model, way.device, **inputs)
+    assert close(loss, expected, way.tolerance)
+    for one, other in zip(others, gradients, strict=True):
+        assert close(one, other, 2 * way.tolerance)
+
+
+@pytest.mark.parametrize("way", [*STAND_INS, *PACKAGES], indirect=True)
+def test_a_compiled_model_computes_the_same_with_a_package(way: Way) -> None:
+    torch.compiler.reset()
+    model = model_for(way, layers=1)
+    expected, gradients = step(model, way.device)
+    model.run_with(attention=way.kernels, compile=True, backend="aot_eager")
+    loss, others = step(model, way.device)
+    assert close(loss, expected, way.tolerance)
+    for one, other in zip(others, gradients, strict=True):
+        assert close(one, other, max(1e-6, 2 * way.tolerance))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_is_called_as_its_source_says(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, calls = pretend(package, monkeypatch)
+    model = scrambled(tiny_config(layers=1))
+    model.run_with(attention=kernels)
+    step(model, "cpu")
+    assert calls == [Call("whole", ((2, 9, 4, 8), (2, 9, 2, 8)), {"deterministic": False})]
+    calls.clear()
+    step(model, "cpu", document_BS=DOCUMENTS)
+    options = {"deterministic": False, "bounds": [0, 4, 9, 10, 12, 18]}
+    assert calls == [Call("varlen", ((18, 4, 8), (18, 2, 8)), options)]
+    calls.clear()
+    step(model, "cpu", **INPUTS["padded"])
+    assert calls == [], "padding is torch's"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_is_as_deterministic_as_torch_is_asked_to_be(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, calls = pretend(package, monkeypatch)
+    q, k, v = (torch.randn(1, heads, 4, 8) for heads in (2, 1, 1))
+    torch.use_deterministic_algorithms(True)
+    try:
+        kernels(q, k, v)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert calls[0].options["deterministic"] is True
+
+
+def test_sdpa_is_torchs_own_also_where_auto_is_not() -> None:
+    q, k, v = (random_like(torch.empty(1, 2, 5, 8), name).requires_grad_() for name in "qkv")
+    assert "_CausalBlocksBackward" in autograd_nodes(attend(q, k, v, None))
+    assert "_CausalBlocksBackward" not in autograd_nodes(attend_by_sdpa(q, k, v, None))
+    model = scrambled(tiny_config())
+    model.run_with(attention="sdpa")
+    assert all(layer.attention.kernels == "sdpa" for layer in model.layers)
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": torch.device("cpu")}, "parallel.attention: {} needs a GPU, and this run is on a CPU"),
+        ({"dtype": torch.float32}, "parallel.attention: {} knows 16-bit formats only; set parallel.dtype: bf16"),
+        ({"head_dim": 320}, "parallel.attention: {} knows heads of up to 256 channels, model.head_dim is 320"),
+        ({}, "parallel.attention: {}: the package is not installed"),
+    ],
+    ids=["cpu", "fp32", "head_dim", "not installed"],
+)
+def test_kernels_that_cannot_run_are_refused_in_one_line(
+    package: Any, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not there
+    wanted = {"device": GPU, "dtype": torch.bfloat16, "head_dim": 128} | changes
+    with pytest.raises(ConfigError) as caught:
+        choose_kernels(package, **wanted)
+    assert str(caught.value).startswith(message.format(package))
+    assert "\n" not in str(caught.value)
+    assert "auto" in str(caught.value) or "head_dim" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise ImportError('undefined symbol: _ZN3c10\\nmore')", "cannot be loaded: undefined symbol: _ZN3c10 ("),
+        ("raise RuntimeError('no ROCm')", "cannot be loaded: no ROCm ("),
+        ("import einops_that_is_missing", "needs einops_that_is_missing, which is not installed ("),
+        ("", "the installed package has not the functions of version 2 ("),
+    ],
+)
+def test_a_package_that_is_broken_is_one_line(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_attn.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        load("flash_attn")
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_asks_for_them_on_a_cpu_ends_with_exit_code_2(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus.h5")
+    parallel = {"attention": "flash_attn", "device": "cpu"}
+    done = train_alone(make_run(tmp_path / "run", corpus, parallel=parallel))
+    assert done.returncode == 2
+    assert done.stderr == "error: parallel.attention: flash_attn needs a GPU, and this run is on a CPU; use auto\n"
+
+
+def test_a_run_trains_with_torchs_own_kernels(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus.h5")
+    done = train_alone(make_run(tmp_path / "run", corpus, steps=2, parallel={"attention": "sdpa"}))
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,105 @@
+"""FLOPs per token and peaks: counted by hand, and by torch's own counter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.train.runs import MODEL
+from train import products
+from train.config import ModelConfig
+from train.model.zaya import build
+from train.shapes import parameter_counts
+from train.telemetry.flops import PEAKS, peak_of, token_flops
+
+
+def test_zaya1_base_by_hand() -> None:
+    """reference figures: per layer attention 5,575,682 parameters, one expert 12,582,912, router 660,736."""
+    flops = token_flops(ModelConfig(), 4096)
+    attention_matrices = 2048 * (1024 + 256 + 128 + 128) + 1024 * 2048
+    convolutions = 1280 * 2 + 1280 * 128 * 2
+    router = 2048 * 256 + 2 * 256 * 256 + 256 * 17
+    head = 262_272 * 2048
+    keys_and_values = 2 * 40 * 8 * 128 * 4097 / 2
+    assert flops.always == 6 * (40 * (attention_matrices + convolutions + router) + head + keys_and_values)
+    assert flops.expert == 6 * 40 * 12_582_912
+    assert flops.at(0) == flops.always + flops.expert
+    # What is multiplied is nearly all that is active, and the head on top.
+    multiplied = (flops.at(0) - 6 * keys_and_values) / 6
+    assert multiplied == pytest.approx(parameter_counts(ModelConfig()).active + head, rel=2e-3)
+
+
+def test_skipped_choices_are_not_counted() -> None:
+    flops = token_flops(ModelConfig(), 4096)
+    assert flops.at(1.0) == flops.always
+    assert flops.at(0.25) == flops.always + 0.75 * flops.expert
+    two = token_flops(ModelConfig(experts_per_token=2), 4096)
+    assert two.at(0.5) == two.always + two.expert
+
+
+@pytest.mark.parametrize("router", ["mlp", "linear"])
+def test_torch_counts_the_same_products(router: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward of the real model under torch's FlopCounterMode.
+
+    It sees products that run, so what the model saves or repeats is corrected: causal attention is computed in
+    whole blocks (here one, so all keys of a block), the head takes its gradient in forward, both convolutions run
+    as one of width 3 for each head, whose weights are their product, and each entry's norm sums the gradient of
+    its weight over the tokens by a product.
+    """
+    monkeypatch.setattr(products, "_USE_ONEDNN", False)  # whose operator the counter does not know
+    config = ModelConfig.model_validate({**MODEL, "router": router, "skip_expert": False, "hidden_size": 64})
+    context, batch = 64, 24
+    model = build(config, 0, dtype=torch.float32)
+    tokens_BS = torch.arange(batch * (context + 1)).view(batch, -1) % config.vocab_size
+    in_place = {torch.ops.aten.addmm_: lambda out, left, right, **_: 2 * left[0] * left[1] * right[1]}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+        loss, _ = model(tokens_BS[:, :-1], tokens_BS[:, 1:], rope_base=1e4)
+        loss.backward()
+    tokens = batch * context
+    heads = config.query_heads + config.kv_heads
+    width, channels = sum(config.conv_widths) - 1, heads * config.head_dim
+    published = channels * config.conv_widths[0] + channels * config.head_dim * config.conv_widths[1]
+    joined = channels * config.head_dim * width
+    hidden_keys = context - (context + 1) / 2
+    expected = token_flops(config, context).at(0) * tokens
+    expected += 6 * config.layers * tokens * (joined - published)
+    expected += 2 * (2 * config.layers + 1) * tokens * config.hidden_size
+    expected += 12 * config.layers * tokens * config.query_heads * config.head_dim * hidden_keys
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("AMD Instinct MI300X", "bf16", 1307.4),
+        ("AMD Instinct MI300X OAM", "fp32", 163.4),
+        ("AMD Instinct MI325X", "bf16", 1307.4),
+        ("AMD Instinct MI355X", "bf16", 2516.6),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H200 NVL", "bf16", 835.5),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
+    ],
+)
+def test_devices_by_the_name_that_torch_gives_them(name: str, dtype: str, tflops: float) -> None:
+    assert peak_of(name, dtype) == tflops * 1e12
+
+
+@pytest.mark.parametrize("name", ["AMD Radeon RX 7900 XTX", "NVIDIA GeForce RTX 4090", "NVIDIA GH100", ""])
+def test_a_device_that_is_not_in_the_table_has_no_peak(name: str) -> None:
+    assert peak_of(name, "bf16") is None
+
+
+def test_formats_without_a_figure_have_no_peak() -> None:
+    assert peak_of("AMD Instinct MI300X", "fp64") is None
+
+
+def test_every_row_can_be_reached_and_names_its_source() -> None:
+    for row in PEAKS:
+        assert peak_of("Some " + " ".join(row.words), "bf16") == row.bf16 * 1e12
+        assert row.source
+        assert row.fp32 < row.bf16

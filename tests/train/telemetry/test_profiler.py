@@ -1,0 +1,147 @@
+"""The profiler's window: which steps it covers, and that a run leaves one trace of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.train.ranks import Ranks, train_on
+from tests.train.runs import losses_of, make_corpus, make_run
+from tests.waiting import wait_for
+from train.config import MetricsConfig
+from train.telemetry.profiler import ProfileWindow
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("data") / "tokens.h5")
+
+
+def events_of(trace: Path) -> list[dict[str, Any]]:
+    with gzip.open(trace, "rt") as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return events
+
+
+def profiled(
+    directory: Path, window: tuple[int, int] | None, *, done: int, until: int
+) -> tuple[list[str], list[str]]:
+    """Train steps done + 1 to `until`, each one call of an operator with its number; what was traced, and said."""
+    said: list[str] = []
+    with ProfileWindow(window, done=done, directory=directory, device=CPU, say=said.append) as profile:
+        for step in range(done + 1, until + 1):
+            with torch.autograd.profiler.record_function(f"step {step}"):
+                torch.ones(3).sum()
+            profile.after_step()
+    traces = sorted(directory.glob("*"))
+    names = {event["name"] for trace in traces for event in events_of(trace)}
+    return sorted(name for name in names if name.startswith("step ")), said
+
+
+@pytest.mark.parametrize(
+    ("window", "done", "until", "traced"),
+    [
+        ((3, 4), 0, 6, ["step 3", "step 4"]),
+        ((1, 2), 0, 4, ["step 1", "step 2"]),
+        ((2, 2), 0, 4, ["step 2"]),
+        ((5, 6), 0, 6, ["step 5", "step 6"]),  # to the very end
+        ((3, 5), 3, 8, ["step 4", "step 5"]),  # a resumed run in the middle of it
+        ((3, 5), 0, 4, ["step 3", "step 4"]),  # asked to stop in the middle of it
+    ],
+)
+def test_the_window_is_traced_and_nothing_else(
+    tmp_path: Path, window: tuple[int, int], done: int, until: int, traced: list[str]
+) -> None:
+    names, said = profiled(tmp_path / "profile", window, done=done, until=until)
+    assert names == traced
+    first, last = traced[0].removeprefix("step "), traced[-1].removeprefix("step ")
+    (line,) = said
+    assert line.startswith(
+        f"profiled steps {first} to {last} of rank 0: {tmp_path}/profile/steps-{first}-{last}.json.gz"
+    )
+
+
+def test_a_window_that_is_over_is_left_out_with_a_word(tmp_path: Path) -> None:
+    names, said = profiled(tmp_path / "profile", (3, 5), done=7, until=9)
+    assert names == []
+    assert said == ["metrics.profile: steps 3 to 5 are done already; nothing is profiled"]
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.parametrize("until", [1, 2])
+def test_a_run_that_stops_before_its_window_leaves_nothing(tmp_path: Path, until: int) -> None:
+    assert profiled(tmp_path / "profile", (3, 5), done=0, until=until) == ([], [])
+
+
+def test_without_a_window_nothing_happens(tmp_path: Path) -> None:
+    assert profiled(tmp_path / "profile", None, done=0, until=2) == ([], [])
+
+
+def test_a_run_that_fails_does_not_wait_for_a_trace(tmp_path: Path) -> None:
+    said: list[str] = []
+    with (
+        pytest.raises(OSError),
+        ProfileWindow((1, 3), done=0, directory=tmp_path / "p", device=CPU, say=said.append) as profile,
+    ):
+        profile.after_step()
+        raise OSError
+    assert said == []
+
+
+def test_a_run_traces_rank_0_and_trains_the_same(tmp_path: Path, corpus: Path) -> None:
+    runs = [
+        make_run(tmp_path / name, corpus, steps=5, metrics=metrics)
+        for name, metrics in (("plain", {}), ("profiled", {"profile": "3:4"}))
+    ]
+    for run in runs:
+        done = train_on(run, ranks=2)
+        assert done.returncode == 0, done.stderr
+    assert losses_of(runs[0]) == losses_of(runs[1])
+    (trace,) = (runs[1] / "profile").iterdir()
+    assert trace.name == "steps-3-4.json.gz"
+    assert f"profiled steps 3 to 4 of rank 0: {trace}" in done.stdout
+    names = {event["name"] for event in events_of(trace)}
+    assert "aten::mm" in names
+    assert not (runs[0] / "profile").exists()
+
+
+def test_a_stop_inside_of_the_window_still_ends_in_order(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=3000, metrics={"profile": "3:34"})
+    ranks = Ranks(run, 1)
+    wait_for(lambda: len(losses_of(run)) >= 4, "the window to begin")
+    ranks.send_signal(signal.SIGTERM)
+    assert ranks.wait().returncode == 75
+    assert len(list((run / "profile").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ("25:20", r"profile \(25:20\) must be FIRST:LAST with 1 <= FIRST <= LAST"),
+        ("0:3", r"profile \(0:3\) must be FIRST:LAST with 1 <= FIRST <= LAST"),
+        ("1:33", r"profile \(1:33\) covers 33 steps, more than 32"),
+        ("a:b", r"profile \(a:b\) must be FIRST:LAST, two numbers of steps"),
+        ("20", r"profile \(20\) must be FIRST:LAST, two numbers of steps"),
+        ("1:2:3", r"profile \(1:2:3\) must be FIRST:LAST, two numbers of steps"),
+    ],
+)
+def test_bad_windows_are_one_line(profile: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MetricsConfig(profile=profile)
+
+
+def test_a_window_beyond_the_run_is_refused(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=5, metrics={"profile": "4:6"})
+    done = train_on(run, ranks=1)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "metrics.profile (4:6) ends after the last step, 5" in done.stderr

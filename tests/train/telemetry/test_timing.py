@@ -1,0 +1,97 @@
+"""The clock of a step: every moment in one part, none lost, none counted twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from train.telemetry.timing import Part, StepClock
+
+CPU = torch.device("cpu")
+
+
+class Hand:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def test_parts_are_what_happened_between_the_calls_and_sum_to_the_step() -> None:
+    hand = Hand()
+    clock = StepClock(CPU, now=hand)
+    hand.wait(1)
+    for _ in range(2):
+        clock.enter(Part.DATA)
+        hand.wait(2)
+        clock.enter(Part.FORWARD)
+        hand.wait(4)
+        clock.enter(Part.BACKWARD)
+        hand.wait(8)
+    clock.enter(Part.REDUCE)
+    hand.wait(16)
+    split = clock.end_step()
+    assert split == {
+        Part.DATA: 4, Part.FORWARD: 8, Part.BACKWARD: 16, Part.REDUCE: 16,
+        Part.OPTIMIZER: 0, Part.CHECKPOINT: 0, Part.OTHER: 1,
+    }  # fmt: skip
+    assert sum(split.values()) == hand.seconds - 100
+
+
+def test_a_step_begins_where_the_last_one_ended() -> None:
+    """A checkpoint between two steps is the next step's time, and so is all that is done there."""
+    hand = Hand()
+    clock = StepClock(CPU, now=hand)
+    hand.wait(5)
+    assert sum(clock.end_step().values()) == 5
+    hand.wait(1)
+    with clock.within(Part.CHECKPOINT):
+        hand.wait(30)
+    hand.wait(2)
+    clock.enter(Part.DATA)
+    hand.wait(3)
+    split = clock.end_step()
+    assert (split[Part.CHECKPOINT], split[Part.OTHER], split[Part.DATA]) == (30, 3, 3)
+
+
+def test_what_belongs_to_no_step_is_put_aside() -> None:
+    hand = Hand()
+    clock = StepClock(CPU, now=hand)
+    hand.wait(1)
+    with clock.within(None):
+        hand.wait(1000)
+    hand.wait(2)
+    assert sum(clock.end_step().values()) == 3
+
+
+def test_a_part_ends_also_when_its_block_fails() -> None:
+    hand = Hand()
+    clock = StepClock(CPU, now=hand)
+    with pytest.raises(OSError), clock.within(Part.CHECKPOINT):
+        hand.wait(1)
+        raise OSError
+    hand.wait(2)
+    split = clock.end_step()
+    assert (split[Part.CHECKPOINT], split[Part.OTHER]) == (1, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_work_is_counted_where_it_runs() -> None:
+    """The host queues the products at once and goes on; they are forward's all the same."""
+    clock = StepClock(torch.device("cuda"))
+    large = torch.ones(4096, 4096, device="cuda")
+    for _ in range(3):
+        clock.enter(Part.FORWARD)
+        for _ in range(20):
+            large = large @ large
+        clock.enter(Part.OTHER)
+        split = clock.end_step()
+    assert split[Part.FORWARD] > 10 * split[Part.OTHER]
+    assert split[Part.DATA] == 0

@@ -1,0 +1,1 @@
+"""Saves and loads: `schedule` (when), `writer` (the background thread), `checkpointer` (what)."""

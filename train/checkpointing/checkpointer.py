@@ -1,0 +1,471 @@
+"""Checkpoints of a run: what the trainer saves, and how ranks agree on saving and loading.
+
+The format belongs to `checkpoint_tools`; here is the trainer's side. Each rank writes its chunk of the master
+weights and of the optimizer's state (8 bytes a parameter of Muon's matrices, 12 of the rest, each byte written
+once), rank 0 also the balancing state; each rank its RNG state. bf16 weights are the rounded masters and are not
+written.
+
+A save costs training the copy of the state into host memory (staging.py), which runs beside the next forward and
+backward pass; a thread of each rank writes, and rank 0's commits (saver.py). Where `checkpoint.local_dir` is set,
+each rank's newest shard also stays on its node, and a restart in place reads it from there. One run writes into a
+directory: rank 0 holds its lock.
+
+Loading takes the newest checkpoint that every rank could read and check; a damaged one is named and passed over
+by all ranks together. Any world size can load: a rank reads the extents that it owns now, and every block it reads
+is compared with the checksum in the manifest. Then the weights are gathered, and all ranks compare what they hold.
+
+A run that has no checkpoint of its own may start from other weights (`init`, see init.py). An imported checkpoint
+holds nothing but weights and is never taken for one to resume from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from checkpoint_tools import (
+    BufferEntry,
+    Checkpoint,
+    CheckpointError,
+    Entry,
+    Lock,
+    Manifest,
+    Mismatch,
+    ShardReport,
+    Tensor,
+    assemble,
+    forget_copies,
+    keep_copy,
+    list_checkpoints,
+    local_tier,
+    prune,
+    take,
+)
+from checkpoint_tools.checksum import crc32
+from checkpoint_tools.quantities import counted, show_bytes
+from train.checkpointing.init_weights import open_init
+from train.checkpointing.load_weights import load_extents
+from train.checkpointing.staging import Staging, Unstaged, available_memory, staging_bytes
+from train.checkpointing.writer import Hooks, Request, Saver
+from train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
+from train.errors import ConfigError, HubIOError, TrainError
+from train.hub import balancing_bias, weights_only
+from train.optim.balance import BalanceState
+from train.optim.sharded import MASTER, MOMENTUM, OwnedState, ShardedOptimizer, states_of
+from train.parallel.world import World
+from train.parallel.zero import ZeroShards
+from train.shapes import TensorInfo
+
+_HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
+_NUMPY_DTYPE = {torch.float32: "F32", torch.float64: "F64"}
+_NOT_RESUMABLE = "it holds weights only, no optimizer state: `init: ckpt:DIR` starts a run from it"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint said besides its tensors."""
+
+    path: Path
+    step: int
+    tokens: int
+    cursor: dict[str, Any]
+    balance: BalanceState
+
+
+class _Retention(Hooks):
+    """Which checkpoints and copies stay."""
+
+    def __init__(self, owner: Checkpointer, staging: Staging | Unstaged) -> None:
+        self._owner, self._staging = owner, staging
+        self._copy: Path | None = None
+
+    def written(self, request: Request, report: ShardReport) -> None:
+        tier = self._owner._tier
+        if tier is None:
+            return
+        entries = self._owner._entries(self._staging.arrays)
+        try:
+            self._copy = keep_copy(tier, request.step, report, entries, request.buffers)
+        except CheckpointError as error:  # it is only a copy
+            print(f"note: checkpoint.local_dir: {error}", flush=True)
+
+    def retain(self, request: Request) -> None:
+        config = self._owner.config
+        try:
+            prune(self._owner.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
+        except CheckpointError as error:  # the new one is there
+            print(f"note: old checkpoints stay: {error}", flush=True)
+
+    def committed(self, request: Request) -> None:
+        if self._owner._tier is not None:
+            forget_copies(self._owner._tier, self._owner.world.rank, but=self._copy)
+
+
+class Checkpointer:
+    """Saves and loads one run's state on all ranks."""
+
+    def __init__(
+        self,
+        root: Path,
+        world: World,
+        model: ModelConfig,
+        shards: ZeroShards,
+        optimizer: ShardedOptimizer,
+        config: CheckpointConfig,
+        *,
+        attempt: int,
+        timeout_s: float,
+    ) -> None:
+        """Make this run the only one that writes into `root`.
+
+        Args:
+            root: the run's `checkpoints` directory.
+            attempt: makes temporary names unique among the attempts of a run.
+            timeout_s: seconds after which a rank that says nothing about its part of a save is given up.
+
+        Raises:
+            TrainError: another run writes there.
+        """
+        self.root, self.world, self.model = root, world, model
+        self.shards, self.optimizer, self.config = shards, optimizer, config
+        self.nonce = f"attempt{attempt}-{os.getpid():x}"
+        self._timeout_s = timeout_s
+        self._tier = local_tier(Path(config.local_dir), root) if config.local_dir is not None else None
+        self._saver: Saver | None = None
+        self._lock = self._take_lock()
+
+    def _take_lock(self) -> Lock | None:
+        lock, problem = None, ""
+        if self.world.is_first:
+            try:
+                lock = take(self.root, job=os.environ.get("SLURM_JOB_ID", ""))
+            except CheckpointError as error:
+                problem = str(error)
+        if problem := self._first_problem(problem):
+            raise TrainError(f"checkpoint: {problem}")
+        return lock
+
+    # ------------------------------------------------------------------ saving
+
+    def prepare(self) -> str:
+        """Get ready to save, once everything is loaded; returns what to tell the user of it.
+
+        Raises:
+            ConfigError: the copy of the state does not fit into this node's memory.
+        """
+        live = self._arrays()
+        size, problem = staging_bytes(live), ""
+        on_node = size * self.world.local_size
+        if self.config.background and on_node > (free := available_memory()):
+            problem = (
+                f"checkpoint.background: a copy of the state takes {show_bytes(on_node)} on a node, "
+                f"{show_bytes(free)} are free; use more nodes, or set checkpoint.background: false"
+            )
+        if problem := self._first_problem(problem):
+            raise ConfigError(problem)
+        staging = Staging(live) if self.config.background else Unstaged(live)
+        store = self.world.store_of_its_own()
+        self._saver = Saver(
+            self.root,
+            store,
+            self.world.rank,
+            self.world.size,
+            staging,
+            lambda: self._entries(staging.arrays),
+            nonce=self.nonce,
+            timeout_s=self._timeout_s,
+            hooks=_Retention(self, staging),
+            rescue=self._rescue(),
+        )
+        if not self.config.background:
+            return "checkpoints: training waits for every save (checkpoint.background: false)"
+        return (
+            f"checkpoints: {show_bytes(size)} of host memory on each rank, {show_bytes(on_node)} on each "
+            "node, to save from in the background"
+        )
+
+    def _rescue(self) -> Path | None:
+        """Where the run saves if its own directory is gone."""
+        if self.config.rescue_dir is None:
+            return None
+        return Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
+
+    @property
+    def saver(self) -> Saver:
+        """What runs the saves, once `prepare` was called."""
+        assert self._saver is not None
+        return self._saver
+
+    def request(
+        self,
+        step: int,
+        tokens: int,
+        cursor: dict[str, Any],
+        balance: BalanceState,
+        *,
+        keep: Collection[int] = (),
+    ) -> None:
+        """Begin to save the state as it is now; none is in progress. Checkpoints of steps in `keep` stay."""
+        optimizer_steps = self.optimizer.steps
+        dtype = _NUMPY_DTYPE[self.shards.master.dtype]
+
+        def manifest(reports: list[ShardReport]) -> Manifest:
+            return assemble(
+                reports,
+                step=step,
+                tokens=tokens,
+                model=self.model.model_dump(mode="json"),
+                cursor=cursor,
+                state={"optimizer_steps": optimizer_steps, "balance_steps": balance.step},
+                tensors=[
+                    Tensor(row.name, row.shape, dict.fromkeys(states_of(row), dtype), row.whole)
+                    for row in self.shards.table
+                ],
+                buffers=[buffer.name for report in reports for buffer in report.buffers],
+            )
+
+        self.saver.request(Request(step, self._buffers(balance), manifest, keep))
+
+    def close(self) -> None:
+        """Wait for the save in progress, and let others write into the directory."""
+        if self._saver is not None:
+            self._saver.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def forget_copies(self) -> None:
+        """Remove what this node keeps of the run: it is complete, and will not be restarted here."""
+        if self._tier is not None:
+            forget_copies(self._tier, self.world.rank)
+
+    def _arrays(self) -> dict[str, torch.Tensor]:
+        return {state.name: state.values for state in self.optimizer.states}
+
+    def _entries(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Entry]:
+        return [
+            Entry(extent.tensor, state.name, extent.start, extent.stop, arrays[state.name][state.where(extent)])
+            for state in self.optimizer.states
+            for extent in self.shards.extents
+            if state.covers(extent)
+        ]
+
+    def _buffers(self, balance: BalanceState) -> list[BufferEntry]:
+        """Copies of what this rank has besides its share: they may change as soon as this returns."""
+        rank = self.world.rank
+        buffers = [BufferEntry(f"rng/{rank}", _host(torch.get_rng_state()))]
+        if self.world.device.type == "cuda":
+            state = torch.cuda.get_rng_state(self.world.device)
+            buffers.append(BufferEntry(f"rng_device/{rank}", _host(state)))
+        if self.world.is_first:
+            buffers += [
+                BufferEntry(f"balance/{name}", _host(value).copy()) for name, value in _tensors(balance).items()
+            ]
+        return buffers
+
+    # ----------------------------------------------------------------- loading
+
+    def load_newest(self, *, starts_elsewhere: bool = False) -> Restored | None:
+        """Fill master weights, moments and RNG state from the newest sound checkpoint; None where there is none.
+
+        Imported weights in the run's own directory are no checkpoint to resume from, but a run that does not
+        start elsewhere (`starts_elsewhere`) is not to start without them, unasked.
+
+        With `checkpoint.resume_from` it is that checkpoint or, once the run has saved after it, the newest sound
+        one of these; never another. Checkpoints of later steps, of the way given up, are renamed.
+
+        Raises:
+            ConfigError: the checkpoint is of another model.
+            TrainError: there are checkpoints, and none of them can be read; or the one asked for cannot.
+        """
+        asked = self.config.resume_from
+        candidates = self._agree_on_candidates()
+        problems = []
+        for path in candidates:
+            restored, problem = self._try_load(path)
+            if restored is not None:
+                self._gather_and_compare()
+                if asked is not None and path == Path(asked) and self.world.is_first:
+                    self._abandon_after(restored.step)
+                return restored
+            if self.world.is_first:
+                print(f"checkpoint {path.name} is passed over: {problem}", flush=True)
+            problems.append(problem)
+        if asked is not None:
+            raise TrainError(f"checkpoint.resume_from: {problems[-1]}; no other checkpoint is taken for it")
+        if any(_NOT_RESUMABLE not in problem for problem in problems) or (problems and not starts_elsewhere):
+            raise TrainError(
+                f"{self.root}: none of its {counted(len(candidates), 'checkpoint')} can be read (reasons above); "
+                "restore one, or submit with --new to start over"
+            )
+        return None
+
+    def start_from(self, init: str, tokenizer_sha256: str) -> BalanceState:
+        """Fill the master weights of a new run with those that `init` names; moments stay at zero.
+
+        Args:
+            tokenizer_sha256: of the tokenizer of the run's data.
+
+        Returns:
+            the balancing state: their biases, and no steps.
+
+        Raises:
+            ConfigError: the weights cannot be read, or are of another model or tokenizer.
+        """
+        balance, problem = BalanceState.initial(self.model, self.world.device), ""
+        try:
+            with open_init(init, self.model, tokenizer_sha256) as weights:
+                load_extents(weights, self.shards.extents, self.shards.master)
+                bias_LC = torch.from_numpy(balancing_bias(weights)).to(self.world.device)
+                balance = replace(balance, bias=bias_LC)
+        except (ConfigError, HubIOError, CheckpointError) as error:
+            problem = str(error)
+        if problem := self._first_problem(problem):
+            raise ConfigError(problem)
+        self._gather_and_compare()
+        return balance
+
+    def _agree_on_candidates(self) -> list[Path]:
+        """Rank 0's list: file systems may show ranks different ones."""
+        names: list[Any] = [None]
+        if self.world.is_first:
+            listings = list_checkpoints(self.root)
+            for listing in listings:
+                if not listing.complete:
+                    print(f"checkpoint {listing.path.name} is passed over: {listing.reason}", flush=True)
+            paths = [str(listing.path) for listing in listings if listing.complete]
+            asked = self.config.resume_from
+            names = [
+                paths if asked is None else [*(path for path in paths if self._comes_from(path, asked)), asked]
+            ]
+        dist.broadcast_object_list(names, src=0)
+        return [Path(name) for name in names[0]]
+
+    def _comes_from(self, path: str, asked: str) -> bool:
+        """Whether a checkpoint was made by a run that resumed from the one asked for."""
+        try:
+            with Checkpoint.open(Path(path), check_files=False) as checkpoint:
+                return checkpoint.manifest.cursor.get(RESUMED_FROM) == asked
+        except CheckpointError:
+            return False
+
+    def _abandon_after(self, step: int) -> None:
+        """Rename the checkpoints of later steps: the run will come to these steps once more, another way."""
+        for listing in list_checkpoints(self.root):
+            if listing.step > step:
+                aside = self.root / f"abandoned-{self.nonce}-{listing.path.name}"
+                listing.path.rename(aside)
+                print(
+                    f"note: {listing.path.name} is now {aside.name}: the run goes on from step {step}", flush=True
+                )
+
+    def _try_load(self, path: Path) -> tuple[Restored | None, str]:
+        restored, problem = None, ""
+        try:
+            with Checkpoint.open(path, check_files=self.world.is_first, local=self._tier) as checkpoint:
+                check_same_model(checkpoint.manifest, self.model, self.shards.table)
+                restored = self._load(checkpoint)
+        except CheckpointError as error:
+            problem = str(error)
+        first = self._first_problem(problem)
+        return (None, first) if first else (restored, "")
+
+    def _first_problem(self, problem: str) -> str:
+        """The problem of the first rank that has one; all ranks get the same answer."""
+        problems: list[Any] = [None] * self.world.size
+        dist.all_gather_object(problems, problem)
+        return next((text for text in problems if text), "")
+
+    def _load(self, checkpoint: Checkpoint) -> Restored:
+        manifest = checkpoint.manifest
+        if weights_only(manifest):
+            raise Mismatch(_NOT_RESUMABLE)
+        check_same_optimizer(manifest, self.shards.table, _NUMPY_DTYPE[self.shards.master.dtype])
+        for state in self.optimizer.states:
+            self._read(checkpoint, state)
+        self.optimizer.restore(int(manifest.state["optimizer_steps"]))
+        self._load_rng(checkpoint)
+        parts = {
+            name: torch.from_numpy(checkpoint.read_buffer(f"balance/{name}")).to(self.world.device)
+            for name in ("bias", "exp_avg", "exp_avg_sq")
+        }
+        balance = BalanceState(**parts, step=int(manifest.state["balance_steps"]))
+        return Restored(checkpoint.path, manifest.step, manifest.tokens, dict(manifest.cursor), balance)
+
+    def _read(self, checkpoint: Checkpoint, state: OwnedState) -> None:
+        """Fill one state of this rank's chunk; every block that is read is compared with its checksum."""
+        array = _host(state.values)
+        for extent in filter(state.covers, self.shards.extents):
+            checkpoint.read(extent.tensor, state.name, extent.start, extent.stop, array[state.where(extent)])
+        state.values.copy_(torch.from_numpy(array))
+
+    def _load_rng(self, checkpoint: Checkpoint) -> None:
+        """Each rank its own state; a rank that the writers did not have keeps its freshly seeded one."""
+        rank = self.world.rank
+        if f"rng/{rank}" in checkpoint.buffers:
+            torch.set_rng_state(torch.from_numpy(checkpoint.read_buffer(f"rng/{rank}")))
+        if self.world.device.type == "cuda" and f"rng_device/{rank}" in checkpoint.buffers:
+            state = torch.from_numpy(checkpoint.read_buffer(f"rng_device/{rank}"))
+            torch.cuda.set_rng_state(state, self.world.device)
+
+    def _gather_and_compare(self) -> None:
+        """Rebuild the weights on every rank, and make sure that all ranks got the same ones."""
+        self.shards.gather_weights()
+        crc = 0
+        for part in self.shards.weights.view(torch.uint8).split(_HASHED_BYTES):
+            crc = crc32(_host(part).data, crc)
+        found = torch.tensor([crc, -crc], dtype=torch.int64, device=self.world.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        if found[0] != -found[1]:
+            raise TrainError(
+                "after loading, ranks hold different weights: a network or memory fault; check the nodes"
+            )
+
+
+def check_same_model(manifest: Manifest, model: ModelConfig, table: tuple[TensorInfo, ...]) -> None:
+    """Refuse a checkpoint of another model.
+
+    Raises:
+        ConfigError: naming the keys that differ.
+    """
+    if differing := model_differences(model, manifest.model):
+        raise ConfigError(
+            f"the checkpoint at step {manifest.step} is of another model: {'; '.join(differing)}; "
+            "set the model back, or submit with --new"
+        )
+    stored = [(tensor.name, tensor.shape) for tensor in manifest.tensors]
+    if stored != [(row.name, row.shape) for row in table]:
+        raise ConfigError(f"the checkpoint at step {manifest.step} has other tensors than this version's model")
+
+
+def check_same_optimizer(manifest: Manifest, table: tuple[TensorInfo, ...], dtype: str) -> None:
+    """Refuse a checkpoint whose states are those of another optimizer, or in another format than `dtype`.
+
+    Raises:
+        ConfigError: naming the setting that differs.
+    """
+    where = f"the checkpoint at step {manifest.step}"
+    act = "set it back, or submit with --new (and `init: ckpt:DIR` to start from its weights)"
+    for tensor, row in zip(manifest.tensors, table, strict=True):
+        if not set(states_of(row)) <= tensor.states.keys():
+            theirs, ours = ("muon", "adamw") if MOMENTUM in tensor.states else ("adamw", "muon")
+            raise ConfigError(f"{where} was trained with optim.matrices: {theirs}, this run has {ours}; {act}")
+        if tensor.states[MASTER] != dtype:
+            raise ConfigError(
+                f"{where} has master weights in {tensor.states[MASTER]}, parallel.dtype asks for {dtype}; {act}"
+            )
+
+
+def _tensors(balance: BalanceState) -> dict[str, torch.Tensor]:
+    return {"bias": balance.bias, "exp_avg": balance.exp_avg, "exp_avg_sq": balance.exp_avg_sq}
+
+
+def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = tensor.detach().cpu().contiguous().numpy()
+    return array

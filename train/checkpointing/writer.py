@@ -1,0 +1,333 @@
+"""Saves in the background: what one rank does for a checkpoint while it goes on training.
+
+    REQUESTED   at a step boundary: the copy into staging begins, training goes on
+    STAGED      the values are in host memory; from here on the tensors may change
+    WRITTEN     this rank's shard is written, checksummed and synced, and reported through the store
+    COMMITTED   on rank 0: all ranks have reported, the manifest is written, and the checkpoint is visible;
+                elsewhere: rank 0 said so
+    FAILED      a rank could not write, or rank 0 not commit; nothing half-written is taken for a checkpoint
+
+One thread per rank does all of it, at low CPU and I/O priority, over a connection to the store of its own. There
+are no collectives, and no rank looks at another's files. What a rank has to tell goes through keys:
+
+    directory     where to write                      rank 0
+    shard/R       size, checksums and extents         each rank, or why it could not write
+    committed     the checkpoint's path and bytes     rank 0, or the first reason why there is none
+
+A save is in progress until its rank has read `committed`. The next one waits for that: whether any rank is still
+busy is for the trainer to agree upon, see `Trainer`. Waiting has a limit, after which a silent rank is an error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import psutil
+import torch.distributed as dist
+
+from checkpoint_tools import (
+    BufferEntry,
+    CheckpointError,
+    Entry,
+    Manifest,
+    ShardReport,
+    WriteFailed,
+    begin,
+    commit,
+    discard,
+    write_shard,
+)
+from train.checkpointing.staging import Staging, Unstaged
+from train.niceness import lower_thread
+
+_LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
+_POLL_S = (0.005, 0.25)  # seconds between two looks at a key: first, and at most
+
+
+class SaveState(StrEnum):
+    """How far a save is."""
+
+    REQUESTED = "REQUESTED"
+    STAGED = "STAGED"
+    WRITTEN = "WRITTEN"
+    COMMITTED = "COMMITTED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A save came to a state.
+
+    Attributes:
+        step: the checkpoint's.
+        state: the state.
+        seconds: since the request.
+        bytes: of this rank's state or shard; of all shards when COMMITTED.
+        path: the checkpoint, when COMMITTED.
+        reason: why, when FAILED.
+    """
+
+    step: int
+    state: SaveState
+    seconds: float
+    bytes: int = 0
+    path: Path | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One save, the same on all ranks but for the buffers.
+
+    Attributes:
+        step: the checkpoint's step.
+        buffers: small arrays of this rank, already copied.
+        manifest: makes the manifest of all reports; called on rank 0, in the thread.
+        keep: steps whose checkpoints stay; for `Hooks.retain`.
+    """
+
+    step: int
+    buffers: Sequence[BufferEntry]
+    manifest: Callable[[list[ShardReport]], Manifest]
+    keep: Collection[int] = ()
+
+
+class Hooks:
+    """What else is done in the thread; here nothing. What goes wrong in it is for itself to handle."""
+
+    def written(self, request: Request, report: ShardReport) -> None:
+        """This rank's shard is written and reported."""
+
+    def retain(self, request: Request) -> None:
+        """On rank 0: the checkpoint is committed; older ones may go."""
+
+    def committed(self, request: Request) -> None:
+        """On every rank: the checkpoint is committed."""
+
+
+class Saver:
+    """Runs this rank's saves, one at a time."""
+
+    def __init__(
+        self,
+        root: Path,
+        store: dist.Store,
+        rank: int,
+        ranks: int,
+        staging: Staging | Unstaged,
+        entries: Callable[[], list[Entry]],
+        *,
+        nonce: str,
+        timeout_s: float,
+        hooks: Hooks | None = None,
+        rescue: Path | None = None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            root: the run's directory of checkpoints.
+            store: a connection of the thread's own.
+            entries: what of the staged arrays goes into the shard.
+            nonce: makes temporary names unique among attempts.
+            timeout_s: seconds after which a rank that says nothing is given up.
+            hooks: what else is to be done.
+            rescue: a directory of checkpoints to save in where that of the run is gone.
+        """
+        self._rescue = rescue
+        self._run_inode: int | None = None
+        with suppress(OSError):
+            self._run_inode = root.parent.stat().st_ino
+        self._root, self._store, self._rank, self._ranks = root, store, rank, ranks
+        self._staging, self._entries, self._nonce = staging, entries, nonce
+        self._timeout_s, self._hooks = timeout_s, hooks or Hooks()
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._reached: SimpleQueue[Reached] = SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._staged = True
+        self._saves = 0
+        self._requested = 0.0
+        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in progress."""
+        return not self._idle.is_set()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the request of the save in progress; 0 where there is none."""
+        return time.monotonic() - self._requested if self.busy else 0.0
+
+    def request(self, request: Request) -> None:
+        """Begin a save of the values that the staged tensors have now; there is none in progress."""
+        assert not self.busy, "one save at a time"
+        self._idle.clear()
+        self._requested = time.monotonic()
+        self._reached.put(Reached(request.step, SaveState.REQUESTED, 0.0, self._staging.nbytes))
+        self._staging.begin()
+        self._staged = False
+        self._requests.put(request)
+
+    def hold(self) -> float:
+        """Call before the tensors change; returns the seconds waited, nearly always 0."""
+        if self._staged:
+            return 0.0
+        self._staged = True
+        return self._staging.hold()
+
+    def poll(self) -> list[Reached]:
+        """States that were reached since the last call; never waits."""
+        found = []
+        while True:
+            try:
+                found.append(self._reached.get_nowait())
+            except Empty:
+                return found
+
+    def finish(self) -> float:
+        """Wait until no save is in progress; returns the seconds waited. The thread's own limits end it."""
+        started = time.monotonic()
+        self._idle.wait()
+        return time.monotonic() - started
+
+    def close(self) -> None:
+        """End the thread after the save in progress."""
+        self._requests.put(None)
+        self._thread.join()
+
+    # ---------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        _lower_priority()
+        while (request := self._requests.get()) is not None:
+            self._saves += 1
+            try:
+                self._save(request)
+            except Exception as error:  # whatever it is: training goes on, and is told
+                reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+                self._say(request, SaveState.FAILED, reason=reason)
+            finally:
+                self._idle.set()
+
+    def _save(self, request: Request) -> None:
+        store = dist.PrefixStore(f"save/{self._saves}", self._store)
+        first = self._rank == 0
+        if first:
+            nonce = f"{self._nonce}-{self._saves}"
+            store.set("directory", attempt(lambda: str(begin(self._present_root(), request.step, nonce))))
+        directory = Path(self._wait(store, "directory", "rank 0"))
+        reports: list[ShardReport] = []
+
+        def write() -> str:
+            self._staging.copied()
+            self._say(request, SaveState.STAGED, self._staging.nbytes)
+            report = write_shard(directory, self._rank, self._ranks, self._entries(), request.buffers)
+            reports.append(report)
+            return report.to_json()
+
+        store.set(f"shard/{self._rank}", attempt(write))
+        if reports:
+            self._say(request, SaveState.WRITTEN, reports[0].size)
+            self._hooks.written(request, reports[0])
+        if first:
+            store.set("committed", attempt(lambda: self._commit(store, directory, request)))
+        path, _, size = self._wait(store, "committed", "rank 0").rpartition(" ")
+        self._hooks.committed(request)
+        self._say(request, SaveState.COMMITTED, int(size), Path(path))
+
+    def _present_root(self) -> Path:
+        """Where to save now: in the run's own directory, or elsewhere where that is gone and a place is set.
+
+        Rank 0 decides, and the others learn the directory from it. Another directory under the run's name may be
+        another run's by now, whose checkpoints must not be touched.
+
+        Raises:
+            WriteFailed: the run directory is gone, and no other place is set.
+        """
+        why = self._why_lost()
+        if why is None:
+            return self._root
+        if self._rescue is None:
+            raise WriteFailed(f"{self._root.parent} {why}: the run was moved or removed")
+        self._rescue.mkdir(parents=True, exist_ok=True)
+        return self._rescue
+
+    def _why_lost(self) -> str | None:
+        """What became of the run's directory; None where it is there, or its file system does not answer."""
+        try:
+            inode = self._root.parent.stat().st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return "is gone"
+        except OSError:
+            return None
+        return "is another directory now" if self._run_inode not in (None, inode) else None
+
+    def _commit(self, store: dist.Store, directory: Path, request: Request) -> str:
+        try:
+            texts = [self._wait(store, f"shard/{rank}", f"rank {rank}") for rank in range(self._ranks)]
+            reports = [ShardReport.from_json(text) for text in texts]
+            path = commit(directory.parent, directory, request.manifest(reports))
+        except CheckpointError:
+            discard(directory)
+            raise
+        if directory.parent == self._root:
+            self._hooks.retain(request)
+        return f"{path} {sum(report.size for report in reports)}"
+
+    def _wait(self, store: dist.Store, key: str, whose: str) -> str:
+        """The answer under `key`, once it is there. Looks, never blocks: a dead peer must not hold the thread.
+
+        Raises:
+            CheckpointError: it is a failure, or does not come.
+        """
+        pause, deadline = _POLL_S[0], time.monotonic() + self._timeout_s
+        while not store.check([key]):
+            if time.monotonic() > deadline:
+                raise WriteFailed(f"{whose} did not say how its part of the save went in {self._timeout_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S[1])
+        return unwrap(store.get(key).decode())
+
+    def _say(
+        self, request: Request, state: SaveState, size: int = 0, path: Path | None = None, *, reason: str = ""
+    ) -> None:
+        seconds = time.monotonic() - self._requested
+        self._reached.put(Reached(request.step, state, seconds, size, path, reason))
+
+
+def _lower_priority() -> None:
+    """Of this thread alone: Linux schedules threads, and takes their ids for process ids. Elsewhere: nothing."""
+    lower_thread()
+    with suppress(OSError, AttributeError, psutil.Error):
+        psutil.Process(threading.get_native_id()).ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_IO)
+
+
+def attempt(action: Callable[[], str]) -> str:
+    """Run `action`; its answer or its failure, as text that travels through the store."""
+    try:
+        return "ok " + action()
+    except CheckpointError as error:
+        return f"failed {error}"
+    except Exception as error:  # the others must not wait for an answer that does not come
+        return f"failed {type(error).__name__}: {error}"
+
+
+def unwrap(text: str) -> str:
+    """The answer in a text from `attempt`.
+
+    Raises:
+        CheckpointError: it holds a failure.
+    """
+    kind, _, rest = text.partition(" ")
+    if kind != "ok":
+        raise CheckpointError(rest)
+    return rest

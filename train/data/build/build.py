@@ -1,0 +1,365 @@
+"""Building a corpus: texts in, a directory of token bundles out, complete or not at all.
+
+One process reads the sources in order, others parse and tokenize batches of some 256 KiB (`encode.py`), and the
+first writes what comes back, in order, into bundles (`series.py`). Memory is bounded by the batches under way and
+the largest document, whatever the size of the files. The result is deterministic: the same texts, settings and
+library versions give the same bytes, on any number of processes.
+
+A build that was killed goes on after its last finished bundle when it is started again (`journal.py`), and ends
+with the same bytes. build.json records a hash of the texts and the settings; building again into the same OUT
+reads the sources once to compare, recognises the build and leaves OUT as it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from checkpoint_tools.quantities import counted
+from train.data.build.build_log import Finished, Journal, OtherBuild, finished_bundles, identity
+from train.data.build.encode import Encoded, Encoder, encode_all
+from train.data.build.manifest import BuildRecord, BuildSummary, Tally
+from train.data.build.rolling_writer import BUNDLE_BYTES, BundleSeries, part_path, take_names_back
+from train.data.build.source_reader import MAX_DOCUMENT_BYTES, START, Fields, SourceReader
+from train.data.build.sources import EXCLUDED_DIRECTORIES, find_files
+from train.data.build.staging import CORPUS, remnants, staging_directory, unfinished_path
+from train.data.build.tokenizer import (
+    encoding_threads,
+    end_token_id,
+    file_sha256,
+    load_tokenizer,
+    train_tokenizer,
+    vocabulary_size,
+)
+from train.data.build.training_sample import SAMPLE_BYTES, training_texts
+from train.data.build.writer import fsync
+from train.data.bundle import Bundle, Corpus
+from train.data.schema import TOKENIZER_FILE, VERSION, BundleHeader
+from train.errors import BuildFailed, DataError
+
+_WRONG_PLACE = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError)
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """How far a build is: `done` of `total` bytes of the sources in this stage."""
+
+    stage: Literal["tokenizer", "tokens", "compare"]
+    done: int
+    total: int
+
+
+Report = Callable[[BuildProgress], None]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One build's arguments, checked."""
+
+    reader: SourceReader
+    source: str
+    vocab_size: int | None
+    tokenizer: Path | None
+    end_token: str | None
+    bundle_bytes: int
+    workers: int
+    report: Report
+    note: Callable[[str], None]
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the result, beside the texts and the libraries."""
+        return {
+            "bundle_version": VERSION,
+            "vocab_size": self.vocab_size,
+            "sample_bytes": None if self.tokenizer else SAMPLE_BYTES,
+            "tokenizer_sha256": file_sha256(self.tokenizer) if self.tokenizer else None,
+            "end_token": self.end_token,
+            "bundle_bytes": self.bundle_bytes,
+            **asdict(self.reader.fields),
+        }
+
+    def beginnings(self) -> dict[str, Any]:
+        """What an unfinished build must have in common with this one to be gone on with."""
+        sample = identity(self.reader.files) if self.tokenizer is None else None
+        return self.settings() | {"tokenizers_version": tokenizers.__version__, "sources": sample}
+
+    def progress(self, stage: Literal["tokenizer", "tokens", "compare"]) -> Callable[[int, int], None]:
+        """A function that reports bytes done and in all."""
+        return lambda done, total: self.report(BuildProgress(stage, done, total))
+
+
+def build(
+    sources: Sequence[Path],
+    out_dir: Path,
+    *,
+    vocab_size: int | None = None,
+    tokenizer: Path | None = None,
+    glob: str = "*",
+    excluded: frozenset[str] = EXCLUDED_DIRECTORIES,
+    fields: Fields = Fields(),  # noqa: B008 (frozen)
+    end_token: str | None = None,
+    bundle_bytes: int = BUNDLE_BYTES,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    workers: int = 1,
+    report: Report = lambda progress: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> BuildSummary:
+    """Tokenize texts into the corpus directory `out_dir`.
+
+    Args:
+        sources: files and directories, in the order and of the kinds of `train/data/build/sources.py`. `out_dir`
+            may lie in one; it is not read.
+        out_dir: appears complete or not at all; one that exists must be empty or hold this very build.
+        vocab_size: train a byte-level BPE of this size on the texts.
+        tokenizer: use this tokenizer.json, or the one in this directory, instead.
+        glob: which files of a directory to take.
+        excluded: names of directories that are not entered.
+        fields: what of a line or a row is the text; with a prompt and a completion, the prompt's tokens do not
+            count as targets.
+        end_token: the tokenizer's end-of-document token, where it is not one of the usual ones.
+        bundle_bytes: a new bundle begins before it would exceed this; documents are not split.
+        max_document_bytes: a larger document is refused; a process needs about 100 times that in memory.
+        workers: processes that tokenize; 1: none but this one. More need an importable main module.
+        report: gets the progress, in this thread, after each batch; what it raises ends the build.
+        note: gets what a person wants to know: an earlier, unfinished attempt; a smaller vocabulary.
+
+    Raises:
+        MissingSource: a source does not exist.
+        DataError: bad sources, texts or tokenizer, no usable text, or `out_dir` is taken or cannot be written.
+        BuildFailed: there is no room, or a process was killed.
+    """
+    started = time.monotonic()
+    if vocab_size is None and tokenizer is None:
+        raise DataError("give the size of a vocabulary to train, or a tokenizer to use")
+    if vocab_size is not None and tokenizer is not None:
+        raise DataError("give the size of a vocabulary to train or a tokenizer to use, not both")
+    if (fields.prompt_key is None) != (fields.completion_key is None):
+        raise DataError("prompts and completions go together: give the keys of both, or of neither")
+    if min(bundle_bytes, max_document_bytes, workers) < 1:
+        raise DataError("the sizes of a bundle and of a document, and the number of workers, are at least 1")
+    if tokenizer is not None:
+        tokenizer = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
+        end_token_id(load_tokenizer(tokenizer), end_token)  # complains before the sources are read
+    out = out_dir.absolute()
+    files = find_files(sources, glob, excluded, ours=(out, *remnants(out)))
+    plan = _Plan(
+        reader=SourceReader(files, fields, max_document_bytes),
+        source=_describe(sources, glob),
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        end_token=end_token,
+        bundle_bytes=bundle_bytes,
+        workers=workers,
+        report=report,
+        note=note,
+    )
+    try:
+        summary = _recognise(out, plan) if _is_taken(out) else _make(out, plan)
+    except OSError as error:
+        kind = DataError if isinstance(error, _WRONG_PLACE) else BuildFailed
+        raise kind(f"{out}: cannot be written: {error.strerror or error}") from error
+    return replace(summary, path=out, seconds=time.monotonic() - started)
+
+
+def _make(out: Path, plan: _Plan) -> BuildSummary:
+    """Build in a staging directory, which becomes `out`."""
+    unfinished = unfinished_path(out)
+    try:
+        with (
+            staging_directory(out, lambda staging: finished_bundles(staging) > 0, plan.note) as staging,
+            encoding_threads(plan.workers),
+        ):
+            return _fill(staging / CORPUS, Journal(staging, plan.reader.files, shown_as=unfinished), plan)
+    except OtherBuild:
+        raise
+    except BaseException:
+        if count := finished_bundles(unfinished):
+            plan.note(f"finished bundles are kept in {unfinished}: {count}; the same command goes on after them")
+        raise
+
+
+def _fill(corpus_dir: Path, journal: Journal, plan: _Plan) -> BuildSummary:
+    """Write tokenizer, bundles and record, durably, into a directory that may hold some of them."""
+    kept = _go_on(corpus_dir, journal, plan)
+    header = _header(corpus_dir / TOKENIZER_FILE, plan)
+    tally = _write_bundles(corpus_dir, header, kept, journal, plan)
+    corpus = Corpus.open(corpus_dir)
+    record = BuildRecord(
+        source=plan.source,
+        settings=plan.settings(),
+        source_sha256=tally.sha256,
+        bundles=len(corpus.bundles),
+        documents=corpus.document_count,
+        tokens=corpus.token_count,
+        vocab_size=header.vocab_size,
+        tokenizer_sha256=header.tokenizer_sha256,
+        fingerprint=corpus.fingerprint,
+        text_bytes=tally.text_bytes,
+        empty_documents=tally.empty_documents,
+        skipped_files=tally.skipped_files,
+        targets=tally.targets,
+    )
+    record.write(corpus_dir)
+    return record.summary(corpus_dir, reused=False, continued=len(kept))
+
+
+def _go_on(corpus_dir: Path, journal: Journal, plan: _Plan) -> list[Finished]:
+    """Bring `corpus_dir` to where an earlier attempt can be gone on with, or to a new beginning.
+
+    Afterwards it holds the tokenizer and the bundles that are returned, and nothing else.
+    """
+    take_names_back(corpus_dir)
+    tokenizer_path = corpus_dir / TOKENIZER_FILE
+    what = plan.beginnings()
+    earlier = journal.read(what)
+    kept = [] if earlier is None else _intact(corpus_dir, earlier)
+    wanted = {tokenizer_path, *(part_path(corpus_dir, part) for part in range(len(kept)))}
+    for path in corpus_dir.iterdir():
+        if earlier is None or path not in wanted:
+            path.unlink()
+    if earlier is None:
+        _make_tokenizer(tokenizer_path, plan)
+        journal.begin(what)
+    else:
+        journal.keep(len(kept))
+    if kept:
+        plan.note(f"going on after the finished bundles: {len(kept)}")
+    return kept
+
+
+def _intact(corpus_dir: Path, finished: Sequence[Finished]) -> list[Finished]:
+    """The first of the bundles that are there and as long as they were."""
+    kept = []
+    for part, of in enumerate(finished):
+        try:
+            bundle = Bundle.open(part_path(corpus_dir, part))
+        except DataError:
+            break
+        if (bundle.token_count, bundle.document_count) != (of.tokens, of.documents):
+            break
+        kept.append(of)
+    return kept
+
+
+def _make_tokenizer(path: Path, plan: _Plan) -> None:
+    """Copy the tokenizer, or train one."""
+    if plan.tokenizer is not None:
+        shutil.copyfile(plan.tokenizer, path)
+    elif plan.vocab_size is not None:
+        texts = training_texts(plan.reader, plan.progress("tokenizer"))
+        trained = train_tokenizer(texts, plan.vocab_size)
+        trained.save(str(path))
+        if (size := vocabulary_size(trained)) < plan.vocab_size:
+            plan.note(
+                f"the vocabulary has {counted(size, 'entry')}, not {plan.vocab_size}: an entry joins two that "
+                "occur together at least twice, and the text has no more such pairs; a larger one needs more text"
+            )
+    fsync(path)
+
+
+def _header(tokenizer_path: Path, plan: _Plan) -> BundleHeader:
+    tokenizer = load_tokenizer(tokenizer_path)
+    return BundleHeader(
+        vocab_size=vocabulary_size(tokenizer),
+        tokenizer_sha256=file_sha256(tokenizer_path),
+        end_token=end_token_id(tokenizer, plan.end_token),
+        source=plan.source,
+    )
+
+
+def _write_bundles(
+    corpus_dir: Path, header: BundleHeader, kept: Sequence[Finished], journal: Journal, plan: _Plan
+) -> Tally:
+    """Tokenize everything after the bundles that are kept; returns what was read in all."""
+    reader = plan.reader
+    start, tally = (kept[-1].cursor, kept[-1].tally) if kept else (START, Tally())
+    report = plan.progress("tokens")
+    total = sum(file.size for file in reader.files)
+    report(sum(file.size for file in reader.files[: start.file]), total)
+    encoder = Encoder(reader, corpus_dir / TOKENIZER_FILE, header.end_token)
+    masked = reader.fields.paired
+    with (
+        BundleSeries(corpus_dir, header, plan.bundle_bytes, masked=masked, finished=len(kept)) as series,
+        closing(encode_all(encoder, reader.batches(start), plan.workers)) as encoded,
+    ):
+        for batch, documents in encoded:
+            for document in documents:
+                if document.tokens.size:
+                    if not series.has_room_for(document.tokens.size):
+                        tokens, count = series.finish()
+                        journal.add(Finished(document.cursor, tally, tokens, count))
+                    series.append(document.tokens, _targets(document) if masked else None)
+                tally.add(document)
+            report(batch.done, total)
+        if not series.commit():
+            raise DataError(f"{plan.source}: {_nothing(tally)}")
+    return tally
+
+
+def _targets(document: Encoded) -> NDArray[np.uint8]:
+    """The mask of a prompt and its completion, uint8 [tokens]."""
+    return (np.arange(document.tokens.size) >= document.prompt_tokens).astype(np.uint8)
+
+
+def _nothing(tally: Tally) -> str:
+    """Why there are no documents."""
+    first = f" ({tally.skipped_files[0]})" if tally.skipped_files else ""
+    return (
+        f"no usable text: {counted(tally.empty_documents, 'document is', 'documents are')} empty, "
+        f"{counted(len(tally.skipped_files), 'file is', 'files are')} not UTF-8{first}"
+    )
+
+
+def _describe(sources: Sequence[Path], glob: str) -> str:
+    """The sources in a line, for people."""
+    shown = ", ".join(map(str, sources[:3]))
+    more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+    return f"{shown}{more} ({glob})"
+
+
+def _is_taken(out: Path) -> bool:
+    return out.exists() and not (out.is_dir() and not any(out.iterdir()))
+
+
+def _recognise(out: Path, plan: _Plan) -> BuildSummary:
+    """The summary of an OUT that holds this very build; its sources are read to find out.
+
+    Raises:
+        DataError: it holds something else, or is damaged.
+    """
+    record = BuildRecord.read(out)
+    settings = plan.settings()
+    changed = sorted(key for key in settings if record.settings.get(key) != settings[key])
+    if changed:
+        raise DataError(
+            f"{out}: holds a corpus built with other settings ({', '.join(changed)}); "
+            "name another directory, or remove this one"
+        )
+    if record.source_sha256 != _hash_of_texts(plan):
+        raise DataError(f"{out}: holds a corpus of other text; name another directory, or remove this one")
+    if record.fingerprint != Corpus.open(out).fingerprint:
+        raise DataError(f"{out}: its bundles are not those that it was built with; remove it and build again")
+    return record.summary(out, reused=True)
+
+
+def _hash_of_texts(plan: _Plan) -> str:
+    """The hash of the documents, without tokenizing them."""
+    tally = Tally()
+    report = plan.progress("compare")
+    total = sum(file.size for file in plan.reader.files)
+    report(0, total)
+    with closing(encode_all(Encoder(plan.reader, None), plan.reader.batches(), plan.workers)) as looked_at:
+        for batch, documents in looked_at:
+            for document in documents:
+                tally.add(document)
+            report(batch.done, total)
+    return tally.sha256

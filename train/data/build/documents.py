@@ -1,0 +1,114 @@
+"""Documents from records: what their text is, or what is wrong with them.
+
+Text is never half-decoded: replacement characters would be learned. A text file that was found in a directory and
+is not UTF-8 is left out and named; one that was asked for by name, and every fault in a line or a row, is an error
+that names the place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint_tools.plain import in_words
+from train.data.build.compressed import open_source
+from train.data.build.source_reader import Raw, SourceReader
+from train.errors import DataError
+
+_KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: `texts` is its text, or its prompt and completion; `skipped` says why it has none."""
+
+    texts: tuple[str, ...]
+    text_bytes: int
+    sha256: bytes
+    skipped: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to learn: no text, or no completion."""
+        return not self.texts[-1]
+
+
+def document_of(raw: Raw, reader: SourceReader) -> Document:
+    """Decode, parse and check a record.
+
+    Raises:
+        DataError: names the file, and the line or row and what is wrong there.
+    """
+    if raw.content is None:
+        return _of_text_file(raw, reader)
+    names = reader.fields.of(raw.file.kind)
+    values = raw.content if isinstance(raw.content, tuple) else _of_line(raw, raw.content, names)
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, str):
+            raise DataError(f"{raw.where}: {name!r} is {_name_of(value)}, not a string")
+    try:
+        return _document([value.encode() for value in values], tuple(values))
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{raw.where}: holds half of a surrogate pair (\\u{ord(error.object[error.start]):04x}), "
+            "which is no text"
+        ) from error
+
+
+def _of_text_file(raw: Raw, reader: SourceReader) -> Document:
+    path = raw.file.path
+    if reader.fields.paired:
+        raise DataError(
+            f"{path}: is a text file, which has no {reader.fields.prompt_key!r}; prompts and completions are read "
+            "from .jsonl and .parquet (choose files of a directory with --glob)"
+        )
+    with open_source(raw.file) as (stream, _):
+        content = stream.read(reader.max_document_bytes + 1)
+    reader.check_size(str(path), len(content))
+    try:
+        return _document([content], (content.decode("utf-8"),))
+    except UnicodeDecodeError as error:
+        fault = f"{path}: is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}"
+        if raw.file.named:
+            raise DataError(f"{fault}; convert it (iconv -t UTF-8) or leave it out") from error
+        return _document([content], ("",), skipped=fault)
+
+
+def _of_line(raw: Raw, line: bytes, names: Sequence[str]) -> tuple[Any, ...]:
+    """The values of the fields in one line of JSON."""
+    try:
+        text = line.decode("utf-8-sig" if raw.cursor.record == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{raw.where}: is not UTF-8: byte 0x{line[error.start]:02x} at offset "
+            f"{raw.cursor.offset + error.start} of the file; convert it (iconv -t UTF-8) or leave it out"
+        ) from error
+    try:
+        value = json.loads(text.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{raw.where}: is not JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{raw.where}: cannot be parsed: {in_words(error)}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{raw.where}: is {_name_of(value)}, not an object with {names[0]!r}")
+    for name in names:
+        if name not in value:
+            option = "--text-key" if len(names) == 1 else "--prompt-key and --completion-key"
+            found = ", ".join(map(repr, value)) or "none"
+            raise DataError(f"{raw.where}: has no {name!r}; its keys: {found} (set {option})")
+    return tuple(value[name] for name in names)
+
+
+def _document(contents: Sequence[bytes], texts: tuple[str, ...], skipped: str | None = None) -> Document:
+    """A document and the hash of its bytes: of one text, or of two and where the second begins."""
+    digest = hashlib.sha256(" ".join(str(len(content)) for content in contents).encode() + b"\n")
+    for content in contents:
+        digest.update(content)
+    return Document(texts, sum(map(len, contents)), digest.digest(), skipped)
+
+
+def _name_of(value: Any) -> str:
+    return _KINDS.get(type(value), "a number")

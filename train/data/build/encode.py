@@ -1,0 +1,176 @@
+"""Tokens of documents, in processes that work side by side.
+
+Each process parses, decodes, hashes and tokenizes whole batches on one thread; results come back in the order of
+the batches, and no more batches are under way than keep the processes busy. Processes and not the tokenizer's own
+threads, because only tokenizing runs outside Python's lock: parsing lines and taking ids out of the library's
+objects do not. On two cores both are equally fast.
+
+Memory: the library holds some 500 bytes per token of a batch, about 100 for each byte of text.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from train.data.build.documents import Document, document_of
+from train.data.build.source_reader import Batch, Cursor, SourceReader
+from train.data.build.tokenizer import encode, load_tokenizer
+from train.errors import BuildFailed, DataError
+from train.niceness import in_slurm_job
+
+FEW = 4
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A document as a build needs it."""
+
+    cursor: Cursor
+    tokens: NDArray[np.uint32]  # [tokens], the end-of-document token included; none where there is no text
+    prompt_tokens: int  # how many at the beginning do not count as targets
+    text_bytes: int
+    sha256: bytes
+    skipped: str | None
+    empty: bool
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What one process does with a batch."""
+
+    reader: SourceReader
+    tokenizer_path: Path | None  # None: only look at the texts
+    end_token: int = 0
+
+    def __call__(self, batch: Batch) -> list[Encoded]:
+        """Parse, check and tokenize.
+
+        Raises:
+            DataError: as document_of.
+        """
+        documents = [document_of(raw, self.reader) for raw in batch.records]
+        return [
+            Encoded(raw.cursor, tokens, prompt, of.text_bytes, of.sha256, of.skipped, of.empty)
+            for raw, of, (tokens, prompt) in zip(batch.records, documents, self._tokens_of(documents), strict=True)
+        ]
+
+    def _tokens_of(self, documents: Sequence[Document]) -> Iterator[tuple[NDArray[np.uint32], int]]:
+        """Each document's tokens, and how many of them are its prompt's."""
+        texts = [text for document in documents for text in document.texts if not document.empty]
+        encodings = iter(encode(self._tokenizer, texts) if self._tokenizer is not None else ())
+        for document in documents:
+            if document.empty or self._tokenizer is None:
+                yield np.zeros(0, np.uint32), 0
+                continue
+            parts = [next(encodings) for _ in document.texts]
+            yield np.concatenate([*parts, [np.uint32(self.end_token)]]), sum(map(len, parts[:-1]))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        return None if self.tokenizer_path is None else load_tokenizer(self.tokenizer_path)
+
+
+def default_workers() -> int:
+    """Few on a login node, which is others' too; in a Slurm job all the cores that it was given."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if in_slurm_job() else min(FEW, cores)
+
+
+def encode_all(
+    encoder: Encoder, batches: Iterable[Batch], workers: int
+) -> Generator[tuple[Batch, list[Encoded]], None, None]:
+    """Every batch and what became of it, in order.
+
+    Args:
+        encoder: what to do.
+        batches: are taken as they are needed.
+        workers: processes, of lower priority than this one; 1: this process, at its own.
+
+    Raises:
+        DataError: the first fault in the order of the batches, whatever the number of workers; or a process
+            was killed.
+    """
+    faults: list[DataError] = []
+    readable = _until_fault(batches, faults)
+    head = list(islice(readable, 2))
+    if workers == 1 or len(head) < 2:  # to start processes takes longer than one batch
+        for batch in chain(head, readable):
+            yield batch, encoder(batch)
+    else:
+        yield from _in_processes(encoder, chain(head, readable), workers)
+    if faults:
+        raise faults[0]
+
+
+def _in_processes(
+    encoder: Encoder, batches: Iterable[Batch], workers: int
+) -> Iterator[tuple[Batch, list[Encoded]]]:
+    """As encode_all."""
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(encoder,))
+    waiting: deque[tuple[Batch, Future[list[Encoded]]]] = deque()
+    try:
+        for batch in batches:
+            waiting.append((batch, pool.submit(_work, batch)))
+            if len(waiting) > 2 * workers:
+                yield _next(waiting)
+        while waiting:
+            yield _next(waiting)
+    except BrokenProcessPool as error:
+        raise BuildFailed(
+            "a tokenizing process was killed, perhaps for want of memory; "
+            "run it again with fewer --workers or a smaller --max-document"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _until_fault(batches: Iterable[Batch], faults: list[DataError]) -> Iterator[Batch]:
+    """The batches before one that cannot be read; why goes to `faults`, for when these are done."""
+    try:
+        yield from batches
+    except DataError as error:
+        faults.append(error)
+
+
+def _next(waiting: deque[tuple[Batch, Future[list[Encoded]]]]) -> tuple[Batch, list[Encoded]]:
+    batch, future = waiting.popleft()
+    return batch, future.result()
+
+
+_encoder: Encoder | None = None  # of this process
+
+
+def _begin(encoder: Encoder) -> None:
+    """Set up a process: it leaves Ctrl-C to its parent, and does not outlive it."""
+    global _encoder
+    _encoder = encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(batch: Batch) -> list[Encoded]:
+    assert _encoder is not None
+    return _encoder(batch)

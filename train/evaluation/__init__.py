@@ -1,0 +1,1 @@
+"""Validation loss and evaluation commands during a run."""

@@ -1,0 +1,1 @@
+"""How much memory and storage traffic a run takes."""

@@ -1,0 +1,313 @@
+"""Bytes of one microbatch's tensors: what autograd keeps from forward to backward, and the peaks around it.
+
+Counted are live tensors, storage by storage, as the eager model leaves them on one rank; what an allocator adds
+by rounding and fragmentation is not. Names: T = B S tokens of width D; b and w are the bytes of an element in the
+weights' format and in that of the fp32 islands (docs/model.md). A layer keeps, per token,
+
+    residual stream   4 b D + 2 w D        each stage's two ends, and the stream after each entry
+    attention         b (2 Q + 2 V + O) + w Q   projections, mixed and final q and k (Q channels), values, output
+    router            6 b R + w R + ...    every stage of its MLP
+    experts           2 b (D + F) for each expert of the token
+
+and besides the joined projection and convolution kernel (weights, once). In short sequences on a CPU attention's
+probabilities are kept as well: S (S + block) / 2 per query head and sequence.
+
+The peak of a microbatch is one of two moments:
+
+    head         all layers, and softmax, logits and embedding gradient of the head (forward; its backward
+                 scales that gradient in place)
+    last layer   all layers (with recompute: their inputs, and one whole layer), the embedding's gradient, and the
+                 experts' backward, with the gradients of all experts of a layer
+
+A compiled layer keeps what its compiler chooses: usually less; for it these figures are an upper estimate. Without
+a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
+GPUs writes out all scores, in fp32, for every query head.
+
+On CPUs oneDNN's products take scratch memory, which depends on the processor. Counted is the most that one takes:
+
+    fp32    a second result, before it is added: AMD with AVX-512 (products.py); elsewhere it is added in place
+    bf16    the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake); with
+            such units it is a block of the result for each thread, without AVX-512 nothing
+
+Verified on CPUs only, under each of these kinds of processors (tests/train/plan/test_memory.py): what layers keep
+to 0.2 %, peaks in fp64 to 1 %, in bf16 and fp32 to 6 % where a processor takes what is counted, else not below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from train.config import ModelConfig, PhaseConfig
+
+# What train/model does: attend.py, head.py.
+LONGEST_IN_BLOCKS = 1024
+ATTENTION_BLOCK = 64
+LOGITS_ON_CPU = 1 << 21
+LOGITS_ELSEWHERE = 1 << 28
+PART_OF_LOGITS_ON_CPU = 1 << 19
+FEWEST_TOKENS = 64
+# products.py: what fp32 products of CPUs take beside their result.
+FEWEST_SUMMED = 64
+FEWEST_SUMMED_OF_MANY = 256
+MANY = 1 << 20
+
+_INDEX = 8  # bytes of an int64
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class MicrobatchMemory:
+    """Bytes of a microbatch, beside all that lives longer than it.
+
+    Attributes:
+        layers: kept of all layers between forward and backward.
+        head: at the peak of the head's forward pass, `layers` included.
+        last_layer: at the peak of the last layer's backward pass, likewise.
+        logits: of one part of the head's chunk, with the softmax of the chunk; in `head`.
+    """
+
+    layers: int
+    head: int
+    last_layer: int
+    logits: int
+
+    @property
+    def peak(self) -> int:
+        """The larger of the two moments."""
+        return max(self.head, self.last_layer)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes that all formulas share."""
+
+    model: ModelConfig
+    sequences: int
+    context: int
+    narrow: int
+    masked: bool
+    on_cpu: bool
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.context
+
+    @property
+    def wide(self) -> int:
+        return max(_FP32, self.narrow)
+
+    @property
+    def converts(self) -> bool:
+        """Whether a value in at least fp32 is a copy."""
+        return self.narrow < self.wide
+
+    def sums(self, elements: int) -> int:
+        """Bytes that a product of so many elements takes beside its result while it is made."""
+        return product_sums(elements, self.narrow) if self.on_cpu else 0
+
+    @property
+    def stream(self) -> int:
+        """Bytes of one tensor [T, D] in the weights' format."""
+        return self.tokens * self.model.hidden_size * self.narrow
+
+    @property
+    def wide_stream(self) -> int:
+        """Bytes of one tensor [T, D] in at least fp32."""
+        return self.tokens * self.model.hidden_size * self.wide
+
+    @property
+    def rows(self) -> int:
+        """Rows that the experts get."""
+        return self.tokens * self.model.experts_per_token
+
+    @property
+    def table(self) -> int:
+        """Elements of the embedding."""
+        return self.model.vocab_size * self.model.hidden_size
+
+
+def product_sums(elements: int, itemsize: int) -> int:
+    """Return the most bytes that a product on a CPU takes beside its result, whose elements have `itemsize` bytes.
+
+    Below fp32, processors with AVX-512 and without bf16 units sum the whole result in fp32.
+    """
+    return elements * _FP32 if itemsize < _FP32 else 0
+
+
+def microbatch_memory(
+    model: ModelConfig,
+    phase: PhaseConfig,
+    *,
+    itemsize: int,
+    on_cpu: bool,
+    recompute: bool = False,
+    isolate_documents: bool = False,
+) -> MicrobatchMemory:
+    """Bytes of forward and backward of one microbatch of `phase`.
+
+    Args:
+        model: the model.
+        phase: its micro_batch and context count.
+        itemsize: bytes of one element of the weights' format.
+        on_cpu: the kernels of CPUs, not of GPUs.
+        recompute: layers keep their inputs alone.
+        isolate_documents: attention gets a mask.
+    """
+    sizes = _Sizes(model, phase.micro_batch, phase.context, itemsize, isolate_documents, on_cpu)
+    layer = _layer(sizes)
+    layers, again = model.layers * layer, 0
+    into_head = 2 * sizes.stream + sizes.wide_stream  # the last hidden state, x, and the stream
+    if recompute:
+        inputs = sizes.stream + sizes.wide_stream + _router_state(sizes)
+        layers = model.layers * inputs - (inputs - sizes.stream)  # the first layer has the embedding only
+        again = layer - sizes.stream  # its input is kept already
+        into_head += sizes.wide_stream  # the stream before the last entry, which the last layer would have kept
+    layers += _mask(sizes)
+    last_layer = layers + again + _experts_backward(sizes) + sizes.table * sizes.narrow
+    return MicrobatchMemory(
+        layers=layers,
+        head=layers + into_head + _head(sizes),
+        last_layer=last_layer,
+        logits=(_chunk(sizes) + _part(sizes)) * model.vocab_size * sizes.wide,
+    )
+
+
+def _layer(sizes: _Sizes) -> int:
+    """Kept of one layer, without what came into it but for the hidden state."""
+    entries = 2 * (2 * sizes.stream + sizes.wide_stream + sizes.tokens * sizes.wide)
+    return entries + _projections(sizes) + _attention(sizes) + _router(sizes) + _experts(sizes)
+
+
+def _projections(sizes: _Sizes) -> int:
+    """The joined projection and its result, the joined kernel, and the mixed queries and keys."""
+    model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
+    heads = model.query_heads + model.kv_heads
+    channels, values = heads * model.head_dim, model.kv_heads * model.head_dim
+    square = heads * model.head_dim**2
+    earlier, later = model.conv_widths
+    # The kernel, and the grouped convolution's weights in at least fp32: transposed, and summed over its taps.
+    kernel = square * ((earlier + later - 1) * narrow + (later + 1) * wide)
+    if sizes.converts:
+        kernel += channels * (earlier + 1) * wide  # the depthwise convolution's weights and biases in fp32
+    joined = (channels + values) * model.hidden_size * narrow + kernel
+    return joined + sizes.tokens * ((channels + values) * narrow + channels * wide + heads * wide)
+
+
+def _attention(sizes: _Sizes) -> int:
+    """Queries, keys and values as attention gets them, what it keeps, and its output."""
+    model, narrow = sizes.model, sizes.narrow
+    queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
+    inputs_and_output = sizes.tokens * (2 * queries + 2 * keys) * narrow
+    if sizes.on_cpu and sizes.context <= LONGEST_IN_BLOCKS and not sizes.masked:
+        # One sequence's keys are a view of queries and keys together, whose blocks of queries are copies.
+        twice = sizes.sequences == 1 and sizes.context > ATTENTION_BLOCK
+        return inputs_and_output + (sizes.tokens * queries * narrow if twice else 0) + _probabilities(sizes)
+    sums = sizes.tokens * model.query_heads * _FP32
+    if sizes.on_cpu:
+        mask = sizes.tokens * sizes.context * narrow if sizes.masked else 0
+        return inputs_and_output + sizes.tokens * queries * narrow + sums + mask
+    if sizes.masked:
+        scores = sizes.tokens * model.query_heads * sizes.context * _FP32
+        return inputs_and_output + 2 * sizes.tokens * queries * narrow + scores
+    return inputs_and_output + sums
+
+
+def _probabilities(sizes: _Sizes) -> int:
+    """The probabilities of every block of queries, for the keys up to the block's end."""
+    length = sizes.context
+    pairs = sum(
+        (min(start + ATTENTION_BLOCK, length) - start) * min(start + ATTENTION_BLOCK, length)
+        for start in range(0, length, ATTENTION_BLOCK)
+    )
+    return sizes.sequences * sizes.model.query_heads * pairs * sizes.narrow
+
+
+def _router_state(sizes: _Sizes) -> int:
+    """What a router hands to the next."""
+    return 0 if sizes.model.router == "linear" else sizes.tokens * sizes.model.router_hidden_size * sizes.narrow
+
+
+def _router(sizes: _Sizes) -> int:
+    """The router's state and MLP, probabilities, and choices."""
+    model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
+    choices = model.router_classes * wide + model.experts_per_token * (_INDEX + narrow)
+    if model.router == "linear":
+        return sizes.tokens * choices
+    norm = model.router_hidden_size * wide * (2 if sizes.converts else 1) + wide
+    return sizes.tokens * (6 * model.router_hidden_size * narrow + norm + choices)
+
+
+def _experts(sizes: _Sizes) -> int:
+    """Rows sorted by expert, their first product, their results in order again, and both orders."""
+    model = sizes.model
+    width = 2 * model.hidden_size + 2 * model.expert_hidden_size
+    return sizes.rows * (width * sizes.narrow + 2 * _INDEX)
+
+
+def _experts_backward(sizes: _Sizes) -> int:
+    """The experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
+
+    The last of them are those of the first matrices, whose sums are freed before the rows' gradient is made. What
+    other products of one expert take on a CPU beside their results depends on its load, and is not counted.
+    """
+    model = sizes.model
+    freed = sizes.rows * model.hidden_size * sizes.narrow  # the results were needed for the weights' gradient
+    rows = sizes.rows * (model.hidden_size + 4 * model.expert_hidden_size) * sizes.narrow
+    weights = 3 * model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow
+    sums = sizes.sums(2 * model.expert_hidden_size * model.hidden_size)
+    last = max(sums, sizes.rows * model.hidden_size * sizes.narrow)
+    return sizes.wide_stream + rows + weights - freed + last
+
+
+def _head(sizes: _Sizes) -> int:
+    """In a chunk of the head: counted inputs, both gradients so far, the chunk's softmax, and the most on top."""
+    model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
+    chunk = _chunk(sizes)
+    softmax = chunk * model.vocab_size
+    kept = 2 * sizes.stream + sizes.table * wide + softmax * wide
+    logits = _part(sizes) * model.vocab_size * wide
+    if not sizes.converts:
+        return kept + max(logits, _weight_gradient(sizes, chunk), _weight_gradient(sizes, sizes.tokens % chunk))
+    # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
+    # logits' gradient rounded, and its product with the input. In the second chunk there is still the rounded
+    # gradient of the first, and CPUs convert the product to add it.
+    second = min(chunk, sizes.tokens - chunk) * model.vocab_size * narrow
+    rounded = softmax * narrow
+    product = sizes.table * narrow
+    inputs = chunk * model.hidden_size * wide
+    sums = max(product + sizes.sums(sizes.table), sizes.sums(chunk * model.hidden_size))
+    on_top = [inputs + logits + (rounded if second else 0), rounded + max(sums, second)]
+    if second:
+        on_top.append(second + max(sums, product + (sizes.table * wide if sizes.on_cpu else 0)))
+    return kept + sizes.table * wide + max(on_top)
+
+
+def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
+    """Product of so many tokens for the embedding's gradient in fp32, and the operand that is turned for it.
+
+    That is what oneDNN takes on processors of AMD; on others it is added in place, and this is too much.
+    """
+    fewest = FEWEST_SUMMED if sizes.table <= MANY else FEWEST_SUMMED_OF_MANY
+    if not sizes.on_cpu or sizes.narrow != _FP32 or chunk < fewest:
+        return 0  # added in place
+    inputs = chunk * sizes.model.hidden_size
+    turned = inputs + sizes.table < chunk * sizes.model.vocab_size
+    return (sizes.table + (inputs if turned else chunk * sizes.model.vocab_size)) * _FP32
+
+
+def _chunk(sizes: _Sizes) -> int:
+    """Tokens whose softmax exists at one time."""
+    logits = LOGITS_ON_CPU if sizes.on_cpu else LOGITS_ELSEWHERE
+    return min(sizes.tokens, max(FEWEST_TOKENS, logits // sizes.model.vocab_size))
+
+
+def _part(sizes: _Sizes) -> int:
+    """Tokens whose logits exist at one time."""
+    if not sizes.on_cpu:
+        return _chunk(sizes)
+    return min(_chunk(sizes), max(FEWEST_TOKENS, PART_OF_LOGITS_ON_CPU // sizes.model.vocab_size))
+
+
+def _mask(sizes: _Sizes) -> int:
+    """The mask of a forward pass, a byte for each pair of a sequence's tokens."""
+    return sizes.tokens * sizes.context if sizes.masked else 0

@@ -1,0 +1,157 @@
+"""Bytes that a run takes on each rank, for any number of ranks, without torch and without allocating anything.
+
+The peak is the sum of what lives as long as the run and of the largest of these moments:
+
+    start                  the model's own weights, until they have moved into the shared buffer
+    forward and backward   one microbatch (activations.py), of the phase that needs most
+    clipping               squares of the owned gradient in fp64, a part at a time
+    Muon                   the temporary tensors of a chunk of matrices (optim/workspace.py)
+
+What lives as long as the run is listed in parallel/memory.py. On a CPU the copy that checkpoints are written from
+(staging.py) belongs to it as well, unless `checkpoint.background` is false; on GPUs it is in the host's memory.
+Ranks differ in what they own; the figures are those of the rank that owns most. Counted are live tensors, not what
+an allocator, the runtime or the collectives' library hold besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from checkpoint_tools import Balance, Partition, partition
+from train.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
+from train.optim.workspace import matrices_at_once, update_bytes
+from train.parallel.memory import sharded_bytes
+from train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
+from train.shapes import owned_table
+
+_ITEMSIZE = {"bf16": 2, "fp32": 4, "fp64": 8}
+_EXACT = 8  # bytes of an element in fp64
+_NORM_ELEMENTS = 1 << 24  # elements that zero.py squares at a time
+_COPY = "copy for a checkpoint"
+_LATER = ("exchange of matrices", "staging", "optimizer state", _COPY)  # allocated when the weights have moved
+
+
+class Run(Protocol):
+    """The sections of a run's configuration that decide its memory."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def data(self) -> DataConfig: ...
+
+    @property
+    def optim(self) -> OptimConfig: ...
+
+    @property
+    def phases(self) -> Sequence[PhaseConfig]: ...
+
+    @property
+    def parallel(self) -> ParallelConfig: ...
+
+    @property
+    def checkpoint(self) -> CheckpointConfig: ...
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on the rank that owns most.
+
+    Attributes:
+        ranks: ranks of the run.
+        resident: what lives as long as the run, by name.
+        moments: what comes on top of that at one time, by name.
+        microbatch: forward and backward, of the phase that needs most.
+        staging: memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`.
+        matrices: matrices that one rank each owns whole; 0 if AdamW trains everything.
+        balance: how evenly these are divided.
+    """
+
+    ranks: int
+    resident: dict[str, int]
+    moments: dict[str, int]
+    microbatch: MicrobatchMemory
+    staging: int
+    matrices: int
+    balance: Balance
+
+    @property
+    def peak(self) -> int:
+        """Largest sum of what lives at one time."""
+        return sum(self.resident.values()) + self.moments[self.peak_moment]
+
+    @property
+    def peak_moment(self) -> str:
+        """When the peak is."""
+        return max(self.moments, key=lambda name: self.moments[name])
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the ranks' time that Newton-Schulz steps leave idle, waiting for the rank with most of them."""
+        return 1 - self.balance.cost_mean / self.balance.cost if self.balance.cost else 0.0
+
+
+def plan_memory(config: Run, ranks: int, *, on_cpu: bool) -> MemoryPlan:
+    """The memory of a run on so many ranks.
+
+    Args:
+        config: the run.
+        ranks: data-parallel ranks.
+        on_cpu: the ranks are CPUs, not GPUs.
+    """
+    table = owned_table(config.model, config.optim)
+    layout = partition(table, ranks)
+    rank = max(range(ranks), key=layout.chunk)
+    resident = sharded_bytes(config.model, config.optim, config.parallel, ranks, rank)
+    copy = resident["master weights"] + resident["optimizer state"]
+    if on_cpu and config.checkpoint.background:
+        resident[_COPY] = copy
+    itemsize = _ITEMSIZE[config.parallel.dtype]
+    microbatch = max(_microbatches(config, itemsize, on_cpu=on_cpu), key=lambda memory: memory.peak)
+    later = sum(resident.get(name, 0) for name in _LATER)
+    moments = {
+        "start": max(0, sum(row.numel for row in table) * itemsize - later),
+        "forward and backward": microbatch.peak,
+        # A value and its square; an fp64 gradient is its own value.
+        "clipping": min(layout.chunk(rank), _NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
+        "Muon": _muon(config, layout, rank, on_cpu=on_cpu),
+    }
+    return MemoryPlan(
+        ranks=ranks,
+        resident=resident,
+        moments=moments,
+        microbatch=microbatch,
+        staging=0 if on_cpu else copy,
+        matrices=sum(row.whole for row in table),
+        balance=layout.balance(),
+    )
+
+
+def _microbatches(config: Run, itemsize: int, *, on_cpu: bool) -> list[MicrobatchMemory]:
+    """A microbatch of each phase."""
+    return [
+        microbatch_memory(
+            config.model,
+            phase,
+            itemsize=itemsize,
+            on_cpu=on_cpu,
+            recompute=config.parallel.recompute,
+            isolate_documents=config.data.isolate_documents,
+        )
+        for phase in config.phases
+    ]
+
+
+def _muon(config: Run, layout: Partition, rank: int, *, on_cpu: bool) -> int:
+    """The temporary tensors of the shape that needs most."""
+    exact = config.parallel.dtype == "fp64"
+    product = _EXACT if exact else _ITEMSIZE[config.optim.muon.dtype]
+    most = 0
+    for batch in layout.batches(rank):
+        each = update_bytes(batch.rows, batch.columns, product, _EXACT if exact else _ITEMSIZE["fp32"])
+        together = min(batch.count, matrices_at_once(each, "cpu" if on_cpu else "cuda"))
+        sums = product_sums(batch.rows * batch.columns, product) if on_cpu else 0  # CPUs multiply one by one
+        most = max(most, each * together + sums)
+    return most

@@ -1,0 +1,171 @@
+"""Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not tell, beside everything else.
+
+The tool takes a second of CPU time, or for ever where the driver is wedged. So it is asked in a thread of its own,
+rests ten times as long as it worked (a hundred times where sysfs already counts errors), and is asked again only
+now and then once it failed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zslurm.aegis.agent.sensor import Place
+from zslurm.hardware import amd_smi, nvidia_smi
+from zslurm.hardware.command import CommandHung, Said
+from zslurm.hardware.gpu_health import GpuHealth
+from zslurm.hardware.node_sources import Sources
+
+# `--throttle` is of ROCm 6.3 and later; the older `--power` has a field throttle_status.
+_METRICS = (("--ecc", "--ecc-blocks", "--throttle"), ("--ecc", "--ecc-blocks", "--power"))
+_VIOLATIONS = {
+    "prochot_violation_status": "processor hot",
+    "socket_thermal_violation_status": "socket too hot",
+    "vr_thermal_violation_status": "voltage regulator too hot",
+    "hbm_thermal_violation_status": "memory too hot",
+}
+"""Of `amd-smi metric --throttle`: what is told. At its power limit (`ppt`) a GPU under load always is."""
+
+_REST, _LONG_REST = 10.0, 100.0
+_AFTER_FAILURE, _LONGEST = 60.0, 720.0
+"""Periods of the sensor until it is asked again after a first failure, and at most after more of them."""
+
+
+class ToolSources(Sources):
+    """A machine as the doctor sees it, with amd-smi where the settings have it."""
+
+    amd_smi: str = "auto"
+
+    @classmethod
+    def of(cls, place: Place, **task: Any) -> ToolSources:
+        """This node; `task` are the arguments of `Sources`."""
+        sources = cls(root=place.root, environ=place.environ, **task)
+        sources.amd_smi = place.settings.amd_smi.replace("%n", place.node)
+        return sources
+
+    def find(self, program: str) -> str | None:
+        """Where a program is, or None."""
+        if program != "amd-smi" or self.amd_smi == "auto":
+            return super().find(program)
+        return None if self.amd_smi == "off" else shutil.which(self.amd_smi)
+
+
+@dataclass(frozen=True)
+class ToolAnswer:
+    """What the tool said.
+
+    Attributes:
+        health: of the GPUs; None where it said nothing.
+        why: why it did not.
+        throttled: by index of the GPU, what slows it down; without those that do not tell.
+    """
+
+    health: tuple[GpuHealth, ...] = ()
+    why: str = ""
+    throttled: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
+    """One look by amd-smi. It never raises, and never takes longer than five times the limit of each question."""
+    said: list[Said | None] = []
+
+    def ask(*question: str) -> str:
+        said.append(sources.run("amd-smi", *question, "--json", timeout_s=timeout_s))
+        return said[-1].out if said[-1] else ""
+
+    try:
+        metric = next((text for more in _METRICS if amd_smi.gpu_rows(text := ask("metric", *more))), "")
+        if not metric:
+            return ToolAnswer(why=_why_nothing(said))
+        health = amd_smi.parse(metric, ask("bad-pages"), "", ask("list"))
+        return ToolAnswer(health, throttled=parse_throttling(metric))
+    except CommandHung as error:
+        return ToolAnswer(why=str(error))
+    except OSError as error:
+        return ToolAnswer(why=f"amd-smi cannot be run: {error.strerror}")
+
+
+def _why_nothing(said: list[Said | None]) -> str:
+    if said[-1] is None:
+        return "amd-smi is not there"
+    words = (said[-1].err or said[-1].out).strip().splitlines()
+    return f"amd-smi names no GPU: {words[-1].strip()[:120]}" if words else "amd-smi says nothing"
+
+
+def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:
+    """What slows each GPU down, by `amd-smi metric`; without GPUs that do not tell."""
+    found = {}
+    for row in amd_smi.gpu_rows(metric):
+        throttle, power = row.get("throttle"), row.get("power")
+        states = {name: throttle.get(name) for name in _VIOLATIONS} if isinstance(throttle, dict) else {}
+        old = power.get("throttle_status") if isinstance(power, dict) else None
+        if any(state in ("ACTIVE", "NOT ACTIVE") for state in states.values()):
+            found[row["gpu"]] = tuple(_VIOLATIONS[name] for name, state in states.items() if state == "ACTIVE")
+        elif old in ("THROTTLED", "UNTHROTTLED"):
+            found[row["gpu"]] = ("throttled",) if old == "THROTTLED" else ()
+    return found
+
+
+def ask_nvidia_smi(sources: Sources) -> ToolAnswer:
+    """One look by nvidia-smi."""
+    found = nvidia_smi.read(sources)
+    return ToolAnswer(found.health, found.why)
+
+
+class GpuTool:
+    """Keeps one question to the tool under way at most, and says what came of the last one."""
+
+    def __init__(self, place: Place, sources: Sources, *, nvidia: bool) -> None:
+        self._place, self._sources, self._nvidia = place, sources, nvidia
+        self._thread: threading.Thread | None = None
+        self._news: ToolAnswer | None = None
+        self._ask_at = 0.0
+        self._failures = 0
+
+    def news(self, *, needed: bool) -> ToolAnswer | None:
+        """The answer that came since the last call, if any. Asks again where it is time to; never waits.
+
+        Args:
+            needed: nobody else counts the GPUs' errors.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return None
+        self._thread = None
+        news, self._news = self._news, None
+        if time.monotonic() >= self._ask_at:
+            self._thread = threading.Thread(target=self._ask, args=(needed,), name="gpu-tool", daemon=True)
+            self._thread.start()
+        return news
+
+    def _ask(self, needed: bool) -> None:
+        began = time.monotonic()
+        if self._nvidia:
+            answer = ask_nvidia_smi(self._sources)
+        else:
+            answer = ask_amd_smi(self._sources, self._place.settings.amd_smi_timeout_s)
+        took, period = time.monotonic() - began, self._place.settings.period_s
+        self._failures = 0 if answer.health else self._failures + 1
+        rest = max(period, (_REST if needed else _LONG_REST) * took)
+        if self._failures:
+            rest = max(rest, period * min(_LONGEST, _AFTER_FAILURE * 2 ** (self._failures - 1)))
+        self._ask_at = time.monotonic() + rest
+        self._news = answer
+
+
+def tool_exists(place: Place, sources: Sources) -> bool:
+    """Whether there is a tool to ask, or the settings insist on one."""
+    named = place.settings.amd_smi not in ("auto", "off")
+    return named or sources.find("amd-smi") is not None or sources.find("nvidia-smi") is not None
+
+
+def is_there(device: Path) -> bool:
+    """Whether a PCI device still answers: one that fell off the bus is gone, or reads as all ones."""
+    try:
+        return (device / "vendor").read_text().strip() not in ("0xffff", "")
+    except OSError:
+        return False

@@ -1,0 +1,121 @@
+"""What a sensor is, what it says, and how sensors are found: one file for each in `sensors/`.
+
+A sensor is made and read in a thread of its own, so it may take its time, and may hang: only what it would say is
+then missing. It remembers what it saw when the attempt began and tells of changes, whichever agent sees them
+(node_memory.py); what was wrong before the run is the preflight's and the doctor's business.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.config.aegis import AegisSection, SensorSettings
+from zslurm.config.spec import ClusterSection
+from zslurm.hardware.sysfs import node_name, sysroot
+from zslurm.run.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a sensor said once.
+
+    Attributes:
+        ok: false where nothing could be read: then nothing is known, good or bad.
+        why: why not.
+        faults: new since the last reading.
+        values: what was measured, for people.
+        pending: it waits for its first answer, which is not worth telling.
+        first: nothing was read before by this agent: whatever is wrong now is among the faults.
+    """
+
+    ok: bool = True
+    why: str = ""
+    faults: tuple[Fault, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    pending: bool = False
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an agent stands: its node, and the run that it watches over.
+
+    Attributes:
+        root: where /sys and /proc of the node are; see `sysfs.sysroot`.
+        environ: of the agent.
+        now: the time, UNIX seconds.
+    """
+
+    node: str
+    run: RunDir
+    aegis: AegisSection = field(default_factory=AegisSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=dict)
+    now: Callable[[], float] = time.time
+
+    @classmethod
+    def here(cls, run: RunDir, aegis: AegisSection, cluster: ClusterSection, environ: Mapping[str, str]) -> Place:
+        """This node."""
+        return cls(node_name(environ), run, aegis, cluster, sysroot(environ), environ)
+
+    @property
+    def settings(self) -> SensorSettings:
+        return self.aegis.sensors
+
+    def fault(self, kind: str, role: Role, scope: Scope, source: str, line: str, **more: Any) -> Fault:
+        """A fault of this node, noticed now; `more` are further fields of it."""
+        return Fault(kind, role, scope, self.now(), source, line, **({"node": self.node} | more))
+
+
+class Sensor:
+    """Looks at one thing, again and again."""
+
+    period_s: float
+    """Seconds between two readings."""
+
+    def read(self) -> Reading:
+        """Look. It does not raise for what may happen to a machine; it may block."""
+        raise NotImplementedError
+
+    def begin_attempt(self) -> None:
+        """A new attempt begins: what was seen last is what it begins with."""
+
+    def memory(self) -> Any:
+        """What the sensor of this attempt's next agent must know, as JSON has it; None where that is nothing."""
+        return None
+
+    def recall(self, memory: Any) -> None:
+        """Go on from what another agent's sensor saw when the attempt began, in place of the first look.
+
+        Args:
+            memory: what `memory` of that sensor gave; nobody knows what became of the file since.
+
+        Raises:
+            ValueError: it cannot be such a memory; nothing has changed, and the sensor begins anew.
+        """
+
+    def close(self) -> None:
+        """End what the sensor started."""
+
+
+Make = Callable[[Place], Sensor | None]
+"""Makes a sensor, also by looking at the node; None where there is nothing that it could look at."""
+
+
+def all_sensors() -> dict[str, Make]:
+    """Every sensor by name: each module of `sensors/` with a function `make`; its name is the sensor's."""
+    from zslurm.aegis.agent import sensors
+
+    found = {
+        module.name: importlib.import_module(f"{sensors.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(sensors.__path__)
+    }
+    return {name: module.make for name, module in sorted(found.items()) if hasattr(module, "make")}

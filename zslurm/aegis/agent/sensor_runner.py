@@ -1,0 +1,152 @@
+"""Runs each sensor in a thread of its own, hands on what is new, and keeps what the next agent must know.
+
+A sensor that hangs in a driver or a dead mount is told as silent by whoever looks (`silent_reading`); its thread
+cannot be ended, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from zslurm.aegis.agent.attempt_baselines import NodeMemory
+from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
+
+REPEAT_S = 60.0
+"""A reading without news is handed on after so long all the same."""
+
+BEGINS_ANEW = "baseline_lost"
+"""Kind of the fault that says that what an attempt began with is not known any more."""
+
+Hand = Callable[[str, Reading], None]
+
+
+class SensorRunner:
+    """One sensor at work."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Make,
+        place: Place,
+        hand_on: Hand,
+        stop: threading.Event,
+        memory: NodeMemory,
+        attempt: Callable[[], int],
+    ) -> None:
+        """
+        Args:
+            name: of the sensor.
+            make: makes it, in the thread.
+            place: for `make`.
+            hand_on: gets readings that are news: faults, or another word on whether the sensor can read, or
+                values that differ.
+            stop: ends the thread after its reading.
+            memory: of the node.
+            attempt: number of the present attempt; 0 before the first.
+        """
+        self.name = name
+        self._make, self._place, self._hand_on, self._stop = make, place, hand_on, stop
+        self._memory, self._attempt = memory, attempt
+        self._number = 0
+        self._was_read = False
+        self._busy_since: float | None = None
+        self._last: Reading | None = None
+        self._handed_at = 0.0
+        self._said_silent = False
+        self._sensor: Sensor | None = None
+        self._due = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"sensor-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._busy_since = time.monotonic()
+        self._thread.start()
+
+    def look_now(self) -> None:
+        """Read without waiting for the next time."""
+        self._due.set()
+
+    def close(self) -> None:
+        """End what the sensor started, once it was told to stop. One that hangs is left alone."""
+        self._due.set()
+        self._thread.join(0.1)
+        if self._sensor is not None and not self._thread.is_alive():
+            self._sensor.close()
+
+    def silent_reading(self, limit_s: float) -> Reading | None:
+        """What to say, once, where the sensor has said nothing for longer than the limit; else None."""
+        since = self._busy_since
+        if since is None or time.monotonic() - since <= limit_s or self._said_silent:
+            return None
+        self._said_silent = True
+        self._last = Reading(ok=False, why=f"it has said nothing for {limit_s:g} s: it hangs")
+        return self._last
+
+    def excuse(self, seconds: float) -> None:
+        """This process was stopped for so long: the sensor was, too, and does not hang for that."""
+        if (since := self._busy_since) is not None:
+            self._busy_since = since + seconds
+
+    def _work(self) -> None:
+        try:
+            self._sensor = self._make(self._place)
+        except Exception as error:  # one broken sensor must not silence the others
+            self._news(Reading(ok=False, why=f"it cannot be made: {type(error).__name__}: {error}"))
+            self._busy_since = None
+            return
+        if self._sensor is not None:
+            self._recall(self._sensor)
+        while self._sensor is not None and not self._stop.is_set():
+            self._busy_since = time.monotonic()
+            try:
+                reading = self._look(self._sensor)
+            except Exception as error:
+                reading = Reading(ok=False, why=f"it failed: {type(error).__name__}: {error}")
+            self._busy_since = None
+            self._said_silent = False
+            self._news(reading)
+            self._due.wait(self._sensor.period_s)
+            self._due.clear()
+        self._busy_since = None
+
+    def _recall(self, sensor: Sensor) -> None:
+        """Go on from where an earlier agent of this attempt began; begin anew where that cannot be."""
+        self._number = self._attempt()
+        state = self._memory.known.get(self.name)
+        if state is None:
+            return
+        try:
+            sensor.recall(state)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            line = f"{self.name}: what was remembered of attempt {self._number} is damaged ({_one_line(error)})"
+            fault = self._place.fault(BEGINS_ANEW, "advisory", "node", "agent", f"{line}; it begins anew")
+            self._hand_on(self.name, Reading(faults=(fault,)))
+
+    def _look(self, sensor: Sensor) -> Reading:
+        """One reading, with the attempt that it belongs to."""
+        number = self._attempt()
+        if number > self._number:
+            self._number = number
+            sensor.begin_attempt()
+        reading = sensor.read()
+        self._memory.keep(self._number, self.name, sensor.memory())
+        if reading.ok and not self._was_read:
+            self._was_read = True
+            reading = replace(reading, first=True)
+        return reading
+
+    def _news(self, reading: Reading) -> None:
+        now, first = time.monotonic(), reading.first
+        reading = replace(reading, first=False)
+        if reading.pending and not reading.faults:
+            return
+        if first or reading != self._last or reading.faults or now - self._handed_at >= REPEAT_S:
+            self._hand_on(self.name, replace(reading, first=first))
+            self._handed_at = now
+        self._last = reading
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]

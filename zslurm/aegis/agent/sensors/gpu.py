@@ -1,0 +1,270 @@
+"""The GPUs: memory errors, bad pages, GPUs that disappear or throttle.
+
+Errors are counted by the driver since it was loaded (sysfs, else the GPUs' own tool): what grew since the attempt
+began happened to it, whichever agent looks. An uncorrectable error is a root whatever the driver says of its
+recovery (on MI300X a reset after one may not complete: ROCm/legacy-rocm-build#3766); a correctable one is an
+advisory, told again each time that ten times as many came. XGMI's errors are those of its block XGMI_WAFL, for
+`xgmi_err` is always `N/A` on MI300X (ROCm/rocm-systems#11468).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from checkpoint_tools.quantities import counted
+from zslurm.aegis.agent.gpu_tool import GpuTool, ToolAnswer, ToolSources, is_there, tool_exists
+from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.hardware import ras
+from zslurm.hardware.gpu_health import GpuHealth
+from zslurm.hardware.gpus import Gpu
+
+XGMI = "XGMI_WAFL"
+BAD_PAGES_LIMIT = 128
+"""Bad pages after which the driver gives a GPU up (`Saved bad pages N reaches threshold value 128`)."""
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A GPU at one moment; None is what nobody tells.
+
+    Attributes:
+        uncorrectable: errors, those of XGMI among them.
+        blocks: uncorrectable errors by hardware block, where there are any.
+        bad_pages: retired, pending and unreservable.
+        throttled: what slows it down.
+        gone: the PCI device does not answer any more.
+    """
+
+    uncorrectable: int | None = None
+    correctable: int | None = None
+    deferred: int | None = None
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    bad_pages: int | None = None
+    throttled: tuple[str, ...] | None = None
+    gone: bool = False
+
+    @classmethod
+    def of(cls, health: GpuHealth) -> GpuState:
+        """The state of a GPU as the doctor reads it."""
+        pages = None if health.bad_pages is None else sum(health.bad_pages.values())
+        return cls(health.uncorrectable, health.correctable, health.deferred, dict(health.blocks), pages)
+
+    def filled_from(self, other: GpuState) -> GpuState:
+        """This one, with what it leaves open taken from another source."""
+        names = ("uncorrectable", "correctable", "deferred", "bad_pages", "throttled")
+        missing = {name: getattr(other, name) for name in names if getattr(self, name) is None}
+        return replace(self, blocks=self.blocks or other.blocks, **missing)
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """What the next agent's sensor must know.
+
+    Attributes:
+        began: the GPUs when the attempt began, by index.
+        seen: indices of those that were on the bus.
+    """
+
+    began: Mapping[int, GpuState]
+    seen: list[int]
+
+
+_MEMORY = TypeAdapter(GpuMemory)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of a GPU between two looks; the words of a fault."""
+
+    kind: str
+    role: Role
+    words: str
+    scope: Scope = "gpu"
+    cleared: bool = False
+
+
+def changes(before: GpuState, now: GpuState) -> list[Change]:
+    """What happened to a GPU between two looks. A counter that was not known before tells nothing."""
+    if now.gone:
+        return [] if before.gone else [Change("gpu_init_fail", "root", "has disappeared from the bus")]
+    found = _uncorrectable(before, now)
+    if went_back := [name for name in ("uncorrectable", "correctable") if _grown(before, now, name) < 0]:
+        words = f"counts {' and '.join(went_back)} errors anew: it was reset"
+        found.append(Change("gpu_hang_reset", "advisory", words))
+    found += _pages(before, now)
+    if now.throttled and not before.throttled:
+        found.append(Change("gpu_throttled", "advisory", f"is slowed down: {', '.join(now.throttled)}"))
+    elif before.throttled and now.throttled == ():
+        found.append(Change("gpu_throttled", "advisory", "is no longer slowed down", cleared=True))
+    return found
+
+
+def _grown(before: GpuState, now: GpuState, name: str) -> int:
+    """By how much a count grew; 0 where one of both is not known."""
+    was, has = getattr(before, name), getattr(now, name)
+    return 0 if was is None or has is None else int(has - was)
+
+
+def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
+    """New uncorrectable errors, those of XGMI apart."""
+    new = _grown(before, now, "uncorrectable")
+    if new <= 0:
+        return []
+    by_block = {
+        name: grown for name, count in now.blocks.items() if (grown := count - before.blocks.get(name, 0)) > 0
+    }
+    of_xgmi = min(new, by_block.pop(XGMI, 0))
+    found = []
+    if of_xgmi:
+        found.append(
+            Change("xgmi_error", "root", f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})")
+        )
+    if new > of_xgmi:
+        where = f" ({', '.join(sorted(by_block))})" if by_block else ""
+        words = f"counts {counted(new - of_xgmi, 'new uncorrectable error')}{where}"
+        found.append(Change("gpu_ras_uncorrectable", "root", words))
+    return found
+
+
+def _pages(before: GpuState, now: GpuState) -> list[Change]:
+    """New bad pages: an advisory, until the driver gives the GPU up."""
+    if _grown(before, now, "bad_pages") <= 0 or now.bad_pages is None or before.bad_pages is None:
+        return []
+    role: Role = "root" if before.bad_pages < BAD_PAGES_LIMIT <= now.bad_pages else "advisory"
+    return [
+        Change(
+            "gpu_bad_pages",
+            role,
+            f"has {counted(now.bad_pages - before.bad_pages, 'new bad page')}, {now.bad_pages} in all",
+        )
+    ]
+
+
+def worth_telling(told: int, count: int) -> bool:
+    """Whether so many errors deserve another word, when `told` of them were told: at 1, 10, 100, ..."""
+    return count >= max(1, 10 * told)
+
+
+class Gpus(Sensor):
+    """Watches every GPU of the node."""
+
+    def __init__(self, place: Place, sources: ToolSources, tool: GpuTool | None) -> None:
+        self._place, self._sources, self._tool = place, sources, tool
+        self.period_s = place.settings.period_s
+        self._gpus = {gpu.index: gpu for gpu in sources.facts.gpus}
+        self._seen: set[int] = set()
+        self._last: dict[int, GpuState] = {}
+        self._began: dict[int, GpuState] = {}
+        self._said: dict[int, GpuState] = {}
+        self._corrected: dict[tuple[int, str], int] = {}
+        self._told: dict[tuple[int, str], int] = {}
+        self._why = "there is no tool for them"
+        self._waits = tool is not None
+
+    def begin_attempt(self) -> None:
+        """The GPUs are as they were seen last."""
+        self._began = dict(self._last)
+
+    def memory(self) -> Any:
+        """Each GPU as it was when the attempt began, and which of them were on the bus."""
+        return _MEMORY.dump_python(GpuMemory(self._began, sorted(self._seen)), mode="json")
+
+    def recall(self, memory: Any) -> None:
+        """See Sensor."""
+        known = _MEMORY.validate_python(memory)
+        self._began, self._seen = dict(known.began), set(known.seen) & set(self._gpus)
+        # What slows a GPU down is a state that the supervisor was told by another agent, if by any.
+        self._last = {index: replace(state, throttled=None) for index, state in self._began.items()}
+
+    def read(self) -> Reading:
+        """Faults for what grew since the last look. Unavailable where no GPU tells of its errors."""
+        states = self._by_sysfs()
+        self._ask_tool(needed=not states or any(state.uncorrectable is None for state in states.values()))
+        for index, said in self._said.items():
+            states[index] = states[index].filled_from(said) if index in states else said
+        faults: list[Fault] = []
+        for index, now in states.items():
+            # Steps over looks at which a count was not known: what grew meanwhile is told then.
+            before = self._last.get(index)
+            faults += [] if before is None else self._faults(index, before, now)
+            self._last[index] = now if before is None or now.gone else now.filled_from(before)
+            # A count that was not known when the attempt began counts from where it is known first.
+            self._began[index] = self._began[index].filled_from(now) if index in self._began else now
+        counted = [state for state in states.values() if state.uncorrectable is not None]
+        values: dict[str, Any] = {
+            "gpus": len(states),
+            "unknown": [index for index, state in states.items() if state.uncorrectable is None],
+            "uncorrectable": sum(state.uncorrectable or 0 for state in counted),
+            "correctable": sum(state.correctable or 0 for state in counted),
+        }
+        if not counted:
+            why = "the GPUs' tool has not answered yet" if self._waits else self._why
+            return Reading(False, f"no GPU tells of its errors: {why}", tuple(faults), pending=self._waits)
+        return Reading(faults=tuple(faults), values=values)
+
+    def _by_sysfs(self) -> dict[int, GpuState]:
+        root = self._place.root / "sys/bus/pci/devices"
+        states = {health.index: GpuState.of(health) for health in ras.read(self._sources)}
+        states |= {index: states.get(index, GpuState()) for index in self._gpus}
+        there = {index for index, gpu in self._gpus.items() if gpu.pci and is_there(root / gpu.pci)}
+        self._seen |= there  # a container may show the GPUs, and not the PCI bus
+        gone = self._seen - there
+        return {index: replace(state, gone=index in gone) for index, state in states.items()}
+
+    def _ask_tool(self, *, needed: bool) -> None:
+        """Take the tool's last answer. After one that failed, what it said before tells nothing of the present."""
+        news = None if self._tool is None else self._tool.news(needed=needed)
+        if news is None:
+            return
+        self._waits = False
+        self._why = news.why or self._why
+        self._said = said_by(news, self._gpus)
+
+    def _faults(self, index: int, before: GpuState, now: GpuState) -> list[Fault]:
+        found = changes(before, now)
+        for name in ("correctable", "deferred"):
+            if (new := _grown(before, now, name)) > 0:
+                count = self._corrected[index, name] = self._corrected.get((index, name), 0) + new
+                if worth_telling(self._told.get((index, name), 0), count):
+                    self._told[index, name] = count
+                    words = f"counts {counted(count, f'{name} error')} since the attempt began"
+                    found.append(Change("gpu_ras_correctable", "advisory", words))
+        return [self._fault(index, change) for change in found]
+
+    def _fault(self, index: int, change: Change) -> Fault:
+        gpu = self._gpus.get(index)
+        place = f"GPU {index}" if gpu is None or gpu.pci is None else f"GPU {index} ({gpu.pci})"
+        name = str(index) if gpu is None or gpu.pci is None else gpu.pci
+        line = f"{place} {change.words}"
+        return self._place.fault(
+            change.kind, change.role, change.scope, "gpu", line, gpu=name, cleared=change.cleared
+        )
+
+
+def said_by(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuState]:
+    """The tool's states by the index that sysfs gives each GPU, where their PCI addresses tell."""
+    by_pci = {gpu.pci: index for index, gpu in gpus.items() if gpu.pci}
+    found = {}
+    for health in answer.health:
+        index = by_pci.get((health.pci or "").lower(), health.index)
+        found[index] = replace(GpuState.of(health), throttled=answer.throttled.get(health.index))
+    return found
+
+
+def make(place: Place) -> Gpus | None:
+    """Watches the node's GPUs; None where there are none, none are expected, and no tool knows of any."""
+    sources = ToolSources.of(place)
+    gpus = sources.facts.gpus
+    has_tool = tool_exists(place, sources)
+    if not gpus and not has_tool and not place.cluster.gpus_per_node:
+        return None
+    nvidia = any(gpu.kind == "nvidia" for gpu in gpus) or (
+        not gpus and sources.find("amd-smi") is None and sources.find("nvidia-smi") is not None
+    )
+    wanted = nvidia or place.settings.amd_smi != "off"
+    return Gpus(place, sources, GpuTool(place, sources, nvidia=nvidia) if wanted else None)

@@ -1,0 +1,182 @@
+"""The host: free memory, processes that the kernel killed for want of it, zombies, load.
+
+Kills are counted by the job's own cgroup where there is one (v2: memory.events, which counts for all below it; v1:
+memory.oom_control of each cgroup below the job's: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
+Else /proc/vmstat counts them for the whole host, whoever's they are. Kills since the attempt began count,
+whichever agent looks; the other states are told by the first look of each agent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from checkpoint_tools.quantities import counted, show_bytes
+from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.types import Fault
+from zslurm.core.files import read_text
+from zslurm.hardware.sysfs import key_values, names
+
+_GIB = 1 << 30
+_JOB = re.compile(r"job_\d+")
+_MANY_ZOMBIES = 20
+_MEMORY = TypeAdapter(dict[str, int])
+_ZOMBIES_EVERY = 12
+"""Looks at the host for each look at every process, which takes longer than all else together."""
+
+
+class Host(Sensor):
+    """Watches memory and processes."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.period_s = place.settings.period_s
+        self._kills: dict[str, int] = {}
+        self._began: dict[str, int] = {}
+        self._low = self._zombies = False
+        self._looks = 0
+
+    def begin_attempt(self) -> None:
+        """Kills are counted from the last look."""
+        self._began = dict(self._kills)
+
+    def memory(self) -> Any:
+        """How many kills were counted when the attempt began, by who counts."""
+        return self._began
+
+    def recall(self, memory: Any) -> None:
+        """See Sensor."""
+        self._began = _MEMORY.validate_python(memory)
+        self._kills = dict(self._began)
+
+    def read(self) -> Reading:
+        """Faults for new kills, and where memory or zombies cross their limits."""
+        proc = self._place.root / "proc"
+        memory = parse_meminfo(key_values(proc / "meminfo"))
+        kills = oom_kills(self._place.root)
+        if memory is None and not kills:
+            return Reading(ok=False, why=f"{proc}/meminfo cannot be read")
+        faults, values = self._killed(kills), {"oom_kills": max(kills.values(), default=0)}
+        measured: dict[str, float] = dict(values)
+        if memory is not None:
+            free, total = memory
+            measured |= {"memory_free_gib": round(free / _GIB, 1), "memory_gib": round(total / _GIB, 1)}
+            faults += self._memory(free, total)
+        if (load := (read_text(proc / "loadavg") or "").split()[:1]) and load[0].replace(".", "").isdigit():
+            measured["load"] = float(load[0])
+        if self._looks % _ZOMBIES_EVERY == 0:
+            faults += self._count_zombies(proc)
+        self._looks += 1
+        return Reading(faults=tuple(faults), values=measured)
+
+    def _killed(self, kills: dict[str, int]) -> list[Fault]:
+        """New kills. Those of the job count; the whole host's only where the job has no counter of its own."""
+        before, self._kills = self._kills, {**self._kills, **kills}
+        for where, count in kills.items():
+            self._began.setdefault(where, count)
+        new = {where: count - before[where] for where, count in kills.items() if count > before.get(where, count)}
+        if (inside := new.get("job", 0)) > 0:
+            line = f"the kernel killed {counted(inside, 'process')} of the job: out of memory"
+            return [self._place.fault("host_oom", "root", "node", "host", line)]
+        if (anywhere := new.get("host", 0)) <= 0:
+            return []
+        line = f"the kernel killed {counted(anywhere, 'process')} of the host: out of memory"
+        return [self._place.fault("host_oom", "advisory" if "job" in kills else "root", "node", "host", line)]
+
+    def _memory(self, free: int, total: int) -> list[Fault]:
+        low, was_low = free < self._place.settings.memory_free_fraction * total, self._low
+        self._low = low
+        if low == was_low:
+            return []
+        line = f"{show_bytes(free)} of {show_bytes(total)} of memory are free"
+        return [self._place.fault("memory_low", "advisory", "node", "host", line, cleared=not low)]
+
+    def _count_zombies(self, proc: Path) -> list[Fault]:
+        count = zombies(proc, os.getuid())
+        many, had_many = count >= _MANY_ZOMBIES, self._zombies
+        self._zombies = many
+        if many == had_many:
+            return []
+        line = f"{counted(count, 'zombie')} of this user"
+        return [self._place.fault("zombies", "advisory", "node", "host", line, cleared=not many)]
+
+
+def parse_meminfo(fields: dict[str, str]) -> tuple[int, int] | None:
+    """Free (without what caches would give back) and all memory, bytes; None where /proc/meminfo does not tell."""
+    sizes = {
+        name: int(words[0]) << 10 for name, text in fields.items() if (words := text.split()) and _is_size(words)
+    }
+    free, total = sizes.get("MemAvailable"), sizes.get("MemTotal")
+    return (free, total) if free is not None and total else None
+
+
+def _is_size(words: list[str]) -> bool:
+    return words[0].isdecimal() and words[1:] == ["kB"]
+
+
+def oom_kills(root: Path) -> dict[str, int]:
+    """Processes killed so far: of the `job` (where it has a cgroup that counts), of the `host`."""
+    kills = {}
+    for kind, directory in cgroups_of_job(root, read_text(root / "proc/self/cgroup") or ""):
+        files = [directory / "memory.events"] if kind == "v2" else _oom_controls(directory)
+        counts = [count for file in files if (count := _kill_count(file)) is not None]
+        if counts:
+            kills["job"] = sum(counts)
+            break
+    if (host := _kill_count(root / "proc/vmstat")) is not None:
+        kills["host"] = host
+    return kills
+
+
+def cgroups_of_job(root: Path, text: str) -> list[tuple[str, Path]]:
+    """Where the memory of this process' Slurm job is counted, from its /proc/self/cgroup; empty outside a job."""
+    found = []
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        parts = path.strip("/").split("/")
+        at = next((index for index, part in enumerate(parts) if _JOB.fullmatch(part)), None)
+        if at is None or controllers not in ("", "memory"):
+            continue
+        place = "sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup"
+        found.append(("v1" if controllers else "v2", root.joinpath(place, *parts[: at + 1])))
+    return found
+
+
+def _oom_controls(directory: Path) -> Iterable[Path]:
+    """The files of a v1 cgroup and of those below it: each counts its own kills only. Steps, then tasks."""
+    yield directory / "memory.oom_control"
+    for step in names(directory):
+        yield directory / step / "memory.oom_control"
+        for task in names(directory / step) if step.startswith("step_") else ():
+            yield directory / step / task / "memory.oom_control"
+
+
+def _kill_count(file: Path) -> int | None:
+    text = key_values(file).get("oom_kill", "")
+    return int(text) if text.isdecimal() else None
+
+
+def zombies(proc: Path, uid: int) -> int:
+    """Processes of a user that ended and were not collected by their parents."""
+    return sum(
+        (read_text(proc / pid / "stat") or "").rpartition(")")[2].split()[:1] == ["Z"]
+        for pid in names(proc)
+        if pid.isdecimal() and _owner(proc / pid) == uid
+    )
+
+
+def _owner(place: Path) -> int | None:
+    try:
+        return place.stat().st_uid
+    except OSError:
+        return None
+
+
+def make(place: Place) -> Host:
+    return Host(place)

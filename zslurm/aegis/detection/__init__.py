@@ -1,0 +1,1 @@
+"""Pure: reports of agents and exits of ranks become faults."""

@@ -1,0 +1,188 @@
+"""What ranks and srun left behind, as faults: who ended how, and what the words mean.
+
+A rank that raised has recorded its error. One that a signal ended could not: then the end of its log may say
+more than the signal does (a GPU that hangs, a memory access fault). Where it says nothing, the cause is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zslurm.aegis.detection import early_exits
+from zslurm.aegis.logs.scanner import faults_in
+from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
+from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.core.errors import Exit
+from zslurm.core.files import read_json
+from zslurm.run.run_dir import AttemptDir
+from zslurm.slurm.srun_output import TaskFailure, cancelled_step
+
+_TAIL = 1 << 16
+_MOST_LOGS = 64
+"""Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few tell as much as all."""
+
+OF_RANKS = ("rank", "srun", "log")
+"""Sources of the faults that `faults_of_failure` finds."""
+
+_DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
+
+
+def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
+    """What the ranks that have ended recorded."""
+    return [end for path in sorted(attempt.ranks.glob("*.json")) if (end := read_json(path))]
+
+
+def faults_of_failure(
+    attempt: AttemptDir, failure: TaskFailure, rank_nodes: Sequence[str], signatures: Signatures
+) -> list[Fault]:
+    """One fault for each rank of a failure that srun reported, just now; only the records of these ranks are read.
+
+    Args:
+        attempt: the attempt.
+        failure: what srun said.
+        rank_nodes: the node of each rank.
+        signatures: what words mean.
+    """
+    faults: list[Fault] = []
+    for count, rank in enumerate(failure.ranks):
+        if end := read_json(attempt.rank_end(rank)):
+            faults.append(fault_of_end(end, rank_nodes, signatures))
+            continue
+        found = words_of(attempt, rank, failure.node) if count < _MOST_LOGS else []
+        faults += found or [_unexplained(failure, rank)]
+    return faults
+
+
+def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: Signatures) -> Fault:
+    """What a rank recorded when it ended badly.
+
+    When the loss diverges every rank says so, and names the rank on which it began: that one is meant.
+    """
+    line = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
+    kind, role, scope = _meaning(end, line, signatures)
+    step, rank, node = int(end.get("step", -1)), int(end["rank"]), str(end["node"])
+    began = _DIVERGED_ON.search(line) if kind == "nan_loss" else None
+    if began is not None and int(began[1]) < len(rank_nodes):
+        rank = int(began[1])
+        node = rank_nodes[rank]
+    return Fault(
+        kind,
+        role,
+        scope,
+        float(end["time"]),
+        "rank",
+        line,
+        node=node,
+        rank=rank,
+        step=step if step >= 0 else None,
+        fingerprint=end.get("fingerprint"),
+    )
+
+
+def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple[str, Role, Scope]:
+    error = end.get("error")
+    if error is None:
+        return "rank_exit", "root", "unknown"
+    if error == "SystemExit":
+        return ("peer_lost", "cascade", "fabric") if blames_a_peer(end) else (early_exits.KIND, "root", "user")
+    if end["exit_code"] == Exit.USAGE:
+        return "config_error", "root", "user"
+    if error == "Diverged":
+        return "nan_loss", "root", "user"
+    if blames_a_peer(end):
+        return "peer_lost", "cascade", "fabric"
+    match = signatures.match(line)
+    if match is not None and match.role in ("root", "cascade"):
+        return match.kind, match.role, match.scope
+    return "user_error", "root", "user"
+
+
+def _unexplained(failure: TaskFailure, rank: int) -> Fault:
+    kind = "rank_exit" if failure.exit_code is not None else "rank_killed"
+    return Fault(kind, "root", "unknown", time.time(), "srun", failure.what, node=failure.node, rank=rank)
+
+
+def words_of(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
+    """Roots in the last lines of a rank's log; without a stamp of their own they count as written just now."""
+    now, begun = time.time(), _begun(attempt)
+    found = faults_in(_tail(attempt.rank_log(rank)).splitlines(), "log", node=node, rank=rank)
+    return [
+        fault if begun <= fault.time <= now else replace(fault, time=now)
+        for fault in found
+        if fault.role == "root" and not fault.cleared
+    ]
+
+
+def words_of_srun(attempt: AttemptDir) -> list[Fault]:
+    """Roots in the last words of the step itself: why srun could not start it, or ended it.
+
+    Options that srun refuses are the user's only in the first attempt. Later it is Slurm, whose books still hold
+    what an earlier step or a dead node had: "Memory required by task is not available", just after a controller
+    came back, or before Slurm has noticed that the node is dead.
+    """
+    found = faults_in(_tail(attempt.step_log).splitlines(), "srun")
+    roots = [fault for fault in found if fault.role == "root" and not fault.cleared]
+    if attempt.number == 1:
+        return roots
+    return [
+        replace(fault, kind="slurm_step_refused", scope="scheduler")
+        if fault.kind == "slurm_launch_config"
+        else fault
+        for fault in roots
+    ]
+
+
+def cancelled(attempt: AttemptDir) -> Fault | None:
+    """A fault that says that somebody cancelled the attempt's Slurm step; None where nobody did.
+
+    Ask before the supervisor itself ends the step, which srun reports in the same words.
+    """
+    step = cancelled_step(
+        _tail(attempt.step_log).decode("utf-8", "replace"), _tail(attempt.rank_log(0)).decode("utf-8", "replace")
+    )
+    if step is None:
+        return None
+    line = f"the Slurm step {step} was cancelled (scancel)" if step else "the Slurm step was cancelled (scancel)"
+    return Fault("slurm_cancelled", "root", "scheduler", time.time(), "srun", line)
+
+
+def _begun(attempt: AttemptDir) -> float:
+    """When the attempt was started, UNIX seconds."""
+    try:
+        return attempt.description.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def node_failed(node: str) -> Fault:
+    """A node that Slurm itself has given up."""
+    line = f"Slurm reports node {node} as failed"
+    return Fault("node_dead", "root", "node", time.time(), "srun", line, node=node)
+
+
+def late_faults(
+    attempt: AttemptDir, known: Sequence[Fault], rank_nodes: Sequence[str], signatures: Signatures
+) -> list[Fault]:
+    """What ranks recorded that srun never spoke of, once an attempt is over."""
+    named = {fault.rank for fault in known if fault.source in OF_RANKS}
+    return [
+        fault_of_end(end, rank_nodes, signatures)
+        for end in rank_ends(attempt)
+        if not is_orderly(end) and end["rank"] not in named
+    ]
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL))
+            return file.read(_TAIL)
+    except OSError:
+        return b""

@@ -1,0 +1,153 @@
+"""What sensors report, told once: a fault stands until its sensor says that it is over.
+
+The first report of an agent names whatever is wrong then, and what happened since the attempt began, for it may
+have replaced another agent. So a state of its sensor that it does not name is over, and what was told before is
+not told again. A supervisor that takes over an attempt knows what its predecessor recorded (`take_up`).
+
+Faults of one kind from one node are let through at most ten times a minute. A node's clock may be minutes off: its
+faults are told in the time of the supervisor, by whose clock the policy judges them. Pure: times are given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from zslurm.aegis.protocol import SensorReport
+from zslurm.aegis.types import Fault
+
+_MOST_PER_MINUTE = 10
+_HAVE_AN_END = frozenset(
+    "nic_link_down nic_fault nic_errors gpu_throttled memory_low disk_low zombies storage_fault".split()
+)
+
+
+_NOT_SENSORS = frozenset(("srun", "rank", "log", "agent", "progress", "slurm", "gpu_test"))
+"""Sources whose faults no sensor reports."""
+
+_Key = tuple[str, str | None, str | None, str | None, int | None]
+
+
+class SensorFaults:
+    """The faults that the sensors of all nodes have reported, and the sensors that cannot read."""
+
+    def __init__(self) -> None:
+        self._new: list[Fault] = []
+        self._standing: dict[_Key, Fault] = {}
+        self._told: set[tuple[_Key, str]] = set()
+        self._first: dict[tuple[str, str], list[Fault]] = {}
+        self._passed: dict[tuple[str, str | None], deque[float]] = {}
+        self._unavailable: dict[tuple[str, str], str] = {}
+
+    def begin_attempt(self) -> None:
+        """A new attempt starts: it is told of what is broken still, such as a link that is down.
+
+        What has no end of its own, such as an ECC error, counts again when it is seen again.
+        """
+        self._standing = {key: fault for key, fault in self._standing.items() if _has_an_end(fault)}
+        self._told.clear()
+        self._new += [
+            fault for fault in self._standing.values() if fault.role == "root" and fault not in self._new
+        ]
+
+    def take_up(self, faults: Iterable[Fault]) -> None:
+        """Know what was recorded of the present attempt already; it is not told again."""
+        for fault in faults:
+            if fault.source in _NOT_SENSORS or fault.kind == "sensor_unavailable":
+                continue
+            key = _key(fault)
+            self._told.add((key, fault.line))
+            if fault.cleared:
+                self._standing.pop(key, None)
+            else:
+                self._standing[key] = fault
+
+    def feed(self, report: SensorReport, now: float, wall: float | None = None) -> None:
+        """Take a report.
+
+        Args:
+            report: of a sensor.
+            now: when it came, monotonic seconds.
+            wall: the same in UNIX seconds; None: the clock of its node is right.
+        """
+        behind = 0.0 if wall is None else wall - report.stamp.t
+        self._feed_availability(report, report.stamp.t + behind)
+        node = report.stamp.node
+        faults = [replace(fault, node=fault.node or node, time=fault.time + behind) for fault in report.faults]
+        if report.first:
+            whole = self._first.setdefault((node, report.sensor), [])
+            whole += faults
+            if report.more:
+                return
+            del self._first[node, report.sensor]
+            faults = [*self._over(node, report.sensor, whole, report.stamp.t + behind), *self._unknown(whole)]
+        for fault in faults:
+            self._feed(fault, now)
+
+    def _feed(self, fault: Fault, now: float) -> None:
+        key = _key(fault)
+        if fault.cleared:
+            if self._standing.pop(key, None) is not None:
+                self._told.add((key, fault.line))
+                self._new.append(fault)
+            return
+        if key in self._standing or not self._may_pass(fault, now):
+            return
+        self._standing[key] = fault
+        self._told.add((key, fault.line))
+        self._new.append(fault)
+
+    def _over(self, node: str, sensor: str, named: list[Fault], time: float) -> list[Fault]:
+        """The ends of states that an earlier agent has reported, and that a whole first report does not name."""
+        still = {_key(fault) for fault in named}
+        return [
+            replace(fault, time=time, cleared=True, line=f"{fault.nic or fault.gpu or sensor}: it is over")
+            for key, fault in self._standing.items()
+            if fault.node == node and fault.source == sensor and _has_an_end(fault) and key not in still
+        ]
+
+    def _unknown(self, named: list[Fault]) -> list[Fault]:
+        """A first report without what came and went, and was told before."""
+        last = {_key(fault): fault for fault in named}
+        came_and_went = {key for key, fault in last.items() if fault.cleared and key not in self._standing}
+        known = {key for key in came_and_went if all((key, f.line) in self._told for f in named if _key(f) == key)}
+        return [fault for fault in named if _key(fault) not in known]
+
+    def take(self) -> list[Fault]:
+        """What is new since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def _feed_availability(self, report: SensorReport, time: float) -> None:
+        node, key = report.stamp.node, (report.stamp.node, report.sensor)
+        known = self._unavailable.get(key)
+        if report.ok:
+            if self._unavailable.pop(key, None) is not None:
+                line = f"{report.sensor}: can be read again"
+                self._new.append(_unavailable(node, report.sensor, line, time, cleared=True))
+        elif known is None or (report.why and report.why != known):
+            self._unavailable[key] = report.why
+            line = f"{report.sensor}: {report.why or 'cannot be read'}"
+            self._new.append(_unavailable(node, report.sensor, line, time))
+
+    def _may_pass(self, fault: Fault, now: float) -> bool:
+        times = self._passed.setdefault((fault.kind, fault.node), deque(maxlen=_MOST_PER_MINUTE))
+        if len(times) == _MOST_PER_MINUTE and now - times[0] < 60.0:
+            return False
+        times.append(now)
+        return True
+
+
+def _key(fault: Fault) -> _Key:
+    """What is broken, and where."""
+    return fault.kind, fault.node, fault.gpu, fault.nic, fault.rank
+
+
+def _has_an_end(fault: Fault) -> bool:
+    """Whether the sensor also tells when it is over; a line of a log never does."""
+    return fault.kind in _HAVE_AN_END and fault.source not in ("kernel_log", "log")
+
+
+def _unavailable(node: str, sensor: str, line: str, time: float, *, cleared: bool = False) -> Fault:
+    return Fault("sensor_unavailable", "advisory", "node", time, sensor, line, node=node, cleared=cleared)

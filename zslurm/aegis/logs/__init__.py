@@ -1,0 +1,1 @@
+"""Pure: log lines become faults."""

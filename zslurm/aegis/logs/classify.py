@@ -1,0 +1,204 @@
+"""What went wrong in a job, told from its logs alone: the root, what followed from it, who is suspect.
+
+The earliest root wins: by time where the lines have stamps, else by their order. Lines that tell of consequences
+(cascades, teardown) take the blame only where there is nothing else, and advisories never do. Two exceptions:
+Slurm says only afterwards that memory ran out or that a node died, so this goes before a program's own error; and
+a link that came back before anything failed is passed over.
+
+A rank's node is known only where a line names both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from zslurm.aegis.logs.scanner import Finding, findings_in
+from zslurm.aegis.logs.signatures import Match
+from zslurm.slurm.srun_output import task_failures
+
+_KEPT = 10_000
+"""Lines of one kind and file that are kept; more of them tell nothing new."""
+
+_SAID_LATE = frozenset({"host_oom", "slurm_node_fail"})
+_VAGUE = frozenset({"user_error", "crash_segv"})
+_PASSING = frozenset({"nic_link_down", "nic_fault", "storage_fault"})
+_COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+_SEQUENCE = re.compile(r"\bSeqNum=(\d+)")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that tells of a fault, and where it stands.
+
+    Attributes:
+        file: as it was named.
+        finding: what it says.
+        when: UNIX seconds, by its own stamp or else by its place in the file; None where nothing tells.
+    """
+
+    file: str
+    finding: Finding
+    when: float | None = None
+
+    @property
+    def match(self) -> Match:
+        """What it means."""
+        return self.finding.match
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Whom the root points at, as far as the logs say so."""
+
+    node: str | None = None
+    gpu: str | None = None
+    nic: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the logs tell.
+
+    Attributes:
+        lines: all that tell of a fault, in the order of time.
+        root: what it began with; None where nothing is known to be wrong.
+        certain: the root is a cause by itself; false where only consequences were found.
+        suspect: whom it points at.
+        advice: what to do.
+        left_out: further lines like those, which were only counted.
+    """
+
+    lines: tuple[Line, ...]
+    root: Line | None
+    certain: bool
+    suspect: Suspect
+    advice: str
+    left_out: int = 0
+
+
+def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Story:
+    """Read logs of one job and tell what went wrong.
+
+    Args:
+        logs: name and bytes of each, those of the batch script first where there is no other order.
+
+    Raises:
+        OSError: a log cannot be read.
+    """
+    read: list[Line] = []
+    left_out = 0
+    for name, chunks in logs:
+        kept, more = _read(name, chunks)
+        read += kept
+        left_out += more
+    lines = sorted(_without_idle_ends(read), key=lambda line: (line.when is None, line.when or 0.0))
+    root, certain = _root(lines)
+    if root is None:
+        return Story(tuple(lines), None, False, Suspect(), "", left_out)
+    suspect = _suspect(root, lines)
+    return Story(tuple(lines), root, certain, suspect, root.match.advice, left_out)
+
+
+def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
+    """The telling lines of a log, each with a time where any of them has one, and how many were left out."""
+    kept: list[Line] = []
+    numbers: Counter[str] = Counter()
+    latest: float | None = None
+    for finding in findings_in(chunks):
+        numbers[finding.match.kind] += 1
+        if numbers[finding.match.kind] > _KEPT:
+            continue
+        if finding.time is not None:
+            latest = max(latest or finding.time, finding.time)
+        kept.append(Line(name, finding, finding.time if finding.time is not None else latest))
+    first = next((line.when for line in kept if line.when is not None), None)
+    timed = [line if line.when is not None else replace(line, when=first) for line in kept]
+    return timed, sum(numbers.values()) - len(kept)
+
+
+def _without_idle_ends(lines: Sequence[Line]) -> list[Line]:
+    """Without ends of faults that nobody saw begin: every link comes up once when a node boots."""
+    seen = {line.match.kind for line in lines}
+    return [line for line in lines if line.match.clears not in _PASSING or line.match.clears in seen]
+
+
+def _root(lines: Sequence[Line]) -> tuple[Line | None, bool]:
+    """The root, and whether it is a cause by itself."""
+    roots = ((n, line) for n, line in enumerate(lines) if line.match.role == "root")
+    first = next((line for n, line in roots if not _passed(line, lines, n + 1)), None)
+    if first is not None:
+        if first.match.kind in _VAGUE:
+            late = (line for line in lines if line.match.role == "root" and line.match.kind in _SAID_LATE)
+            first = next(late, first)
+        return first, True
+    for role in ("cascade", "teardown"):
+        found = [line for line in lines if line.match.role == role]
+        if found:
+            return _furthest_behind(found) or _named(found) or found[0], False
+    return None, False
+
+
+def _named(lines: Sequence[Line]) -> Line | None:
+    """Return the first line that names a rank or a node; in torchrun's summary that of the root cause."""
+    start = next((n for n, line in enumerate(lines) if _ROOT_CAUSE in line.finding.text), 0)
+    for part in (lines[start:], lines):
+        for line in part:
+            if line.match.rank is not None or line.match.node is not None:
+                return line
+    return None
+
+
+def _passed(line: Line, lines: Sequence[Line], after: int) -> bool:
+    """True for a fault that ended before anything followed from it; `lines` are looked at from `after` on."""
+    if line.match.kind not in _PASSING:
+        return False
+    for later in islice(lines, after, None):
+        if later.match.clears == line.match.kind and _same(later.match.nic, line.match.nic):
+            return True
+        if later.match.role in ("cascade", "teardown"):
+            return False
+    return False
+
+
+def _same(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
+
+
+def _furthest_behind(lines: Sequence[Line]) -> Line | None:
+    """The line of the rank that came least far in the collective operations, where ranks differ."""
+    for pattern in (_COMPLETED, _SEQUENCE):
+        reached: dict[int, tuple[int, Line]] = {}
+        for line in lines:
+            found = pattern.search(line.finding.text)
+            if found and line.match.rank is not None:
+                reached.setdefault(line.match.rank, (int(found[1]), line))
+        numbers = [number for number, _ in reached.values()]
+        if numbers and min(numbers) < max(numbers):
+            return min(reached.values(), key=lambda pair: pair[0])[1]
+    return None
+
+
+def _suspect(root: Line, lines: Sequence[Line]) -> Suspect:
+    match = root.match
+    node = match.node or (nodes_of_ranks(lines).get(match.rank) if match.rank is not None else None)
+    return Suspect(node, match.gpu, match.nic, match.rank)
+
+
+def nodes_of_ranks(lines: Sequence[Line]) -> dict[int, str]:
+    """The nodes of ranks, where lines name both."""
+    nodes: dict[int, str] = {}
+    for line in lines:
+        for failure in task_failures(line.finding.text):
+            if "[" in failure.node:
+                continue  # several nodes, and which of the ranks ran on which is not said
+            for rank in failure.ranks:
+                nodes.setdefault(rank, failure.node)
+        if line.match.rank is not None and line.match.node is not None:
+            nodes.setdefault(line.match.rank, line.match.node)
+    return nodes

@@ -1,0 +1,250 @@
+"""What a line of a log means: the table signatures.yaml, made quick.
+
+A line is compared with eight hundred expressions only where it must be. Every expression contains fixed words,
+and every fixed word a `gate`, a short word that lines of healthy training seldom have. So a log is searched for
+gates first (log_faults.py); a line that has some is searched for the words behind them, and only the expressions
+of words that are there are tried, in the order of the table.
+
+Of a line only what was observed counts: guesses ("might be caused by ...") are cut off before anything is tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import yaml
+
+from zslurm.aegis.logs.hardware_names import names_of
+from zslurm.aegis.logs.lines import MAX_LINE, body_of, without_labels
+from zslurm.aegis.logs.location import place_of
+from zslurm.aegis.logs.prefilter import TableError, fixed_words
+from zslurm.aegis.types import Role, Scope
+
+_FLAGS = (
+    re.IGNORECASE | re.ASCII
+)  # without ASCII a K would match the Kelvin sign, which has no k when in lower case
+
+_REMEMBERED = 512
+"""Lines of which the rule is remembered."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a line says.
+
+    Attributes:
+        kind: of the fault; `benign` and `benign_after_fault` are none.
+        role: its part in the story, as far as one line tells.
+        scope: what is broken where it is a root.
+        node: host or Slurm node that the line names as the place of the fault.
+        gpu: PCI address, local index, or `kfd:N` (a node of the kernel's topology, which counts CPUs as well).
+        nic: name of the interface or RDMA device, else PCI address.
+        rank: global rank that wrote the line, or that it names.
+        advice: what to do, for a person.
+        clears: the kind of fault whose end the line tells, for benign_after_fault.
+    """
+
+    kind: str
+    role: Role
+    scope: Scope
+    node: str | None = None
+    gpu: str | None = None
+    nic: str | None = None
+    rank: int | None = None
+    advice: str = ""
+    clears: str | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the table.
+
+    Attributes:
+        match: what its lines mean; without who and where.
+        any: expressions of which one must match.
+        unless: expression that must not.
+        matches: a line that it must match.
+        rejects: a line that it must not.
+        names: what a line must name besides, so that no other system's words are taken for this hardware's.
+        last: it is tried after all others.
+    """
+
+    match: Match
+    any: tuple[str, ...]
+    unless: re.Pattern[str] | None
+    matches: str
+    rejects: str
+    names: re.Pattern[str] | None = None
+    last: bool = False
+
+
+class _Expression(NamedTuple):
+    """One expression of a rule, with words of which one is in every line that it matches."""
+
+    words: tuple[str, ...]
+    text: str
+    rule: Rule
+
+
+class Signatures:
+    """The table, ready to match."""
+
+    def __init__(
+        self, rules: Sequence[Rule], gates: Sequence[str], *, user_kinds: Iterable[str], dull: Iterable[str]
+    ) -> None:
+        """Prepare rules that stand in the order in which they are to be tried.
+
+        Args:
+            rules: the rules.
+            gates: short words without digits, one of which is in the fixed word of each expression.
+            user_kinds: kinds that a kernel never tells of.
+            dull: what healthy runs write all the time although it has a gate in it.
+
+        Raises:
+            TableError: an expression has no fixed word with a gate in it, or a gate has digits.
+        """
+        if with_digits := [gate for gate in gates if any(char.isdigit() for char in gate)]:
+            raise TableError(f"gates with digits, which log_faults.py does not look at: {with_digits}")
+        self.rules = tuple(rules)
+        self.gates = tuple(gate.encode() for gate in gates)
+        self._gates = tuple(gates)
+        self._user_kinds = frozenset(user_kinds)
+        self._dull = [(phrase.encode(), b" " * len(phrase)) for phrase in dull]
+        # The ranks of a job say the same when it fails, each behind its own label.
+        self._rule_of = lru_cache(maxsize=_REMEMBERED)(self._find_rule)
+        self._expressions: list[_Expression] = []
+        self._behind: dict[str, list[int]] = {gate: [] for gate in gates}
+        for rule in self.rules:
+            for expression in rule.any:
+                self._add(rule, expression)
+
+    def _add(self, rule: Rule, expression: str) -> None:
+        words = fixed_words(expression, self._gates)
+        if not words:
+            raise TableError(f"{rule.match.kind}: no fixed word with a gate in {expression!r}")
+        for gate in {next(gate for gate in self._gates if gate in word) for word in words}:
+            self._behind[gate].append(len(self._expressions))
+        self._expressions.append(_Expression(tuple(words), expression, rule))
+
+    def without_dull(self, lowered: bytes) -> bytes:
+        """A log in lower case, with blanks over what is dull; as long as before."""
+        for phrase, blanks in self._dull:
+            lowered = lowered.replace(phrase, blanks)
+        return lowered
+
+    @classmethod
+    def load(cls) -> Signatures:
+        """The table that comes with zslurm; read once per process."""
+        return _load()
+
+    @classmethod
+    def of(cls, text: str) -> Signatures:
+        """The table in the text of a signatures.yaml.
+
+        Raises:
+            TableError: an expression of it has no fixed word.
+        """
+        table = yaml.load(text, Loader=_LOADER)
+        rules = [rule for kind, body in table["kinds"].items() for rule in _rules(kind, body)]
+        rules.sort(key=lambda rule: rule.last)
+        return cls(rules, table["gates"], user_kinds=table["user_kinds"], dull=table["dull"])
+
+    def match(self, text: str, *, kernel: bool = False) -> Match | None:
+        """What one line means; None where nothing is known to be wrong with it.
+
+        Args:
+            text: a logical line (log_lines.py), cleaned or not.
+            kernel: it is of the kernel's log, so it cannot tell of a program's own errors.
+        """
+        text = text[:MAX_LINE]
+        if _CODE.match(without_labels(text)):
+            return None
+        observed = without_guesses(body_of(text))
+        if _SLURM_LOG.search(text):
+            observed = f"slurmd: {_STEP_LABEL.sub('', observed)}"
+        rule = self._rule_of(observed, kernel)
+        return _placed(rule.match, text) if rule is not None else None
+
+    def _find_rule(self, observed: str, kernel: bool) -> Rule | None:
+        """The first rule that a line without labels matches."""
+        lowered = observed.lower()
+        tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
+        refused: Rule | None = None
+        for number in sorted(tried):
+            words, expression, rule = self._expressions[number]
+            if rule is refused or not any(word in lowered for word in words):
+                continue
+            if (kernel and rule.match.kind in self._user_kinds) or not _compiled(expression).search(observed):
+                continue
+            if rule.names is not None and not rule.names.search(observed):
+                refused = rule
+                continue
+            if rule.unless is not None and rule.unless.search(observed):
+                refused = rule
+                continue
+            return rule
+        return None
+
+
+def _placed(match: Match, text: str) -> Match:
+    """What a line means, with the node, GPU, NIC and rank that the line itself names."""
+    place = place_of(text, match.kind, match.scope)
+    if match.kind == "pcie_error" and place.nic is not None:
+        match = replace(match, scope="nic")
+    return replace(match, node=place.node, gpu=place.gpu, nic=place.nic, rank=place.rank)
+
+
+@cache
+def _compiled(expression: str) -> re.Pattern[str]:
+    """An expression, compiled when the first line has one of its words: most logs need few of them."""
+    return re.compile(expression, _FLAGS)
+
+
+@cache
+def _load() -> Signatures:
+    return Signatures.of(files("zslurm.aegis.logs").joinpath("signatures.yaml").read_text("utf-8"))
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
+    of_kind = Match(kind, body["role"], body["scope"], advice=body["advice"])
+    rules = []
+    for row in body["rules"]:
+        own = {name: row[name] for name in ("role", "scope", "advice", "clears") if name in row}
+        unless = re.compile(row["unless"], _FLAGS) if "unless" in row else None
+        named = row.get("names", body.get("names"))
+        names = names_of(named) if named else None
+        sample = row["matches"], row["rejects"]
+        rules.append(
+            Rule(replace(of_kind, **own), tuple(row["any"]), unless, *sample, names, row.get("last", False))
+        )
+    return rules
+
+
+_GUESS = re.compile(
+    r"\b(?:may|might|could|can|probably|possibly|typically|usually|likely)"
+    r"(?: (?:also|be|have been|often|likely|well))* "
+    r"(?:caused by|triggered by|due to|because|indicates?|a sign of|the result of)\b[^\n]*?(?:[.!?](?=\s|$)|$)"
+    r"|\b(?:some |the )?(?:possible|potential|common|likely|usual) (?:root )?(?:reasons?|causes?)\b[^\n]*",
+    re.IGNORECASE,
+)
+_CODE = re.compile(r"^\s+(?:raise|assert|return|print|logger|logging|self|if|elif|with|for|except|await|yield)\b")
+
+# The files that Slurm's daemons write do not name the daemon: [2026-02-02T12:00:00.123] [4242.0] error: ...
+# Syslog does, but its stamp is cut off together with the daemon's name.
+_SLURM_LOG = re.compile(
+    r"(?:\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\]|\bslurm\w*\[\d+\]:) (?:\[\d+\.\w+\] )?(?:error|fatal): "
+)
+_STEP_LABEL = re.compile(r"^\[\d+\.\w+\] ")
+
+
+def without_guesses(text: str) -> str:
+    """A line without what its writer only supposes: `this could be caused by ...` is no observation."""
+    return _GUESS.sub(" ", text)

@@ -1,0 +1,1 @@
+"""Who hears of events: hooks, the job comment, the event recorder."""

@@ -1,0 +1,117 @@
+"""The last root cause in the comment of the Slurm job, where everybody who looks at the queue sees it.
+
+    squeue -o '%i %T %k'
+    4711 RUNNING zslurm: 11-22 04:31 attempt 2, swap: GPU RAS uncorrectable on node3, GPU 2: ...
+
+A comment that the job has already (a project, what a site's plugin wrote) stays, in front. Other programs read
+comments too: only plain ASCII without quotes, `=`, `|` and the like goes in, so that no log line can end a field
+of `sacct -P`, look like another key of `scontrol show job`, or be more than text to whoever pastes it into a
+shell. scontrol itself takes all that follows `Comment=` in that word of its command line as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from zslurm.aegis.notify.queue import Courier
+from zslurm.core.redact import redact
+from zslurm.run.event_text import describe_cause, describe_fault
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.jobs import JobRecord
+
+LONGEST = 200
+_OURS = "zslurm: "
+_BETWEEN = "; "
+_TIMEOUT_S = 5.0
+_UNWANTED = re.compile(r"[^\x20-\x7e]|[\"'`\\|;<>$=&]")
+
+
+class Commentable(Protocol):
+    """What a job's comment needs of Slurm: a SlurmClient."""
+
+    def job(self, job_id: str) -> JobRecord | None: ...
+
+    def update(self, job_id: str, **settings: str) -> None: ...
+
+
+class JobComment:
+    """Keeps the comment of one job. One try for each cause, in a thread of its own."""
+
+    def __init__(
+        self,
+        job_id: str,
+        environ: Mapping[str, str],
+        failed: Callable[[str], None] = lambda reason: None,
+        *,
+        client: Commentable | None = None,
+    ) -> None:
+        """
+        Args:
+            job_id: the job.
+            environ: where PATH and SLURM_CONF are taken from.
+            failed: told in one line, from another thread, why the comment could not be written; again only after
+                it could.
+            client: asks and tells Slurm.
+        """
+        self._job_id = job_id
+        self._client = client or SlurmClient(environ, timeout_s=_TIMEOUT_S, retries=Retries(attempts=1))
+        self._courier: Courier[str] = Courier("job comment", self._write, failed, limit=1)
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Write the cause that an event holds, if it holds one. Never waits, never raises."""
+        if (text := cause_line(event)) is not None:
+            self._courier.take(text)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until it was tried, for so long at most: before a requeue ends this process."""
+        self._courier.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the last try, for so long at most; nothing is written after it."""
+        self._courier.close(timeout_s)
+
+    def _write(self, text: str) -> None:
+        """
+        Raises:
+            ZslurmError: Slurm does not answer, or refuses.
+        """
+        job = self._client.job(self._job_id)
+        before = job.comment if job is not None else ""
+        wanted = beside(before, text)
+        if wanted != before:
+            self._client.update(self._job_id, Comment=wanted)
+
+
+def cause_line(event: Mapping[str, Any]) -> str | None:
+    """The root cause that an event holds, as it may stand in a comment; None where it holds none."""
+    try:
+        if event.get("event") == "decision" and event.get("mode", "act") == "act" and event.get("root"):
+            what, cause = str(event["action"]), describe_fault(event["root"])
+        elif event.get("event") == "run_ended" and event.get("cause"):
+            what, cause = str(event["outcome"]), describe_cause(event["cause"])
+        else:
+            return None
+        attempt = f"attempt {event['attempt']}" if "attempt" in event else "the run"
+        when = time.strftime("%m-%d %H:%M", time.localtime(float(event.get("time") or time.time())))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return plain(f"{when} {attempt}, {what}: {cause}")
+
+
+def plain(text: str) -> str:
+    """The text as it may stand in a comment: one short line of harmless characters, without secrets."""
+    line = " ".join(_UNWANTED.sub(" ", redact(text[: 10 * LONGEST])).split())
+    most = LONGEST - len(_OURS)
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def beside(before: str, text: str) -> str:
+    """The comment with this text of ours, in place of what we wrote before, behind what others wrote."""
+    theirs = before if not before.startswith(_OURS) else ""
+    if (at := theirs.rfind(_BETWEEN + _OURS)) >= 0:
+        theirs = theirs[:at]
+    return f"{theirs}{_BETWEEN}{_OURS}{text}" if theirs else f"{_OURS}{text}"

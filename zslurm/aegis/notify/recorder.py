@@ -1,0 +1,81 @@
+"""Writes the events of a run, and lets those know who want to know."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from train.jsonl import JsonLinesWriter
+from zslurm.aegis.notify.hooks import Notifier
+from zslurm.aegis.notify.job_comment import JobComment
+from zslurm.config.spec import RunSpec
+from zslurm.core.redact import redact_mapping
+from zslurm.run.run_dir import RunDir
+
+_LAST_WORDS_S = 5.0
+"""How long hooks and Slurm get to take what is left when the supervisor ends, or the job is requeued."""
+
+
+class Recorder:
+    """The one writer of events.jsonl. Use as a context manager.
+
+    What cannot be written, because the disk is full, waits for the next event; the log of the job, which lies on
+    the same disk, does without it: the supervisor is needed most when something is wrong.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._unwritten: list[dict[str, Any]] = []
+        self._tellers: list[Notifier | JobComment] = []
+        self._job_id = ""
+
+    def open(self, spec: RunSpec, job_id: str, environ: Mapping[str, str]) -> None:
+        """Know the job, and who wants to know of it."""
+        self._job_id = job_id
+        self._tellers.append(
+            Notifier(spec.aegis.notify, self._run.name, self._run.path, environ=environ, failed=self._failed)
+        )
+        if spec.cluster.launcher == "slurm" and spec.aegis.comment:
+            self._tellers.append(JobComment(job_id, environ, self._failed))
+
+    def event(self, event: str, /, **fields: Any) -> None:
+        """Record what happened: in the events, and in the log of the job. Any thread may."""
+        fields = redact_mapping(fields)
+        row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
+        with self._lock:
+            self._unwritten.append(row)
+            with contextlib.suppress(OSError):
+                while self._unwritten:
+                    self._file.append(self._unwritten[0])
+                    del self._unwritten[0]
+        for teller in self._tellers:
+            teller.tell(row)
+        shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
+        with contextlib.suppress(OSError):
+            print(f"supervisor: {event} {shown}".rstrip(), flush=True)
+
+    def flush(self) -> None:
+        """Let everybody hear what was recorded, for a few seconds at most: before a requeue ends this process."""
+        for teller in self._tellers:
+            teller.flush(_LAST_WORDS_S)
+
+    def _failed(self, reason: str) -> None:
+        self.event("notify_failed", reason=reason)
+
+    def __enter__(self) -> Recorder:
+        self._file = JsonLinesWriter(self._run.events)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for teller in self._tellers:
+            teller.close(_LAST_WORDS_S)
+        with self._lock, contextlib.suppress(OSError):
+            self._file.close()

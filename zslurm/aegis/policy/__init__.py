@@ -1,0 +1,1 @@
+"""Pure: faults and history become a decision."""

@@ -1,0 +1,173 @@
+"""How an attempt ended and why: a pure function of the evidence it left.
+
+Peers of a dead rank fail as well, with errors of their own about broken connections, often before srun has said
+a word about the dead one. Such cascades take the blame only when there is nothing else: the root is the first
+rank that a signal killed or that failed with an error of its own. Among ranks reported on one line the one that
+recorded its error first counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from zslurm.core.errors import Exit
+from zslurm.slurm.srun_output import TaskFailure
+
+Outcome = Literal["completed", "interrupted", "failed", "lost"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The root of a failure."""
+
+    message: str
+    rank: int | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an attempt came to."""
+
+    outcome: Outcome
+    exit_code: int
+    cause: Cause | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Verdict | None:
+        """Back from a row `attempt_ended`; None where it is not whole."""
+        try:
+            cause = Cause(**row["cause"]) if row.get("cause") else None
+            return cls(row["outcome"], int(row["exit_code"]), cause)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def fields(self) -> dict[str, Any]:
+        """The verdict as fields of an event."""
+        cause = {k: v for k, v in asdict(self.cause).items() if v is not None} if self.cause else None
+        return {"outcome": self.outcome, "exit_code": self.exit_code, "cause": cause}
+
+
+def judge(
+    step_exit: int,
+    rank_ends: Sequence[Mapping[str, Any]],
+    failures: Sequence[TaskFailure],
+    failed_nodes: Sequence[str],
+    step_log_tail: str,
+    killed_because: str | None = None,
+    *,
+    early: Sequence[Cause] = (),
+    asked: bool = False,
+) -> Verdict:
+    """Judge an attempt that has ended.
+
+    Args:
+        step_exit: exit code of the step (of srun: the highest of its tasks, 128 + signal for a killed one).
+        rank_ends: what ranks recorded when they ended (AttemptDir.rank_end).
+        failures: failed tasks in the order in which the step reported them; without those that the supervisor
+            killed itself.
+        failed_nodes: nodes that Slurm declared failed.
+        step_log_tail: the step's last words, for an end that nothing else explains.
+        killed_because: why the supervisor killed the step, if it did.
+        early: ranks that exited with 0 before the end of the run and recorded nothing (early_exits.py).
+        asked: whether the run was asked to stop.
+    """
+    if failed_nodes:
+        node = failed_nodes[0]
+        return Verdict(
+            "failed", step_exit or Exit.FAILED, Cause(f"Slurm reports node {node} as failed", node=node)
+        )
+    if step_exit == 0 and not early:
+        return Verdict("completed", Exit.DONE)
+    by_rank = {int(end["rank"]): end for end in rank_ends}
+    bad = [failure for failure in failures if not stopped_in_order(failure, by_rank, asked=asked)]
+    # It is the highest code of all: others may have failed with a lower.
+    if step_exit == Exit.INTERRUPTED and not bad and not early:
+        return Verdict("interrupted", Exit.INTERRUPTED)
+    if early and root_failure(bad, by_rank) is None:
+        return Verdict("failed", step_exit or Exit.FAILED, early[0])
+    if killed_because is not None and root_failure(bad, by_rank) is None:
+        return Verdict("failed", step_exit, Cause(killed_because))
+    if bad:
+        return _from_failure(root_failure(bad, by_rank) or bad[0], by_rank, step_exit)
+    errors = sorted((end for end in rank_ends if not is_orderly(end)), key=_earliest_root)
+    if errors:
+        return Verdict("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
+    words = " ".join(step_log_tail.split()) or "the step ended without a word"
+    return Verdict("failed", step_exit, Cause(words[-500:], exit_code=step_exit))
+
+
+# What gloo, NCCL and RCCL, and the store say when it was somebody else who left.
+_CASCADE = re.compile(
+    r"Connection (closed by|reset by) peer|Broken pipe|Read error|Write error|Timed out waiting|"
+    r"remote process exited|DistNetworkError|Socket Timeout|ncclRemoteError|ncclSystemError|"
+    r"watchdog .*caught collective operation timeout|wait timeout after|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+
+
+def is_orderly(end: Mapping[str, Any]) -> bool:
+    """Whether a rank recorded that it finished the run, or saved and stopped; not by an error or `sys.exit`."""
+    return end["exit_code"] in (Exit.DONE, Exit.INTERRUPTED) and not end.get("error")
+
+
+def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[str, Any]], *, asked: bool) -> bool:
+    """Whether ranks that exited with 75 saved and stopped. A program may exit with this code for its own reasons.
+
+    Args:
+        failure: what srun reported.
+        ends_by_rank: what ranks recorded.
+        asked: whether the run was asked to stop: then a record that is not there yet is not missed.
+    """
+    if failure.exit_code != Exit.INTERRUPTED:
+        return False
+    ends = [ends_by_rank.get(rank) for rank in failure.ranks]
+    return all(asked if end is None else is_orderly(end) for end in ends)
+
+
+def root_failure(
+    failures: Sequence[TaskFailure], ends_by_rank: Mapping[int, Mapping[str, Any]]
+) -> TaskFailure | None:
+    """The first failure that is no mere consequence of another; None while there are only cascades."""
+    return next((failure for failure in failures if not _is_cascade(failure, ends_by_rank)), None)
+
+
+def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) -> bool:
+    """True where every rank of the failure recorded that a peer had left."""
+    if failure.exit_code is None:
+        return False
+    return all(rank in by_rank and blames_a_peer(by_rank[rank]) for rank in failure.ranks)
+
+
+def blames_a_peer(end: Mapping[str, Any]) -> bool:
+    """True where what a rank recorded is a complaint about somebody else who left.
+
+    A hook that catches such an error may end its rank by `sys.exit`: then the traceback holds the complaint.
+    """
+    where = "traceback" if end.get("error") == "SystemExit" else "message"
+    return bool(_CASCADE.search(str(end.get(where))))
+
+
+def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int) -> Verdict:
+    code = failure.exit_code
+    silent = [rank for rank in failure.ranks if rank not in by_rank]
+    recorded = sorted((by_rank[rank] for rank in failure.ranks if rank in by_rank), key=_earliest_root)
+    if code is None or not recorded or (silent and blames_a_peer(recorded[0])):
+        code, rank = code or step_exit, (silent or failure.ranks)[0]
+        return Verdict("failed", code, Cause(failure.what, rank=rank, node=failure.node, exit_code=code))
+    return Verdict("failed", code, _from_rank_end(recorded[0]))
+
+
+def _earliest_root(end: Mapping[str, Any]) -> tuple[bool, float]:
+    """Sorts what ranks recorded: own errors before complaints about peers, then by time."""
+    return blames_a_peer(end), float(end["time"])
+
+
+def _from_rank_end(end: Mapping[str, Any]) -> Cause:
+    message = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
+    return Cause(message, int(end["rank"]), str(end["node"]), int(end["exit_code"]), int(end["step"]))

@@ -1,0 +1,353 @@
+"""What to do about faults: pure functions of what was noticed, what the run went through, and what there is.
+
+`alarm` says whether an attempt that still runs must be ended; `decide` what follows once it is over: the cheapest
+action that will do, out of the same nodes again, a spare in place of a node, fewer nodes, the queue, the end.
+blame.py chooses who is to blame, treatments.py says how each kind of fault is answered.
+
+It ends: whatever is not the end either excludes a node (`aegis.max_excluded`) or spends one of the restarts that
+may follow each other without a new checkpoint (`aegis.retries`), or is one of a fixed number of times that Slurm
+may refuse a step in a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from checkpoint_tools.quantities import counted
+from zslurm.aegis.policy.attribution import SILENT_ENDS, Blame, blame, roots_of
+from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
+from zslurm.aegis.policy.responses import treatment_of
+from zslurm.aegis.types import Alarm, Decision, Fault, History, Resources, Situation
+from zslurm.config.aegis import AegisSection
+from zslurm.slurm.hostlist import compress
+
+_HOUR_S = 3600.0
+_MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
+"""Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
+time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
+_TIME_IS_UP = frozenset({"SIGUSR1", "SIGUSR2"})
+_BY_SLURM = frozenset({"srun", "slurm"})
+"""Sources that are believed when they say what Slurm did; a program's log may say anything."""
+
+
+def alarm(situation: Situation, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
+    """Whether faults end an attempt that still runs.
+
+    Args:
+        situation: the attempt; its `now` is held against the times of its faults.
+        history: the attempts before it.
+        settings: section `aegis`.
+        spares: healthy nodes of the job beside those in use.
+    """
+    found = [
+        fault
+        for fault in roots_of(situation, settings)
+        if _ends_it(fault, situation, settings, spares) and not _was_acted_on(fault, history)
+    ]
+    if not found:
+        return Alarm(give_up=False)
+    chosen = blame(found, situation, history, settings)
+    if chosen.root is None:
+        return Alarm(True, None, "no node of the attempt answers")
+    tolerated = chosen.treatment.while_running == "tolerate"
+    lasted = f" for more than {settings.tolerate_s:g} s" if tolerated else ""
+    return Alarm(True, chosen.root, f"{chosen.what}{lasted}", chosen.exclude)
+
+
+def _ends_it(fault: Fault, situation: Situation, settings: AegisSection, spares: int) -> bool:
+    if fault.kind == "straggler":
+        return spares > 0
+    while_running = treatment_of(fault.kind).while_running
+    lasted = situation.now - fault.time >= settings.tolerate_s
+    return while_running == "give up" or (while_running == "tolerate" and lasted)
+
+
+def _was_acted_on(fault: Fault, history: History) -> bool:
+    """Whether this very fault ended an attempt before, and stands still: the node is used for want of another."""
+    return any(
+        incident.root is not None
+        and incident.root.kind == fault.kind
+        and incident.root.node in (None, fault.node)
+        and incident.root.nic in (None, fault.nic)
+        and fault.time <= incident.root.time
+        for incident in history.incidents
+    )
+
+
+def decide(situation: Situation, history: History, resources: Resources, settings: AegisSection) -> Decision:
+    """What to do after an attempt.
+
+    Args:
+        situation: how it ended, and what was noticed.
+        history: the attempts before it, without this one.
+        resources: what there is to go on with.
+        settings: section `aegis`.
+    """
+    situation = replace(situation, nodes=resources.in_use)
+    said = {fault.kind for fault in situation.faults if fault.source in _BY_SLURM and fault.role != "benign"}
+    asked = situation.asked_to_stop
+    preempted = situation.preempted
+    time_is_up = asked in _TIME_IS_UP or (asked is None and ("slurm_time_limit" in said or preempted is not None))
+    roots = roots_of(situation, settings)
+    if len(resources.nodes) <= resources.needed:  # no spare: a slow node is better than none
+        roots = [fault for fault in roots if fault.kind != "straggler"]
+    if time_is_up:  # Slurm kills what has not ended by then
+        roots = [fault for fault in roots if fault.kind not in SILENT_ENDS and fault.kind != "slurm_time_limit"]
+    chosen = blame(roots, situation, history, settings)
+    case = _Case(situation, history, resources, settings, chosen, time_is_up)
+    root = case.blame.root
+    if situation.outcome == "completed":
+        return Decision("finish", "the run is complete")
+    if preempted == "cancel":
+        return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
+    if situation.requeued or said & {"slurm_requeue", "slurm_preempt"}:
+        return Decision("finish", "Slurm puts the job back into the queue", root)
+    if asked is not None and not time_is_up:
+        return Decision("finish", f"asked to stop ({asked})", root)
+    if time_is_up:
+        return case.out_of_time()
+    if situation.outcome == "interrupted" and root is None:
+        return Decision("finish", "the ranks saved and stopped")
+    return case.hopeless() or case.refused() or case.over_a_limit() or case.go_on()
+
+
+@dataclass(frozen=True)
+class _Case:
+    """An attempt that failed, or ran out of time, and everything that matters for what comes next."""
+
+    situation: Situation
+    history: History
+    resources: Resources
+    settings: AegisSection
+    blame: Blame
+    time_is_up: bool
+
+    def out_of_time(self) -> Decision:
+        """At the time limit, or preempted: back into the queue, if that is wanted and possible."""
+        preempted = self.situation.preempted is not None
+        what = "a preemption" if preempted else "the time limit"
+        if not preempted and not self.settings.requeue_at_time_limit:
+            return Decision("finish", "the time limit; aegis.requeue_at_time_limit is off", self.blame.root)
+        if not self.resources.can_requeue:
+            return Decision("finish", f"{what}, and the job cannot be requeued", self.blame.root)
+        if self.blame.exclude or (self.blame.root is not None and self.situation.outcome != "interrupted"):
+            return self.hopeless() or self.over_a_limit() or self._requeue()
+        kind, line = ("slurm_preempt", "preemption") if preempted else ("slurm_time_limit", "time limit")
+        limit = Fault(kind, "teardown", "scheduler", self.situation.now, "slurm", line)
+        at_limit = replace(self, blame=Blame(limit, treatment_of(limit.kind)))
+        before = without_progress(self.history, self.situation.committed_step)
+        in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
+        if not preempted and in_vain > self.settings.retries:
+            return at_limit._stop(
+                f"no new checkpoint in {counted(in_vain + 1, 'start')}; save more often, or ask for more time"
+            )
+        return at_limit._requeue()
+
+    def hopeless(self) -> Decision | None:
+        """Where no other start can end better."""
+        then = self.blame.treatment.then
+        if then == "stop":
+            return self._stop("another start would end in the same way")
+        if then == "gpu_oom" and self.settings.gpu_oom == "stop":
+            return self._stop("another start would end in the same way (aegis.gpu_oom: stop)")
+        return self._computed_again()
+
+    def _computed_again(self) -> Decision | None:
+        """Where a numeric failure came back bit for bit: unless its GPU turns out to be broken, it would again."""
+        root = self.blame.root
+        if root is None or root.fingerprint is None:
+            return None
+        before = [
+            incident.attempt
+            for incident in without_progress(self.history, self.situation.committed_step)
+            if incident.root is not None
+            and (incident.root.kind, incident.root.step) == (root.kind, root.step)
+            and incident.root.fingerprint == root.fingerprint
+        ]
+        if not before:
+            return None
+        stop = self._stop(
+            f"the numbers are those of attempt {before[-1]} to the last bit, and another start would compute them "
+            "again: look at the data of these steps, lower phases[].lr, or skip more steps (optim.skip_limit)"
+        )
+        where = root.gpu if root.gpu is not None else root.rank
+        tested = (root.node, str(where)) if root.node is not None and where is not None else None
+        return replace(stop, test_gpu=tested)
+
+    def refused(self) -> Decision | None:
+        """Where Slurm did not start the step: no rank ran, so this says nothing of the run, and costs nothing."""
+        root = self.blame.root
+        if root is None or not _is_refused(root):
+            return None
+        before = refusals_in_a_row(self.history)
+        if before + 1 >= _MOST_REFUSALS:
+            return self._stop(f"{counted(before + 1, 'time')} in a row: {root.line}")
+        wait = min(_REFUSED_WAIT_S * 2.0**before, _LONGEST_REFUSED_S)
+        how = f"try again in {wait:g} s, {before + 1} of {counted(_MOST_REFUSALS, 'time')} in a row"
+        return Decision("restart", self._reason(how), root, (), self.resources.in_use, wait_s=wait)
+
+    def over_a_limit(self) -> Decision | None:
+        """Where it failed too often; or would exclude too many, unless they are dead, which Slurm sees as well."""
+        settings, now = self.settings, self.situation.now
+        starts = starts_since(self.history, now - _HOUR_S) - refusals_since(self.history, now - _HOUR_S)
+        if starts >= settings.restarts_per_hour:
+            return self._stop(
+                f"{counted(starts, 'start')} within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
+            )
+        excluded = len(active_exclusions(self.history, now, settings))
+        if self.blame.exclude and excluded + len(self.blame.exclude) > settings.max_excluded:
+            already = counted(excluded, "node is", "nodes are")
+            why = f"{already} excluded already; aegis.max_excluded: {settings.max_excluded}"
+            dead = not set(self.blame.exclude) & set(self.resources.nodes)
+            return self._without_exclusion(why) if dead else self._stop(why)
+        return None if self.blame.exclude else self._budget_spent()
+
+    def _failures(self) -> list[Fault | None]:
+        """The roots of the failures since the newest checkpoint, this one's last."""
+        before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
+        return [*(root for root in before if not (_is_by_slurm(root) or _is_refused(root))), self.blame.root]
+
+    def _budget_spent(self) -> Decision | None:
+        failures, retries = self._failures(), self.settings.retries
+        if len(failures) <= retries:
+            return None
+        errors = {(root.kind, root.step) if root is not None else None for root in failures}
+        last = failures[-1]
+        if len(failures) > 1 and len(errors) == 1 and last is not None and last.step is not None:
+            return self._stop(f"the same error after the same step {counted(len(failures), 'time')}")
+        times = counted(len(failures), "failure")
+        return self._stop(f"{times} without a new checkpoint; aegis.retries: {retries}")
+
+    def bad_spares(self) -> tuple[str, ...]:
+        """Spares that broke while they waited, as many as may still be excluded: they are to blame for nothing."""
+        now, settings = self.situation.now, self.settings
+        spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
+        waiting = replace(self.situation, nodes=spares)
+        broken = {f.node for f in roots_of(waiting, settings) if treatment_of(f.kind).certain}
+        room = (
+            settings.max_excluded - len(active_exclusions(self.history, now, settings)) - len(self.blame.exclude)
+        )
+        return tuple(node for node in spares if node in broken)[: max(0, room)]
+
+    def go_on(self) -> Decision:
+        """The cheapest way to go on."""
+        if self.blame.treatment.then == "requeue":
+            return self._requeue()
+        there, least = self.resources, self.settings.min_nodes
+        usable = [node for node in there.nodes if node not in self.blame.exclude + self.bad_spares()]
+        lost = [node for node in there.in_use if node not in usable]
+        if not lost:
+            return self._restart()
+        if not there.outlives_nodes and not set(lost) <= set(there.nodes):
+            return self._requeue()  # a node died, and the job ends with it
+        if len(usable) >= there.needed:
+            kept = [node for node in usable if node in there.in_use]
+            spares = [node for node in usable if node not in kept][: max(0, there.needed - len(kept))]
+            nodes = [node for node in usable if node in kept or node in spares]
+            return self._start("swap", nodes, f"{_names(spares)} in place of {_names(lost)}")
+        if least is not None and len(usable) >= least:
+            return self._start(
+                "shrink", usable, f"go on with {counted(len(usable), 'node')}, without {_names(lost)}"
+            )
+        return self._requeue()
+
+    def _restart(self) -> Decision:
+        """The same nodes again."""
+        count, wait = len(self._failures()), None
+        how = f"restart in place, {count} of {self.settings.retries} without a new checkpoint"
+        if self.blame.treatment.then == "wait":
+            wait = min(self.settings.retry_wait_s * 2.0 ** min(count - 1, 16), _HOUR_S)
+            how += f", after {wait:g} s"
+        if self.blame.test_gpu is not None:
+            how += f", once the GPU is tested: it came first from it {counted(self.settings.nan_repeats, 'time')}"
+        nodes, test_gpu = self.resources.in_use, self.blame.test_gpu
+        return Decision(
+            "restart", self._reason(how), self.blame.root, self.bad_spares(), nodes,
+            test_gpu=test_gpu, wait_s=wait,
+        )  # fmt: skip
+
+    def _start(self, action: Literal["swap", "shrink"], nodes: Sequence[str], how: str) -> Decision:
+        exclude = self.blame.exclude + self.bad_spares()
+        return Decision(action, self._reason(how), self.blame.root, exclude, tuple(nodes))
+
+    def _requeue(self) -> Decision:
+        """Back into the queue, on as many nodes as can be had."""
+        there, exclude = self.resources, self.blame.exclude
+        if not there.can_requeue:
+            return self._without_exclusion("no other node is there, and the job cannot be requeued")
+        if demanded := there.demanded & set(exclude):
+            return self._without_exclusion(
+                f"no other node is there, and slurm.nodelist demands {_names(demanded)}"
+            )
+        asked = there.needed if there.asked is None else there.asked
+        # Slurm counts an excluded node that is alive as usable, until it is told.
+        left = asked if there.elsewhere is None else there.elsewhere - len(set(exclude) & set(there.nodes))
+        without = f" without {_names(exclude)}" if exclude else ""
+        if left >= asked:
+            return Decision("requeue", self._reason(f"requeue{without}"), self.blame.root, exclude)
+        if left >= min(there.needed, self.settings.min_nodes or there.needed):
+            how = f"requeue on {counted(left, 'node')}{without}"
+            return Decision("requeue", self._reason(how), self.blame.root, exclude, n_nodes=left)
+        if not exclude:
+            how = (
+                f"requeue, and wait until {counted(there.needed, 'node is', 'nodes are')} up; now there are {left}"
+            )
+            return Decision("requeue", self._reason(how), self.blame.root)
+        return self._without_exclusion(
+            f"{counted(left, 'usable node is', 'usable nodes are')} left, and the run needs {there.needed}"
+        )
+
+    def _without_exclusion(self, why: str) -> Decision:
+        """A node should go, and cannot: try again with it, within the budget; wait in the queue if it is dead."""
+        there = self.resources
+        if self.blame.treatment.must_leave:
+            return self._stop(why)
+        case = replace(self, blame=replace(self.blame, exclude=()))
+        if stop := case._budget_spent():
+            return stop
+        dead = [node for node in there.in_use if node not in there.nodes]
+        if not dead and not self.time_is_up:
+            return replace(case._restart(), reason=f"{case._reason(why)}; restart in place")
+        if not there.can_requeue:
+            return self._stop(why)
+        how = f"requeue, and wait for {_names(dead)}" if dead else "requeue with it"
+        return Decision("requeue", self._reason(f"{why}; {how}"), self.blame.root)
+
+    def _stop(self, why: str) -> Decision:
+        return Decision("stop", self._reason(why), self.blame.root)
+
+    def _reason(self, how: str) -> str:
+        return f"{self.blame.what}; {how}"
+
+
+def _is_by_slurm(root: Fault | None) -> bool:
+    """Whether Slurm ended an attempt for want of time or for another job, not by what only a log says."""
+    return root is not None and root.kind in ("slurm_time_limit", "slurm_preempt") and root.role == "teardown"
+
+
+def _is_preemption(root: Fault | None) -> bool:
+    """Whether Slurm ended an attempt for another job."""
+    return root is not None and root.kind == "slurm_preempt"
+
+
+def _is_refused(root: Fault | None) -> bool:
+    """Whether an attempt ended before it began, because Slurm refused its step."""
+    return root is not None and treatment_of(root.kind).then == "ask again"
+
+
+def refusals_in_a_row(history: History) -> int:
+    """How many of the last attempts Slurm refused to start, without another in between."""
+    in_a_row = itertools.takewhile(lambda incident: _is_refused(incident.root), since_last_end(history))
+    return sum(1 for _ in in_a_row)
+
+
+def refusals_since(history: History, since: float) -> int:
+    """How many attempts Slurm has refused to start since a time, and since the run last finished or stopped."""
+    return sum(_is_refused(incident.root) for incident in since_last_end(history) if incident.time > since)
+
+
+def _names(nodes: Collection[str]) -> str:
+    return compress(nodes)

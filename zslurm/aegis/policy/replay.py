@@ -1,0 +1,245 @@
+"""What another policy would have done about the attempts of a run, read from its events.
+
+Each attempt is judged by itself, with the history that it really had: what would have come after another decision
+nobody knows. What the events do not say (those of a supervisor that recorded no `resources`) is taken from the
+nodes of the attempt, and said to be assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from train.config import Section
+from train.jsonl import read_jsonl
+from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_in, history_of, nodes_in
+from zslurm.aegis.policy.policy import alarm, decide
+from zslurm.aegis.types import Decision, Fault, Resources, Situation
+from zslurm.config.aegis import AegisSection
+from zslurm.config.layers import Layers, Origin
+from zslurm.config.problems import describe
+from zslurm.core.errors import ConfigError, NotFound
+from zslurm.core.files import read_json
+
+Row = Mapping[str, Any]
+Outcome = Literal["completed", "interrupted", "failed", "lost"]
+_MOMENT_S = 1e-3
+_SOONER_S = 5.0
+"""An end that comes by itself so soon after a fault is no difference from one that is made."""
+_OUTCOMES: dict[str, Outcome] = {
+    "completed": "completed", "interrupted": "interrupted", "failed": "failed", "lost": "lost",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was decided then; in mode `observe` it was not done."""
+
+    action: str
+    reason: str
+    exclude: tuple[str, ...]
+    mode: str
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One attempt that ended.
+
+    Attributes:
+        attempt: its number.
+        ended: UNIX seconds.
+        outcome: how its step ended.
+        done: what was decided; None where the events do not say.
+        policy: what the policy decides.
+        gives_up_after: seconds after its start when the policy ends the attempt, though it was not ended then.
+        goes_on: the policy does not end the attempt, though it was ended for a fault.
+        assumed: the events do not say what there was to go on with.
+    """
+
+    attempt: int
+    ended: float
+    outcome: Outcome
+    done: Done | None
+    policy: Decision
+    gives_up_after: float | None = None
+    goes_on: bool = False
+    assumed: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """True where the policy would have done something else than was done."""
+        if self.gives_up_after is not None or self.goes_on:
+            return True
+        policy = (self.policy.action, set(self.policy.exclude))
+        return self.done is not None and (self.done.action, set(self.done.exclude)) != policy
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The rows of an events file; a last line that a crash left unfinished is passed over.
+
+    Raises:
+        NotFound: there is no such file.
+        ConfigError: it holds no event.
+        OSError: it cannot be read.
+    """
+    if not path.is_file():
+        raise NotFound(f"{path}: no such file; a run writes its events when its job starts")
+    rows = [row for row in read_jsonl(path) if isinstance(row.get("event"), str)]
+    if not rows:
+        raise ConfigError(f"{path}: not an events file: none of its lines is an event; give RUN_DIR/events.jsonl")
+    return rows
+
+
+class _Run(Section):
+    """As much of a run's configuration as a replay needs."""
+
+    aegis: AegisSection = Field(AegisSection(), description="the supervisor")
+
+
+def settings_of(config: Path, overrides: Sequence[str] = ()) -> AegisSection:
+    """The section `aegis` of a run, or the defaults where it has no `config.json`, under `aegis.KEY=VALUE`.
+
+    Raises:
+        ConfigError: an assignment is wrong, or the configuration is.
+    """
+    origin = Origin("run file", str(config))
+    section = (read_json(config) or {}).get("aegis", {})
+    layers = Layers({"aegis": section}, {(): origin}, origin)
+    for assignment in overrides:
+        if not assignment.startswith("aegis."):
+            raise ConfigError(f"--set {assignment}: only settings of `aegis` matter here, such as aegis.retries=5")
+        layers.override(assignment)
+    try:
+        return _Run.model_validate(layers.data).aegis
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe(error, layers, _Run))) from error
+
+
+def replay(events: Sequence[Row], settings: AegisSection) -> list[Replayed]:
+    """Decide about every attempt that ended once more.
+
+    Args:
+        events: rows of events.jsonl, oldest first.
+        settings: the policy's settings.
+    """
+    rows = [row for row in events if isinstance(row.get("time"), int | float)]
+    starts = [i for i, row in enumerate(rows) if row.get("event") == "attempt_started"]
+    attempts = [_Attempt(rows, start) for start in starts if isinstance(rows[start].get("attempt"), int)]
+    needed = max((len(attempt.nodes) for attempt in attempts), default=1)
+    return [_again(attempt, needed, settings) for attempt in attempts if attempt.ended is not None]
+
+
+class _Attempt:
+    """The rows of one attempt."""
+
+    def __init__(self, rows: Sequence[Row], start: int) -> None:
+        self.number: int = rows[start]["attempt"]
+        self.started = float(rows[start]["time"])
+        self.nodes = tuple(nodes_in(rows[start]))
+        mine = [(i, row) for i, row in enumerate(rows) if row.get("attempt") == self.number and i > start]
+        found = {str(row.get("event")): (i, row) for i, row in reversed(mine)}
+        self.ended = found["attempt_ended"][1] if "attempt_ended" in found else None
+        self.decision: Row = found["decision"][1] if "decision" in found else {}
+        self.killed: Row | None = found["step_killed"][1] if "step_killed" in found else None
+        self.signal = found["signal"][1].get("signal") if "signal" in found else None
+        before = found.get("decision") or found.get("attempt_ended")
+        self.history = history_of(rows[: before[0]] if before else rows)
+        faults = (_fault(row) for _, row in mine if row.get("event") == "fault_detected")
+        self.faults = tuple(fault for fault in faults if fault is not None)
+
+
+def _fault(row: Row) -> Fault | None:
+    return fault_in({**row, "time": row.get("fault_time", row["time"])})
+
+
+def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
+    assert attempt.ended is not None
+    situation = _situation(attempt)
+    there = _resources(attempt.decision.get("resources"))
+    resources = there or _assumed(attempt, needed, settings, situation)
+    given_up = _given_up(attempt, situation, settings, len(set(resources.nodes) - set(resources.in_use)))
+    ended = float(attempt.ended["time"])
+    early = given_up is not None and attempt.killed is None and ended - given_up.now > _SOONER_S
+    if given_up is not None and early:
+        situation = given_up
+    return Replayed(
+        attempt=attempt.number,
+        ended=ended,
+        outcome=_OUTCOMES.get(str(attempt.ended.get("outcome")), "failed"),
+        done=_done(attempt.decision),
+        policy=decide(situation, attempt.history, resources, settings),
+        gives_up_after=situation.now - attempt.started if early else None,
+        goes_on=given_up is None and attempt.killed is not None and "root" in attempt.killed,
+        assumed=there is None,
+    )
+
+
+def _situation(attempt: _Attempt) -> Situation:
+    """The attempt when it was over."""
+    assert attempt.ended is not None
+    said = attempt.decision.get("situation")
+    said = said if isinstance(said, Mapping) else {}
+    now, step = said.get("now"), attempt.decision.get("committed_step")
+    last = attempt.history.incidents[-1].committed_step if attempt.history.incidents else NOTHING_SAVED
+    progressed, asked = said.get("progressed_at"), said.get("asked_to_stop", attempt.signal)
+    preempted = said.get("preempted")
+    return Situation(
+        now=float(now) if isinstance(now, int | float) else float(attempt.ended["time"]),
+        attempt=attempt.number,
+        outcome=_OUTCOMES.get(str(attempt.ended.get("outcome")), "failed"),
+        faults=attempt.faults,
+        committed_step=step if isinstance(step, int) else last,
+        asked_to_stop=asked if isinstance(asked, str) else None,
+        requeued=said.get("requeued") is True,
+        progressed_at=float(progressed) if isinstance(progressed, int | float) else None,
+        nodes=attempt.nodes,
+        preempted=preempted if preempted in ("requeue", "cancel") else None,
+    )
+
+
+def _resources(recorded: object) -> Resources | None:
+    """What there was, as the decision recorded it; None where it did not, or not as it should."""
+    if not isinstance(recorded, Mapping) or not isinstance(recorded.get("needed"), int):
+        return None
+    lists = [recorded.get(name) for name in ("nodes", "in_use", "demanded")]
+    numbers = [recorded.get(name) for name in ("elsewhere", "asked")]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        return None
+    return Resources.of(recorded) if all(isinstance(number, int | None) for number in numbers) else None
+
+
+def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, situation: Situation) -> Resources:
+    """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
+    dead = {fault.node for fault in attempt.faults if fault.kind in ("node_dead", "slurm_node_fail")}
+    gone = dead | active_exclusions(attempt.history, situation.now, settings).keys()
+    alive = tuple(node for node in attempt.nodes if node not in gone)
+    return Resources(alive, attempt.nodes, needed, outlives_nodes=True)
+
+
+def _done(decision: Row) -> Done | None:
+    if not isinstance(decision.get("action"), str):
+        return None
+    exclude = decision.get("exclude")
+    excluded = tuple(map(str, exclude)) if isinstance(exclude, list) else ()
+    return Done(decision["action"], str(decision.get("reason", "")), excluded, str(decision.get("mode", "act")))
+
+
+def _given_up(attempt: _Attempt, end: Situation, settings: AegisSection, spares: int) -> Situation | None:
+    """The situation in which the policy ends the attempt before it was over; None where it does not.
+
+    An alarm can begin when a fault is noticed, or when one has lasted long enough.
+    """
+    assert attempt.ended is not None
+    over = float(attempt.killed["time"] if attempt.killed else attempt.ended["time"])
+    times = {fault.time + wait + _MOMENT_S for fault in attempt.faults for wait in (0.0, settings.tolerate_s)}
+    for now in sorted(time for time in times if attempt.started <= time <= over):
+        seen = tuple(fault for fault in attempt.faults if fault.time <= now)
+        progressed = None if end.progressed_at is None else min(end.progressed_at, now)
+        then = replace(end, now=now, outcome=None, faults=seen, progressed_at=progressed)
+        if alarm(then, attempt.history, settings, spares=spares).give_up:
+            return replace(then, outcome="failed", asked_to_stop=None, requeued=False)
+    return None

@@ -1,0 +1,203 @@
+"""Put the job back into the queue, from inside it, with the nodes that it must not use."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from train.jsonl import read_jsonl
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.types import Decision, Fault
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.run.state import last_job
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.exclusion import (
+    Size,
+    exclude_requeued,
+    has_left,
+    requeue_excluding,
+    requeue_unchanged,
+    wait_until_down,
+)
+
+_RETRIES = Retries(attempts=2, first_pause_s=0.5)
+_PAUSE_S = 2.0
+"""Between two tries while Slurm does not answer."""
+_BEFORE_LIMIT_S = 60.0
+"""So long before the job's time limit nothing is waited for any more: it could not be requeued after it."""
+_TERMINATION = (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def requeue_job(
+    job: Job,
+    decision: Decision,
+    *,
+    excluded: Collection[str] = (),
+    forgiven: Collection[str] = (),
+    dead: Collection[str] = (),
+    client: SlurmClient | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str | None:
+    """Requeue the job that this process runs in, as soon as Slurm answers; call it in the main thread.
+
+    Slurm then sends SIGTERM to every process of the job. This one is deaf to that from here on, and so is what it
+    starts. On a site whose compute nodes have no scontrol, a successor that waits takes the requeue's part: then
+    nothing is done here.
+
+    Args:
+        job: the start of the job.
+        decision: what was decided.
+        excluded: nodes that it must not use from now on.
+        forgiven: nodes that it may use again.
+        dead: nodes of the job that died while it ran.
+        client: Slurm.
+        sleep: waits.
+
+    Returns:
+        The nodes that the job excludes from now on, as a hostlist; None where it was not requeued from here: it
+        was cancelled meanwhile, or Slurm has ended it by itself.
+
+    Raises:
+        ZslurmError: Slurm refused.
+    """
+    client = client or SlurmClient(job.environ, retries=_RETRIES)
+    if not client.can_control():
+        if job.spec.wants_successor:
+            return ""
+        raise ZslurmError("there is no scontrol on this node, and no successor was submitted (slurm.successor)")
+    if job.spec.cluster.gpus_per_node and dead:
+        excluded = set(excluded) - _wait_until_down(client, job, dead, sleep)
+    size = None
+    if decision.n_nodes:
+        size = Size(decision.n_nodes, job.spec.ranks_per_node, job.spec.cpus_per_task)
+    requeue = _Requeue(client, job, tuple(excluded), tuple(forgiven), size)
+    told = ""
+    while True:
+        try:
+            with _deaf_if_requeued():
+                return requeue.once()
+        except SlurmUnavailable as error:
+            if not requeue.asked and _is_cancelled(job):
+                return None
+            if str(error) != told:
+                told = str(error)
+                job.event("start_postponed", reason=f"the job cannot be requeued yet: {told}")
+        sleep(_PAUSE_S)
+
+
+@dataclass
+class _Requeue:
+    """A requeue that is tried until it is known to be done.
+
+    Attributes:
+        asked: whether Slurm was asked for it, and may have done it.
+    """
+
+    client: SlurmClient
+    job: Job
+    excluded: tuple[str, ...]
+    forgiven: tuple[str, ...]
+    size: Size | None
+    asked: bool = False
+
+    def once(self) -> str | None:
+        """One try. Returns what `requeue_job` does.
+
+        Raises:
+            SlurmUnavailable: it is not known whether it was done.
+            SlurmRefused, NotFound: from Slurm.
+        """
+        job_id = self.job.job_id
+        record = self.client.queue([job_id]).get(job_id)
+        if record is None or record.state.is_over:
+            return None
+        if has_left(record):
+            return self._change()
+        if record.restarts > self.job.restart or _is_cancelled(self.job):
+            return None
+        self.asked = True
+        if not self._changes:
+            requeue_unchanged(self.client, job_id)
+            return ""
+        return requeue_excluding(self.client, job_id, self.excluded, forgiven=self.forgiven, size=self.size)
+
+    @property
+    def _changes(self) -> bool:
+        return bool(self.excluded or self.forgiven or self.size)
+
+    def _change(self) -> str | None:
+        """It was requeued already: from here, though Slurm did not say so, or by Slurm itself; or cancelled."""
+        if not self._changes:
+            return "" if self.asked else None
+        try:
+            return exclude_requeued(
+                self.client,
+                self.job.job_id,
+                self.excluded,
+                forgiven=self.forgiven,
+                size=self.size,
+                held=self.asked,
+            )
+        except SlurmRefused:
+            if self.asked:
+                raise
+            return None
+
+
+@contextlib.contextmanager
+def _deaf_if_requeued() -> Iterator[None]:
+    """Ignore the signals with which Slurm ends the job; listen again where it was not requeued yet.
+
+    A job that is cancelled while Slurm does not answer must not come back.
+    """
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in _TERMINATION}
+    try:
+        yield
+    except SlurmUnavailable:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        raise
+
+
+def _is_cancelled(job: Job) -> bool:
+    """Whether somebody wants the run to end: a job that runs has got Slurm's termination, or a user's word."""
+    if job.stop.signum in (signal.SIGTERM, signal.SIGINT):
+        return True
+    with contextlib.suppress(OSError):
+        last = last_job(job.run)
+        return last is not None and last.cancelled and job.job_id in (last.job_id, last.successor)
+    return False
+
+
+def _wait_until_down(
+    client: SlurmClient, job: Job, dead: Collection[str], sleep: Callable[[float], None]
+) -> set[str]:
+    """Those that Slurm calls down, once it should have noticed all; not longer than the time limit leaves."""
+    ends_at = float("inf")
+    with contextlib.suppress(ZslurmError):
+        record = client.queue([job.job_id]).get(job.job_id)
+        if record is not None and record.end_time is not None:
+            ends_at = record.end_time.timestamp()
+    return wait_until_down(
+        client,
+        dead,
+        dead_s=_dead_s(job),
+        given_up=lambda: _is_cancelled(job) or time.time() > ends_at - _BEFORE_LIMIT_S,
+        sleep=sleep,
+    )
+
+
+def _dead_s(job: Job) -> dict[str, float]:
+    """Seconds since each node of the job died last."""
+    now, dead_s = time.time(), dict[str, float]()
+    with contextlib.suppress(OSError):
+        for row in read_jsonl(job.run.events):
+            if row.get("event") == "fault_detected" and row.get("job_id") == job.job_id:
+                fault = Fault.of_event(row)
+                if fault is not None and fault.kind == "node_dead" and fault.node is not None:
+                    dead_s[fault.node] = now - fault.time
+    return dead_s

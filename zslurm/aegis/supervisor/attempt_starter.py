@@ -1,0 +1,242 @@
+"""How an attempt begins: what must be true first, the nodes, the step; or what another supervisor left running."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from train.jsonl import read_jsonl
+from zslurm.aegis.policy.history import active_exclusions
+from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.nodes import Nodes
+from zslurm.aegis.supervisor.rails_check import check_rails
+from zslurm.aegis.types import Decision, Exclusion, Fault
+from zslurm.core.errors import ZslurmError
+from zslurm.core.files import read_json, write_atomically
+from zslurm.core.processes import DetachedProcess
+from zslurm.job.checkpoint_lock import free_from_dead_job
+from zslurm.job.interpreter import Interpreter
+from zslurm.job.prepare import prepare
+from zslurm.job.step import in_order, local_step, slurm_step
+from zslurm.run.metrics_tail import last_step_at
+from zslurm.run.run_dir import AttemptDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.topology import hostlist_in_order
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attempt whose step was started.
+
+    Attributes:
+        attempt: its directory.
+        process: srun, or its local twin.
+        nodes: where its ranks are, in their order.
+        adopted: another supervisor has started it.
+    """
+
+    attempt: AttemptDir
+    process: DetachedProcess
+    nodes: tuple[str, ...]
+    adopted: bool = False
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided after an attempt, and perhaps not done.
+
+    Attributes:
+        decision: what to do.
+        verdict: on the attempt.
+    """
+
+    decision: Decision
+    verdict: Verdict
+
+
+def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> str:
+    """Say what ended an attempt of an earlier start of the job before its supervisor could say how it ended.
+
+    Args:
+        job: the present start.
+        last: the attempt.
+        events: of the run.
+    """
+    described = read_json(last.description) or {}
+    rows = [row for row in events if row.get("attempt") == last.number]
+    began = next((row["time"] for row in rows if row.get("event") == "attempt_started"), float("inf"))
+    since = [row for row in events if row.get("time", 0.0) >= began]
+    if (acted := next((row for row in since if row.get("event") == "deputy_acted"), None)) is not None:
+        what = f"the supervisor was lost, and the agent on {acted.get('node', '?')} requeued the job"
+    elif described.get("job_id") != job.job_id:
+        what = f"job {described.get('job_id', '?')} ended without a verdict"
+    else:
+        by = [row for row in read_jsonl(job.run.submissions) if row.get("action") == "requeue"]
+        user = next((str(row.get("user", "?")) for row in by if row.get("time", 0.0) >= began), None)
+        what = f"the job was requeued {f'by {user}' if user else 'by Slurm or an administrator'}"
+        what += " (zslurm requeue)" if user else " (scontrol requeue, a preemption, or its batch node died)"
+    if last_step_at(job.run.metrics, last.number) is not None:
+        return f"{what} before the attempt could be judged"
+    before = [row for row in events if row.get("event") == "attempt_ended" and row.get("attempt") != last.number]
+    cause = (before[-1].get("cause") or {}).get("message") if before else None
+    recovered = f" while the run recovered from: {cause}" if cause else " before the attempt took a step"
+    return what + recovered
+
+
+class Starts:
+    """Starts attempts in one start of the job."""
+
+    def __init__(self, job: Job, nodes: Nodes) -> None:
+        self._job, self._nodes = job, nodes
+        self._python: Interpreter | None = None
+
+    def why_not(self) -> Verdict | None:
+        """What keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
+
+        The nodes are looked at once.
+        """
+        job = self._job
+        if self._python is not None:
+            return None
+        self._nodes.died |= self._nodes.taken_back()
+        nodes = self._candidates()
+        if job.on_slurm and job.spec.cluster.nics:
+            verdict = check_rails(
+                job.spec, job.run, job.job_id, nodes, job.environ, job.event, lambda: job.stop.asked
+            )
+            if verdict is not None:
+                return verdict
+            if job.stop.asked:
+                return None
+        try:
+            self._python = prepare(job.spec, job.run, job.job_id, nodes, job.environ, job.event)
+        except ZslurmError as error:
+            return Verdict("failed", error.exit_code, Cause(str(error)))
+        return None
+
+    def first_nodes(self) -> tuple[str, ...]:
+        """The nodes for the first attempt of a start of the job, spares left over.
+
+        A job that was submitted again may have got nodes that are excluded. They are used where there are no
+        others: to wait for better ones is the queue's business.
+        """
+        nodes = self._candidates()
+        if excluded := set(nodes).intersection(self._exclusions()):
+            self._job.event("excluded_nodes_used", nodes=compress(excluded))
+        return nodes[: self._nodes.needed]
+
+    def _candidates(self) -> tuple[str, ...]:
+        """The nodes on which ranks may be started: without excluded ones, unless too few would be left."""
+        usable, needed = self._nodes.usable(self._exclusions().values()), self._nodes.needed
+        enough = len(usable) >= min(needed, self._job.spec.aegis.min_nodes or needed)
+        return usable if enough else self._nodes.usable(())
+
+    def _exclusions(self) -> dict[str, Exclusion]:
+        return active_exclusions(self._job.history(), time.time(), self._job.spec.aegis)
+
+    def start(self, nodes: tuple[str, ...]) -> Running:
+        """Begin the next attempt on these nodes. Call `why_not` first.
+
+        Raises:
+            OSError: the run directory cannot be written.
+        """
+        job = self._job
+        assert self._python is not None
+        attempts = job.run.attempt_dirs()
+        attempt = job.run.attempt(attempts[-1].number + 1 if attempts else 1)
+        attempt.path.parent.mkdir(exist_ok=True)
+        attempt.path.mkdir()  # without parents: a run directory that was moved must not come back in part
+        try:
+            running = self._begin(attempt, nodes, self._python)
+        except OSError:  # no rank runs
+            shutil.rmtree(attempt.path, ignore_errors=True)  # the next try gets the same number
+            raise
+        hosts, world_size = hostlist_in_order(running.nodes), len(running.nodes) * job.spec.ranks_per_node
+        job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
+        return running
+
+    def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> Running:
+        """Describe the attempt, and start its step last.
+
+        Raises:
+            OSError: a file cannot be written; the step was not started.
+        """
+        job = self._job
+        attempt.logs.mkdir()
+        attempt.ranks.mkdir()
+        if not job.on_slurm:
+            plan = local_step(job.spec, job.run, attempt, python)
+        else:
+            plan = slurm_step(job.spec, job.run, attempt, python, nodes)
+            if self._nodes.by_leaf:
+                plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
+            else:
+                nodes = tuple(expand(compress(nodes)))  # as srun sorts them
+        body = {
+            "attempt": attempt.number,
+            "job_id": job.job_id,
+            "restart": job.restart,
+            "nodes": hostlist_in_order(nodes),
+            "world_size": len(nodes) * job.spec.ranks_per_node,
+            "command": plan.command,
+        }
+        write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
+        if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
+            job.event("lock_taken_over", holder=str(dead))
+        return Running(attempt, plan.start(attempt), nodes)
+
+    def left_over(self) -> Running | Decided | None:
+        """Where an earlier supervisor of this start of the job left off; the nodes that died under it stay dead.
+
+        Returns:
+            The attempt that runs, or ended unseen; or what was decided after it, and perhaps not done; or None.
+        """
+        attempts = self._job.run.attempt_dirs()
+        if not attempts:
+            return None
+        last, found = attempts[-1], None
+        events = list(read_jsonl(self._job.run.events))
+        self._nodes.died |= self._died(events)
+        rows = [row for row in events if row.get("attempt") == last.number]
+        if (described := self._of_this_start(last)) is not None:
+            found = self._left_by(last, described, rows)
+        if found is None and not any(row.get("event") == "attempt_ended" for row in rows):
+            cause = Cause(why_lost(self._job, last, events))
+            self._job.event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
+        return found
+
+    def _died(self, events: Sequence[dict[str, Any]]) -> set[str]:
+        """Nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
+        found: dict[int, set[str]] = {}
+        for row in events:
+            fault = Fault.of_event(row) if row.get("event") == "fault_detected" else None
+            number = row.get("attempt")
+            if fault and fault.kind == "node_dead" and fault.node and isinstance(number, int):
+                found.setdefault(number, set()).add(fault.node)
+        ours = [nodes for number, nodes in found.items() if self._of_this_start(self._job.run.attempt(number))]
+        return set().union(*ours)
+
+    def _of_this_start(self, attempt: AttemptDir) -> dict[str, Any] | None:
+        """The description of an attempt; None where it is not of this start of the job."""
+        described = read_json(attempt.description) or {}
+        ours = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
+        return described if ours else None
+
+    def _left_by(
+        self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
+    ) -> Running | Decided | None:
+        """An attempt of this start of the job, or what was decided after it."""
+        decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
+        ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
+        if decided and ended:
+            return Decided(decided[-1], ended[-1])
+        process = DetachedProcess.adopt(last.step_process, last.step_exit)
+        if process is None:
+            return None
+        return Running(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)

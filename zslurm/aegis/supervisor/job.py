@@ -1,0 +1,155 @@
+"""One start of a run's job, as every part of the supervisor knows it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from train.jsonl import read_jsonl
+from zslurm.aegis.policy.history import history_of
+from zslurm.aegis.types import History
+from zslurm.config.load import load_spec
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
+from zslurm.run.presence import Presence
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.preemption import Mode, Preemption, find_preemption
+
+Record = Callable[..., None]
+"""Records an event: its kind, then fields."""
+
+_ANSWER_S = 5.0
+
+TIME_IS_UP = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that ask to save and to come back later: Slurm's warning before the time limit, or a person's."""
+
+
+@dataclass
+class StopRequest:
+    """That the run was asked to save and stop.
+
+    Attributes:
+        signum: by whichever signal came last; None where none did.
+        deadline: until when (monotonic).
+        preemption: that Slurm preempts the job, which asks as well.
+    """
+
+    signum: int | None = None
+    deadline: float | None = None
+    preemption: Preemption | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self.signum is not None or self.preemption is not None
+
+    @property
+    def preempted(self) -> Mode | None:
+        """What Slurm does with the job where it preempts it."""
+        return self.preemption.mode if self.preemption is not None else None
+
+    @property
+    def requeued(self) -> bool:
+        """Whether Slurm itself has put the job back into the queue, to preempt it."""
+        return self.preemption is not None and self.preemption.requeued
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether we put the job back into the queue: it is not cancelled, and Slurm has not done it yet."""
+        if self.signum is None:
+            return self.preemption is not None and not self.preemption.done
+        return self.signum in TIME_IS_UP
+
+    @property
+    def name(self) -> str | None:
+        """`SIGUSR2` and the like; None where no signal asked."""
+        return signal.Signals(self.signum).name if self.signum is not None else None
+
+    @property
+    def asked_by(self) -> str:
+        """What asked, for messages: a signal, a preemption, or a request of Slurm's that left no trace."""
+        return self.name or ("preempted" if self.preemption is not None else "by Slurm")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of a run's job.
+
+    Attributes:
+        run: the run's directory.
+        spec: the run.
+        environ: environment of the job; the ranks inherit it.
+        job_id: Slurm's, or `local-N`.
+        restart: how often Slurm has requeued the job.
+        event: records an event.
+        stop: set when the run is asked to stop.
+    """
+
+    run: RunDir
+    spec: RunSpec
+    environ: dict[str, str]
+    job_id: str
+    restart: int
+    event: Record
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    @classmethod
+    def of(cls, run: RunDir, environ: dict[str, str], event: Record) -> Job:
+        """The job that this process runs in.
+
+        Raises:
+            ConfigError: config.json is missing or damaged, or this is not a job.
+        """
+        spec = load_spec(run.config)
+        name = "SLURM_JOB_ID" if spec.cluster.launcher == "slurm" else "ZSLURM_JOB_ID"
+        if name not in environ:
+            raise ConfigError(
+                f"not inside a job: {name} is not set; `zslurm submit` starts a run and its supervisor"
+            )
+        # The batch script was asked to stop before this supervisor could be.
+        asked = environ.get("ZSLURM_STOP")
+        stop = StopRequest(signal.Signals[f"SIG{asked}"] if asked else None)
+        return cls(run, spec, environ, environ[name], int(environ.get("SLURM_RESTART_COUNT", "0")), event, stop)
+
+    @cached_property
+    def presence(self) -> Presence:
+        """Watches over the run directory from the first look on."""
+        return Presence(self.run.path, self.spec.aegis.run_dir_lost_s)
+
+    @property
+    def on_slurm(self) -> bool:
+        return self.spec.cluster.launcher == "slurm"
+
+    @property
+    def slurm_id(self) -> str | None:
+        """Slurm's job; None on the local launcher."""
+        return self.job_id if self.on_slurm else None
+
+    def look_for_preemption(self) -> bool:
+        """Ask Slurm whether it preempts the job; record it when that is new.
+
+        Returns:
+            False where Slurm did not answer: then nothing is known, and asking again may help.
+        """
+        if self.slurm_id is None:
+            return True
+        client = SlurmClient(self.environ, timeout_s=_ANSWER_S, retries=Retries(attempts=2, first_pause_s=0.5))
+        try:
+            found = find_preemption(client, self.job_id, self.restart) if client.can_control() else None
+        except SlurmUnavailable:
+            return False
+        except ZslurmError:  # this Slurm does not know the field, or not the job any more
+            return True
+        if found is None or found == self.stop.preemption:
+            return True
+        if self.stop.preemption is None:
+            self.event("preempted", mode=found.mode, preempt_time=found.time, ends_at=found.ends_at)
+        self.stop.preemption = found
+        return True
+
+    def history(self) -> History:
+        """What the run went through until now."""
+        return history_of(read_jsonl(self.run.events))

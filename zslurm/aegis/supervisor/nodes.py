@@ -1,0 +1,113 @@
+"""The nodes that a start of the job has, and which of them the ranks may use."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+
+from zslurm.aegis.types import Exclusion, Resources
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import SlurmUnavailable, ZslurmError
+from zslurm.job.node_order import rank_order
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.hostlist import expand
+
+_QUICKLY = Retries(attempts=1)
+_ANSWER_S = 5.0
+
+
+class Nodes:
+    """The nodes of the job that this process runs in.
+
+    Attributes:
+        every: all of them, spares included, in the order in which ranks are numbered.
+        by_leaf: true where that order was chosen, by leaf switch; false where it is Slurm's.
+        died: those that died since the job started here.
+    """
+
+    def __init__(self, spec: RunSpec, environ: Mapping[str, str]) -> None:
+        """Ask for the order of the nodes.
+
+        Args:
+            spec: the run.
+            environ: of the job.
+        """
+        self._spec, self._environ = spec, environ
+        self.on_slurm = spec.cluster.launcher == "slurm"
+        nodes = expand(environ.get("SLURM_JOB_NODELIST", "")) if self.on_slurm else [socket.gethostname()]
+        ordered = rank_order(spec.cluster, nodes, SlurmClient()) if self.on_slurm else None
+        self.by_leaf = ordered is not None
+        self.every = tuple(ordered or nodes)
+        self.died: set[str] = set()
+
+    def usable(self, exclusions: Iterable[Exclusion]) -> tuple[str, ...]:
+        """Those that live and are not excluded."""
+        out = self.died | {exclusion.node for exclusion in exclusions}
+        return tuple(node for node in self.every if node not in out)
+
+    def taken_back(self) -> set[str]:
+        """Nodes that Slurm took from the job because they failed; none where it does not say."""
+        if not self.on_slurm:
+            return set()
+        job_id = self._environ["SLURM_JOB_ID"]
+        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
+        try:
+            job = client.queue([job_id]).get(job_id)
+            left = expand(job.nodes) if job is not None else []
+        except ZslurmError:
+            return set()
+        return set(self.every).difference(left) if left else set()
+
+    @property
+    def needed(self) -> int:
+        """Nodes that the ranks are meant to have: fewer than the run asks for where its job was shrunk."""
+        return min(self._spec.slurm.nodes, len(self.every)) if self.on_slurm else 1
+
+    def slurm_is_away(self) -> str | None:
+        """Why no step can be started now, because the controller does not answer; None where it does."""
+        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
+        if not self.on_slurm or not client.can_control():
+            return None
+        try:
+            client.queue([self._environ["SLURM_JOB_ID"]])
+        except SlurmUnavailable as error:
+            return str(error)
+        except ZslurmError:
+            return None
+        return None
+
+    def resources(
+        self, exclusions: Iterable[Exclusion], in_use: tuple[str, ...], *, look_elsewhere: bool
+    ) -> Resources:
+        """What there is to go on with.
+
+        Args:
+            exclusions: those in force.
+            in_use: nodes of the attempt that ended.
+            look_elsewhere: ask Slurm for usable nodes outside of the job as well.
+        """
+        excluded = {exclusion.node for exclusion in exclusions}
+        usable = self.usable(exclusions)
+        if not self.on_slurm:
+            return Resources(usable, in_use, 1, can_requeue=False)
+        return Resources(
+            usable,
+            in_use,
+            self.needed,
+            outlives_nodes=self._spec.outlives_nodes,
+            can_requeue=SlurmClient(self._environ).can_control() or self._spec.wants_successor,
+            elsewhere=self._elsewhere(excluded) if look_elsewhere else None,
+            demanded=frozenset(expand(self._spec.slurm.nodelist or "")),
+            asked=len(self.every),
+        )
+
+    def _elsewhere(self, excluded: set[str]) -> int | None:
+        """Nodes of the job's partition on which it could run, now or later; None where Slurm does not say."""
+        partition = self._environ.get("SLURM_JOB_PARTITION")
+        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
+        try:
+            usable = {node.name for node in client.nodes() if node.is_usable and partition in node.partitions}
+        except ZslurmError:
+            return None
+        return len(usable - excluded - self.died)

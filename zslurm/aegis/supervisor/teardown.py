@@ -1,0 +1,190 @@
+"""The end of an attempt: every process of it is gone, on every node, before the next one starts.
+
+What survives keeps ports, GPU memory and shared memory, and writes into the same files: on its own it is enough to
+make the next attempt fail as well. So it is not assumed that a killed step is gone. The agents look, kill and look
+again.
+
+A process that waits for a file system or a driver cannot die before that answers, and may still write into the
+checkpoint. Nothing starts beside it: the supervisor waits, and looks again and again. On one node it gets ten
+minutes (ten times aegis.teardown_s); then the node is broken, and not used again. On several it is hardly they,
+but what they share: nobody is blamed, and they get an hour (60 times). What is left there after that is Slurm's
+to end: the job is requeued, and gets no node on which Slurm could not end everything. Where the run is asked to
+stop, nobody waits.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from zslurm.aegis.protocol import Answer
+from zslurm.aegis.supervisor.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import Running
+from zslurm.aegis.types import Fault
+from zslurm.config.aegis import AegisSection
+from zslurm.job.step import kill_step
+from zslurm.slurm.hostlist import compress
+
+_SRUN_ENDS_S = 3.0
+"""How long srun gets to see that its ranks are gone."""
+
+_TOLD_S = 1.0
+"""How long Slurm gets to take the order to end the step, before srun itself is killed."""
+
+_QUIET_S = 2.5
+"""An agent that has said nothing for so long is not waited for: it reports every second, or as is set."""
+
+_FIRST_WORD_S = 15.0
+"""How long agents that have just been started get to say their first word."""
+
+_ANSWER_S = 5.0
+"""How long an answer may take besides the work that it tells of."""
+
+_LOOK_S = 2.0
+"""Between two looks whether processes that could not die are gone."""
+
+_ONE_NODE, _SEVERAL_NODES = 10, 60
+"""How many times aegis.teardown_s killed processes get to die where they are left on one node, or on several."""
+
+
+def quiet_s(settings: AegisSection) -> float:
+    """Seconds after which an agent that has said nothing is not waited for."""
+    return max(_QUIET_S, 3 * settings.sensors.progress_s)
+
+
+def end_step(running: Running, job_id: str | None) -> None:
+    """End every task of the step by asking Slurm, and srun itself."""
+    kill_step(running.process, running.attempt, job_id)
+
+
+def clear(
+    running: Running,
+    alive: Callable[[], Sequence[str]],
+    agents: Agents | None,
+    job_id: str | None,
+    settings: AegisSection,
+    event: Callable[..., None],
+    is_asked_to_stop: Callable[[], bool],
+) -> list[Fault]:
+    """End what is left of an attempt, and wait for what cannot die yet.
+
+    Args:
+        running: the attempt.
+        alive: those of its nodes that live.
+        agents: the agents, where the run has some.
+        job_id: Slurm's job; None on the local launcher.
+        settings: how long it may take.
+        event: records what was found.
+        is_asked_to_stop: whether the run is; called again and again while processes are waited for.
+
+    Returns:
+        Where processes were left: one fault for what held them up on several nodes, one for those that stay.
+    """
+    started, process, nodes = time.monotonic(), running.process, alive()
+    number = running.attempt.number
+
+    def ended() -> bool:
+        process.reap()
+        return process.poll() is not None
+
+    answers: dict[str, Answer] = {}
+    if agents is not None and running.adopted:  # whose step ended before our agents could say a word
+        _wait(agents.watched, _FIRST_WORD_S)
+    heard = [node for node in nodes if agents is not None and node not in agents.quiet(quiet_s(settings))]
+    if agents is not None and heard:
+        answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
+    if not ended() and len(answers) == len(running.nodes):
+        _wait(ended, _SRUN_ENDS_S)
+    if not ended():
+        if answers:  # the ranks are gone: what is left is Slurm's own tidying, which may wait for a dead node
+            threading.Thread(target=kill_step, args=(process, running.attempt, job_id), daemon=True).start()
+            _wait(ended, _TOLD_S)
+        else:
+            kill_step(process, running.attempt, job_id)
+        process.signal_group(signal.SIGKILL)
+        _wait(ended, settings.teardown_s)
+    killed = sum(len(answer.values.get("killed", ())) for answer in answers.values())
+    faults: list[Fault] = []
+    if agents is not None and _with_processes(answers):
+        undead = _Undead(agents, number, answers, alive, settings)
+        faults = undead.outlast(event, is_asked_to_stop)
+    left = {node: answer.why for node, answer in answers.items() if not answer.ok}
+    silent = [node for node in nodes if node not in answers] if agents is not None else []
+    seconds = round(time.monotonic() - started, 3)
+    # GPU memory that stays in use is recorded, no more: on a shared node it may be somebody else's.
+    event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=silent)
+    return faults
+
+
+@dataclass(frozen=True)
+class _Undead:
+    """Processes of an attempt that were killed, and are not gone.
+
+    Attributes:
+        agents: who look.
+        number: of the attempt.
+        answers: what the agents said last; brought up to date.
+        alive: the nodes of the attempt that live.
+        settings: how long it may take.
+    """
+
+    agents: Agents
+    number: int
+    answers: dict[str, Answer]
+    alive: Callable[[], Sequence[str]]
+    settings: AegisSection
+
+    def outlast(self, event: Callable[..., None], is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
+        """Wait until they are gone; returns what is to be said of them, nothing where the run is asked to stop."""
+        began, seen = time.monotonic(), time.time()
+        nodes = most = self._nodes()
+        while nodes and self.settings.mode == "act":
+            if is_asked_to_stop():  # then nothing starts beside them
+                return []
+            if nodes is most:
+                event("start_postponed", reason=f"killed processes cannot die yet on {compress(nodes)}")
+            self._look(nodes)
+            nodes = self._nodes()
+            most = nodes if len(nodes) > len(most) else most
+            teardowns = _SEVERAL_NODES if len(most) > 1 else _ONE_NODE
+            if time.monotonic() - began > teardowns * self.settings.teardown_s:
+                break
+            time.sleep(min(_LOOK_S, self.settings.teardown_s))
+        faults = []
+        if len(most) > 1:
+            line = f"killed processes could not die on {compress(most)}: they wait for what these nodes share"
+            faults.append(Fault("storage_fault", "root", "storage", seen, "agent", line))
+        if len(nodes) > 1:
+            line = f"they cannot be killed on {compress(nodes)}"
+            faults.append(Fault("orphans_many", "root", "unknown", seen, "agent", line))
+        elif nodes:
+            line = f"they cannot be killed: {self.answers[nodes[0]].why}"
+            faults.append(Fault("orphans", "root", "node", seen, "agent", line, node=nodes[0]))
+        return faults
+
+    def _nodes(self) -> list[str]:
+        """Where they are."""
+        alive = self.alive()
+        return [node for node in _with_processes(self.answers) if node in alive]
+
+    def _look(self, nodes: Sequence[str]) -> None:
+        """Look again, and clear up where they are gone. Of who does not answer nothing new is known."""
+        looked = self.agents.ask("sweep", nodes, timeout_s=_ANSWER_S, attempt=self.number, kill=False)
+        self.answers.update(looked)
+        if gone := sorted(looked.keys() - _with_processes(looked)):
+            patience = self.settings.teardown_s + _ANSWER_S
+            self.answers.update(self.agents.ask("sweep", gone, timeout_s=patience, attempt=self.number))
+
+
+def _with_processes(answers: Mapping[str, Answer]) -> list[str]:
+    """Nodes on which processes are left."""
+    return [node for node, answer in answers.items() if answer.values.get("left")]
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)

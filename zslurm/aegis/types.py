@@ -1,0 +1,269 @@
+"""The words in which Aegis thinks: a fault that was noticed, what the run came to before, and what to do.
+
+Sensors, logs and srun yield faults; the history is read back from `events.jsonl`; the policy turns both into a
+decision. Everything here is plain data that goes into an event and comes back from one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+Role = Literal["root", "cascade", "teardown", "advisory", "benign"]
+"""A fault's part in the story: it came first, another one caused it, it belongs to an end that was asked for, it
+may matter one day, it does not matter."""
+
+Scope = Literal["gpu", "nic", "node", "fabric", "storage", "user", "scheduler", "unknown"]
+"""What is broken where the fault is a root."""
+
+Action = Literal["finish", "restart", "swap", "shrink", "requeue", "stop"]
+"""What to do after an attempt: nothing more (it completed, or was asked to stop), start the ranks again on the
+same nodes, with a spare in place of a node, with fewer nodes, in a requeued job, or stop for good."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that was noticed.
+
+    Attributes:
+        kind: its class: one of the signatures (aegis/logs/signatures.yaml), or of the sensors (`rank_killed`,
+            `rank_exit`, `rank_hang`, `node_dead`, `straggler`, ...).
+        role: its part in the story.
+        scope: what is broken where it is a root.
+        time: UNIX seconds when it happened, or else was noticed.
+        source: who noticed: `srun`, `rank`, `log`, `agent`, or the name of a sensor.
+        line: the words that say so, one line.
+        node: the node, as Slurm calls it.
+        gpu: local index or PCI address of the GPU.
+        nic: name or PCI address of the NIC.
+        rank: global rank.
+        step: optimizer step after which it happened, where known.
+        cleared: true where it is the end of an earlier fault (a link that came back).
+        fingerprint: of the numbers of a numeric failure; the same one means the same numbers, bit for bit.
+    """
+
+    kind: str
+    role: Role
+    scope: Scope
+    time: float
+    source: str
+    line: str
+    node: str | None = None
+    gpu: str | None = None
+    nic: str | None = None
+    rank: int | None = None
+    step: int | None = None
+    cleared: bool = False
+    fingerprint: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of an event; without what is not known."""
+        return {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+
+    @classmethod
+    def of(cls, fields_of_event: Mapping[str, Any]) -> Fault:
+        """Back from `fields`; further keys are ignored.
+
+        Raises:
+            TypeError: a field that every fault has is missing.
+        """
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in fields_of_event.items() if name in names})
+
+    @classmethod
+    def of_event(cls, row: Mapping[str, Any]) -> Fault | None:
+        """Back from a row `fault_detected`, whose own `time` is that of the record; None where it is not whole."""
+        try:
+            return cls.of({**row, "time": row["fault_time"]})
+        except (KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A failed attempt of the past, and what was done about it.
+
+    Attributes:
+        time: of the decision, UNIX seconds.
+        attempt: its number.
+        action: what was done.
+        root: what it was blamed on; None where nothing was found.
+        committed_step: step of the newest checkpoint when it ended; -1 before the first.
+        excluded: nodes that were excluded for it.
+    """
+
+    time: float
+    attempt: int
+    action: Action
+    root: Fault | None
+    committed_step: int
+    excluded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A node that the run must not use.
+
+    Attributes:
+        node: its name.
+        since: UNIX seconds.
+        reason: one line.
+    """
+
+    node: str
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class History:
+    """What the run went through, read from its events; oldest first."""
+
+    incidents: tuple[Incident, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    starts: tuple[float, ...] = ()
+    """When each attempt was started, UNIX seconds."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What there is to go on with.
+
+    Attributes:
+        nodes: nodes of the job that are alive and not excluded, in the order of ranks; spares among them.
+        in_use: those, and dead ones, on which the attempt ran.
+        needed: nodes that the run is meant to have.
+        outlives_nodes: the job goes on when one of its nodes dies (`--no-kill`), so a new step may start at once.
+        can_requeue: it can be put back into the queue, from inside or by a successor.
+        elsewhere: usable nodes of its partition, those of the job among them, without dead nodes and without those
+            that were excluded before; None where Slurm does not say.
+        demanded: nodes that the run insists on (`slurm.nodelist`).
+        asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
+    """
+
+    nodes: tuple[str, ...]
+    in_use: tuple[str, ...]
+    needed: int
+    outlives_nodes: bool = False
+    can_requeue: bool = True
+    elsewhere: int | None = None
+    demanded: frozenset[str] = frozenset()
+    asked: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As a field of an event."""
+        return {**asdict(self), "demanded": sorted(self.demanded)}
+
+    @classmethod
+    def of(cls, fields_of_event: Mapping[str, Any]) -> Resources:
+        """Back from `fields`, also from JSON; further keys are ignored.
+
+        Raises:
+            TypeError: a field that has no default is missing.
+        """
+        known = {field.name for field in fields(cls)}
+        body = {name: value for name, value in fields_of_event.items() if name in known}
+        kinds = {"nodes": tuple, "in_use": tuple, "demanded": frozenset}
+        return cls(**{name: kinds[name](value) if name in kinds else value for name, value in body.items()})
+
+
+@dataclass(frozen=True)
+class Situation:
+    """An attempt that is over, or that may have to be ended.
+
+    Attributes:
+        now: UNIX seconds.
+        attempt: its number.
+        outcome: how its step ended; None while it runs.
+        faults: what was noticed since it started, by time.
+        committed_step: step of the newest checkpoint now; -1 before the first.
+        asked_to_stop: the signal that asked the run to stop (`SIGUSR2`, `SIGUSR1`: time limit), if any.
+        requeued: Slurm itself has put the job back into the queue.
+        preempted: Slurm preempts the job, and requeues or cancels it, now or at the end of the grace time.
+        progressed_at: UNIX seconds when the slowest rank last finished a step; a rank that is gone counts with its
+            last one; None where that is not known. What logs and sensors told of before it was overcome, unless it
+            is a state that lasts.
+        nodes: on which it runs or ran.
+    """
+
+    now: float
+    attempt: int
+    outcome: Literal["completed", "interrupted", "failed", "lost"] | None
+    faults: tuple[Fault, ...]
+    committed_step: int = -1
+    asked_to_stop: str | None = None
+    requeued: bool = False
+    progressed_at: float | None = None
+    nodes: tuple[str, ...] = ()
+    preempted: Literal["requeue", "cancel"] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As a field of an event; without the faults, which are events of their own, and what is not known."""
+        body = {name: value for name, value in asdict(self).items() if name != "faults"}
+        return {name: value for name, value in body.items() if value not in (None, False, ())}
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What to do about faults while the attempt still runs.
+
+    Attributes:
+        give_up: end the attempt now; otherwise the faults are recorded, no more.
+        root: the fault that says so.
+        reason: one line.
+        exclude: nodes that will be excluded for it.
+    """
+
+    give_up: bool
+    root: Fault | None = None
+    reason: str = ""
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do after an attempt.
+
+    Attributes:
+        action: the cheapest that will do.
+        reason: one line that a person understands.
+        root: what the attempt is blamed on.
+        exclude: nodes to exclude from now on; empty for a user's own bug.
+        nodes: nodes to start on, where `action` is restart, swap or shrink.
+        n_nodes: nodes to ask for, where `action` is requeue; None: as many as before.
+        test_gpu: (node, GPU or rank) to be tested first, because NaN came from it again and again.
+            Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as is said here.
+        wait_s: seconds to wait before the next start; None: none.
+    """
+
+    action: Action
+    reason: str
+    root: Fault | None = None
+    exclude: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    n_nodes: int | None = None
+    test_gpu: tuple[str, str] | None = None
+    wait_s: float | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of an event."""
+        body = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        if self.root is not None:
+            body["root"] = self.root.fields()
+        return body
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Decision | None:
+        """Back from a row `decision`; None where it is not whole."""
+        known = {field.name for field in fields(cls)}
+        body: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in row.items()
+            if name in known
+        }
+        try:
+            root = body.get("root")
+            return cls(**{**body, "root": Fault.of(root) if root else None})
+        except TypeError:
+            return None

@@ -1,0 +1,1 @@
+"""Which GPU of every node uses which NIC."""

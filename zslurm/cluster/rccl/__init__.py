@@ -1,0 +1,1 @@
+"""The RCCL and NCCL environment: rules, variables, lint."""

@@ -1,0 +1,113 @@
+"""The environment that RCCL or NCCL gets on a cluster: the rules that apply there, under what the site says.
+
+Rules are data (rccl_rules.yaml); see docs/rccl.md. `lint` judges variables that somebody else has set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zslurm.cluster.rccl.conf_files import read_conf
+from zslurm.cluster.rccl.lint import Finding, lint, overridden
+from zslurm.cluster.rccl.rules import rules
+from zslurm.config.spec import ClusterSection
+
+__all__ = [
+    "RULES",
+    "Finding",
+    "LeftOut",
+    "Setting",
+    "environment",
+    "left_out",
+    "lint",
+    "overridden",
+    "read_conf",
+]
+
+RULES = "rule (zslurm/cluster/rccl/rules.yaml)"
+"""Origin of a value that a rule gives."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable of a job.
+
+    Attributes:
+        reason: why it is set, in one line.
+        source: who says so; empty for what the site or the user sets.
+        origin: RULES, or the layer, file and line of cluster.env.
+    """
+
+    name: str
+    value: str
+    reason: str
+    source: str
+    origin: str
+
+
+def environment(
+    cluster: ClusterSection, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
+) -> list[Setting]:
+    """The variables of a cluster: of each the first rule that applies, and then cluster.env, which wins.
+
+    Args:
+        cluster: the profile.
+        origin_of: where the value of a variable in cluster.env came from.
+    """
+    shipped = rules()
+    found: dict[str, Setting] = {}
+    for rule in shipped.rules:
+        if rule.variable not in found and rule.when.holds(cluster):
+            value = rule.value_on(cluster, shipped.limits, shipped.gid_index)
+            if value is not None:
+                found[rule.variable] = Setting(rule.variable, value, rule.reason, rule.source, RULES)
+    for name, given in cluster.env.items():
+        before = found.pop(name, None)
+        if given is not None:
+            reason = f"instead of the rule's {before.value}: {before.reason}" if before else "set in cluster.env"
+            found[name] = Setting(name, given, reason, before.source if before else "", origin_of(name))
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A rule that would apply if the profile stated more.
+
+    Attributes:
+        variable: what the rule sets.
+        needs: the keys of the profile that are missing, such as `cluster.nics`.
+        reason: why the rule sets it.
+    """
+
+    variable: str
+    needs: str
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """`NCCL_IB_HCA is not set: the profile does not give cluster.nics (only the rails' NICs; ...)`"""
+        return f"{self.variable} is not set: the profile does not give {self.needs} ({self.reason})"
+
+
+def left_out(cluster: ClusterSection) -> list[LeftOut]:
+    """Return the rules that are left out because the profile does not state what they need, one for a variable.
+
+    A variable that another rule or cluster.env sets is not among them, nor is any on a machine without Slurm:
+    ranks talk to each other inside it.
+    """
+    if cluster.launcher == "local":
+        return []
+    shipped = rules()
+    set_already = {setting.name for setting in environment(cluster)} | cluster.env.keys()
+    found: dict[str, LeftOut] = {}
+    for rule in shipped.rules:
+        if rule.variable in set_already or rule.variable in found:
+            continue
+        needs = rule.when.unknown(cluster)
+        if needs is None and rule.when.holds(cluster):
+            missing = rule.missing(cluster, shipped.limits, shipped.gid_index)
+            needs = " and ".join(f"cluster.{key}" for key in missing) or None
+        if needs is not None:
+            found[rule.variable] = LeftOut(rule.variable, needs, rule.reason)
+    return list(found.values())

@@ -1,0 +1,160 @@
+"""Judge variables of RCCL, NCCL and PyTorch that somebody has set: dead, misspelt, dangerous, contradictory.
+
+The checks of the network are in `rccl_lint_network`; what a finding is, in `rccl_finding`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from checkpoint_tools.quantities import counted, show_duration
+from zslurm.cluster.rccl.conf_files import NO_FILES, Conf
+from zslurm.cluster.rccl.finding import LEVELS, Check, Finding, fault, is_on, number, warning
+from zslurm.cluster.rccl.lint_network import CHECKS
+from zslurm.cluster.rccl.names import meant_by
+from zslurm.cluster.rccl.rules import (
+    LONGEST_TIMEOUT,
+    in_range,
+    patience_s,
+    rccl_version,
+    rules,
+    variables,
+    vendor_of,
+)
+from zslurm.config.spec import ClusterSection
+
+__all__ = ["Finding", "concerns_us", "lint", "overridden"]
+
+OURS = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_FR_", "HSA_", "MSCCL", "NET_OPTIONAL_RECV_COMPLETION")
+"""What the names begin with that are looked at."""
+
+# RCCL's and NCCL's own defaults where a variable is not set.
+_TIMEOUT, _RETRIES = 20, 7
+_HOUR_S = 3600
+_SLIP = re.compile(r"(TORCH_)?[NR][CL]{2,4}_")  # NCLL_, RCL_
+
+
+def lint(given: Mapping[str, str], cluster: ClusterSection, conf: Conf = NO_FILES) -> list[Finding]:
+    """Judge the variables of a job on a cluster; faults first, else by name. Others than `OURS` are left alone.
+
+    What the vendor of the GPUs publishes for the cluster's network, name and value, is no finding (`documented` in
+    rccl_variables.yaml).
+
+    Args:
+        given: what the ranks will see: the login environment as far as it is exported, under the job's own.
+        cluster: the profile.
+        conf: what the libraries read from files; it holds where `given` sets nothing.
+    """
+    behind = {setting.name: setting for setting in conf.settings if setting.name not in given}
+    everything = {name: setting.value for name, setting in behind.items()} | dict(given)
+    looked_at = {name: value for name, value in sorted(everything.items()) if concerns_us(name)}
+    found = [finding for check in _CHECKS for finding in check(looked_at, cluster)]
+    found = [entry for entry in found if not variables().is_documented(entry.name, entry.value, cluster)]
+    found = [_placed(entry, behind[entry.name].place) if entry.name in behind else entry for entry in found]
+    found += _of_files(conf, looked_at, {entry.name for entry in found})
+    return sorted(found, key=lambda finding: (LEVELS.index(finding.level), finding.name))
+
+
+def _placed(finding: Finding, place: str) -> Finding:
+    return replace(finding, message=f"{finding.message} (set in {place}, which the library reads by itself)")
+
+
+def _of_files(conf: Conf, looked_at: Mapping[str, str], blamed: set[str]) -> Iterator[Finding]:
+    if conf.unreadable is not None:
+        message = "this file cannot be read here; is it there on the compute nodes?"
+        yield Finding("NCCL_CONF_FILE", conf.unreadable, "warning", message)
+    for setting in conf.settings:
+        if setting.name in looked_at and setting.name not in blamed:
+            message = f"set in {setting.place}, which the library reads by itself; cluster.env would show it"
+            yield Finding(setting.name, setting.value, "note", message)
+
+
+def overridden(exported: Mapping[str, str], job: Mapping[str, str]) -> list[Finding]:
+    """Variables of the login environment that the job sets to something else."""
+    return [
+        Finding(name, value, "note", f"the job sets {job[name]}; to keep yours, put it into cluster.env")
+        for name, value in sorted(exported.items())
+        if concerns_us(name) and job.get(name, value) != value
+    ]
+
+
+def concerns_us(name: str) -> bool:
+    """Whether a variable is one of RCCL, NCCL, their plugins or the ROCm runtime, or meant to be."""
+    return name.startswith(OURS) or _SLIP.match(name) is not None
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+def _names(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Finding]:
+    shipped = variables()
+    names, gone = shipped.names, shipped.gone
+    slips = {entry.name: entry for entry in shipped.misspelt}
+    for name in given:
+        if name in slips:
+            entry = slips[name]
+            yield warning(given, name, f"nothing reads this name; meant is {entry.meant} ({entry.source})")
+        elif name in gone:
+            end = gone[name]
+            library = "RCCL" if end.vendor == "amd" else "NCCL and RCCL"
+            known = end.vendor == vendor_of(cluster) and in_range(rccl_version(cluster), f">={end.since}")
+            if end.vendor is None or known:  # what both have dropped was gone before any PyTorch that runs this
+                message = f"has no effect since {library} {end.since}: {end.why} ({end.source})"
+                yield warning(given, name, message)
+        elif (meant := meant_by(name, names | gone.keys())) is not None:
+            yield warning(given, name, f"nothing is known to read this name; did you mean {meant}?")
+
+
+# --- timeouts ---------------------------------------------------------------------------------------------------
+
+
+def _timeouts(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Finding]:
+    timeout = number(given.get("NCCL_IB_TIMEOUT", str(_TIMEOUT)))
+    retries = number(given.get("NCCL_IB_RETRY_CNT", str(_RETRIES)))
+    if timeout is None:
+        yield fault(given, "NCCL_IB_TIMEOUT", f"not a number from 1 to {LONGEST_TIMEOUT}")
+        return
+    if retries is None or not 0 <= retries <= 7:
+        yield fault(given, "NCCL_IB_RETRY_CNT", "not a number from 0 to 7 (it has 3 bits)")
+        return
+    if timeout <= 0 or timeout > LONGEST_TIMEOUT:
+        message = f"waits for ever on a peer that is gone; valid are 1 to {LONGEST_TIMEOUT}, 21 is a minute"
+        yield fault(given, "NCCL_IB_TIMEOUT", message)
+        return
+    if variables().is_documented("NCCL_IB_TIMEOUT", given.get("NCCL_IB_TIMEOUT"), cluster):
+        return  # nor is anything said of a heartbeat that is shorter than it
+    patience = patience_s(timeout, retries)
+    said = f"4.096 us * 2^{timeout} * {counted(retries, 'retry')} is {show_duration(patience)}"
+    wanted = rules().limits
+    if patience >= _HOUR_S:
+        message = f"{said} on a peer that is gone; {wanted.ib_timeout} is {wanted.network_patience_s} s"
+        yield fault(given, "NCCL_IB_TIMEOUT", message)
+    elif "NCCL_IB_TIMEOUT" in given and patience < wanted.network_patience_s and cluster.network:
+        message = f"{said}: a link that flaps for longer ends the job; {wanted.ib_timeout} rides over a minute"
+        yield warning(given, "NCCL_IB_TIMEOUT", message)
+    heartbeat = number(given.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"))
+    if heartbeat is not None and cluster.network and 0 < heartbeat <= patience:
+        message = f"PyTorch ends the process before the network gives up: {said}"
+        yield fault(given, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", message)
+
+
+# --- what a hang leaves, and what hides -------------------------------------------------------------------------
+
+
+def _traces(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Finding]:
+    sizes = [given[name] for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE") if name in given]
+    if is_on(given, "TORCH_NCCL_DUMP_ON_TIMEOUT") and sizes and all(number(size) == 0 for size in sizes):
+        yield warning(
+            given, "TORCH_NCCL_DUMP_ON_TIMEOUT", "there is nothing to dump: TORCH_NCCL_TRACE_BUFFER_SIZE is 0"
+        )
+
+
+def _hidden(given: Mapping[str, str], cluster: ClusterSection) -> Iterator[Finding]:
+    if (plugin := given.get("NCCL_ENV_PLUGIN", "none")) != "none":
+        message = f"the plugin {plugin} gives variables other values than these, which no check here sees"
+        yield warning(given, "NCCL_ENV_PLUGIN", message)
+
+
+_CHECKS: tuple[Check, ...] = (_names, _timeouts, *CHECKS, _traces, _hidden)

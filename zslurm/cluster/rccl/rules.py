@@ -1,0 +1,336 @@
+"""The rules in rules.yaml and the names in variables.yaml, typed, and when a rule applies.
+
+Both files are data that ships in the package; a mistake in them is found by the tests, not by a user.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from string import Formatter
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from zslurm.config import yaml12
+from zslurm.config.spec import ClusterSection, one_line
+
+Network = Literal["pollara", "broadcom", "cx7", "infiniband"]
+Vendor = Literal["amd", "nvidia"]
+Transport = Literal["plugin", "builtin", "generic"]
+Version = tuple[int, ...]
+
+# The unit in which InfiniBand counts its timeouts (NCCL user guide, NCCL_IB_TIMEOUT).
+TICK_S = 4.096e-6
+LONGEST_TIMEOUT = 31
+ROCE = ("pollara", "broadcom", "cx7")
+BUILT_IN_ROCM = "7.2.1"
+"""The first ROCm whose RCCL has Pollara's transport built in."""
+PLUGIN = "librccl-anp.so"
+"""AMD's network plugin for Pollara NICs, which older RCCL needs."""
+_FIELDS = frozenset(("nics", "interface", "gid_index", "ib_timeout", "ib_retries", "heartbeat_s"))
+_RANGE = re.compile(r"(<=|>=|<|>|==)\s*(\d+(?:\.\d+)*)")
+# Families and types of GPUs as Slurm, sysfs and people write them: mi300x, nvidia_h100_80gb_hbm3, amd_mi250.
+_AMD = re.compile(r"(^|[^a-z0-9])(mi\d|amd|instinct|gfx9)", re.IGNORECASE)
+_NVIDIA = re.compile(r"(^|[^a-z0-9])(nvidia|tesla|rtx|(gb|gh|[abhlptv])\d)", re.IGNORECASE)
+
+
+def _one_word_of_why(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must say something")
+    return one_line(text)
+
+
+def _template(text: str) -> str:
+    named = {field for _, field, _, _ in Formatter().parse(one_line(text)) if field is not None}
+    if unknown := named - _FIELDS:
+        raise ValueError(f"names {', '.join(sorted(unknown))}; known: {', '.join(sorted(_FIELDS))}")
+    return text
+
+
+def _range(text: str) -> str:
+    if not all(_RANGE.fullmatch(part.strip()) for part in text.split(",")):
+        raise ValueError(f"is no range of versions, such as `>=2.22, <2.28`: {text!r}")
+    return text
+
+
+Said = Annotated[str, AfterValidator(_one_word_of_why)]
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class When(BaseModel):
+    """What must hold for a rule to apply; what is not given holds always."""
+
+    model_config = _STRICT
+
+    gpus: bool | None = None
+    vendor: Vendor | None = None
+    network: tuple[Network, ...] = ()
+    rails_only: bool | None = None
+    rccl: Annotated[str, AfterValidator(_range)] | None = None
+    transport: Transport | None = None
+    peermem: bool | None = None
+
+    def holds(self, cluster: ClusterSection) -> bool:
+        """Return whether all of it holds on a cluster; what the profile does not state never does."""
+        return (
+            self._holds_so_far(cluster)
+            and (self.rccl is None or in_range(rccl_version(cluster), self.rccl))
+            and self.transport in (None, ainic_transport(cluster))
+            and self.peermem in (None, cluster.peermem)
+        )
+
+    def unknown(self, cluster: ClusterSection) -> str | None:
+        """Name the keys of the profile that decide whether the rule applies, where they alone are missing."""
+        if not self._holds_so_far(cluster):
+            return None
+        if self.rccl is not None and rccl_version(cluster) is None:
+            return "cluster.rccl_version or cluster.rocm_version"
+        if self.transport is not None and ainic_transport(cluster) is None:
+            return "cluster.rocm_version or cluster.ainic_transport"
+        if self.peermem is not None and cluster.peermem is None:
+            return "cluster.peermem"
+        return None
+
+    def _holds_so_far(self, cluster: ClusterSection) -> bool:
+        """Whether the conditions hold that every profile decides."""
+        return (
+            self.gpus in (None, cluster.gpus_per_node > 0)
+            and self.vendor in (None, vendor_of(cluster))
+            and (not self.network or cluster.network in self.network)
+            and self.rails_only in (None, cluster.rails_only)
+        )
+
+    def __str__(self) -> str:
+        """In words, for documents and explanations."""
+        words = ["nodes with GPUs" if self.gpus else "nodes without GPUs"] if self.gpus is not None else []
+        words += [{"amd": "AMD GPUs", "nvidia": "NVIDIA GPUs"}[self.vendor]] if self.vendor else []
+        words += [", ".join(self.network)] if self.network else []
+        words += ["rails only" if self.rails_only else "rails joined"] if self.rails_only is not None else []
+        words += [f"RCCL {self.rccl}"] if self.rccl else []
+        words += [f"transport {self.transport}"] if self.transport else []
+        words += ["with peermem" if self.peermem else "without peermem"] if self.peermem is not None else []
+        return "; ".join(words) or "always"
+
+
+class Rule(BaseModel):
+    """One variable: its value, when it holds, why, and who says so."""
+
+    model_config = _STRICT
+
+    variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+    value: Annotated[str, AfterValidator(_template)]
+    when: When = When()
+    reason: Said
+    source: Said
+
+    def value_on(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> str | None:
+        """The value on a cluster; None where the profile does not know what it needs."""
+        missing = self.missing(cluster, limits, gid_index)
+        return None if missing else self.value.format_map(self._known(cluster, limits, gid_index))
+
+    def missing(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> list[str]:
+        """Return the keys of the profile that the value needs and that are not given, such as `interface`."""
+        known = self._known(cluster, limits, gid_index)
+        needed = [field for _, field, _, _ in Formatter().parse(self.value) if field is not None]
+        return [field for field in needed if known[field] is None]
+
+    def _known(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> dict[str, Any]:
+        usual = gid_index.get(cluster.network) if cluster.network else None
+        return {
+            "nics": ",".join(cluster.nics) or None,
+            "interface": cluster.interface,
+            "gid_index": usual if cluster.gid_index is None else cluster.gid_index,
+            "ib_timeout": limits.ib_timeout,
+            "ib_retries": limits.ib_retries,
+            "heartbeat_s": limits.heartbeat_s,
+        }
+
+
+class Limits(BaseModel):
+    """The figures behind the timeouts."""
+
+    model_config = _STRICT
+
+    network_patience_s: Annotated[int, Field(gt=0)]
+    ib_retries: Annotated[int, Field(ge=1, le=7)]
+    heartbeat_s: Annotated[int, Field(gt=0)]
+
+    @property
+    def ib_timeout(self) -> int:
+        """The smallest NCCL_IB_TIMEOUT with which the NICs try for at least `network_patience_s`."""
+        return next(
+            exponent
+            for exponent in range(1, LONGEST_TIMEOUT + 1)
+            if patience_s(exponent, self.ib_retries) >= self.network_patience_s
+        )
+
+
+class Rules(BaseModel):
+    """rules.yaml."""
+
+    model_config = _STRICT
+
+    limits: Limits
+    gid_index: dict[Network, int]
+    rocm: dict[str, str]
+    rules: tuple[Rule, ...]
+
+    def rccl_of(self, rocm: str | None) -> str | None:
+        """The RCCL that came with a release of ROCm such as `7.1.1-38`; None where it is not known."""
+        return self.rocm.get(".".join(str(part) for part in version(rocm or "")[:2]))
+
+
+class Known(BaseModel):
+    """Names that some library reads."""
+
+    model_config = _STRICT
+
+    source: Said
+    prefix: str
+    names: str
+
+
+class Misspelt(BaseModel):
+    """A name that nothing reads, and the one that was meant."""
+
+    model_config = _STRICT
+
+    name: str
+    meant: str
+    source: Said
+
+
+class Documented(BaseModel):
+    """Settings that a vendor publishes for a network and that the lint therefore leaves alone there."""
+
+    model_config = _STRICT
+
+    vendor: Vendor
+    network: tuple[Network, ...]
+    settings: tuple[str, ...]
+    why: Said
+    source: Said
+
+
+class Removed(BaseModel):
+    """Names that nothing reads from a version on."""
+
+    model_config = _STRICT
+
+    names: str
+    vendor: Vendor | None = None
+    since: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
+    why: Said
+    source: Said
+
+
+class Variables(BaseModel):
+    """variables.yaml."""
+
+    model_config = _STRICT
+
+    known: tuple[Known, ...]
+    misspelt: tuple[Misspelt, ...]
+    removed: tuple[Removed, ...]
+    documented: tuple[Documented, ...]
+
+    def is_documented(self, name: str, value: str | None, cluster: ClusterSection) -> bool:
+        """Return whether the vendor of the GPUs publishes this very setting for the cluster's network."""
+        return any(
+            entry.vendor == vendor_of(cluster)
+            and cluster.network in entry.network
+            and f"{name}={value}" in entry.settings
+            for entry in self.documented
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every real name."""
+        return frozenset(group.prefix + name for group in self.known for name in group.names.split())
+
+    @property
+    def gone(self) -> dict[str, Removed]:
+        """The removed names, each with what is known of its end."""
+        return {name: group for group in self.removed for name in group.names.split()}
+
+
+@cache
+def rules() -> Rules:
+    """The shipped rules."""
+    return Rules.model_validate(_data("rules.yaml"))
+
+
+@cache
+def variables() -> Variables:
+    """The shipped names."""
+    return Variables.model_validate(_data("variables.yaml"))
+
+
+def _data(name: str) -> Any:
+    text = resources.files("zslurm.cluster.rccl").joinpath(name).read_text(encoding="utf-8")
+    return yaml12.parse(text, name).data
+
+
+def patience_s(timeout: int, retries: int) -> float:
+    """Seconds for which a NIC waits for an answer: 4.096 us * 2^timeout for each of the retries.
+
+    The InfiniBand specification lets an adapter take up to four times as long.
+    """
+    return TICK_S * float(2**timeout) * retries
+
+
+def vendor_of(cluster: ClusterSection) -> Vendor | None:
+    """Who makes the GPUs; None where neither gpu_family nor gpu_type tells."""
+    if not cluster.gpus_per_node:
+        return None
+    name = cluster.gpu_family or cluster.gpu_type or ""
+    for vendor, pattern in zip(get_args(Vendor), (_AMD, _NVIDIA), strict=True):
+        if pattern.search(name):
+            found: Vendor = vendor
+            return found
+    return None
+
+
+def rccl_version(cluster: ClusterSection) -> str | None:
+    """Return the profile's RCCL or NCCL: as given, else that of its ROCm; None where neither is known."""
+    return cluster.rccl_version or rules().rccl_of(cluster.rocm_version)
+
+
+def ainic_transport(cluster: ClusterSection) -> Transport | None:
+    """Return RCCL's transport for Pollara NICs: as given, else by the versions; None elsewhere and where unknown.
+
+    RCCL has it built in from ROCm 7.2.1 on; 7.2.0 has an RCCL of the same number (2.27.7) without it.
+    """
+    if cluster.network != "pollara" or vendor_of(cluster) != "amd":
+        return None
+    if cluster.ainic_transport is not None:
+        return cluster.ainic_transport
+    if version(cluster.rocm_version or ""):
+        return "builtin" if in_range(cluster.rocm_version, f">={BUILT_IN_ROCM}") else "plugin"
+    if in_range(cluster.rccl_version, ">2.27.7"):
+        return "builtin"
+    return "plugin" if in_range(cluster.rccl_version, "<2.27.7") else None
+
+
+def version(text: str) -> Version:
+    """`2.22.3` as numbers; what follows them (`-rocm6.3`) is left out. Empty without any."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+def in_range(text: str | None, wanted: str) -> bool:
+    """Whether a version lies in a range such as `>=2.22, <2.28`; an unknown one never does."""
+    have = version(text or "")
+    return bool(have) and all(_satisfies(have, part.strip()) for part in wanted.split(","))
+
+
+def _satisfies(have: Version, condition: str) -> bool:
+    match = _RANGE.fullmatch(condition)
+    assert match is not None, "checked when the rules were read"
+    want = version(match[2])
+    length = max(len(have), len(want))
+    one, other = (part + (0,) * (length - len(part)) for part in (have, want))
+    holds = {"<": one < other, "<=": one <= other, ">": one > other, ">=": one >= other, "==": one == other}
+    return holds[match[1]]

@@ -1,0 +1,47 @@
+"""Reading and writing small files: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from checkpoint_tools.plain import load_json
+
+_LONGEST = 1 << 20  # a file of sysfs has one page; /proc/modules and the like a few
+
+
+def read_text(path: Path) -> str | None:
+    """A small file without the space around its text; None where it cannot be read.
+
+    Reading sysfs may fail in any way: a GID that is not set answers EINVAL, a driver that hangs EIO.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(_LONGEST).decode("utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by rename: readers see the old or the new text, never a part; a failure leaves the old one.
+
+    Raises:
+        OSError: the disk is full or the file system is gone.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None where it is missing or not an object."""
+    try:
+        value = load_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,106 @@
+"""Hands the task out to all nodes at once, as one short job, and says why it waits while it waits."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from zslurm.cluster.rccl.environment import environment
+from zslurm.cluster.site import Site
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable
+from zslurm.doctor.node import TASK_VARIABLE
+from zslurm.doctor.nodes import Chosen
+from zslurm.hardware.node_sources import Task
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress
+from zslurm.slurm.run_on_nodes import NodeAnswer, survey
+from zslurm.slurm.srun_output import CANNOT_START
+
+Tell = Callable[[str], None]
+
+_LAUNCH_TRIES = 4
+_TOLD_EVERY_S = 10.0
+
+
+def ask(
+    site: Site, chosen: Chosen, task: Task, timeout_s: float, tell: Tell, *, inside: bool = False
+) -> dict[str, NodeAnswer]:
+    """Ask the nodes; those on which no task can be started are left out the next time.
+
+    Args:
+        site: the profile.
+        chosen: the nodes.
+        task: what each of them is asked.
+        timeout_s: for all of it, the wait in the queue included.
+        tell: messages for a person.
+        inside: as a step of the job that this runs in.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: none could be asked.
+    """
+    deadline = time.monotonic() + timeout_s
+    job = {setting.name: setting.value for setting in environment(site.cluster)}
+    said: dict[str, NodeAnswer] = {}
+    lost: dict[str, NodeAnswer] = {}
+    names, count = chosen.names, chosen.count
+    for _ in range(_LAUNCH_TRIES):
+        task = replace(task, sent=time.time())
+        exclude = [f"--exclude={compress(lost)}"] if lost and not names else []
+        answers = survey(
+            "zslurm.doctor.node",
+            nodes=names,
+            count=count,
+            options=[*_options(site, timeout_s, inside=inside), *exclude],
+            job_id=os.environ["SLURM_JOB_ID"] if inside else None,
+            setup=site.cluster.setup,
+            timeout_s=max(1.0, deadline - time.monotonic()),
+            environ={**os.environ, **job, TASK_VARIABLE: json.dumps(task.to_json())},
+            waiting=_Waiting(tell),
+        )
+        refused = {name: answer for name, answer in answers.items() if CANNOT_START in (answer.error or "")}
+        answered = {name: answer for name, answer in answers.items() if answer.error is None}
+        said |= answered
+        lost |= refused
+        # One node that takes no task ends the whole step: what had no time to answer is asked again.
+        names = tuple(name for name in names if name not in said and name not in lost)
+        count = None if count is None or answered else count - len(refused)
+        if not refused or not (names or count) or time.monotonic() > deadline:
+            return answers | lost | said
+        tell(f"{compress(refused)}: tasks cannot be started there; asking the others")
+    return answers | lost | said
+
+
+def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
+    """Options of srun: whole nodes with all their GPUs, for as short as possible."""
+    cluster = site.cluster
+    if cluster.gpus_per_node:
+        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+        yield from (f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none")
+    if inside:
+        return
+    yield from ("--exclusive", "--mem=0", f"--time={math.ceil(timeout_s / 60) + 1}")
+    yield from site.submit_options()
+    if reservation := site.slurm.flags.get("reservation"):
+        yield f"--reservation={reservation}"
+
+
+class _Waiting:
+    """Says at intervals why the job has not started."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._next = tell, 0.0
+
+    def __call__(self, job_id: str) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _TOLD_EVERY_S
+        try:
+            job = SlurmClient().queue([job_id]).get(job_id)
+        except (SlurmUnavailable, SlurmRefused):
+            job = None
+        reason = job.reason if job and job.reason else "no reason yet"
+        self._tell(f"job {job_id} waits in the queue ({reason}); Ctrl-C cancels it")

@@ -1,0 +1,78 @@
+"""Are the GPUs as fast as healthy ones, and the links between them?
+
+The bars are those of Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the bar. Low
+figures on a good node are almost always too few cores for the step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+from checkpoint_tools.quantities import counted
+from zslurm.doctor.check import Check, Outcome, failed, passed, warned, worst
+from zslurm.hardware.command import CommandHung
+from zslurm.hardware.node_sources import Sources
+
+_PATIENCE = 4
+_CORES_PER_GPU = 4
+
+
+def examine(sources: Sources) -> Outcome:
+    """Matrix product and memory traffic of each GPU, all-reduce among them; without GPUs, figures of the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ("-m", "zslurm.doctor.speed", folder)
+        try:
+            said = sources.run(sys.executable, *arguments, timeout_s=_PATIENCE * sources.limits.check_s)
+        except CommandHung as error:
+            return failed(f"the bars hang: {error}", "exclude the node")
+    if said is None or said.code != 0:
+        words = said.err.strip().splitlines() if said else []
+        return failed(f"the bars cannot run: {words[-1] if words else 'no message'}", "see the check torch-import")
+    figures: dict[str, Any] = json.loads(said.out.splitlines()[-1])
+    shown = _shown(figures)
+    if figures["device"] == "cpu":
+        return passed(f"on the CPU, without a bar: {shown}", data=figures)
+    limits = sources.limits
+    bars = (
+        ("TFLOPS", figures["gemm_tflops"], limits.gemm_tflops),
+        ("GB/s of memory", figures["memory_gb_s"], limits.hbm_gb_s),
+        ("GB/s of all-reduce", [figures["all_reduce_gb_s"]], limits.all_reduce_gb_s),
+    )
+    cores = len(os.sched_getaffinity(0))
+    few = cores < _CORES_PER_GPU * len(figures["gemm_tflops"])
+    cause = (
+        f"only {counted(cores, 'core')} here: run with more, low figures are almost always that; "
+        "else exclude the node"
+    )
+    problems = [
+        (warned if few else failed)(
+            f"GPU {index}: {value:.0f} {unit}, under {bar:g}"
+            if len(values) > 1
+            else f"{value:.0f} {unit}, under {bar:g}",
+            cause if few else "exclude the node; look at its clocks and power limits",
+        )
+        for unit, values, bar in bars
+        for index, value in enumerate(values)
+        if value is not None and value < bar
+    ]
+    return worst(problems, shown, data=figures)
+
+
+def _shown(figures: dict[str, Any]) -> str:
+    product, memory = (_figure(min(figures[name])) for name in ("gemm_tflops", "memory_gb_s"))
+    slowest = f"{product} TFLOPS, {memory} GB/s of memory"
+    reduced = figures["all_reduce_gb_s"]
+    return slowest if reduced is None else f"{slowest}, {_figure(reduced)} GB/s of all-reduce"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+CHECK = Check(
+    "bars", "bars", "speed of GPUs: matrix product, memory, all-reduce", "node", examine, on_request=True
+)

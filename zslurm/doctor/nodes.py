@@ -1,0 +1,88 @@
+"""Which nodes are examined, and what Slurm itself says of those that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from checkpoint_tools.quantities import counted
+from zslurm.core.errors import ConfigError, NotFound
+from zslurm.doctor.check import Outcome, failed, warned
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.inventory import Node
+
+_REMEDY = "ask the site; jobs do not start there meanwhile"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The nodes of an examination.
+
+    Attributes:
+        names: these, where they are known before the job starts.
+        count: so many of Slurm's choice, where they are not.
+        states: what is said of nodes for Slurm's own view of them.
+        not_asked: nodes that are left alone, and why.
+    """
+
+    names: tuple[str, ...] = ()
+    count: int | None = None
+    states: Mapping[str, Outcome] = field(default_factory=dict)
+    not_asked: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a node to ask."""
+        return bool(self.names or self.count)
+
+
+def choose(
+    nodes: Sequence[Node], *, partition: str | None, count: int | None = None, nodelist: str | None = None
+) -> Chosen:
+    """Choose nodes: those of a list, or so many, or all that are idle now.
+
+    Args:
+        nodes: all of the cluster.
+        partition: of the profile; None is any.
+        count: so many of Slurm's choice.
+        nodelist: a hostlist.
+
+    Raises:
+        NotFound: a named node does not exist.
+        ConfigError: there are not so many usable nodes.
+        HostlistError: not a hostlist.
+    """
+    if nodelist is not None:
+        return _listed(nodes, expand(nodelist))
+    members = [node for node in nodes if partition is None or partition in node.partitions]
+    if count is not None:
+        usable = sum(node.is_usable for node in members)
+        if count > usable:
+            raise ConfigError(
+                f"--nodes {count}: of the {counted(len(members), 'node')} of {partition or 'the cluster'} "
+                f"{usable} {'is' if usable == 1 else 'are'} usable"
+            )
+        return Chosen(count=count)
+    idle = tuple(node.name for node in members if node.is_usable and node.state == "idle")
+    busy = {node.name: f"busy ({node.state})" for node in members if node.is_usable and node.name not in idle}
+    unusable = [node for node in members if not node.is_usable]
+    states = {node.name: warned(f"Slurm says {_state(node)}", _REMEDY) for node in unusable}
+    return Chosen(names=idle, states=states, not_asked=busy | {node.name: _state(node) for node in unusable})
+
+
+def _listed(nodes: Sequence[Node], names: list[str]) -> Chosen:
+    known = {node.name: node for node in nodes}
+    if unknown := [name for name in names if name not in known]:
+        raise NotFound(f"{compress(unknown)}: Slurm has no such node; its nodes: {compress(known)}")
+    unusable = [known[name] for name in dict.fromkeys(names) if not known[name].is_usable]
+    return Chosen(
+        names=tuple(dict.fromkeys(name for name in names if known[name].is_usable)),
+        states={node.name: failed(f"Slurm says {_state(node)}", _REMEDY) for node in unusable},
+        not_asked={node.name: _state(node) for node in unusable},
+    )
+
+
+def _state(node: Node) -> str:
+    """`idle+drain: bad fan`, as sinfo has it."""
+    words = "+".join([node.state, *sorted(node.flags)])
+    return f"{words}: {node.reason}" if node.reason else words

@@ -1,0 +1,216 @@
+"""The examination: checks on this machine, and the same question to all nodes at once, as one short job."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zslurm.cluster.site import Site
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable
+from zslurm.doctor.ask import Tell, ask
+from zslurm.doctor.check import Check, NodeData, Outcome, Status, failed, merged
+from zslurm.doctor.checks.shared_files import TOKEN
+from zslurm.doctor.compare import drifted, unlike_here
+from zslurm.doctor.node import run_checks
+from zslurm.doctor.nodes import Chosen, choose
+from zslurm.doctor.report import LOGIN, Report
+from zslurm.hardware.node_sources import Sources, Task
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import expand
+from zslurm.slurm.run_on_nodes import NodeAnswer
+
+STATE, ANSWER = "state", "answer"
+"""Names of what is no check of its own: Slurm's view of a node, and whether the node answers at all."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asked for.
+
+    Attributes:
+        checks: to run.
+        count: nodes of Slurm's choice.
+        nodelist: exactly these.
+        directory: where runs are written.
+        paths: further directories.
+        timeout_s: for the nodes, their wait in the queue included.
+    """
+
+    checks: Sequence[Check]
+    count: int | None = None
+    nodelist: str | None = None
+    directory: Path = Path("runs")
+    paths: tuple[Path, ...] = ()
+    timeout_s: float = 300.0
+
+
+def examine(site: Site, wanted: Wanted, tell: Tell = lambda text: None) -> Report:
+    """Examine this machine, and the nodes where the profile has Slurm.
+
+    Args:
+        site: the profile.
+        wanted: what to look at.
+        tell: messages for a person, while it goes on.
+
+    Raises:
+        ConfigError, NotFound: the nodes that were asked for do not exist.
+    """
+    began = time.monotonic()
+    report = Report(site.cluster.name, wanted.checks)
+    if site.cluster.launcher == "local":
+        _examine_here(site, wanted, report)
+    else:
+        _examine_cluster(site, wanted, report, tell)
+    report.took_s = time.monotonic() - began
+    return report
+
+
+def _examine_here(site: Site, wanted: Wanted, report: Report) -> None:
+    """This machine alone: it is login node and compute node at once."""
+    with _probe(wanted.directory) as (probe, token):
+        task = _task(site, wanted, probe, token)
+        for name, outcome in run_checks(wanted.checks, Sources(task)).items():
+            report.add(name, {LOGIN: outcome})
+
+
+def _examine_cluster(site: Site, wanted: Wanted, report: Report, tell: Tell) -> None:
+    client = SlurmClient(on_retry=tell)
+    with _probe(wanted.directory) as (probe, token):
+        task = _task(site, wanted, probe, token)
+        try:
+            inside = _own_job(wanted)
+            chosen = inside or choose(
+                client.nodes(), partition=site.slurm.partition, count=wanted.count, nodelist=wanted.nodelist
+            )
+            task = replace(task, peers=chosen.names, jobs=_active_jobs(client))
+        except (SlurmUnavailable, SlurmRefused) as error:
+            report.slurm_error = str(error)
+            inside, chosen = None, Chosen()
+        if not chosen.any and wanted.nodelist is None and report.slurm_error is None:
+            tell("no node of the partition is idle; name some with --nodelist to wait for them")
+        here = [check for check in wanted.checks if check.runs_on("login")]
+        with ThreadPoolExecutor(1) as beside:
+            login = beside.submit(run_checks, here, Sources(task))
+            answers: dict[str, NodeAnswer] = {}
+            if chosen.any and any(check.runs_on("node") for check in wanted.checks):
+                try:
+                    answers = ask(site, chosen, task, wanted.timeout_s, tell, inside=inside is not None)
+                except (SlurmUnavailable, SlurmRefused) as error:
+                    report.slurm_error = str(error)
+            outcomes_here = login.result()
+        report.asked = tuple(answers)
+        report.not_asked = chosen.not_asked
+        report.add(STATE, chosen.states)
+        for name, outcome in outcomes_here.items():
+            report.add(name, {LOGIN: outcome})
+        _judge(answers, wanted.checks, outcomes_here, Sources(task), report)
+
+
+def _own_job(wanted: Wanted) -> Chosen | None:
+    """The nodes of the job that this runs in, unless others were asked for."""
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    if "SLURM_JOB_ID" not in os.environ or not listed or wanted.count or wanted.nodelist:
+        return None
+    return Chosen(names=tuple(expand(listed)))
+
+
+def _active_jobs(client: SlurmClient) -> tuple[str, ...] | None:
+    try:
+        jobs = client.queue(user=getpass.getuser())
+    except (SlurmUnavailable, SlurmRefused):
+        return None
+    return tuple(job_id for job_id, job in jobs.items() if job.state.is_active)
+
+
+def _task(site: Site, wanted: Wanted, probe: str, token: str) -> Task:
+    return Task(
+        cluster=site.cluster,
+        checks=tuple(check.name for check in wanted.checks),
+        directory=str(wanted.directory.absolute()),
+        probe=probe,
+        token=token,
+        paths=tuple(str(path.absolute()) for path in wanted.paths),
+        ranks_per_node=site.slurm.ranks_per_node,
+        jobs=() if site.cluster.launcher == "local" else None,
+    )
+
+
+@contextmanager
+def _probe(directory: Path) -> Iterator[tuple[str, str]]:
+    """A folder in the runs directory for the nodes to write to, and what this machine wrote there; removed after.
+
+    Both are empty where this machine cannot write there.
+    """
+    existing = next(place for place in (directory.absolute(), *directory.absolute().parents) if place.is_dir())
+    token = os.urandom(16).hex()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".zslurm-doctor-", dir=existing))
+        (folder / TOKEN).write_text(token)
+    except OSError:
+        yield "", ""
+        return
+    try:
+        yield str(folder), token
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _judge(
+    answers: Mapping[str, NodeAnswer],
+    checks: Sequence[Check],
+    here: Mapping[str, Outcome | None],
+    sources: Sources,
+    report: Report,
+) -> None:
+    """Results of the nodes: their own outcomes, what comparing them shows, and who did not answer."""
+    for name, answer in answers.items():
+        if answer.error is not None:
+            remedy = "look at the node (scontrol show node); it is in the list to exclude"
+            report.add(ANSWER, {name: failed(f"the node does not answer: {answer.error}", remedy)})
+    said = {name: answer for name, answer in answers.items() if answer.error is None}
+    for check in checks:
+        outcomes = {
+            name: Outcome.from_json(answer.value["outcomes"][check.name])
+            for name, answer in said.items()
+            if check.name in answer.value["outcomes"]
+        }
+        mine = here.get(check.name)
+        words = [
+            {name: [outcome] for name, outcome in _compared(check, outcomes, said, sources).items()},
+            drifted(check, outcomes),
+            unlike_here(check, mine, outcomes) if mine is not None else {},
+        ]
+        report.add(
+            check.name,
+            {
+                name: merged([outcome, *(further for word in words for further in word.get(name, []))])
+                for name, outcome in outcomes.items()
+            },
+        )
+
+
+def _compared(
+    check: Check, outcomes: Mapping[str, Outcome], said: Mapping[str, NodeAnswer], sources: Sources
+) -> Mapping[str, Outcome]:
+    if check.compare is None:
+        return {}
+    nodes = {
+        name: NodeData(
+            data=outcome.data,
+            sent=said[name].value["sent"],
+            began=said[name].value["began"],
+            ended=said[name].value["ended"],
+            received=said[name].received,
+        )
+        for name, outcome in outcomes.items()
+        if outcome.status is not Status.FAIL
+    }
+    return check.compare(nodes, sources)

@@ -1,0 +1,114 @@
+"""How fast this node's GPUs are: `python -m zslurm.doctor.speed FOLDER` prints one JSON document.
+
+One process for each GPU, each pinned to its own; they meet through a file in FOLDER. Without GPUs two processes
+measure the CPU with small sizes, through gloo: the same code, figures that mean little.
+
+    gemm        2 n^3 FLOPs of a bf16 product of n x n matrices; n = 8192
+    memory      2 bytes moved for each byte of a copy of 1 GiB
+    all-reduce  bus bandwidth, 2 (p - 1) / p times the bytes of 64 MiB, as nccl-tests counts it
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_CPU_RANKS = 2
+_REPEATS = 10
+_MIB = 1 << 20
+
+
+def measure(rank: int, world: int, store: str) -> dict[str, Any]:
+    """The figures of one rank; only rank 0 knows the all-reduce's."""
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    n, copied, reduced = (8192, 1024 * _MIB, 64 * _MIB) if on_gpu else (512, 16 * _MIB, 4 * _MIB)
+
+    def seconds(action: Callable[[], object]) -> float:
+        action()
+        if on_gpu:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(_REPEATS):
+            action()
+        if on_gpu:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / _REPEATS
+
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    left = torch.randn(n, n, device=device, dtype=dtype)
+    out = torch.empty_like(left)
+    gemm = seconds(lambda: torch.mm(left, left, out=out))
+    if not torch.isfinite(out).all():
+        raise SystemExit(f"GPU {rank}: a matrix product of finite numbers is not finite")
+    source = torch.zeros(copied, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    copy = seconds(lambda: target.copy_(source))
+    bandwidth = None
+    if world > 1:
+        backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
+        buffer = torch.ones(reduced // 4, device=device)
+        took = seconds(lambda: dist.all_reduce(buffer))
+        bandwidth = 2 * (world - 1) / world * reduced / took / 1e9
+        dist.destroy_process_group()
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "gemm_tflops": 2 * n**3 / gemm / 1e12,
+        "memory_gb_s": 2 * copied / copy / 1e9,
+        "all_reduce_gb_s": bandwidth,
+    }
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """All ranks of this node.
+
+    Raises:
+        SystemExit: one of them failed; its last words are in the message.
+    """
+    import torch
+
+    world = torch.cuda.device_count() or _CPU_RANKS
+    store = folder / "store"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, str(folder), str(rank), str(world), str(store)],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    said = [process.communicate() for process in ranks]
+    for rank, (process, (_, err)) in enumerate(zip(ranks, said, strict=True)):
+        if process.returncode != 0:
+            words = err.strip().splitlines()
+            raise SystemExit(f"GPU {rank}: {words[-1] if words else f'ended with {process.returncode}'}")
+    figures = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    return {
+        "device": figures[0]["device"],
+        "gemm_tflops": [figure["gemm_tflops"] for figure in figures],
+        "memory_gb_s": [figure["memory_gb_s"] for figure in figures],
+        "all_reduce_gb_s": figures[0]["all_reduce_gb_s"],
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """The parent with FOLDER; a rank with FOLDER RANK WORLD STORE."""
+    if len(arguments) == 1:
+        print(json.dumps(run(Path(arguments[0]))))
+    else:
+        _, rank, world, store = arguments
+        print(json.dumps(measure(int(rank), int(world), store)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

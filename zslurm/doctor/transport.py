@@ -1,0 +1,133 @@
+"""Read which network RCCL or NCCL opened from its log, and judge whether it is the profile's.
+
+The log is what NCCL_DEBUG=INFO prints with the subsystems INIT and NET. RCCL falls back to TCP without an error:
+one line, `Using network Socket`, is all that tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from checkpoint_tools.quantities import counted
+from zslurm.cluster.rccl.rules import PLUGIN, ainic_transport
+from zslurm.config.spec import ClusterSection
+from zslurm.doctor.check import Outcome, failed, warned
+
+_MESSAGE = re.compile(r"\bNCCL (?:INFO|WARN) (.*)")
+_NETWORK = re.compile(r"^Using network (.+?)\s*$")
+_PLUGIN = re.compile(r"^NET/Plugin ?: Loaded net plugin (.+?)(?: \(v\d+\))?\s*$")
+_DEVICES = re.compile(r"^NET/IB ?: Using\s(.*?)(?:; OOB .*)?$")
+_DEVICE = re.compile(r"\[\d+\]([^\s:]+):\d+/(?:RoCE|IB)")
+_CHANNEL = re.compile(r"^Channel \S+ ?: .* via NET/(\S+)")
+_AINIC = "AINIC RoCEv2 optimizations enabled"
+_TROUBLE = re.compile(
+    r"^(NET/IB ?: No device found|NET/IB ?: No IP interface found|Failed to open libibverbs|"
+    r"Failed to initialize NET plugin|NET/Plugin ?: (?:Could not find|Plugin load|No plugin found|Failed to find)|"
+    r"GDRDMA not enabled)"
+)
+# Names of RCCL's transport for AMD's NICs, in the order of its versions.
+_BUILT_IN = ("IB-CAST", "IB-ROCM", "ROCM-IB")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a rank's log tells of its network.
+
+    Attributes:
+        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None where the log does not tell.
+        plugin: the network plugin that was loaded.
+        devices: RDMA devices in use.
+        ainic: whether RCCL's own transport for AMD's NICs is on.
+        gpu_direct: whether every channel through the network reaches GPU memory; None where there is no channel.
+        trouble: lines that say why another network was not opened.
+    """
+
+    network: str | None = None
+    plugin: str | None = None
+    devices: tuple[str, ...] = ()
+    ainic: bool = False
+    gpu_direct: bool | None = None
+    trouble: tuple[str, ...] = ()
+
+
+def read_log(log: str) -> Opened:
+    """Read the log of one rank; where a line comes several times, the last one holds."""
+    network = plugin = None
+    devices: tuple[str, ...] = ()
+    ainic, channels = False, []
+    trouble: dict[str, None] = {}
+    for message in (found[1].strip() for line in log.splitlines() if (found := _MESSAGE.search(line))):
+        if match := _NETWORK.match(message):
+            network = match[1]
+        elif match := _PLUGIN.match(message):
+            plugin = match[1]
+        elif match := _DEVICES.match(message):
+            devices = tuple(part for name in _DEVICE.findall(match[1]) for part in name.split("+"))
+        elif match := _CHANNEL.match(message):
+            channels.append("/GDRDMA" in f"/{match[1]}")
+        elif _AINIC in message:
+            ainic = True
+        elif _TROUBLE.match(message):
+            trouble[message] = None
+    return Opened(network, plugin, devices, ainic, all(channels) if channels else None, tuple(trouble))
+
+
+def expected(cluster: ClusterSection, given: Mapping[str, str]) -> str:
+    """Return in words which network the profile's ranks should open."""
+    if given.get("NCCL_NET", "").upper() not in ("", "SOCKET"):
+        return f"NCCL_NET={given['NCCL_NET']}"
+    return {
+        "plugin": f"AMD's plugin {PLUGIN} (RCCL-ANP)",
+        "builtin": "RCCL's own transport for AMD's NICs (IB-CAST)",
+        "generic": "RDMA (IB)",
+        None: "RDMA",
+    }[ainic_transport(cluster)]
+
+
+def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) -> list[Outcome]:
+    """Return what is wrong with the network that a rank opened; nothing where it is the profile's.
+
+    Args:
+        opened: what its log tells.
+        cluster: the profile; it has GPUs and names its network.
+        given: the environment of the rank.
+    """
+    wanted = expected(cluster, given)
+    why = f" ({'; '.join(opened.trouble)})" if opened.trouble else ""
+    if opened.network is None:
+        return [
+            failed(f"RCCL's log does not show which network it opened{why}", "run it by hand with NCCL_DEBUG=INFO")
+        ]
+    if not _is_right(opened, cluster, given):
+        found = "TCP sockets" if opened.network == "Socket" else opened.network
+        remedy = (
+            "see the checks nics, rdma-abi and environment; `zslurm env --explain` shows what RCCL is asked for"
+        )
+        return [failed(f"RCCL opened {found}, not {wanted}{why}", remedy)]
+    found_problems = []
+    missing = [nic for nic in cluster.nics if nic not in opened.devices] if opened.devices else []
+    if missing:
+        used = f"{len(cluster.nics) - len(missing)} of {counted(len(cluster.nics), 'NIC')}"
+        reason = f"RCCL uses {used}, without {', '.join(missing)}"
+        found_problems.append(failed(reason, "see the checks nics and environment (NCCL_IB_HCA)"))
+    if opened.gpu_direct is False:
+        reason = f"RCCL opened {opened.network} without GPUDirect: messages go through host memory{why}"
+        found_problems.append(warned(reason, "see the check peermem"))
+    return found_problems
+
+
+def _is_right(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) -> bool:
+    name = (opened.network or "").upper()
+    if name == "SOCKET":
+        return False
+    if asked := given.get("NCCL_NET", "").upper():
+        return name == asked or (asked == "ROCM-IB" and name in _BUILT_IN)
+    transport = ainic_transport(cluster)
+    if transport == "plugin":
+        return "ANP" in name
+    if transport == "builtin":
+        return name in _BUILT_IN or (name == "IB" and opened.ainic)
+    # With another plugin (UCX, libfabric) the site has chosen; without one RDMA is RCCL's own.
+    return name.startswith("IB") or opened.plugin is not None

@@ -1,0 +1,145 @@
+"""What a check may look at on its machine: facts, files below the movable root, commands, and its task.
+
+Everything that several checks want is read once. Checks run in threads, so a driver that hangs holds up only those
+that ask it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from zslurm.config.doctor import DoctorSection
+from zslurm.config.spec import ClusterSection
+from zslurm.hardware.command import Said, run
+from zslurm.hardware.facts import NodeFacts, read_facts
+from zslurm.hardware.gpu_health import Gpus
+from zslurm.hardware.gpu_reading import read_gpu_health
+from zslurm.hardware.sysfs import node_name, sysroot
+
+T = TypeVar("T")
+
+_ROCM_BIN = "opt/rocm/bin"
+"""Where amd-smi is on nodes whose login shell did not load a ROCm module."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a machine is asked to look at.
+
+    Attributes:
+        cluster: the profile, without what may be secret (env, setup).
+        checks: names of the checks to run.
+        directory: where runs are written; shared by all nodes.
+        probe: folder in it that the login node made for this examination; empty if it could not.
+        token: what the login node wrote there.
+        paths: further directories whose mounts are looked at (data).
+        peers: nodes whose names must resolve.
+        jobs: the user's jobs that are not over; None where nobody knows.
+        sent: when the login node handed the task out, by its clock.
+        ranks_per_node: as the profile's section slurm has it; None is one for each GPU.
+    """
+
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    checks: tuple[str, ...] = ()
+    directory: str = "."
+    probe: str = ""
+    token: str = ""
+    paths: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    jobs: tuple[str, ...] | None = None
+    sent: float = 0.0
+    ranks_per_node: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        unset = {name: None for name, value in self.cluster.env.items() if value is None}  # no secret is in these
+        public = self.cluster.model_copy(update={"env": unset, "setup": ()})
+        return {**self.__dict__, "cluster": public.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Task:
+        """The task of `to_json`."""
+        lists = {name: tuple(value[name]) for name in ("checks", "paths", "peers")}
+        jobs = None if value["jobs"] is None else tuple(value["jobs"])
+        return cls(**{**value, **lists, "jobs": jobs, "cluster": ClusterSection.model_validate(value["cluster"])})
+
+
+class Once(Generic[T]):
+    """A value that is made when it is first asked for, by one thread; the others wait for it."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._made: list[T] = []
+
+    def __call__(self) -> T:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+
+@dataclass
+class Sources:
+    """One machine, as checks see it.
+
+    Attributes:
+        task: what it is asked.
+        root: where /sys, /proc, /dev, /etc and /opt are.
+        environ: of this process.
+    """
+
+    task: Task = field(default_factory=Task)
+    root: Path = field(default_factory=sysroot)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def __post_init__(self) -> None:
+        self._facts = Once(lambda: read_facts(self.root))
+        self._gpus = Once(lambda: read_gpu_health(self))
+
+    @property
+    def cluster(self) -> ClusterSection:
+        """The profile."""
+        return self.task.cluster
+
+    @property
+    def limits(self) -> DoctorSection:
+        """What is good enough."""
+        return self.task.cluster.doctor
+
+    @property
+    def node(self) -> str:
+        """This machine's name in Slurm, or the host's."""
+        return node_name(self.environ)
+
+    @property
+    def facts(self) -> NodeFacts:
+        """What sysfs says."""
+        return self._facts()
+
+    @property
+    def gpus(self) -> Gpus:
+        """What the GPUs' own tools say."""
+        return self._gpus()
+
+    def path(self, place: str) -> Path:
+        """A place such as `/dev/shm`, below the root."""
+        return self.root / place.lstrip("/")
+
+    def find(self, program: str) -> str | None:
+        """Where a program is, or None."""
+        places = self.environ.get("PATH", os.defpath)
+        return shutil.which(program, path=f"{places}{os.pathsep}{self.root / _ROCM_BIN}")
+
+    def run(self, program: str, *arguments: str, timeout_s: float) -> Said | None:
+        """Run a program; None where there is none.
+
+        Raises:
+            CommandHung: it did not end in its time.
+        """
+        found = self.find(program)
+        return None if found is None else run([found, *arguments], self.environ, timeout_s)

@@ -1,0 +1,68 @@
+"""Which NIC is a GPU's: the one that the fewest PCIe bridges lie between, as NCCL and RCCL choose it.
+
+Devices are as close as the common start of their paths in sysfs is long (`sysfs.pci_path`). Names play no part, so
+a map found here is the same however udev named the devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from zslurm.hardware.gpus import Gpu
+from zslurm.hardware.nics import Nic
+
+Near = Literal["switch", "root complex", "numa", "far"]
+"""What GPU and NIC share: a PCIe bridge below the root complex, the root complex, the NUMA node, or nothing."""
+
+_LEVEL: dict[Near, int] = {"switch": 3, "root complex": 2, "numa": 1, "far": 0}
+
+
+def common_path(gpu: Gpu, nic: Nic) -> tuple[str, ...]:
+    """The common start of the two devices' paths: root complex, then bridges."""
+    length = 0
+    for one, other in zip(gpu.path, nic.path, strict=False):
+        if one != other:
+            break
+        length += 1
+    return gpu.path[:length]
+
+
+def near(gpu: Gpu, nic: Nic) -> Near:
+    """What the two share."""
+    shared = len(common_path(gpu, nic))
+    if shared > 1:
+        return "switch"
+    if shared == 1:
+        return "root complex"
+    return "numa" if gpu.numa is not None and gpu.numa == nic.numa else "far"
+
+
+def closeness(gpu: Gpu, nic: Nic) -> tuple[int, bool]:
+    """How close the two are, to compare: the more they share the greater."""
+    return len(common_path(gpu, nic)), gpu.numa is not None and gpu.numa == nic.numa
+
+
+def pair(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> dict[int, Nic]:
+    """The NIC of each GPU, by the GPU's index. A GPU far from every NIC, where other GPUs have one near, has none.
+
+    Where there are as many near NICs as GPUs the result is one to one. NICs that are equally close, behind one
+    switch, go to the GPUs in the order of PCI addresses.
+    """
+    if not gpus or not nics:
+        return {}
+    best = Counter(max(_LEVEL[near(gpu, nic)] for nic in nics) for gpu in gpus)
+    usual = max(best, key=lambda level: (best[level], level))
+    candidates = [(gpu, nic) for gpu in gpus for nic in nics if _LEVEL[near(gpu, nic)] >= usual]
+    candidates.sort(key=lambda both: (both[0].index, both[1].pci or "", both[1].device))
+    candidates.sort(key=lambda both: closeness(*both), reverse=True)  # stable: the order above decides ties
+    found: dict[int, Nic] = {}
+    # Each round gives each NIC at most one more GPU: a NIC is shared only where there are too few of them.
+    while candidates := [(gpu, nic) for gpu, nic in candidates if gpu.index not in found]:
+        taken = set()
+        for gpu, nic in candidates:
+            if gpu.index not in found and nic.device not in taken:
+                found[gpu.index] = nic
+                taken.add(nic.device)
+    return found

@@ -1,0 +1,100 @@
+"""`python -m zslurm.job.container_check`: whether this container can train here; asked once on each node.
+
+It must have what the ranks import, and its RDMA library must speak the ABI of the host's driver: where it does
+not, libibverbs drops every device, and RCCL falls back to sockets or dies with "Connection refused".
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from zslurm.slurm.run_on_nodes import answer
+
+NEEDED = ("torch", "numpy", "h5py", "psutil", "pydantic", "train", "checkpoint_tools", "zslurm")
+VERBS = Path("/sys/class/infiniband_verbs")
+# In a process of its own: libibverbs talks to stderr, and a broken provider may take its process along.
+_LIST_DEVICES = """
+import ctypes, json
+lib = ctypes.CDLL("libibverbs.so.1")
+lib.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+lib.ibv_get_device_name.restype = ctypes.c_char_p
+lib.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+count = ctypes.c_int(0)
+devices = lib.ibv_get_device_list(ctypes.byref(count))
+print(json.dumps([lib.ibv_get_device_name(devices[i]).decode() for i in range(count.value)]))
+"""
+# libibverbs/init.c of rdma-core.
+_WRONG_ABI = re.compile(
+    r"Driver (?P<driver>\S+) does not support the kernel ABI of (?P<abi>\d+) "
+    r"\(supports (?P<least>\d+) to (?P<most>\d+)\) for device (?P<device>\S+)"
+)
+
+
+@dataclass(frozen=True)
+class AbiCheck:
+    """Whether the RDMA library of this place can drive the devices of this kernel."""
+
+    state: Literal["ok", "mismatch", "unavailable"]
+    detail: str
+
+
+def check_rdma_abi(verbs: Path = VERBS) -> AbiCheck:
+    """Compare the devices that the kernel shows with those that libibverbs can open.
+
+    Args:
+        verbs: the kernel's list of devices.
+    """
+    kernel = {_text(entry / "ibdev"): _text(entry / "abi_version") for entry in sorted(verbs.glob("uverbs*"))}
+    kernel.pop("", None)
+    if not kernel:
+        return AbiCheck("unavailable", "no RDMA devices to be seen")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LIST_DEVICES], capture_output=True, text=True, errors="replace", timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        return AbiCheck("unavailable", "libibverbs did not list its devices within 60 s")
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return AbiCheck("unavailable", f"libibverbs cannot be asked: {words[0]}")
+    return compare(kernel, json.loads(done.stdout), done.stderr)
+
+
+def compare(kernel: dict[str, str], usable: list[str], said: str) -> AbiCheck:
+    """Judge the kernel's devices (name -> ABI) by those that libibverbs lists, and what it said meanwhile."""
+    dropped = [device for device in kernel if device not in usable]
+    if not dropped:
+        return AbiCheck("ok", f"{len(kernel)} RDMA devices can be used")
+    named = f"{len(dropped)} of {len(kernel)} RDMA devices cannot be used ({', '.join(dropped)})"
+    if wrong := _WRONG_ABI.search(said):
+        return AbiCheck(
+            "mismatch",
+            f"{named}: the driver {wrong['driver']} in here speaks ABI {wrong['least']} to {wrong['most']}, the "
+            f"host's kernel ABI {wrong['abi']}; take an image with the host's version of lib{wrong['driver']}",
+        )
+    return AbiCheck("mismatch", f"{named}: the libibverbs in here has no working driver for them")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    """Answer the survey."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    answer({"python": platform.python_version(), "missing": missing, "abi": asdict(check_rdma_abi())})
+
+
+if __name__ == "__main__":
+    main()

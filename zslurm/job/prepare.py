@@ -1,0 +1,132 @@
+"""What happens on the nodes before the ranks start: their Python is put in place, and a container is tried out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import CheckFailed, SlurmRefused, ZslurmError
+from zslurm.job.container import container_interpreter
+from zslurm.job.interpreter import Interpreter
+from zslurm.job.staged_environment import stage, unstage
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.run_on_nodes import NodeAnswer, survey, survey_here
+
+_CHECK = "zslurm.job.container_check"
+# An image may have to be fetched and unpacked on each node first.
+_CONTAINER_TIMEOUT_S = 1800.0
+
+
+def prepare(
+    spec: RunSpec,
+    run: RunDir,
+    job_id: str,
+    nodes: Sequence[str],
+    environ: Mapping[str, str],
+    event: Callable[..., None],
+) -> Interpreter:
+    """Make the ranks' Python ready on nodes of the job that this process runs in.
+
+    Args:
+        spec: the run.
+        run: its directory.
+        job_id: the job.
+        nodes: those on which ranks may be started.
+        environ: the environment of the job.
+        event: records what was done.
+
+    Raises:
+        CheckFailed: the container does not work on some node.
+        ZslurmError: the environment cannot be copied to the nodes.
+    """
+    on_slurm = spec.cluster.launcher == "slurm"
+    if spec.cluster.container is not None:
+        python = container_interpreter(spec, run, environ)
+        answers = _ask_nodes(python, run, job_id, nodes, environ) if on_slurm else _ask_here(python)
+        event("container_checked", nodes=compress(list(answers)), **_findings(spec, answers))
+        return python
+    if spec.cluster.stage_env is not None and on_slurm:
+        staged = stage(spec.cluster.stage_env, run, job_id, nodes, environ)
+        event("environment_staged", path=staged)
+        return Interpreter((f"{staged}/bin/python",), environ)
+    return Interpreter.own(environ)
+
+
+def clear_up(spec: RunSpec, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Remove from these nodes what `prepare` put there; a node that is gone keeps it until its /tmp is cleaned."""
+    if spec.cluster.stage_env is not None and spec.cluster.launcher == "slurm":
+        with contextlib.suppress(ZslurmError):
+            unstage(spec.cluster.stage_env, job_id, nodes, environ)
+
+
+def _ask_here(python: Interpreter) -> dict[str, NodeAnswer]:
+    answer = survey_here(_CHECK, timeout_s=_CONTAINER_TIMEOUT_S, environ=python.environ, python=python.words)
+    return {answer.node: answer}
+
+
+def _ask_nodes(
+    python: Interpreter, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, NodeAnswer]:
+    """Ask these nodes. What the engine says where it fails comes back through a file for each node."""
+    nodes = expand(compress(nodes))  # as srun numbers them
+    logs = [run.logs / f"container-{job_id}-{index}.log" for index in range(len(nodes))]
+    for log in logs:
+        log.unlink(missing_ok=True)
+    try:
+        answers = survey(
+            _CHECK,
+            nodes=nodes,
+            options=[*python.srun_options, f"--error={run.logs}/container-{job_id}-%n.log"],
+            job_id=job_id,
+            timeout_s=_CONTAINER_TIMEOUT_S,
+            environ=python.environ,
+            python=python.words,
+        )
+    except SlurmRefused as error:  # not one node answered
+        answers = {node: NodeAnswer(node, None, str(error)) for node in nodes}
+    for node, log in zip(nodes, logs, strict=True):
+        if (why := answers[node].error) is not None:
+            answers[node] = NodeAnswer(node, None, _engines_words(log) or why)
+    return answers
+
+
+def _engines_words(log: Path) -> str:
+    """Why a container did not start: what the engine calls fatal, else the last line that it wrote."""
+    try:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return ""
+    lines = [line for line in lines if line]
+    fatal = [line for line in lines if line.upper().startswith("FATAL")]
+    return "; ".join(dict.fromkeys(fatal)) or "".join(lines[-1:])
+
+
+def _findings(spec: RunSpec, answers: Mapping[str, NodeAnswer]) -> dict[str, Any]:
+    """What the nodes said, as fields of an event.
+
+    Raises:
+        CheckFailed: on some node the container does not start, lacks a module, or cannot drive the RDMA devices
+            that the run needs.
+    """
+    container = spec.cluster.container
+    assert container is not None
+    faults: dict[str, list[str]] = {}
+    abi: dict[str, list[str]] = {}
+    for node, answer in answers.items():
+        if answer.error is not None:
+            faults.setdefault(f"does not start: {answer.error}", []).append(node)
+            continue
+        if missing := answer.value["missing"]:
+            faults.setdefault(f"its {container.python} has no {', '.join(missing)}", []).append(node)
+        state, detail = answer.value["abi"]["state"], answer.value["abi"]["detail"]
+        abi.setdefault(f"{state}: {detail}", []).append(node)
+        if state == "mismatch" and spec.slurm.nodes > 1:
+            faults.setdefault(f"it cannot drive the host's RDMA devices: {detail}", []).append(node)
+    if faults:
+        told = "; ".join(f"{what} (on {compress(nodes)})" for what, nodes in faults.items())
+        raise CheckFailed(f"container {container.image}: {told}")
+    return {"rdma_abi": {what: compress(nodes) for what, nodes in abi.items()}}

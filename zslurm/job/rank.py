@@ -1,0 +1,213 @@
+"""`python -m zslurm.job.rank RUN_DIR ATTEMPT`: one rank, started by srun or by its local twin.
+
+Maps Slurm's variables to torchrun's (the only ones the trainer knows), opens or finds rank 0's store, trains,
+and leaves in the attempt's directory why the rank ended. Rank 0 opens the store on port 0 and keeps it; its
+address is published by rename, so there is no port to choose and none to lose between bind and use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from train.errors import Diverged, TrainError
+from train.progress import last_step, record_path
+from train.stop import StopRequest
+from zslurm.core.files import read_json, write_atomically
+from zslurm.core.redact import redact
+from zslurm.job.numa_bind import bind
+from zslurm.job.stop_request import StopListener, address_of
+from zslurm.run.log_times import keep_times
+from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.slurm.environment import step_info
+
+RENDEZVOUS_TIMEOUT_S = 900.0
+
+
+def map_environment(environ: MutableMapping[str, str]) -> None:
+    """Set torchrun's variables from Slurm's; a local step has set them already.
+
+    Raises:
+        SlurmUnavailable: neither Slurm nor a local step started this process.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return
+    info = step_info(environ)
+    environ["RANK"] = str(info.rank)
+    environ["WORLD_SIZE"] = str(info.world_size)
+    environ["LOCAL_RANK"] = str(info.local_rank)
+    environ["LOCAL_WORLD_SIZE"] = str(info.local_world_size)
+    # Not SLURM_NODEID, which counts the nodes in Slurm's own order also where ranks are placed in another.
+    environ["GROUP_RANK"] = str(info.rank // info.local_world_size)
+
+
+def _rendezvous_host(environ: MutableMapping[str, str]) -> str:
+    interface = environ.get("ZSLURM_INTERFACE")
+    if interface:
+        import psutil
+
+        for address in psutil.net_if_addrs().get(interface, []):
+            if address.family == socket.AF_INET:
+                return str(address.address)
+        raise RuntimeError(f"cluster.interface: no interface `{interface}` with an IPv4 address on this node")
+    return environ.get("SLURMD_NODENAME", "127.0.0.1")
+
+
+def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
+    """Set MASTER_ADDR and MASTER_PORT; returns rank 0's store, which must live as long as the process.
+
+    Raises:
+        RuntimeError: rank 0 did not publish an address in time.
+    """
+    store: Any = None
+    if environ["RANK"] == "0":
+        from torch.distributed import TCPStore
+
+        host = _rendezvous_host(environ)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        write_atomically(attempt.rendezvous, json.dumps(address_of(host, store.port)) + "\n")
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    address = read_json(attempt.rendezvous)
+    while address is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{attempt.rendezvous}: rank 0 published no address in {RENDEZVOUS_TIMEOUT_S:g} s")
+        time.sleep(0.05)
+        list(attempt.path.iterdir())  # makes an NFS client look again, instead of remembering "no such file"
+        address = read_json(attempt.rendezvous)
+    environ["MASTER_ADDR"] = address["host"]
+    environ["MASTER_PORT"] = str(address["port"])
+    # torchrun's own way to say that the store is already there and every rank is a client of it.
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return store
+
+
+def _listen_for_stop(environ: MutableMapping[str, str], stop: StopRequest) -> StopListener:
+    """On rank 0: look into its store for the supervisor's request to save and stop."""
+    from torch.distributed import TCPStore
+
+    client = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
+    return StopListener(client, stop.ask)
+
+
+def _open_progress(directory: Path, rank: int) -> None:
+    """Make the directory and this rank's record in it."""
+    while True:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            record_path(directory, rank).touch(mode=0o600)
+        except FileNotFoundError:  # the last rank to leave removed it in between
+            continue
+        return
+
+
+def _close_progress(directory: Path, rank: int) -> None:
+    """Remove this rank's record, and with the last one the directory."""
+    with contextlib.suppress(OSError):
+        record_path(directory, rank).unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def _record_end(
+    attempt: AttemptDir,
+    environ: MutableMapping[str, str],
+    code: int,
+    error: BaseException | None,
+    stop: StopRequest,
+) -> None:
+    body: dict[str, Any] = {
+        "rank": int(environ["RANK"]),
+        "node": environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "exit_code": code,
+        "time": time.time(),
+        "step": last_step(),
+    }
+    if stop.signal_name is not None:
+        body["signal"] = stop.signal_name
+    if error is not None:
+        body["error"] = type(error).__name__
+        body["message"] = redact(" ".join(_message(error).split()))[:2000]
+        body["traceback"] = redact("".join(traceback.format_exception(error)))[-20000:]
+    if isinstance(error, Diverged):
+        body["fingerprint"] = error.fingerprint
+    write_atomically(attempt.rank_end(body["rank"]), json.dumps(body) + "\n")
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"sys.exit({'' if error.code is None else repr(error.code)}) before the end of the run"
+    return str(error)
+
+
+def _exit_code(error: BaseException) -> int:
+    """The exit code that Python gives to a process that ends by this error."""
+    if isinstance(error, SystemExit):
+        return 0 if error.code is None else error.code & 0xFF if isinstance(error.code, int) else 1
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.exit_code if isinstance(error, TrainError) else 1
+
+
+def main(argv: list[str]) -> int:
+    """Train one rank; returns its exit code.
+
+    Code that runs inside the trainer may call `sys.exit`. It is recorded like any other error, and the process
+    never ends with 0 by it: to srun that would look like a rank that is done.
+    """
+    if len(argv) != 2 or not argv[1].isdigit():
+        print("usage: python -m zslurm.job.rank RUN_DIR ATTEMPT", file=sys.stderr)
+        return 2
+    stop = StopRequest()  # listens before torch is imported: a request in that long time must not kill the rank
+    stop.install()
+    run = RunDir(Path(argv[0]))
+    attempt = run.attempt(int(argv[1]))
+    environ = os.environ
+    map_environment(environ)
+    progress = attempt.progress(environ)
+    environ["ZSLURM_PROGRESS_DIR"] = str(progress)
+    environ["ZSLURM_ATTEMPT"] = str(attempt.number)
+    error: BaseException | None = None
+    store: Any = None
+    listener: StopListener | None = None
+    try:
+        rank = int(environ["RANK"])
+        _open_progress(progress, rank)
+        keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
+        if bound := bind(environ):
+            print(bound, flush=True)
+        from train.loop import train
+
+        store = rendezvous(attempt, environ)
+        if store is not None:
+            listener = _listen_for_stop(environ, stop)
+        code = int(train(run.path, stop))
+    except BaseException as raised:
+        error, code = raised, _exit_code(raised)
+        if isinstance(raised, TrainError):
+            print(f"error: {raised}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+    with contextlib.suppress(OSError):  # the run directory is away, or was moved: the log has the reason
+        _record_end(attempt, environ, code, error, stop)
+    _close_progress(progress, int(environ["RANK"]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if error is not None:
+        # Threads of a broken process group may wait for dead peers for ever: leave without asking them.
+        os._exit(code or 1)
+    if listener is not None:
+        listener.close()
+    del store
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""The step that holds the ranks: an srun on Slurm, its local twin elsewhere.
+
+Both run in a session of their own with their output in files, so the supervisor that started them may die and
+its successor finds them again.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ZslurmError
+from zslurm.core.processes import DetachedProcess
+from zslurm.job.interpreter import Interpreter
+from zslurm.job.numa_bind import bind_variable
+from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.environment import step_environment
+from zslurm.slurm.hostlist import compress
+
+ATTEMPT_VARIABLE = "ZSLURM_RUN_ATTEMPT"
+"""Environment variable of every rank, which all that it starts inherits: whose attempt a process belongs to."""
+
+_SRUN_ENDS_S = 60.0
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How the ranks of one attempt are started."""
+
+    command: list[str]
+    env: dict[str, str]
+
+    def start(self, attempt: AttemptDir) -> DetachedProcess:
+        """Start the step.
+
+        Raises:
+            OSError: a file in the attempt's directory cannot be written.
+        """
+        return DetachedProcess.start(
+            self.command,
+            env=self.env,
+            log=attempt.step_log,
+            record_file=attempt.step_process,
+            exit_file=attempt.step_exit,
+        )
+
+
+def attempt_mark(attempt: AttemptDir) -> str:
+    """Value of ATTEMPT_VARIABLE."""
+    return str(attempt.path.absolute())
+
+
+def _rank_command(run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
+    # Set here and not in the environment of the step, or the process that holds the ranks would bear it too.
+    mark = ["env", f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}"]
+    return [*mark, *python.words, "-u", "-m", "zslurm.job.rank", str(run.path), str(attempt.number)]
+
+
+def step_name(attempt: AttemptDir) -> str:
+    """Slurm's name for the step of an attempt."""
+    return f"attempt-{attempt.number}"
+
+
+def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter) -> StepPlan:
+    """Ranks on this machine."""
+    command = [
+        sys.executable, "-u", "-m", "zslurm.job.local_step",
+        f"--ranks={spec.world_size}", f"--output={attempt.logs}", "--",
+        *_rank_command(run, attempt, python),
+    ]  # fmt: skip
+    return StepPlan(command, dict(python.environ))
+
+
+def slurm_step(
+    spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter, nodes: Sequence[str]
+) -> StepPlan:
+    """Ranks on these nodes of the Slurm job that this process runs in; the others stay idle.
+
+    The step shares its nodes with other steps of the job: with the agents, and with what a dead node's step before
+    it still holds in Slurm's books.
+    """
+    slurm, cluster = spec.slurm, spec.cluster
+    command = [
+        "srun",
+        f"--job-name={step_name(attempt)}",
+        f"--nodes={len(nodes)}",
+        f"--nodelist={compress(nodes)}",
+        f"--ntasks={len(nodes) * spec.ranks_per_node}",
+        f"--ntasks-per-node={spec.ranks_per_node}",
+        f"--cpus-per-task={spec.cpus_per_task}",
+        f"--cpu-bind={slurm.cpu_bind}",
+        "--distribution=block:block",
+        "--overlap",
+        "--mem=0",
+        "--kill-on-bad-exit=0",
+        "--unbuffered",
+        "--input=none",
+        f"--output={attempt.logs}/rank-%5t.log",
+    ]
+    if cluster.gpus_per_node:
+        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+        command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
+    command += python.srun_options
+    # Slurm sends signals to every process of the step, at the start of a grace time for one. The ranks ignore them
+    # until they have handlers; until then they would be killed.
+    masked = ["/bin/sh", "-c", "trap '' HUP INT TERM USR1 USR2; exec \"$@\"", "zslurm-rank"]
+    return StepPlan(
+        [*command, *masked, *_rank_command(run, attempt, python)],
+        step_environment(python.environ) | bind_variable(spec),
+    )
+
+
+def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_per_node: int) -> StepPlan:
+    """The same Slurm step with its ranks on its nodes in this order, the first node's first.
+
+    srun sorts every list of nodes that it is given. Only a file with one line for each task decides the order.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = [node for node in nodes for _ in range(ranks_per_node)]
+    attempt.hostfile.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["--distribution=arbitrary" if word.startswith("--distribution=") else word for word in plan.command]
+    command = [word for word in command if not word.startswith("--nodelist=")]
+    return StepPlan(command, plan.env | {"SLURM_HOSTFILE": str(attempt.hostfile)})
+
+
+def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None) -> None:
+    """End every task of the step now, where it has any left.
+
+    On Slurm the tasks are not children of srun: Slurm ends them. On nodes without squeue and scancel srun is asked
+    to do so; killed, it would leave them behind.
+    """
+    if job_id is not None:
+        try:
+            SlurmClient().kill_step(job_id, step_name(attempt))
+        except ZslurmError:  # not there, away, or of another opinion
+            process.signal_group(signal.SIGTERM)
+            _wait_for_srun(process)
+    process.signal_group(signal.SIGKILL)
+
+
+def _wait_for_srun(process: DetachedProcess) -> None:
+    deadline = time.monotonic() + _SRUN_ENDS_S
+    while process.poll() is None and time.monotonic() < deadline:
+        process.reap()
+        time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""What a run is on disk: paths, index, state, events, metrics, checkpoints, secrets."""

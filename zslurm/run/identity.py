@@ -1,0 +1,96 @@
+"""Whose job a submission is, after a run directory was copied or moved.
+
+Each submission records the directory that its job works in: its path, and its inode. A directory that was moved
+(`mv`) keeps the inode and its jobs. A copy (`cp -a`) takes the records along, but the jobs, process ids and locks
+in them are the original's: a copy never acts on them. Submitted under its new name, it continues from the copied
+checkpoints as a run with jobs of its own.
+
+    the recorded path leads here                                    the job is ours
+    same inode, and the recorded path does not hold this run        moved: the job is ours
+    anything else                                                   a copy: the job is the original's
+
+A directory that is moved to another file system gets a new inode, so it counts as a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from train.jsonl import read_jsonl
+from zslurm.core.files import read_json
+from zslurm.run.run_dir import RunDir
+
+
+def location(run: RunDir) -> dict[str, Any]:
+    """The fields that a submission records: the path and the inode of the directory that its job works in."""
+    return {"run_dir": str(run.path.absolute()), "inode": run.path.stat().st_ino}
+
+
+def original_of(run: RunDir, submission: Mapping[str, Any]) -> Path | None:
+    """The directory that a submission's job works in, where `run` is a copy of it; None where it is `run` itself.
+
+    Args:
+        run: the directory in which the submission was found.
+        submission: a row of submissions.jsonl.
+    """
+    recorded = _recorded_dir(run, submission)
+    if recorded is None or recorded == str(run.path.absolute()):
+        return None
+    original = Path(recorded)
+    with contextlib.suppress(OSError):
+        if original.samefile(run.path):
+            return None
+    with contextlib.suppress(OSError):
+        same = submission.get("inode", run.path.stat().st_ino) == run.path.stat().st_ino
+        if same and not _holds(RunDir(original), submission):
+            return None
+    return original
+
+
+def _recorded_dir(run: RunDir, submission: Mapping[str, Any]) -> str | None:
+    """The directory that a submission's job works in; None where nothing names it.
+
+    Versions before this one recorded none, and rows of successors have none: then it is the one in config.json,
+    which the same submission wrote.
+    """
+    if isinstance(recorded := submission.get("run_dir"), str):
+        return recorded
+    section = (read_json(run.config) or {}).get("run")
+    names = (section.get("runs_dir"), section.get("name")) if isinstance(section, dict) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    path = Path(*map(str, names))
+    return str(path) if path.is_absolute() else None
+
+
+def _holds(run: RunDir, submission: Mapping[str, Any]) -> bool:
+    """Whether this submission is among those of `run`."""
+    with contextlib.suppress(OSError):
+        return any(row == submission for row in read_jsonl(run.submissions))
+    return False
+
+
+def job_ids(run: RunDir) -> set[str]:
+    """Every job that a run was ever submitted as, those of a run that it is a copy of included."""
+    found: set[str] = set()
+    for row in read_jsonl(run.submissions):
+        names = {"submit": "job_id", "successor": "successor"}
+        name = names.get(str(row.get("action")))
+        if name is not None and isinstance(row.get(name), str):
+            found.add(row[name])
+    return found
+
+
+def forget_original(run: RunDir) -> None:
+    """Remove from a copy what names processes of its original, so that nothing here can reach them.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    stale = [run.supervisor, run.path / "agent.json", run.checkpoints / ".lock", *run.path.glob("deputy-*.json")]
+    stale += [attempt.step_process for attempt in run.attempt_dirs()]
+    for path in stale:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,266 @@
+"""The run directory: every path in it, and who writes what.
+
+RUN/
+  config.json           the resolved run, which the trainer reads        written by: submit
+  submissions.jsonl     each submission, requeue and cancel              submit, requeue, cancel
+  code.json, code.diff  zslurm's version, git commit and local changes   submit
+  code/                 copy of that code, with run.snapshot             submit
+  script.sh             the rendered script of the last submission       submit
+  secrets.env           secrets of cluster.env, for the script (0600)    submit
+  submitit/             submitit's pickled call and its result           submit, submitit
+  supervisor.json       process of the present supervisor                supervisor
+  agent.json            process of the agent, on the local launcher      supervisor
+  deputy-ID-N-M.json    who acts for a supervisor that is gone           an agent
+  events.jsonl          what happened and what was decided               supervisor; the deputy
+  job-ID.exit           exit code of the run, once job ID is over        supervisor
+  logs/job-ID.log       output of the batch script and supervisor        the job
+  metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
+  tensorboard/          the same for TensorBoard, where asked for        rank 0
+  profile/              traces, where asked for                          rank 0
+  exports/              what evaluation.command judges, and its output   rank 0's command
+  checkpoints/          step-00000400/ ...                               all ranks
+  attempts/000001/
+    attempt.json        job, nodes, world size, command                  supervisor
+    step.json           process that holds the ranks (srun, or its local twin)
+    step.log            what that process says: which task failed how
+    step.exit           its exit code, by rename
+    hostfile            the node of each rank, where leaves are known    supervisor
+    rendezvous.json     address of rank 0's store, by rename             rank 0
+    ranks/00003.json    why rank 3 ended                                 each rank
+    logs/rank-00003.log output of rank 3                                 each rank
+    logs/rank-00003.times  when it was how long (run/log_times.py)    each rank
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zslurm.core.errors import ConfigError, NotFound, ZslurmError
+from zslurm.core.files import write_atomically
+
+
+def _node_local(path: Path, name: str) -> Path:
+    """A place in this node's memory that belongs to a directory, and to this user."""
+    root = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+    owner = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]
+    return root / f"zslurm-{os.getuid()}-{owner}-{name}"
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """Paths of one attempt (one start of the ranks)."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """Number of the attempt, from 1."""
+        return int(self.path.name)
+
+    @property
+    def description(self) -> Path:
+        return self.path / "attempt.json"
+
+    @property
+    def step_process(self) -> Path:
+        return self.path / "step.json"
+
+    @property
+    def step_log(self) -> Path:
+        return self.path / "step.log"
+
+    @property
+    def step_exit(self) -> Path:
+        return self.path / "step.exit"
+
+    @property
+    def hostfile(self) -> Path:
+        return self.path / "hostfile"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.path / "rendezvous.json"
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def progress(self, environ: Mapping[str, str]) -> Path:
+        """Where the ranks of this node keep their progress: in its memory, and like no other run's."""
+        node = environ.get("SLURMD_NODENAME", "localhost")
+        return _node_local(self.path, f"{self.number}-{node}")
+
+    def rank_end(self, rank: int) -> Path:
+        return self.ranks / f"{rank:05d}.json"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:05d}.log"
+
+    def rank_log_times(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank:05d}.times"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def submissions(self) -> Path:
+        return self.path / "submissions.jsonl"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code.json"
+
+    @property
+    def code_diff(self) -> Path:
+        return self.path / "code.diff"
+
+    @property
+    def code_copy(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def secrets(self) -> Path:
+        return self.path / "secrets.env"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "script.sh"
+
+    @property
+    def submitit(self) -> Path:
+        return self.path / "submitit"
+
+    @property
+    def supervisor(self) -> Path:
+        return self.path / "supervisor.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def job_exit(self, job_id: str) -> Path:
+        return self.path / f"job-{job_id}.exit"
+
+    def job_log(self, job_id: str) -> Path:
+        return self.logs / f"job-{job_id}.log"
+
+    @property
+    def exists(self) -> bool:
+        """True where a run lies here, be it only prepared."""
+        return self.config.is_file()
+
+    @property
+    def submitted(self) -> bool:
+        """True where the run was accepted by a launcher at least once."""
+        return self.submissions.is_file()
+
+    def node_memory(self, environ: Mapping[str, str], attempt: int) -> Path:
+        """Where the agents of this node keep what they saw when an attempt began: in its memory as well."""
+        node = environ.get("SLURMD_NODENAME", "localhost")
+        return _node_local(self.path, f"agents-{node}-{attempt}.json")
+
+    def attempt_dirs(self) -> list[AttemptDir]:
+        """Every attempt so far, oldest first."""
+        found = [p for p in self.attempts.glob("[0-9]*") if p.name.isdigit()]
+        return [AttemptDir(p) for p in sorted(found, key=lambda p: int(p.name))]
+
+    def attempt(self, number: int) -> AttemptDir:
+        """Paths of attempt `number`."""
+        return AttemptDir(self.attempts / f"{number:06d}")
+
+    def create(self, *, group_readable: bool) -> None:
+        """Make the directory and its folders, closed to others.
+
+        Raises:
+            ConfigError: it cannot be made or is not writable, or holds something that is no run.
+        """
+        try:
+            if not self.exists and self._foreign_files():
+                raise ConfigError(
+                    f"{self.path}: holds files that are no run's; choose another run.name or runs_dir"
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o750 if group_readable else 0o700)
+            for folder in (self.logs, self.submitit, self.attempts, self.checkpoints):
+                folder.mkdir(exist_ok=True)
+            probe = self.path / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise not_writable(error, self.path) from error
+
+    def _foreign_files(self) -> list[str]:
+        """Names in the directory that no submission, not even one that broke off, leaves there."""
+        if not self.path.is_dir():
+            return []
+        files = (self.code, self.code_diff, self.config, self.script, self.secrets, self.submissions)
+        folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints)
+        own = {path.name for path in (*files, *folders)}
+        return [path.name for path in self.path.iterdir() if path.name not in own and path.name[0] != "."]
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write one of the run's files by rename.
+
+        Raises:
+            ZslurmError: the file system refused.
+        """
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise ZslurmError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def not_writable(error: OSError, path: Path) -> ConfigError:
+    """What to say where the file system refused `path`."""
+    return ConfigError(
+        f"{error.filename or path}: {error.strerror}: the run directory is not writable; "
+        "set run.runs_dir to a directory of yours that all nodes share"
+    )
+
+
+def open_run(path: Path) -> RunDir:
+    """The run at `path`.
+
+    Raises:
+        NotFound: there is none.
+    """
+    run = RunDir(path.absolute())
+    if not run.exists:
+        raise NotFound(f"{path}: not a run directory (it has no config.json)")
+    return run

@@ -1,0 +1,386 @@
+"""The state of a run: what Slurm (or the process table) says of its job, and what its own files say.
+
+Slurm is asked once for all runs. Where it has forgotten a job (some minutes after its end, without accounting),
+the verdict that the supervisor left decides; where there is none, the state says so instead of guessing. Where
+Slurm does not answer, a state may be as old as `RunState.as_of` says, or unknown.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from train.jsonl import read_jsonl
+from train.segments import Stage, stages_of
+from zslurm.core.errors import ZslurmError
+from zslurm.core.files import read_json
+from zslurm.core.processes import ProcessRecord
+from zslurm.run.identity import original_of
+from zslurm.run.metrics_tail import newest_rows
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state_events import IN_PLACE, AegisView, aegis_view, read_milestones
+from zslurm.slurm import queue_view
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.queue_view import QueueView
+from zslurm.slurm.states import JobState
+
+State = Literal[
+    "pending",  # waits in the queue for its first start
+    "requeued",  # waits in the queue after it ran before
+    "held",
+    "running",
+    "suspended",
+    "completing",
+    "completed",
+    "interrupted",  # saved and stopped, because it was asked to; submit again to continue
+    "preempted",  # saved and stopped, and Slurm ended the job for another one; submit again to continue
+    "failed",
+    "cancelled",
+    "node-failed",
+    "timeout",  # killed at the time limit
+    "out-of-memory",
+    "lost",  # ended without a verdict, and nobody knows how
+    "unknown",  # Slurm does not answer
+    "prepared",  # never accepted by a launcher
+    "copied",  # a copy of a run: the job in its files is the original's
+]
+ACTIVE: frozenset[State] = frozenset({"pending", "requeued", "held", "running", "suspended", "completing"})
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything that can be said of a run now."""
+
+    run: RunDir
+    state: State
+    job_id: str | None = None
+    cluster: str | None = None
+    launcher: str | None = None
+    reason: str | None = None
+    expected_start: float | None = None
+    """When Slurm means to start a job that waits (UNIX seconds), where it has planned that."""
+    as_of: float | None = None
+    """When Slurm said so, where it does not answer now; None where it did."""
+    nodes: str | None = None
+    restarts: int = 0
+    submitted: float | None = None
+    attempt: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    step_time_s: float | None = None
+    evaluation_step: int | None = None
+    evaluation_loss: float | None = None
+    checkpoint_step: int | None = None
+    best_step: int | None = None
+    exit_code: int | None = None
+    cause: dict[str, Any] | None = None
+    successor: str | None = None
+    """The job that waits for the end of this one."""
+    last_event: dict[str, Any] | None = None
+    """The newest row of the run's events."""
+    aegis: AegisView = field(default_factory=AegisView)
+    """What the supervisor noticed and did in this job."""
+
+    @property
+    def active(self) -> bool:
+        """True while the run has a job that runs or may yet run; also while that cannot be found out."""
+        return self.state in ACTIVE or self.state == "unknown"
+
+
+_SLURM_STATES: dict[JobState, State] = {
+    JobState.SUSPENDED: "suspended",
+    JobState.CANCELLED: "cancelled",
+    JobState.NODE_FAIL: "node-failed",
+    JobState.BOOT_FAIL: "node-failed",
+    JobState.TIMEOUT: "timeout",
+    JobState.DEADLINE: "timeout",
+    JobState.PREEMPTED: "preempted",
+    JobState.OUT_OF_MEMORY: "out-of-memory",
+}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The last submission of a run, from its own files."""
+
+    job_id: str
+    launcher: str
+    cluster: str
+    user: str
+    time: float
+    process: ProcessRecord | None
+    cancelled: bool = False
+    successor: str | None = None
+    """The job that waits for the end of this one, to continue the run (job/successor.py)."""
+    acted: float = 0.0
+    """When somebody last did something to it."""
+    original: Path | None = None
+    """The directory that the job works in, where the run is a copy of that."""
+
+
+_SUBMISSION = {"action", "job_id", "launcher", "cluster", "time"}
+"""What every row of submissions.jsonl has."""
+
+
+def last_job(run: RunDir) -> _Job | None:
+    """The newest job of a run; None where it was never submitted, and where the job is that of its original."""
+    job = recorded_job(run)
+    return job if job is not None and job.original is None else None
+
+
+def recorded_job(run: RunDir) -> _Job | None:
+    """The newest job in the files of a run, be it that of the run which it is a copy of."""
+    job: _Job | None = None
+    submission: dict[str, Any] = {}
+    for row in read_jsonl(run.submissions):
+        if not row.keys() >= _SUBMISSION:
+            continue  # damaged
+        if row["action"] == "submit":
+            process = ProcessRecord.of_fields(row)
+            user = row.get("user") or getpass.getuser()
+            job = _Job(row["job_id"], row["launcher"], row["cluster"], user, row["time"], process)
+            submission = row
+        elif job is None or row["job_id"] not in (job.job_id, job.successor):
+            continue
+        elif row.get("action") == "successor":
+            job = replace(job, successor=row["successor"])
+        elif row.get("action") == "cancel":
+            job = replace(job, cancelled=True)
+        elif row.get("action") == "requeue":  # takes an earlier cancel back
+            job = replace(job, cancelled=False)
+        job = replace(job, acted=row["time"])
+    return job if job is None else replace(job, original=original_of(run, submission))
+
+
+def look(run: RunDir) -> RunState:
+    """The state of one run."""
+    return look_all([run])[0]
+
+
+def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
+    """The states of many runs, with one question to Slurm.
+
+    Args:
+        runs: the runs.
+        cached: an answer that Slurm gave some seconds ago will do, or an older one where it does not answer: for
+            what is shown to a person. Whatever decides something asks anew.
+    """
+    jobs = [recorded_job(run) for run in runs]
+    on_slurm = [job for job in jobs if job is not None and job.original is None and job.launcher == "slurm"]
+    if not on_slurm:
+        seen = QueueView()
+    elif cached:
+        users = {getpass.getuser(), *(job.user for job in on_slurm)}
+        acted = max(job.acted for job in on_slurm)
+        seen = queue_view.view(_job_ids(on_slurm), users, not_before=acted)
+    else:
+        seen = _ask_slurm(_job_ids(on_slurm))
+    return [_state(run, job, seen) for run, job in zip(runs, jobs, strict=True)]
+
+
+def _job_ids(jobs: Sequence[_Job]) -> list[str]:
+    return [job_id for job in jobs for job_id in (job.job_id, job.successor) if job_id is not None]
+
+
+def _ask_slurm(job_ids: list[str]) -> QueueView:
+    client = SlurmClient()
+    try:
+        records = client.queue(job_ids)
+        forgotten = [job_id for job_id in job_ids if job_id not in records]
+        for job_id, runs in client.history(forgotten).items():
+            records[job_id] = runs[-1]
+    except ZslurmError as error:
+        return QueueView(problem=str(error))
+    return QueueView(records)
+
+
+def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
+    if job is None:
+        return RunState(run, "prepared")
+    events = read_milestones(run.events)
+    if job.original is not None:
+        why = f"a copy of {job.original}; submit it under its own name to continue it from its checkpoints"
+        return RunState(run, "copied", reason=why, last_event=events.newest, **_progress(run))
+    job = _present_job(job, events.rows, seen)
+    verdict = _verdict_of(job.job_id, events.rows)
+    record = seen.jobs.get(job.job_id)
+    nodes, restarts, reason, expected, as_of = None, 0, None, None, None
+    state: State
+    if job.launcher == "local":
+        state, reason = _local_state(run, job, verdict)
+    elif record is not None:
+        state, reason = _slurm_state(job, record, verdict)
+        nodes, restarts = record.nodes or None, record.restarts
+        if record.state.is_waiting and record.start_time is not None:
+            expected = record.start_time.timestamp()
+        as_of = seen.asked if seen.problem else None
+    elif (problem := seen.problem or seen.no_history) is not None:
+        state, reason = _unanswered_state(job, verdict, problem)
+    else:
+        state, reason = _forgotten_state(job, verdict)
+    aegis = aegis_view(events.rows, job.job_id)
+    if state == "interrupted" and aegis.preempted is not None:
+        state = "preempted"
+    ended = verdict if state not in ACTIVE else None
+    return RunState(
+        run,
+        state,
+        job.job_id,
+        job.cluster,
+        job.launcher,
+        reason,
+        expected,
+        as_of,
+        nodes or _nodes_of(run),
+        restarts,
+        job.time,
+        exit_code=ended.get("exit_code") if ended else None,
+        cause=ended.get("cause") if ended else None,
+        successor=job.successor if state in ACTIVE else None,
+        last_event=events.newest,
+        aegis=aegis,
+        **_progress(run),
+    )
+
+
+def is_settled(job: _Job, events: Sequence[dict[str, Any]]) -> bool:
+    """Whether the run came to its end in this job, so that no successor has to continue it."""
+    verdict = _verdict_of(job.job_id, events)
+    return job.cancelled or (verdict is not None and verdict["outcome"] in ("completed", "failed"))
+
+
+def _present_job(job: _Job, events: Sequence[dict[str, Any]], seen: QueueView) -> _Job:
+    """The job that the run depends on now: the submitted one, or its successor where that took its place."""
+    if job.successor is None or is_settled(job, events):
+        return job
+    first, second = seen.jobs.get(job.job_id), seen.jobs.get(job.successor)
+    if (first is not None and first.state.is_active) or (first is None and seen.problem is not None):
+        return job
+    if second is None and not any(event.get("job_id") == job.successor for event in events):
+        return job
+    return replace(job, job_id=job.successor, successor=None)
+
+
+def _verdict_of(job_id: str, events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    return _last_verdict([event for event in events if event.get("job_id") == job_id])
+
+
+def _last_verdict(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """How the job ended, or its last attempt where no later one was started."""
+    verdict: dict[str, Any] | None = None
+    for event in events:
+        if event["event"] in ("attempt_ended", "run_ended"):
+            verdict = event
+        elif event["event"] == "attempt_started" or _goes_on(event):
+            verdict = None
+    return verdict
+
+
+def _goes_on(event: dict[str, Any]) -> bool:
+    """Whether it is the decision that the end of an attempt is not that of the run."""
+    wanted = (*IN_PLACE, "requeue")
+    return event["event"] == "decision" and event.get("mode", "act") == "act" and event.get("action") in wanted
+
+
+def _from_verdict(job: _Job, verdict: dict[str, Any]) -> State:
+    outcome = verdict["outcome"]
+    if outcome == "interrupted" and job.cancelled:
+        return "cancelled"
+    known: dict[str, State] = {"completed": "completed", "interrupted": "interrupted", "failed": "failed"}
+    return known.get(outcome, "lost")
+
+
+def _local_state(run: RunDir, job: _Job, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
+    if job.process is not None and not job.process.here and verdict is None:
+        return "unknown", f"it was started on {job.process.host}: ask there"
+    if any(process.alive for process in _local_processes(run, job)):
+        return ("completing" if verdict else "running"), None
+    return _forgotten_state(job, verdict)
+
+
+def _local_processes(run: RunDir, job: _Job) -> list[ProcessRecord]:
+    """What holds a local run, its supervisor, and its step: any of them may outlive the others."""
+    attempts = run.attempt_dirs()
+    step = ProcessRecord.read(attempts[-1].step_process) if attempts else None
+    return [found for found in (job.process, ProcessRecord.read(run.supervisor), step) if found is not None]
+
+
+def _forgotten_state(job: _Job, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
+    if verdict is not None:
+        return _from_verdict(job, verdict), None
+    if job.cancelled:
+        return "cancelled", None
+    return "lost", f"job {job.job_id} is gone and left no verdict; see `zslurm logs --supervisor`"
+
+
+def _unanswered_state(job: _Job, verdict: dict[str, Any] | None, problem: str) -> tuple[State, str | None]:
+    """A run that ended for good, and that nobody touched since, has ended; of others nobody can tell."""
+    if verdict is not None and verdict["outcome"] in ("completed", "failed") and verdict["time"] > job.acted:
+        return _from_verdict(job, verdict), None
+    return "unknown", problem
+
+
+def _slurm_state(job: _Job, record: JobRecord, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
+    reason, state = record.reason or None, record.state
+    if state.is_waiting:
+        if state is JobState.REQUEUE_HOLD or "held" in record.reason.lower():
+            return "held", reason
+        return ("requeued" if record.restarts or state is not JobState.PENDING else "pending"), reason
+    if state.is_on_nodes:
+        known: dict[JobState, State] = {
+            JobState.COMPLETING: "completing",
+            JobState.SUSPENDED: "suspended",
+            JobState.STOPPED: "suspended",
+        }
+        return known.get(state, "running"), None
+    if state in (JobState.COMPLETED, JobState.FAILED) and verdict is not None:
+        return _from_verdict(job, verdict), None
+    if state is JobState.COMPLETED:
+        return "completed", None
+    return _SLURM_STATES.get(state, "failed" if state.is_over else "unknown"), reason
+
+
+def _nodes_of(run: RunDir) -> str | None:
+    attempts = run.attempt_dirs()
+    described = read_json(attempts[-1].description) if attempts else None
+    return described.get("nodes") if described else None
+
+
+def _progress(run: RunDir) -> dict[str, Any]:
+    """How far the run is: from its metrics and its configuration."""
+    config = read_json(run.config) or {}
+    rows = newest_rows(run.metrics)
+    attempts = run.attempt_dirs()
+    return {
+        "attempt": attempts[-1].number if attempts else None,
+        "step": rows.step.get("step"),
+        "total_steps": _total_steps(config),
+        "loss": rows.step.get("loss"),
+        "tokens_per_s": rows.step.get("tokens_per_s"),
+        "mfu": rows.step.get("mfu"),
+        "step_time_s": rows.step_time_s,
+        "evaluation_step": rows.evaluation.get("step"),
+        "evaluation_loss": rows.evaluation.get("loss"),
+        "checkpoint_step": rows.checkpoint.get("step"),
+        "best_step": rows.checkpoint.get("best_step"),
+    }
+
+
+def _total_steps(config: dict[str, Any]) -> int | None:
+    """As PhaseConfig.steps, without loading pydantic for each of many runs."""
+    try:
+        return sum(stage.steps for phase in config["phases"] for stage in _stages(phase))
+    except (KeyError, TypeError):
+        return None
+
+
+def _stages(phase: dict[str, Any]) -> tuple[Stage, ...]:
+    ramp = [(stage["until_tokens"], stage["global_batch"]) for stage in phase.get("batch_ramp", ())]
+    return stages_of(phase["tokens"], phase["context"], phase["global_batch"], ramp)

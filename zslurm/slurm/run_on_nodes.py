@@ -1,0 +1,283 @@
+"""Ask every node the same question at once: one task per node prints one JSON document.
+
+From a login node this is a short job of its own (`srun`, which waits in the queue like any other); inside a job it
+is a step beside whatever runs there. What the tasks print comes back through Slurm's own I/O: no port is opened,
+no file is shared. A node that says nothing readable is an answer too: `NodeAnswer.error` says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.slurm.commands import Retries, SlurmCommands
+from zslurm.slurm.environment import scrubbed, step_environment
+from zslurm.slurm.hostlist import compress
+from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failures
+
+SETUP_VARIABLE = "ZSLURM_SURVEY_SETUP"
+"""Environment variable with shell lines that each node runs first; not on a command line that all can see."""
+
+JOB_PREFIX = "zslurm-survey-"
+"""What the names of the surveys' jobs begin with."""
+
+_QUEUED = re.compile(r"srun: job (\d+) queued and waiting for resources")
+_STARTED = "has been allocated resources"
+_LOOK_S, _END_S = 0.1, 30.0
+_MARK = "zslurm-answer "
+"""What an answering line starts with: prologs and modules print lines of their own."""
+
+_PART = 700
+"""Characters of an answer in one line. Slurm cuts lines at 1,024, and mixes the pieces of several nodes."""
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """What one node said.
+
+    Attributes:
+        value: the document; None without one.
+        error: why there is none, in one line; None with one.
+        received: when it came, by this machine's clock.
+    """
+
+    node: str
+    value: Any
+    error: str | None = None
+    received: float = 0.0
+
+
+def answer(value: Any, environ: Mapping[str, str] = os.environ) -> None:
+    """Print a node's answer. What the asked module calls, once, at its end."""
+    node = environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    text = json.dumps(value)
+    parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
+    lines = [f"{_MARK}{node} {index} {len(parts)} {part}\n" for index, part in enumerate(parts)]
+    sys.stdout.write("".join(lines))
+    sys.stdout.flush()
+
+
+def survey(
+    module: str,
+    *arguments: str,
+    nodes: Sequence[str] = (),
+    count: int | None = None,
+    options: Iterable[str] = (),
+    job_id: str | None = None,
+    setup: Sequence[str] = (),
+    timeout_s: float = 120.0,
+    environ: Mapping[str, str] = os.environ,
+    python: Sequence[str] = (sys.executable,),
+    waiting: Callable[[str], None] = lambda job_id: None,
+) -> dict[str, NodeAnswer]:
+    """Run `python -m MODULE ARGUMENTS` once on each node and collect the answers, by node.
+
+    Args:
+        module: calls `answer` once.
+        arguments: for the module.
+        nodes: on exactly these nodes; those that do not answer are in the result, with the reason.
+        count: on so many nodes of Slurm's choice, where none are named.
+        options: further options of srun (partition, account, GPUs, ...).
+        job_id: as a step of this job, which this process runs in; default: as a job of its own.
+        setup: shell lines that each node runs first (`module load rocm`).
+        timeout_s: the whole survey is given up after this long, its wait in the queue included.
+        environ: the environment to start from.
+        python: the words that start Python on a node, such as one inside a container.
+        waiting: called again and again with the job's id while it waits in the queue.
+
+    Raises:
+        SlurmUnavailable: no srun, or no answer from the controller.
+        SlurmRefused: srun could not start anything; its words are passed on.
+    """
+    program = SlurmCommands(environ).find("srun")
+    if program is None:
+        raise SlurmUnavailable("srun: not found on PATH; run this on a machine of the Slurm cluster")
+    n_nodes = len(nodes) or count or 1
+    command = [program, f"--nodes={n_nodes}", f"--ntasks={n_nodes}", "--ntasks-per-node=1", "--cpu-bind=none"]
+    name = f"{JOB_PREFIX}{secrets.token_hex(4)}"
+    command += ["--no-kill", "--kill-on-bad-exit=0", "--input=none", f"--job-name={name}"]
+    command += [f"--nodelist={compress(nodes)}"] if nodes else []
+    command += [f"--jobid={job_id}", "--overlap", "--mem=0"] if job_id is not None else []
+    shell = ["/bin/bash", "-c", f'eval "${SETUP_VARIABLE}"; exec "$@"', "zslurm-survey"] if setup else []
+    command += [*options, *shell, *python, "-m", module, *arguments]
+    env = dict(scrubbed(environ) if job_id is None else step_environment(environ)) | {"PYTHONSAFEPATH": "1"}
+    env |= {SETUP_VARIABLE: "\n".join(setup)} if setup else {}
+    deadline, late = time.monotonic() + timeout_s, False
+    try:
+        # In a new session: Ctrl-C reaches this process, which then ends srun in order.
+        with subprocess.Popen(
+            command, env=env, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                out, err = _Listener(process.stdout), _Listener(process.stderr)
+                while process.poll() is None and not late:
+                    if queued := _queued(err.lines()):
+                        waiting(queued)
+                    late = time.monotonic() > deadline
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_LOOK_S)
+            finally:
+                if _end(process) and job_id is None:
+                    _cancel(name, environ)
+            out.join()
+            err.join()
+    except KeyboardInterrupt:
+        if job_id is None:  # it may have come while Popen had started srun and had not yet returned it
+            _cancel(name, environ)
+        raise
+    if late and (queued := _queued(err.lines())):
+        raise SlurmRefused(
+            f"the nodes could not be asked: job {queued} did not start within {max(1.0, timeout_s):.0f} s"
+        )
+    return _collect(out, err.text(), nodes, f"no answer within {timeout_s:.3g} s" if late else None, process)
+
+
+def survey_here(
+    module: str,
+    *arguments: str,
+    timeout_s: float = 120.0,
+    environ: Mapping[str, str] = os.environ,
+    python: Sequence[str] = (sys.executable,),
+) -> NodeAnswer:
+    """The same question to this machine, without Slurm; the arguments are those of `survey`."""
+    env = dict(environ) | {"PYTHONSAFEPATH": "1"}
+    here = os.uname().nodename.split(".")[0]
+    try:
+        done = subprocess.run(
+            [*python, "-m", module, *arguments], env=env, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return NodeAnswer(here, None, f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return NodeAnswer(here, None, f"{python[0]}: {error.strerror}")
+    found = list(_answers(done.stdout).values())
+    return found[0] if found else NodeAnswer(here, None, _words(done.stderr) or f"exit code {done.returncode}")
+
+
+class _Listener(threading.Thread):
+    """Reads a pipe to its end; lines with the times at which they came."""
+
+    def __init__(self, pipe: IO[str] | None) -> None:
+        super().__init__(daemon=True)
+        self._pipe = pipe
+        self._heard: list[tuple[float, str]] = []
+        self.start()
+
+    def run(self) -> None:
+        for line in self._pipe or ():
+            self._heard.append((time.time(), line))
+
+    def heard(self) -> list[tuple[float, str]]:
+        """Lines so far."""
+        return list(self._heard)
+
+    def lines(self) -> list[str]:
+        """Their text."""
+        return [line for _, line in self.heard()]
+
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.lines())
+
+
+def _queued(lines: Sequence[str]) -> str | None:
+    """The job that waits in the queue, if it does."""
+    found = None
+    for line in lines:
+        match = _QUEUED.search(line)
+        found = match[1] if match else None if _STARTED in line else found
+    return found
+
+
+def _collect(
+    out: _Listener, err: str, nodes: Sequence[str], late: str | None, process: subprocess.Popen[str]
+) -> dict[str, NodeAnswer]:
+    """The answers, and what is known of nodes without one.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: nobody answered.
+    """
+    answers = _timed_answers(out.heard())
+    lost = launch_failures(err) | dict.fromkeys(failed_nodes(err), "Slurm declared it failed")
+    if not late:  # or we ended them ourselves
+        lost |= {failure.node: f"the question ended badly: {failure.what}" for failure in task_failures(err)}
+    missing = late or _words(err) or f"srun ended with {process.returncode}"
+    if not answers and not lost and not (late and nodes):
+        raise _refusal(missing)
+    for node in (*lost, *nodes):
+        answers.setdefault(node, NodeAnswer(node, None, lost.get(node, missing)))
+    return answers
+
+
+def _end(process: subprocess.Popen[str]) -> bool:
+    """SIGTERM makes srun cancel its job or step; SIGKILL would leave it behind.
+
+    One signal is not enough: srun forgets it while it has asked for a job and does not know its number yet.
+
+    Returns:
+        Whether it had not ended by itself.
+    """
+    if process.poll() is not None:
+        return False
+    patience = time.monotonic() + _END_S
+    while process.poll() is None and time.monotonic() < patience:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+    if process.poll() is None:
+        process.kill()
+    return True
+
+
+def _cancel(name: str, environ: Mapping[str, str]) -> None:
+    """Cancel the job of an srun that was ended: it may have died before it knew that it has one."""
+    with suppress(ZslurmError):
+        SlurmCommands(environ, timeout_s=10.0, retries=Retries(attempts=2)).run("scancel", f"--name={name}")
+
+
+def _answers(text: str) -> dict[str, NodeAnswer]:
+    return _timed_answers((0.0, line) for line in text.splitlines())
+
+
+def _timed_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
+    """The answers that are whole; one came when its last part did."""
+    parts: dict[str, dict[int, str]] = {}
+    found = {}
+    for received, line in heard:
+        words = line.rstrip("\n").partition(_MARK)[2].split(" ", 3)
+        if len(words) == 4 and words[1].isdecimal() and words[2].isdecimal():
+            node, index, count, part = words[0], int(words[1]), int(words[2]), words[3]
+            so_far = parts.setdefault(node, {})
+            so_far[index] = part
+            if len(so_far) == count:
+                with suppress(ValueError):
+                    value = json.loads("".join(so_far[index] for index in range(count)))
+                    found[node] = NodeAnswer(node, value, received=received)
+    return found
+
+
+def _words(err: str) -> str:
+    """What went wrong: where a program said it is fatal, its words rather than srun's about its exit code."""
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    fatal = [line for line in lines if line.upper().startswith("FATAL")]
+    return "; ".join(dict.fromkeys(fatal or [line for line in lines if "error:" in line] or lines[-1:]))
+
+
+def _refusal(words: str) -> SlurmRefused | SlurmUnavailable:
+    unreachable = ("Unable to contact slurm controller", "Socket timed out", "Could not establish a configuration")
+    if any(phrase in words for phrase in unreachable):
+        return SlurmUnavailable(f"srun: the Slurm controller does not answer: {words}")
+    return SlurmRefused(f"the nodes could not be asked: {words}")

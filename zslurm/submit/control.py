@@ -1,0 +1,280 @@
+"""Cancel, hold, release and requeue: through Slurm for its jobs, through signals for local ones."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zslurm.config.load import load_spec
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError, NotFound, RunActive, SlurmUnavailable, ZslurmError
+from zslurm.core.processes import DetachedProcess, ProcessRecord
+from zslurm.job.stop_request import StopSender
+from zslurm.job.successor import cancel_successor
+from zslurm.run.run_dir import RunDir
+from zslurm.run.secrets import with_secrets
+from zslurm.run.state import RunState, last_job, look, recorded_job
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.jobs import JobRecord
+from zslurm.slurm.states import JobState
+from zslurm.submit.completed import refuse_completed
+from zslurm.submit.submit import record_action, spec_of, submit
+
+_POLL_S = 0.2
+_STARTS_S = 60.0
+# A start in the very second in which the job's earlier run ended on a node fails there ("Job credential revoked").
+RESTART_AFTER_S = 5
+
+
+def cancel(run: RunDir, *, wait: bool = False) -> str | None:
+    """Ask the run's job to save and stop; returns its id, None where nothing is active.
+
+    Args:
+        wait: return when the job is over.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: from Slurm.
+        ZslurmError: a local run's processes are on another machine.
+    """
+    state = look(run)
+    refuse_copy(run, "cancel")
+    if not state.active or state.job_id is None:
+        return None
+    spec = load_spec(run.config)
+    if state.launcher == "slurm":
+        client = SlurmClient()
+        if state.successor is not None:  # first: it would start where the other ends
+            cancel_successor(client, state.successor)
+        client.cancel(state.job_id)
+    else:
+        _stop_local(run)
+    record_action(run, "cancel", state.job_id, spec)
+    while wait and look(run).active:
+        time.sleep(_POLL_S)
+    return state.job_id
+
+
+def cancel_orphan(job: JobRecord, run: RunDir) -> str:
+    """Cancel a job whose run directory is gone; returns what was done, in one line.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: from Slurm.
+    """
+    if not job.state.is_active:
+        return f"job {job.job_id} is over ({job.state.lower()}), and its run directory {run.path} is gone"
+    SlurmClient().cancel(job.job_id)
+    return f"cancelled job {job.job_id}, whose run directory {run.path} is gone (as `scancel {job.job_id}` does)"
+
+
+def _stop_local(run: RunDir) -> None:
+    """Signal the supervisor; wait for it where the run has only just been started."""
+    deadline = time.monotonic() + 30.0
+    job = last_job(run)
+    assert job is not None
+    while True:
+        supervisor = ProcessRecord.read(run.supervisor)
+        if supervisor is not None and not supervisor.here:
+            raise ZslurmError(f"{run.name}: it runs on {supervisor.host}; cancel it there")
+        if supervisor is not None and supervisor.created >= job.time - 60 and supervisor.signal(signal.SIGTERM):
+            return
+        if job.process is None or not job.process.alive:
+            _stop_ranks(run)  # nobody is left to pass it on
+            return
+        if time.monotonic() > deadline:
+            job.process.signal(signal.SIGTERM)
+            return
+        time.sleep(_POLL_S)
+
+
+def _stop_ranks(run: RunDir) -> None:
+    attempts = run.attempt_dirs()
+    step = DetachedProcess.adopt(attempts[-1].step_process, attempts[-1].step_exit) if attempts else None
+    if step is not None:
+        sender, deadline = StopSender(attempts[-1], step), time.monotonic() + _STARTS_S
+        while not sender.send() and step.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)  # rank 0 has no store yet
+
+
+def hold(run: RunDir) -> str:
+    """Keep a run that waits in the queue from starting; returns the job id.
+
+    Raises:
+        NotFound: it was never submitted.
+        ConfigError: it is a local run.
+        RunActive: it has started already.
+        ZslurmError: it is over.
+        SlurmUnavailable, SlurmRefused: from Slurm.
+    """
+    state = _waiting_state(run, "hold")
+    if state.state != "held":
+        SlurmClient().hold(state.job_id or "")
+        record_action(run, "hold", state.job_id or "", load_spec(run.config))
+    return state.job_id or ""
+
+
+def release(run: RunDir) -> str:
+    """Let a held run start; returns the job id. One that waits unheld is fine. Raises as `hold`."""
+    state = _waiting_state(run, "release")
+    SlurmClient().release(state.job_id or "")
+    record_action(run, "release", state.job_id or "", load_spec(run.config))
+    return state.job_id or ""
+
+
+def _waiting_state(run: RunDir, what: str) -> RunState:
+    """The state of a run whose job waits in Slurm's queue."""
+    state = look(run)
+    refuse_copy(run, what)
+    if state.job_id is None:
+        raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
+    if state.launcher != "slurm":
+        raise ConfigError(f"{run.name}: a local run waits in no queue; there is nothing to {what}")
+    if state.state == "unknown":
+        raise SlurmUnavailable(f"{run.name}: {state.reason}")
+    if state.state not in ("pending", "requeued", "held"):
+        if state.active:
+            raise RunActive(
+                f"{run.name}: it is {state.state} as job {state.job_id}, and only what waits can be held or "
+                f"released; `zslurm cancel {run.name}` saves and stops it"
+            )
+        raise ZslurmError(f"{run.name}: job {state.job_id} is over ({state.state}); nothing to {what}")
+    return state
+
+
+def refuse_copy(run: RunDir, what: str) -> None:
+    """Refuse to act on the job in the files of a copied run: it is the original's.
+
+    Raises:
+        ZslurmError: `run` is a copy.
+    """
+    job = recorded_job(run)
+    if job is not None and job.original is not None:
+        raise ZslurmError(
+            f"{run.path}: is a copy of {job.original}, and has no job to {what}: job {job.job_id} is the "
+            f"original's (`zslurm {what} {shlex.quote(str(job.original))}`); submit the copy under its own name "
+            "to continue it from its checkpoints"
+        )
+
+
+class Requeued(NamedTuple):
+    """What `requeue` did."""
+
+    job_id: str
+    action: str
+    """`requeue`; or `exclude` where the job waited in the queue, and only its list of nodes was changed."""
+
+
+def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
+    """Start the run's job again: it continues from its last checkpoint.
+
+    Args:
+        now: on Slurm, do not wait for the pause that Slurm makes before a requeued job may start.
+        exclude: a hostlist of nodes that it must not use from now on, besides those excluded already.
+
+    Raises:
+        NotFound: the run was never submitted, Slurm has forgotten its job, or a node does not exist.
+        ConfigError: nodes are to be excluded that the run asks for, or from a local run.
+        RunCompleted: it has trained all its steps.
+        ZslurmError: it is a copy of another run, whose job it is.
+        SlurmUnavailable, SlurmRefused: from Slurm.
+    """
+    refuse_copy(run, "requeue")
+    job = last_job(run)
+    if job is None:
+        raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
+    spec = spec_of(run)
+    refuse_completed(spec, run)
+    if job.launcher == "local":
+        if exclude is not None:
+            raise ConfigError(f"{run.name}: a local run has no nodes to exclude")
+        cancel(run, wait=True)
+        return Requeued(submit(with_secrets(spec, run.secrets)).job_id, "requeue")
+    client = SlurmClient()
+    job_id = look(run).job_id or job.job_id  # its successor's, where that took its place
+    record = client.job(job_id)
+    if record is None:
+        raise NotFound(
+            f"{run.name}: Slurm has forgotten job {job_id}; `zslurm submit` continues the run as a new job"
+        )
+    action = "requeue"
+    if exclude is None:
+        client.requeue(job_id)
+        record_action(run, action, job_id, spec)
+    else:
+        nodes = _nodes_to_exclude(client, exclude, spec)
+        action = requeue_without(client, record, nodes)
+        record_action(run, action, job_id, spec, excluded=compress(nodes))
+    if now and action == "requeue":
+        _start_now(client, job_id)
+    return Requeued(job_id, action)
+
+
+def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> list[str]:
+    """The nodes of a hostlist, checked before anything is done to the job."""
+    nodes = expand(exclude)
+    if not nodes:
+        raise ConfigError("--exclude: no node is named")
+    known = {node.name for node in client.nodes()}
+    if unknown := [name for name in nodes if name not in known]:
+        raise NotFound(f"--exclude: the cluster has no node {compress(unknown)}")
+    wanted = set(expand(spec.slurm.nodelist or ""))
+    if both := sorted(wanted.intersection(nodes)):
+        raise ConfigError(f"--exclude: the run asks for {compress(both)} by name (slurm.nodelist)")
+    return nodes
+
+
+def requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) -> str:
+    """Move a job off nodes for good: held while its list of excluded nodes grows, it cannot start on them.
+
+    Returns:
+        What was done: `requeue`, or `exclude` where the job only waited in the queue.
+
+    Raises:
+        ZslurmError: Slurm refused or did not answer; the message says where the job was left.
+    """
+    job_id, requeued = job.job_id, not job.state.is_waiting
+    if requeued:
+        client.requeue_hold(job_id)
+    try:
+        if requeued:
+            _wait_until_held(client, job_id)
+        excluded = compress([*expand(client.excluded_nodes(job_id)), *nodes])
+        client.update(job_id, ExcNodeList=excluded)
+        if requeued:
+            client.release(job_id)
+    except ZslurmError as error:
+        left = (
+            f"; job {job_id} is requeued and held: `zslurm release` lets it start all the same" if requeued else ""
+        )
+        raise type(error)(f"{error}{left}") from error
+    return "requeue" if requeued else "exclude"
+
+
+def _wait_until_held(client: SlurmClient, job_id: str) -> None:
+    """Wait until the job has left its nodes: before that, its settings are those of a running job."""
+    deadline = time.monotonic() + 300.0
+    while time.monotonic() < deadline:
+        record = client.job(job_id)
+        if record is None:
+            raise NotFound(f"job {job_id}: Slurm does not know it any more")
+        if record.state.is_waiting:
+            return
+        time.sleep(1.0)
+    raise RunActive(f"job {job_id} did not stop within 5 minutes")
+
+
+def _start_now(client: SlurmClient, job_id: str) -> None:
+    """Once the job is pending again, lift the start time that Slurm set (earlier it would be overwritten)."""
+    deadline = time.monotonic() + 300.0
+    while time.monotonic() < deadline:
+        record = client.job(job_id)
+        if record is not None and record.state is JobState.PENDING and record.restarts:
+            client.start_in(job_id, RESTART_AFTER_S)
+            return
+        if record is None or (record.restarts and record.state is JobState.RUNNING):
+            return
+        time.sleep(1.0)
+    raise RunActive(f"job {job_id} did not stop within 5 minutes; it is requeued and starts when it can")

@@ -1,0 +1,83 @@
+"""Start a run on this machine: the same supervisor and ranks, through submitit's local executor.
+
+A local run detaches as a Slurm job does: it lives in a session of its own, and closing the terminal or pressing
+Ctrl-C elsewhere does not reach it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import submitit
+
+from zslurm.aegis.supervisor.supervisor import supervise
+from zslurm.config.spec import RunSpec
+from zslurm.core.processes import ProcessRecord
+from zslurm.run.index import claim_local_id
+from zslurm.run.run_dir import RunDir
+from zslurm.submit.script.render import render
+
+# submitit's controller stops its task after a time: ours ends by itself.
+_TEN_YEARS_S = 10 * 365 * 24 * 3600
+
+
+class _Executor(submitit.LocalExecutor):
+    """submitit's local executor; its controller runs our script, in a session of its own."""
+
+    def __init__(self, spec: RunSpec, run: RunDir, job_id: str) -> None:
+        super().__init__(folder=run.submitit)
+        self._spec, self._run, self._job_id = spec, run, job_id
+
+    def _submit_command(self, command: str) -> submitit.LocalJob[Any]:
+        script = self._run.script
+        self._run.write_text(script, render(self._spec, self._run, job_id=self._job_id))
+        environment = {
+            **os.environ,
+            "PYTHONSAFEPATH": "1",
+            "SUBMITIT_EXECUTOR": "local",
+            "SUBMITIT_LOCAL_NTASKS": "1",
+            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_NODEID": "0",
+            "SUBMITIT_LOCAL_COMMAND": shlex.join(["/bin/bash", str(script)]),
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(_TEN_YEARS_S),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "0",
+            "SUBMITIT_LOCAL_WITH_SHELL": "",
+            "SUBMITIT_STDERR_TO_STDOUT": "1",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "submitit.local._local", str(self.folder)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return submitit.LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
+
+
+def _forget_calls(run: RunDir) -> None:
+    """Remove the pickled calls of earlier local submissions.
+
+    submitit names them by the pid of its process, and pids are used again: the process of this submission would
+    take an old call for its own, in a moved or copied directory one that names the old place.
+    """
+    for path in run.submitit.glob("*_submitted.pkl"):
+        path.unlink(missing_ok=True)
+    for path in run.submitit.glob("*_result.pkl"):
+        path.unlink(missing_ok=True)
+
+
+class LocalLauncher:
+    """Starts runs on this machine."""
+
+    def submit(self, spec: RunSpec, run: RunDir) -> tuple[str, dict[str, Any]]:
+        """Start the run; returns its job id, `local-N`, and the record of the process that holds it."""
+        job_id = claim_local_id(run)
+        _forget_calls(run)
+        job = _Executor(spec, run, job_id).submit(supervise, str(run.path))
+        return job_id, asdict(ProcessRecord.of(int(job.job_id)))

@@ -1,0 +1,112 @@
+"""Options of `zslurm submit` as overrides of the run: everything that a run needs is in its configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from zslurm.config.spec import RESERVED_FLAGS
+from zslurm.core.errors import ConfigError
+from zslurm.run.index import find_run
+from zslurm.run.state import last_job
+
+_DEPENDENCIES = "after afterany afterok afternotok afterburstbuffer aftercorr".split()
+_TIMED_JOB = re.compile(r"\d+(_\d+)?(\+\d+)?")
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
+# What to say in place of an sbatch option that zslurm sets itself.
+_INSTEAD = {
+    "nodes": "--nodes N",
+    "ntasks": "--set slurm.ranks_per_node=N",
+    "ntasks-per-node": "--set slurm.ranks_per_node=N",
+    "cpus-per-task": "--set slurm.cpus_per_task=N",
+    "gpus-per-node": "--set cluster.gpus_per_node=N",
+    "time": "--time",
+    "partition": "--partition",
+    "account": "--account",
+    "qos": "--qos",
+    "exclude": "--exclude",
+    "nodelist": "--set slurm.nodelist=NODES",
+    "constraint": "--set slurm.constraint=FEATURES",
+    "mem": "--set slurm.mem=SIZE",
+    "job-name": "--set slurm.job_name=NAME",
+    "export": "--set slurm.export=NAMES",
+    "signal": "--set slurm.save_margin_s=SECONDS",
+    "no-kill": "--spares N",
+    "array": "--sweep KEY=VALUE,VALUE",
+    "test-only": "--dry-run",
+    "parsable": "--quiet",
+}
+
+
+def assign(key: str, value: Any) -> str:
+    """An override that sets `key` to exactly this value."""
+    return f"{key}={json.dumps(value)}"
+
+
+def slurm_settings(**values: Any) -> list[str]:
+    """Overrides of the section `slurm` for the options that were given."""
+    return [assign(f"slurm.{key}", value) for key, value in values.items() if value is not None]
+
+
+def dependency(jobs: Sequence[str]) -> str | None:
+    """Slurm's dependency for `--after JOB ...`: each a job id, a run, or `TYPE:` in front of one; all must hold.
+
+    Raises:
+        ConfigError: not a dependency.
+        NotFound: no such run, or it was never submitted.
+    """
+    return ",".join(_dependency(given) for given in jobs) or None
+
+
+def _dependency(given: str) -> str:
+    if given == "singleton":
+        return given
+    kind, colon, job = given.partition(":")
+    if not colon:
+        kind, job = "afterok", given
+    if kind not in _DEPENDENCIES:
+        raise ConfigError(f"--after {given}: `{kind}` is no type of dependency; types: {', '.join(_DEPENDENCIES)}")
+    parts = job.split(":")
+    return ":".join([kind, *(part if _TIMED_JOB.fullmatch(part) else _job_of(part, given) for part in parts)])
+
+
+def _job_of(reference: str, given: str) -> str:
+    """The Slurm job of a run that was submitted last."""
+    run = find_run(reference)
+    job = last_job(run)
+    if job is None or job.launcher != "slurm":
+        raise ConfigError(f"--after {given}: {run.name} has no Slurm job")
+    return job.job_id
+
+
+def sbatch_flags(words: Sequence[str]) -> dict[str, str | bool]:
+    """The options of sbatch that stand behind `--` on the command line.
+
+    Raises:
+        ConfigError: a word is no long option, or an option that zslurm sets itself.
+    """
+    flags: dict[str, str | bool] = {}
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        found = _FLAG.fullmatch(word)
+        if found is None:
+            what = (
+                "write the long form of the option" if word.startswith("-") else "options of sbatch begin with --"
+            )
+            raise ConfigError(f"{word}: not a long option of sbatch; {what}, e.g. -- --mail-type=END --exclusive")
+        name, value = found[1], found[2]
+        if name in RESERVED_FLAGS:
+            instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise ConfigError(f"--{name}: zslurm sets it itself{instead}")
+        if value is None and remaining and not remaining[0].startswith("-"):
+            value = remaining.pop(0)
+        flags[name] = True if value is None else value
+    return flags
+
+
+def flag_settings(flags: dict[str, str | bool]) -> list[str]:
+    """Overrides of slurm.flags."""
+    return [assign(f"slurm.flags.{name}", value) for name, value in flags.items()]

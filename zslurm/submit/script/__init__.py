@@ -1,0 +1,1 @@
+"""The sbatch script: rendering, templates and their check."""

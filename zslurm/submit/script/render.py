@@ -1,0 +1,178 @@
+"""Render the script of a run's job. Needs neither Slurm nor submitit, so it works on any laptop.
+
+Nothing in a name, path or value can run a command: shell words are quoted with shlex, `#SBATCH` values with
+Slurm's own quotes, and control characters never get this far (RunSpec refuses them).
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jinja2
+
+from zslurm.cluster.rccl.environment import Setting, environment
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError
+from zslurm.job.code_copy import job_code
+from zslurm.run.run_dir import RunDir
+from zslurm.run.secrets import split_secrets
+from zslurm.submit.excluded import excluded_nodes
+from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
+
+SUPERVISOR_STARTS = 20
+"""How often a supervisor that dies is started, with none between that lived for SUPERVISOR_LIVED_S."""
+
+SUPERVISOR_LIVED_S = 600
+"""Seconds after which a supervisor counts as having been well."""
+
+
+def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
+    """The #SBATCH options of a run, in the order in which they are shown."""
+    slurm, cluster = spec.slurm, spec.cluster
+    kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+    options: list[tuple[str, str | bool | None]] = [
+        ("job-name", slurm.job_name or spec.run.name),
+        ("nodes", str(slurm.nodes + slurm.spares)),
+        ("ntasks-per-node", str(spec.ranks_per_node)),
+        ("cpus-per-task", str(spec.cpus_per_task)),
+        ("gpus-per-node", f"{kind}{cluster.gpus_per_node}" if cluster.gpus_per_node else None),
+        ("mem", slurm.mem),
+        ("time", slurm.time),
+        ("partition", slurm.partition),
+        ("account", slurm.account),
+        ("qos", slurm.qos),
+        ("constraint", slurm.constraint),
+        ("nodelist", slurm.nodelist),
+        ("exclude", excluded_nodes(spec, run)),
+        ("output", str(run.logs / "job-%j.log")),
+        ("open-mode", "append"),
+        ("requeue", True),
+        ("no-kill", True if spec.outlives_nodes else None),
+        ("export", slurm.export),
+        ("signal", f"B:USR2@{slurm.save_margin_s}"),
+    ]
+    options += [(flag, value) for flag, value in slurm.flags.items() if value is not False]
+    return [(flag, value) for flag, value in options if value is not None]
+
+
+def job_settings(
+    spec: RunSpec, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
+) -> list[Setting]:
+    """Variables that the script exports, each with its reason and origin: zslurm's own, the rules', cluster.env's.
+
+    Args:
+        spec: the run.
+        origin_of: where the value of a variable in cluster.env came from.
+    """
+    own = {
+        "PYTHONSAFEPATH": ("1", "a user's own train.py must not win over the trainer"),
+        "PYTHONUNBUFFERED": ("1", "logs show what was printed when it was printed"),
+    }
+    if spec.cluster.interface:
+        own["ZSLURM_INTERFACE"] = (spec.cluster.interface, "interface of the rendezvous")
+    settings = [
+        Setting(name, value, reason, "", "zslurm")
+        for name, (value, reason) in own.items()
+        if name not in spec.cluster.env
+    ]
+    return settings + environment(spec.cluster, origin_of)
+
+
+def job_environment(spec: RunSpec) -> dict[str, str]:
+    """Variables that the script exports."""
+    return {setting.name: setting.value for setting in job_settings(spec)}
+
+
+def job_python(spec: RunSpec) -> str:
+    """The Python that runs the supervisor, and the ranks where nothing else is said."""
+    return f"{spec.cluster.venv}/bin/python" if spec.cluster.venv else sys.executable
+
+
+def supervisor_command(spec: RunSpec, run: RunDir) -> str:
+    """The shell command that runs submitit's pickled call (the same that submitit's executors build)."""
+    return f"{shlex.quote(job_python(spec))} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
+
+
+def template_of(spec: RunSpec) -> Template:
+    """The template of a run's script.
+
+    Raises:
+        NotFound: cluster.template names nothing.
+    """
+    return find_template("local" if spec.cluster.launcher == "local" else spec.cluster.template)
+
+
+def template_variables(
+    spec: RunSpec, run: RunDir, *, command: str | None = None, job_id: str = "local"
+) -> dict[str, Any]:
+    """Everything that a template may use, by name; see docs/templates.md."""
+    env, secrets = split_secrets(job_environment(spec))
+    return {
+        "job_name": spec.slurm.job_name or spec.run.name,
+        "directives": directives(spec, run),
+        "modules": spec.cluster.modules,
+        "env": env,
+        "secrets": list(secrets),
+        "secrets_file": str(run.secrets),
+        "setup": spec.cluster.setup,
+        "venv": spec.cluster.venv,
+        "code": job_code(spec, run),
+        "run_dir": str(run.path),
+        "runs_dir": str(run.path.parent),
+        "job_log": str(run.job_log(job_id)),
+        "job_id": job_id,
+        "supervisor_command": command or supervisor_command(spec, run),
+        "supervisor_starts": SUPERVISOR_STARTS,
+        "supervisor_lived_s": SUPERVISOR_LIVED_S,
+        "spec": spec,
+    }
+
+
+def render(
+    spec: RunSpec,
+    run: RunDir,
+    *,
+    command: str | None = None,
+    job_id: str = "local",
+    template: Template | None = None,
+) -> str:
+    """The script of a run's job.
+
+    Args:
+        spec: the resolved run.
+        run: its directory (it need not exist).
+        command: shell command of the supervisor; default: supervisor_command(spec, run).
+        job_id: id of a local job; Slurm tells a Slurm job its own.
+        template: default: the run's own.
+
+    Raises:
+        ConfigError: the template is not valid, or uses a variable that does not exist.
+        NotFound: cluster.template names nothing.
+    """
+    template = template or template_of(spec)
+    environment = TemplateEnvironment(template)
+    variables = template_variables(spec, run, command=command, job_id=job_id)
+    try:
+        return environment.get_template(template.place).render(variables)
+    except jinja2.TemplateSyntaxError as error:
+        place = f"{error.filename or template.place}:{error.lineno}"
+        raise ConfigError(f"{place}: not a valid template: {error.message}") from error
+    except jinja2.TemplateNotFound as error:
+        place = _place(error, template, environment)
+        raise ConfigError(f"{place}: includes or extends `{error.name}`, which does not exist") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # a template is a program of the user's: it may raise anything
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{_place(error, template, environment)}: cannot be rendered: {message}") from error
+
+
+def _place(error: Exception, template: Template, environment: TemplateEnvironment) -> str:
+    """File and line of the template that raised: Jinja2 writes them into the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in environment.places]
+    return found[-1] if found else template.place

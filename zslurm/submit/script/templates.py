@@ -1,0 +1,153 @@
+"""Templates of job scripts: the ones that ship with zslurm, the site's, and the user's own.
+
+A user's lie in ~/.config/zslurm/templates ($XDG_CONFIG_HOME is honoured), a site's in /etc/zslurm/templates; they
+hide shipped ones of the same name. Inside a template the file name of a shipped one always means the shipped one:
+a `train.sbatch.j2` of the user's own may say `{% extends "train.sbatch.j2" %}` and change one block of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import jinja2
+
+from zslurm.cluster.profile import config_dir
+from zslurm.core.errors import ConfigError, NotFound
+from zslurm.core.paths import expand
+from zslurm.core.quoting import quote
+
+SITE_TEMPLATES = Path("/etc/zslurm/templates")
+SUFFIXES = (".sbatch.j2", ".sh.j2")
+Owner = Literal["shipped", "site", "yours", "file"]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template and where it lies: `place` is a path, or the shipped folder's name and the file."""
+
+    name: str
+    source: str
+    place: str
+    owner: Owner = "shipped"
+
+    @property
+    def file_name(self) -> str:
+        return self.place.rsplit("/", 1)[1]
+
+
+def shipped_templates() -> dict[str, Template]:
+    """Every template that ships with zslurm, by name; parts that others include start with `_`."""
+    found: dict[str, Template] = {}
+    for entry in sorted(resources.files("sbatch_templates").iterdir(), key=lambda entry: entry.name):
+        if name := _name_of(entry.name):
+            found[name] = Template(name, entry.read_text(encoding="utf-8"), f"sbatch_templates/{entry.name}")
+    return found
+
+
+def user_templates_dir() -> Path:
+    """Where this user's own templates lie."""
+    return config_dir() / "templates"
+
+
+def own_templates() -> dict[str, Template]:
+    """The templates of the user and of the site, by name; a user's hides the site's.
+
+    Raises:
+        ConfigError: one is not text.
+    """
+    found: dict[str, Template] = {}
+    folders: tuple[tuple[Path, Owner], ...] = ((user_templates_dir(), "yours"), (SITE_TEMPLATES, "site"))
+    for folder, owner in folders:
+        for path in sorted(folder.glob("*.j2")):
+            if name := _name_of(path.name):
+                found.setdefault(name, Template(name, _read(path), str(path), owner))
+    return found
+
+
+def _name_of(file_name: str) -> str | None:
+    return next((file_name.removesuffix(suffix) for suffix in SUFFIXES if file_name.endswith(suffix)), None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a template: not a text file in UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def find_template(name: str) -> Template:
+    """A template by name (the user's own, the site's, a shipped one), or a file by path.
+
+    Raises:
+        NotFound: none; the nearest name is suggested.
+        ConfigError: the file is not text.
+    """
+    known = shipped_templates() | own_templates()
+    if name in known:
+        return known[name]
+    path = expand(name)
+    if path.is_file():
+        return Template(path.name, _read(path), str(path.absolute()), "file")
+    names = sorted(each for each in known if not each.startswith("_"))
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean `{near[0]}`? " if near else ""
+    raise NotFound(f"{name}: no template and no file has this name; {hint}templates: {', '.join(names)}")
+
+
+class TemplateEnvironment(jinja2.Environment):
+    """Jinja2 that knows one template by its place, the shipped ones by their file names, and its neighbours."""
+
+    def __init__(self, template: Template) -> None:
+        self._shipped = {part.file_name: part for part in shipped_templates().values()}
+        self._template = template
+        self.places = {template.place}
+        """Where the templates that were used lie."""
+        super().__init__(
+            loader=jinja2.FunctionLoader(self._load),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,
+        )
+        self.filters["sh"] = lambda value: quote(str(value))
+        self.filters["directive"] = _directive
+        self.filters["comment"] = lambda value: "".join(c if c.isprintable() else "?" for c in str(value))
+
+    def _load(self, name: str) -> tuple[str, str, None] | None:
+        found = self._find(name)
+        if found is None:
+            return None
+        self.places.add(found.place)
+        return found.source, found.place, None
+
+    def _find(self, name: str) -> Template | None:
+        if name == self._template.place:
+            return self._template
+        if name in self._shipped:
+            return self._shipped[name]
+        beside = [] if self._template.owner == "shipped" else [Path(self._template.place).parent]
+        for folder in (*beside, user_templates_dir(), SITE_TEMPLATES):
+            path = folder / name
+            if "/" not in name and path.is_file():
+                return Template(path.name, _read(path), str(path), "file")
+        return None
+
+
+def _directive(value: str | bool) -> str:
+    """The value of an #SBATCH line with its equals sign; nothing for a bare flag.
+
+    Slurm strips one level of quotes, and reads backslash escapes inside them too.
+    """
+    if value is True:
+        return ""
+    text = str(value)
+    if all(character.isalnum() or character in "-_.,:/@=+[]%" for character in text) and text:
+        return f"={text}"
+    return "='" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

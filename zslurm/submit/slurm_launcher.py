@@ -1,0 +1,101 @@
+"""Submit a run as a Slurm job: submitit's flow, our script.
+
+submitit pickles one call (the supervisor of the run), writes the script that we render, calls sbatch and puts
+the pickle where the job looks for it. Three seams are used: the text of the script, the sbatch command (where
+the environment is scrubbed) and `affinity`. Its job states, arrays and signal handlers are not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core import utils
+
+from zslurm.aegis.supervisor.supervisor import supervise
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.environment import names_to_scrub
+from zslurm.slurm.version import OVERLAP_SHARES_GPUS
+from zslurm.submit.script.render import render
+
+
+class _Executor(submitit.SlurmExecutor):
+    """submitit's Slurm executor with our script and a scrubbed environment around sbatch."""
+
+    def __init__(self, spec: RunSpec, run: RunDir) -> None:
+        super().__init__(folder=run.submitit)
+        self._spec, self._run = spec, run
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return render(self._spec, self._run)  # with the Python of the job, which need not be this one
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        scrub = [word for name in names_to_scrub(os.environ) for word in ("-u", name)]
+        return ["env", *scrub, "sbatch", str(submission_file_path)]
+
+    def _num_tasks(self) -> int:
+        return 1
+
+
+class SlurmLauncher:
+    """Submits runs to Slurm.
+
+    Raises:
+        SlurmUnavailable: there is no sbatch here.
+    """
+
+    def __init__(self) -> None:
+        if shutil.which("sbatch") is None:
+            raise SlurmUnavailable(
+                "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
+            )
+
+    def check(self, spec: RunSpec) -> None:
+        """Raises ConfigError where this Slurm is too old for what the run wants."""
+        if not spec.outlives_nodes:
+            return
+        version = SlurmClient().version()
+        if version < OVERLAP_SHARES_GPUS:
+            raise ConfigError(
+                "slurm.spares and aegis.min_nodes: need Slurm 22.05 or newer, where steps can share a job's GPUs; "
+                f"this is {version}; leave them out, and a failed node costs a requeue"
+            )
+
+    def submit(self, spec: RunSpec, run: RunDir) -> str:
+        """Submit; returns the job id.
+
+        Raises:
+            SlurmUnavailable: the controller does not answer.
+            SlurmRefused: sbatch said no; its message is passed on.
+        """
+        try:
+            # submitit passes sbatch's complaints on while it runs; they come in one line, below.
+            with contextlib.redirect_stderr(io.StringIO()):
+                job: submitit.Job[Any] = _Executor(spec, run).submit(supervise, str(run.path))
+        except OSError as error:
+            raise ZslurmError(f"{error.filename or run.submitit}: cannot be written: {error.strerror}") from error
+        except utils.FailedJobError as error:
+            raise _refusal(str(error)) from error
+        return str(job.job_id)
+
+
+def _refusal(text: str) -> SlurmRefused | SlurmUnavailable:
+    """sbatch's own words out of submitit's error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("sbatch:")]
+    words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
+    unreachable = ("Unable to contact slurm controller", "Socket timed out", "Could not establish a configuration")
+    if any(phrase in text for phrase in unreachable):
+        return SlurmUnavailable(f"sbatch: the Slurm controller does not answer: {words}")
+    return SlurmRefused(f"sbatch refused the job: {words or ' '.join(text.split())}")

@@ -1,0 +1,150 @@
+"""Sweeps: one run for each combination of values, each with a name that says which."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint_tools.quantities import counted
+from zslurm.config.layers import parse_path, show_path
+from zslurm.core.errors import ConfigError
+from zslurm.core.paths import LONGEST_NAME
+
+_PAIRS = {"[": "]", "{": "}", "(": ")"}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep: what its name ends in, and its overrides."""
+
+    suffix: str
+    settings: tuple[str, ...]
+
+
+def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
+    """The members of a sweep.
+
+    Args:
+        sweeps: `KEY=VALUE,VALUE,...`; several give every combination, the last one running fastest.
+        list_file: a file with one member in each line, `KEY=VALUE KEY=VALUE ...`; combined with `sweeps`.
+
+    Raises:
+        ConfigError: not of that form, or two members are the same.
+    """
+    axes = [_axis(given) for given in sweeps]
+    lines = _lines(list_file) if list_file is not None else [()]
+    combined = [(*line, *chosen) for line in lines for chosen in itertools.product(*axes)]
+    if repeated := [" ".join(settings) for settings, count in Counter(combined).items() if count > 1]:
+        raise ConfigError(f"the sweep has {repeated[0]} twice; each member is a run of its own")
+    return [Member(suffix, settings) for suffix, settings in zip(_suffixes(combined), combined, strict=True)]
+
+
+def _axis(given: str) -> list[str]:
+    key, equals, values = given.partition("=")
+    parts = split_values(values)
+    if not equals or not parse_path(key) or "" in parts:
+        raise ConfigError(f"--sweep {given}: expected KEY=VALUE,VALUE,..., such as optim.adam_lr=1e-3,3e-4")
+    return [f"{key}={value}" for value in parts]
+
+
+def split_values(text: str) -> list[str]:
+    """Split at commas, but not inside brackets or quotes: `[1,2],[3,4]` is two values."""
+    parts: list[str] = [""]
+    closing: list[str] = []
+    quote = ""
+    for character in text:
+        if character == "," and not closing and not quote:
+            parts.append("")
+            continue
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in _PAIRS:
+            closing.append(_PAIRS[character])
+        elif closing and character == closing[-1]:
+            closing.pop()
+        parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def _lines(file: Path) -> list[tuple[str, ...]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from error
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            words = tuple(shlex.split(line, comments=True))
+        except ValueError as error:
+            raise ConfigError(f"{file}:{number}: {error}") from error
+        for word in words:
+            key, equals, _ = word.partition("=")
+            if not equals or not parse_path(key):
+                raise ConfigError(f"{file}:{number}: expected KEY=VALUE KEY=VALUE ..., got `{word}`")
+        if words:
+            found.append(words)
+    if not found:
+        raise ConfigError(f"{file}: no members; each line is one: KEY=VALUE KEY=VALUE ...")
+    return found
+
+
+def _suffixes(combined: Sequence[tuple[str, ...]]) -> list[str]:
+    """A readable end of each name: the keys' last words and the values; numbers where that is too long."""
+    keys = {setting.partition("=")[0] for settings in combined for setting in settings}
+    last_words = Counter(_last_word(key) for key in keys)
+    names = {key: _last_word(key) if last_words[_last_word(key)] == 1 else _clean(key) for key in keys}
+    suffixes = ["".join("-" + _part(names, setting) for setting in settings) for settings in combined]
+    if len(set(suffixes)) == len(suffixes) and max(map(len, suffixes)) <= LONGEST_NAME // 2:
+        return suffixes
+    return [f"-{number:03d}" for number in range(1, len(combined) + 1)]
+
+
+def _last_word(key: str) -> str:
+    words = [part for part in parse_path(key) if isinstance(part, str)]
+    return _clean(words[-1])
+
+
+def _part(names: dict[str, str], setting: str) -> str:
+    key, _, value = setting.partition("=")
+    cleaned = _clean(value)
+    return names[key] + ("" if cleaned[:1].isdigit() else "-") + cleaned
+
+
+def _clean(text: str) -> str:
+    return (
+        re.sub(r"[^A-Za-z0-9.]+", "_", text.replace("+", "")).strip("_")
+        if not _is_number(text)
+        else text.strip("+")
+    )
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", text, re.IGNORECASE) is not None
+
+
+def member_name(base: str, member: Member) -> str:
+    """The name of a member's run.
+
+    Raises:
+        ConfigError: it would be too long.
+    """
+    name = base + member.suffix
+    if len(name) > LONGEST_NAME:
+        raise ConfigError(
+            f"run.name: {name} has {counted(len(name), 'character')}, {LONGEST_NAME} are permitted; give the run "
+            "a shorter name"
+        )
+    return name
+
+
+def settings_of(member: Member) -> dict[str, str]:
+    """A member's values by key, for tables."""
+    pairs = (setting.partition("=") for setting in member.settings)
+    return {show_path(parse_path(key)): value for key, _, value in pairs}
