@@ -25,9 +25,9 @@ from benchmarks.common import write_result
 from train.data.build.demo_corpus import stdlib_sources
 from train.jsonl import read_jsonl
 from train.progress import ProgressWriter
+from zslurm.cli.data import make_bundle
+from zslurm.cli.demo import RUN_FILE
 from zslurm.core.processes import ProcessRecord
-from zslurm.report.data import make_bundle
-from zslurm.report.demo import RUN_FILE
 
 _RANKS = 2
 _SLICE_S, _SLICES = 4.0, 181

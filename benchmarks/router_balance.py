@@ -30,8 +30,8 @@ from train.data.sampler import Sampler
 from train.hub import open_weights
 from train.jsonl import read_jsonl
 from train.telemetry.metrics import routing_metrics
+from zslurm.cli.demo import RANKS, RUN_FILE, VOCAB_SIZE
 from zslurm.config.load import resolve
-from zslurm.report.demo import RANKS, RUN_FILE, VOCAB_SIZE
 
 STEPS = 300
 EVERY = 50

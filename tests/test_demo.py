@@ -14,8 +14,8 @@ import pytest
 
 from tests.processors import OTHER_PROCESSORS
 from train.jsonl import read_jsonl
-from zslurm.report.demo import LEARNED_BY
-from zslurm.report.demo_size import FEWEST_TOKENS
+from zslurm.cli.demo import LEARNED_BY
+from zslurm.cli.demo_size import FEWEST_TOKENS
 
 
 def _demo(

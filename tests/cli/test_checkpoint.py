@@ -187,7 +187,7 @@ def test_a_file_system_that_refuses_is_exit_code_1(zslurm: Zslurm) -> None:
 
 
 def test_none_of_this_needs_torch() -> None:
-    modules = "sys, zslurm.cli.main, zslurm.report.checkpoint, zslurm.report.generate"
+    modules = "sys, zslurm.cli.main, zslurm.cli.checkpoint_convert, zslurm.cli.generate"
     code = f"import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.runs import make_corpus, make_run
-from zslurm.core.errors import ZslurmError
-from zslurm.report.demo_size import (
+from zslurm.cli.demo_size import (
     FEWEST_TOKENS,
     LARGE_BATCH,
     MOST_TOKENS,
@@ -19,6 +18,7 @@ from zslurm.report.demo_size import (
     batch_for,
     measure,
 )
+from zslurm.core.errors import ZslurmError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from tests.run.stories import Holder, Story
 from tests.waiting import wait_for
 from zslurm.aegis.policy.outcome import Cause
-from zslurm.report.events import all_events, as_json, as_row
+from zslurm.cli.events import all_events, as_json, as_row
 from zslurm.run.event_text import describe
 from zslurm.submit.submit import record_action
 
@@ -87,7 +87,7 @@ def test_following_prints_what_is_there_and_what_comes_and_ends_with_the_run(tmp
     program = """
 import sys
 from zslurm.cli.main import main
-from zslurm.report import events
+from zslurm.cli import events
 events._POLL_S, events._STATE_EVERY_S = 0.1, 0.2
 main()
 """

@@ -11,8 +11,8 @@ import pytest
 from tests.run.stories import STEPS, Holder, Story
 from tests.waiting import wait_for
 from zslurm.aegis.policy.outcome import Cause
-from zslurm.report import follow as module
-from zslurm.report.follow import follow, recovery_line
+from zslurm.cli import follow as module
+from zslurm.cli.follow import follow, recovery_line
 from zslurm.run.state import look_all
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)

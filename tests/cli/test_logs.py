@@ -10,8 +10,8 @@ import pytest
 
 from tests.run.stories import Holder, Story
 from tests.waiting import wait_for
+from zslurm.cli.rank_log import print_logs
 from zslurm.core.errors import NotFound
-from zslurm.report.logs import print_logs
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_following_goes_through_attempts_and_ends_with_the_run(tmp_path: Path) -
 import sys
 from pathlib import Path
 from zslurm.run.run_dir import RunDir
-from zslurm.report import logs
+from zslurm.cli import rank_log as logs
 logs._STATE_EVERY_S = 0.2
 logs.print_logs(RunDir(Path(sys.argv[1])), rank=0, attempt=None, supervisor=False, last_lines=None, follow=True)
 """

@@ -15,10 +15,10 @@ import pytest
 
 from tests.run.stories import Holder, Story
 from tests.waiting import wait_for
+from zslurm.cli import merged_logs
+from zslurm.cli.logs import parse_ranks
+from zslurm.cli.merged_logs import print_merged
 from zslurm.core.errors import ConfigError, NotFound
-from zslurm.report import merged_logs
-from zslurm.report.logs import parse_ranks
-from zslurm.report.merged_logs import print_merged
 
 T0 = 1_780_000_000.0
 
@@ -118,7 +118,7 @@ def test_following_goes_through_attempts_and_ends_with_the_run(tmp_path: Path) -
     program = """
 import sys
 from zslurm.cli.main import main
-from zslurm.report import merged_logs
+from zslurm.cli import merged_logs
 merged_logs._POLL_S, merged_logs._STATE_EVERY_S = 0.1, 0.2
 main()
 """

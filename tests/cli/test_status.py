@@ -10,8 +10,8 @@ import pytest
 from tests.run.stories import STEPS, Holder, Story
 from train.jsonl import JsonLinesWriter
 from zslurm.aegis.policy.outcome import Cause
+from zslurm.cli.status import COLUMNS, as_json, as_row, details, details_as_json
 from zslurm.core.units import show_time
-from zslurm.report.status import COLUMNS, as_json, as_row, details, details_as_json
 from zslurm.run.state import RunState, look, look_all
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)

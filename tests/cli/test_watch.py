@@ -14,7 +14,7 @@ import pytest
 
 from tests.run.stories import Holder, Story
 from tests.waiting import wait_for
-from zslurm.report.watch import _facts
+from zslurm.cli.watch import _facts
 from zslurm.run import index
 from zslurm.run.index import new_entry
 from zslurm.run.state import look

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from zslurm.cli.doctor import left_alone, remedies, summary, table
 from zslurm.core.errors import Exit
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
 from zslurm.doctor.report import LOGIN, Report
-from zslurm.report.doctor import left_alone, remedies, summary, table
 
 ECC = Check("gpu-ecc", "gpu", "", "node", lambda sources: None)
 DISK = Check("disk", "storage", "", "both", lambda sources: None)

@@ -8,8 +8,12 @@ from typing import Annotated
 
 import typer
 
-from zslurm.cli.heavy import Slurm, here_or_as_job
-from zslurm.cli.options import Context, Json, NoTokenizer, RopeBase, TokenizerFile
+from train.hub import Overrides
+from zslurm.cli.checkpoint_convert import TokenizerChoice, export_weights, import_folder, list_them
+from zslurm.cli.checkpoint_inspect import diff as diff_checkpoints
+from zslurm.cli.checkpoint_inspect import export_state, import_state, is_dcp, prune_them, reshape_it, verify_it
+from zslurm.cli.checkpoint_inspect import show as show_checkpoint
+from zslurm.cli.options import Context, Json, NoTokenizer, RopeBase, Slurm, TokenizerFile, here_or_as_job
 
 app = typer.Typer(
     help="Checkpoints: list, look into, check, compare, reshape, publish, take in.", no_args_is_help=True
@@ -50,8 +54,6 @@ def list_(
 
     Example: zslurm checkpoint ls my-run
     """
-    from zslurm.report.checkpoint import list_them
-
     list_them(run, as_json=json)
 
 
@@ -70,9 +72,8 @@ def show(
     """
     if tensor:  # reads their values
         here_or_as_job(False)
-    from zslurm.report.checkpoint_tools import show
 
-    show(checkpoint, tensor or [], as_json=json)
+    show_checkpoint(checkpoint, tensor or [], as_json=json)
 
 
 @app.command()
@@ -82,7 +83,6 @@ def verify(checkpoint: Checkpoint, workers: Workers = 2, slurm: Slurm = False, j
     Example: zslurm checkpoint verify my-run
     """
     here_or_as_job(slurm)
-    from zslurm.report.checkpoint_tools import verify_it
 
     verify_it(checkpoint, threads=workers, as_json=json)
 
@@ -101,9 +101,8 @@ def diff(
     Example: zslurm checkpoint diff runs/a/checkpoints/step-00000400 runs/b/checkpoints/step-00000400
     """
     here_or_as_job(slurm, workers_option=None)
-    from zslurm.report.checkpoint_tools import diff
 
-    diff(first, second, as_json=json)
+    diff_checkpoints(first, second, as_json=json)
 
 
 @app.command()
@@ -131,7 +130,6 @@ def reshape(
     Example: zslurm checkpoint reshape my-run --dp 768
     """
     here_or_as_job(slurm)
-    from zslurm.report.checkpoint_tools import reshape_it
 
     reshape_it(
         checkpoint,
@@ -165,8 +163,6 @@ def prune(
 
     Example: zslurm checkpoint prune my-run --keep-last 2 --keep-every 1000 --dry-run
     """
-    from zslurm.report.checkpoint_tools import prune_them
-
     prune_them(run, keep_last, keep_every, keep_best=keep_best, dry_run=dry_run, as_json=json)
 
 
@@ -195,9 +191,6 @@ def export(
     Example: zslurm checkpoint export my-run --to hf my-run-hf
     """
     here_or_as_job(slurm, workers_option=None)
-    from train.hub import Overrides
-    from zslurm.report.checkpoint import TokenizerChoice, export_weights
-    from zslurm.report.checkpoint_tools import export_state
 
     if to is Format.DCP:
         export_state(checkpoint, out, as_json=json)
@@ -248,8 +241,6 @@ def import_(
     Example: zslurm checkpoint import ZAYA1-8B zaya1-8b
     """
     here_or_as_job(slurm, workers_option=None)
-    from zslurm.report.checkpoint import TokenizerChoice, import_folder
-    from zslurm.report.checkpoint_tools import import_state, is_dcp
 
     if is_dcp(folder):
         import_state(folder, root, like=like, as_json=json)

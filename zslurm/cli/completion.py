@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
+from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 
 class Shell(StrEnum):
@@ -23,6 +24,4 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.", show_
 
     Example: zslurm completion bash
     """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
     print(get_completion_script(prog_name="zslurm", complete_var="_ZSLURM_COMPLETE", shell=shell.value))

@@ -1,12 +1,28 @@
-"""`zslurm config show|schema|recipes`."""
+"""The shipped recipes: what a run file can extend."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import difflib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from checkpoint_tools.quantities import show_count
+from train.shapes import parameter_counts
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.config import yaml12
+from zslurm.config.layers import show_path
+from zslurm.config.load import recipes as all_recipes
+from zslurm.config.load import resolve
+from zslurm.config.schema import run_file_schema
+from zslurm.config.spec import RunSpec
+from zslurm.core.console import print_json, print_table
+from zslurm.core.errors import NotFound
+from zslurm.core.redact import redact_mapping, redact_value
+from zslurm.core.units import show_value
+from zslurm.submit.resolve import resolve_run
 
 app = typer.Typer(help="Show a run's configuration, its schema, and the recipes.", no_args_is_help=True)
 
@@ -23,12 +39,6 @@ def show(
 
     Example: zslurm config show run.yaml --origin
     """
-    from zslurm.config.layers import show_path
-    from zslurm.core.console import print_json, print_table
-    from zslurm.core.redact import redact_mapping, redact_value
-    from zslurm.core.units import show_value
-    from zslurm.submit.resolve import resolve_run
-
     resolved = resolve_run(run_file, cluster=cluster, overrides=overrides or [])
     rows = [(path, redact_value(str(path[-1]), value), source) for path, value, source in resolved.rows()]
     if json and origin:
@@ -51,9 +61,6 @@ def schema() -> None:
 
     Example: zslurm config schema > zslurm.schema.json
     """
-    from zslurm.config.schema import run_file_schema
-    from zslurm.core.console import print_json
-
     print_json(run_file_schema())
 
 
@@ -68,9 +75,66 @@ def recipes(
 
     Example: zslurm config recipes zaya1-8b
     """
-    from zslurm.report.recipes import list_recipes, show_recipe
-
     if name is None:
         list_recipes(as_json=json)
     else:
         show_recipe(name, as_json=json)
+
+
+def list_recipes(*, as_json: bool) -> None:
+    """`zslurm config recipes`."""
+    facts = sorted((_facts(name, _spec_of(name)) for name in all_recipes()), key=lambda fact: fact["parameters"])
+    if as_json:
+        print_json(facts)
+        return
+    print_table(
+        "recipe parameters without-embedding active layers hidden experts contexts tokens".split(),
+        [
+            [
+                fact["name"],
+                *(show_count(fact[key]) for key in ("parameters", "without_embedding", "active")),
+                *(str(fact[key]) for key in ("layers", "hidden_size", "experts")),
+                ", ".join(map(str, fact["contexts"])),
+                show_count(fact["tokens"]),
+            ]
+            for fact in facts
+        ],
+    )
+
+
+def show_recipe(name: str, *, as_json: bool) -> None:
+    """`zslurm config recipes NAME`.
+
+    Raises:
+        NotFound: there is no such recipe.
+    """
+    known = all_recipes()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
+        raise NotFound(f"no recipe is called `{name}`; {hint}")
+    if as_json:
+        print_json(_facts(name, _spec_of(name)) | {"text": known[name]})
+    else:
+        sys.stdout.write(known[name])
+
+
+def _spec_of(name: str) -> RunSpec:
+    return resolve(Path("-"), document=yaml12.parse(f"extends: {name}\n", "recipe")).spec
+
+
+def _facts(name: str, spec: RunSpec) -> dict[str, Any]:
+    """Sizes in parameters; `active` is what one token passes through, without the embedding."""
+    counts = parameter_counts(spec.model)
+    return {
+        "name": name,
+        "parameters": counts.total,
+        "without_embedding": counts.without_embedding,
+        "active": counts.active,
+        "layers": spec.model.layers,
+        "hidden_size": spec.model.hidden_size,
+        "experts": spec.model.experts,
+        "vocab_size": spec.model.vocab_size,
+        "contexts": [phase.context for phase in spec.phases],
+        "tokens": sum(phase.tokens for phase in spec.phases),
+    }

@@ -1,14 +1,34 @@
-"""`zslurm data build|show|verify`."""
+"""Build, describe and verify token bundles from the command line."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from zslurm.cli.heavy import Slurm, here_or_as_job
-from zslurm.cli.options import Json
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
+from train.data.build.build import BuildProgress, Report
+from train.data.build.build import build as build_bundles
+from train.data.build.encode import default_workers
+from train.data.build.manifest import BuildRecord, BuildSummary
+from train.data.build.preview import Excerpt, excerpts
+from train.data.build.rolling_writer import BUNDLE_BYTES
+from train.data.build.source_reader import MAX_DOCUMENT_BYTES, Fields
+from train.data.build.sources import MissingSource
+from train.data.build.statistics import unigram_entropy
+from train.data.bundle import Corpus
+from train.data.verify import verify as verify_bundles
+from train.errors import BuildFailed, DataError
+from zslurm.cli.options import Json, Slurm, here_or_as_job
+from zslurm.core.console import print_json, say
+from zslurm.core.errors import CheckFailed, ConfigError, NotFound, ZslurmError
+from zslurm.core.progress_bar import byte_bar
+from zslurm.core.units import parse_size
 
 app = typer.Typer(help="Token bundles: what runs are trained on.", no_args_is_help=True)
 
@@ -71,9 +91,6 @@ def build(
     Example: zslurm data build ~/texts --glob '*.txt' --vocab-size 32768 --out data/texts
     """
     here_or_as_job(slurm)
-    from train.data.build.source_reader import Fields
-    from zslurm.core.units import parse_size
-    from zslurm.report.data import build_bundle
 
     build_bundle(
         sources,
@@ -100,8 +117,6 @@ def show(
 
     Example: zslurm data show data/texts --sample 3
     """
-    from zslurm.report.data import show_bundle
-
     show_bundle(path, sample=sample, as_json=json)
 
 
@@ -112,6 +127,220 @@ def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: J
     Example: zslurm data verify data/texts
     """
     here_or_as_job(slurm)
-    from zslurm.report.data import verify_bundle
 
     verify_bundle(path, workers=workers, as_json=json)
+
+
+ENTROPY_TOKENS = 1 << 26  # read to estimate the entropy
+DAMAGES_SHOWN = 20
+
+_STAGES = {
+    "tokenizer": "training the tokenizer",
+    "tokens": "tokenizing",
+    "compare": "comparing with what is there",
+}
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A progress bar on a terminal, a line for each stage elsewhere."""
+    if not sys.stderr.isatty():
+        seen: set[str] = set()
+
+        def line(progress: BuildProgress) -> None:
+            if progress.stage not in seen:
+                seen.add(progress.stage)
+                say(f"{_STAGES[progress.stage]} ({show_bytes(progress.total)} of text)")
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def bar(progress: BuildProgress) -> None:
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bars.add_task(_STAGES[progress.stage], total=progress.total)
+            bars.update(tasks[progress.stage], completed=progress.done, total=progress.total)
+
+        yield bar
+
+
+@contextmanager
+def _as_user_errors() -> Iterator[None]:
+    """Errors of the data, with the exit codes of the command line."""
+    try:
+        yield
+    except MissingSource as error:
+        raise NotFound(str(error)) from error
+    except BuildFailed as error:
+        raise ZslurmError(str(error)) from error
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+
+
+def make_bundle(
+    sources: list[Path],
+    out: Path,
+    *,
+    vocab_size: int | None,
+    tokenizer: Path | None,
+    glob: str,
+    fields: Fields = Fields(),  # noqa: B008 (frozen)
+    end_token: str | None = None,
+    bundle_bytes: int = BUNDLE_BYTES,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    workers: int | None = None,
+) -> BuildSummary:
+    """Build a bundle with progress on stderr; the arguments are those of `train.data.build.build.build`.
+
+    Raises:
+        NotFound: a source does not exist.
+        ConfigError: bad sources, tokenizer or output directory.
+    """
+    with _as_user_errors(), _progress() as report:
+        return build_bundles(
+            sources,
+            out,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            glob=glob,
+            fields=fields,
+            end_token=end_token,
+            bundle_bytes=bundle_bytes,
+            max_document_bytes=max_document_bytes,
+            workers=workers or default_workers(),
+            report=report,
+            note=say,
+        )
+
+
+def describe_summary(summary: BuildSummary) -> str:
+    """What a build made, in one line."""
+    done = "was already there" if summary.reused else f"made in {show_duration(summary.seconds)}"
+    parts = [
+        f"{counted(summary.tokens, 'token', shown=show_count(summary.tokens))} of {summary.vocab_size}",
+        counted(summary.documents, "document"),
+        f"{show_bytes(summary.text_bytes)} of text",
+    ]
+    if summary.targets < summary.tokens:
+        parts[0] += f" ({show_count(summary.targets)} count as targets)"
+    if summary.skipped_files:
+        parts.append(f"{counted(len(summary.skipped_files), 'file')} skipped (not UTF-8: see build.json)")
+    return f"{summary.path}: {done}: {', '.join(parts)}"
+
+
+def build_bundle(sources: list[Path], out: Path, *, as_json: bool, **options: Any) -> None:
+    """`zslurm data build`; `options` as those of `make_bundle`."""
+    summary = make_bundle(sources, out, **options)
+    if as_json:
+        print_json({**asdict(summary), "path": str(summary.path)})
+    else:
+        say(describe_summary(summary))
+
+
+def show_bundle(path: Path, *, sample: int, as_json: bool) -> None:
+    """`zslurm data show`."""
+    _check_exists(path)
+    with _as_user_errors():
+        corpus = Corpus.open(path)
+        facts = _facts(path, corpus)
+        shown = excerpts(corpus, sample) if sample else []
+    if as_json:
+        print_json(facts | ({"sample": [asdict(excerpt) for excerpt in shown]} if sample else {}))
+        return
+    estimated = " (estimated)" if corpus.token_count > ENTROPY_TOKENS else ""
+    facts["unigram_entropy"] = f"{facts['unigram_entropy']:.4f} nats per token{estimated}"
+    facts["targets"] = "all tokens" if facts["targets"] == corpus.token_count else facts["targets"]
+    facts["checksums"] = f"CRC32 of each {counted(facts['checksums']['block_tokens'], 'token')}, and of the index"
+    files = facts.pop("files")
+    facts["bytes"] = f"{show_bytes(sum(file['bytes'] for file in files))}"
+    for name, value in facts.items():
+        print(f"{name:<17} {value}")
+    for excerpt in shown:
+        _print_excerpt(excerpt, corpus.document_count)
+
+
+def _facts(path: Path, corpus: Corpus) -> dict[str, Any]:
+    """What can be said of a corpus without reading all of it."""
+    header = corpus.header
+    return {
+        "path": str(path),
+        "bundles": len(corpus.bundles),
+        "tokens": corpus.token_count,
+        "targets": _targets(path, corpus),
+        "documents": corpus.document_count,
+        "vocab_size": header.vocab_size,
+        "unigram_entropy": unigram_entropy(corpus, ENTROPY_TOKENS),
+        "tokenizer_sha256": header.tokenizer_sha256,
+        "fingerprint": corpus.fingerprint,
+        "checksums": {
+            "block_tokens": corpus.bundles[0].block_tokens,
+            "blocks": sum(len(bundle.checksums) for bundle in corpus.bundles),
+        },
+        "source": header.source,
+        "files": [
+            {
+                "path": str(bundle.path),
+                "tokens": bundle.token_count,
+                "documents": bundle.document_count,
+                "masked": bundle.masked,
+                "bytes": bundle.path.stat().st_size,
+            }
+            for bundle in corpus.bundles
+        ],
+    }
+
+
+def _targets(path: Path, corpus: Corpus) -> int | str:
+    """How many tokens count as targets: build.json knows."""
+    if not any(bundle.masked for bundle in corpus.bundles):
+        return corpus.token_count
+    try:
+        return BuildRecord.read(path).targets
+    except DataError:
+        return "some tokens"
+
+
+def _print_excerpt(excerpt: Excerpt, documents: int) -> None:
+    """A document for people: what is not learned is marked."""
+    print(f"\n--- document {excerpt.document} of {documents}: {counted(excerpt.tokens, 'token')}")
+    if all(counts for counts, _ in excerpt.parts):
+        print(excerpt.text)
+    else:
+        for counts, text in excerpt.parts:
+            print(f"[{'learned' if counts else 'prompt, not learned'}]\n{text}")
+    if not excerpt.complete:
+        print("...")
+
+
+def verify_bundle(path: Path, *, workers: int | None, as_json: bool) -> None:
+    """`zslurm data verify`.
+
+    Raises:
+        CheckFailed: something is damaged; one line for each, up to a limit.
+    """
+    _check_exists(path)
+    with _as_user_errors(), byte_bar(f"verifying {path.name}") as report:
+        found = verify_bundles(path, workers or default_workers(), report)
+    if as_json:
+        damages = [{**asdict(damage), "path": str(damage.path)} for damage in found.damages]
+        print_json({**asdict(found), "path": str(path), "intact": not damages, "damages": damages})
+    if found.damages:
+        lines = [damage.reason for damage in found.damages[:DAMAGES_SHOWN]]
+        if more := len(found.damages) - len(lines):
+            lines.append(f"... and {more} more (--json lists all)")
+        raise CheckFailed("\n".join(lines))
+    if not as_json:
+        print(
+            f"{path}: intact: {counted(found.tokens, 'token', shown=show_count(found.tokens))} "
+            f"({show_bytes(found.bytes)}) read, bundles: {found.bundles}"
+        )
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise NotFound(f"{path}: no such file or directory; `zslurm data build` makes bundles")

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from zslurm.cli.options import Run
+from zslurm.job.exec_command import exec_on_nodes
+from zslurm.run.find import find
 
 
 def exec_command(
@@ -24,7 +26,4 @@ def exec_command(
 
     Example: zslurm exec my-run --node node3 -- rocm-smi --showuse
     """
-    from zslurm.job.exec_command import exec_on_nodes
-    from zslurm.run.find import find
-
     raise typer.Exit(exec_on_nodes(find(run), command, node))

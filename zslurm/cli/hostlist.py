@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from zslurm.cli.options import Json
+from zslurm.core.console import print_json
+from zslurm.slurm import hostlist
 
 app = typer.Typer(help="Slurm's lists of nodes, without asking Slurm.", no_args_is_help=True)
 
@@ -23,9 +25,6 @@ def expand(words: Words, json: Json = False) -> None:
 
     Example: zslurm hostlist expand rack[1-2]n[001-128]
     """
-    from zslurm.core.console import print_json
-    from zslurm.slurm import hostlist
-
     names = hostlist.expand(_joined(words))
     if json:
         print_json(names)
@@ -39,9 +38,6 @@ def compress(words: Words, json: Json = False) -> None:
 
     Example: zslurm hostlist compress node1 node2 node3
     """
-    from zslurm.core.console import print_json
-    from zslurm.slurm import hostlist
-
     text = hostlist.compress(hostlist.expand(_joined(words)))
     if json:
         print_json(text)

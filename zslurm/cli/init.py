@@ -6,6 +6,10 @@ from typing import Annotated
 
 import typer
 
+from zslurm.cluster.detect import detect
+from zslurm.cluster.profile import keep_before, profile_path, save_profile
+from zslurm.core.console import say
+
 
 def init(
     name: Annotated[
@@ -31,10 +35,6 @@ def init(
 
     Example: zslurm init --yes
     """
-    from zslurm.cluster.detect import detect
-    from zslurm.cluster.profile import keep_before, profile_path, save_profile
-    from zslurm.core.console import say
-
     found = detect(name=name, partition=partition, account=account)
     choices = found.partition_choices
     if partition is None and len(choices) > 1 and not yes:

@@ -1,15 +1,20 @@
-"""`zslurm logs`."""
+"""Print and follow the logs of a run: one rank's as it is, several merged by the time of their lines."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from zslurm.cli.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
+from zslurm.cli.merged_logs import print_merged
 from zslurm.cli.options import Json, Run
-
-if TYPE_CHECKING:
-    from zslurm.run.run_dir import RunDir
+from zslurm.cli.rank_log import chosen_attempt, no_log, print_logs
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import ConfigError
+from zslurm.run.find import find
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.hostlist import HostlistError, expand_ranges
 
 
 def logs(
@@ -44,10 +49,6 @@ def logs(
 
     Example: zslurm logs -f my-run --rank 0,8-15
     """
-    from zslurm.core.errors import ConfigError
-    from zslurm.report.logs import parse_ranks, print_logs
-    from zslurm.run.find import find
-
     ranks = parse_ranks(rank)
     found = find(run)
     if errors:
@@ -66,16 +67,10 @@ def logs(
             follow=follow,
         )
     else:
-        from zslurm.report.merged_logs import print_merged
-
         print_merged(found, ranks=ranks, attempt=attempt, last_lines=lines, follow=follow, as_json=json)
 
 
 def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
-    from zslurm.core.console import print_json, print_table, say
-    from zslurm.report.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
-    from zslurm.report.logs import chosen_attempt, no_log
-
     newest = chosen_attempt(run, attempt)
     if newest is None:
         raise no_log(run)
@@ -92,3 +87,17 @@ def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
     else:
         which = "any attempt" if attempt is None and chosen.number > 1 else f"attempt {chosen.number}"
         say(f"{run.name}: no rank of {which} recorded an error")
+
+
+def parse_ranks(text: str) -> list[int] | None:
+    """Ranks of `0,8-15`, each once; None for `all`.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if text.strip() == "all":
+        return None
+    try:
+        return sorted(set(expand_ranges(text)))
+    except HostlistError as error:
+        raise ConfigError(f"--rank {text}: expected ranks such as 0,8-15, or `all`") from error

@@ -10,62 +10,18 @@ import typer
 from typer.exceptions import TyperException
 
 from zslurm import __version__
-from zslurm.cli import (
-    aegis,
-    cancel,
-    checkpoint,
-    cluster,
-    completion,
-    config,
-    data,
-    demo,
-    doctor,
-    env,
-    events,
-    exec_command,
-    generate,
-    hold,
-    hostlist,
-    init,
-    logs,
-    plan,
-    rails,
-    release,
-    requeue,
-    status,
-    submit,
-    template,
-    watch,
-)
+from zslurm.cli.commands import SETTINGS, LazyGroup
 from zslurm.core.errors import Exit, ZslurmError
 
 app = typer.Typer(
     name="zslurm",
+    cls=LazyGroup,
     help="Train ZAYA1-class models on Slurm clusters, and keep the run alive.",
     epilog="Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 Slurm unavailable, "
     "5 check failed, 75 interrupted after saving, 93 stopped for good.",
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
 )
-for module in (
-    *(init, doctor, rails, env),
-    *(submit, status, watch, logs, events, cancel, hold, release, requeue),
-    generate,
-):
-    app.command()(getattr(module, module.__name__.rsplit(".", 1)[1]))
-app.command("exec")(exec_command.exec_command)
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(config.app, name="config")
-app.add_typer(template.app, name="template")
-app.add_typer(data.app, name="data")
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(plan.app, name="plan")
-app.add_typer(aegis.app, name="aegis")
-app.add_typer(hostlist.app, name="hostlist")
-app.command()(completion.completion)
-app.command()(demo.demo)
 
 
 def _print_version(asked: bool) -> None:

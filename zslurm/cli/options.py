@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zslurm.cli.complete import complete_clusters, complete_runs
+from zslurm.cluster.profile import LOCAL, profile_files
+from zslurm.core.nice import step_back
+from zslurm.run.index import jobs
+from zslurm.submit.as_job import run_as_job
+
+
+def complete_runs(incomplete: str) -> list[tuple[str, str]]:
+    """Names of this user's runs with their job ids; job ids, once a digit is typed, with the run's name."""
+    try:
+        known = jobs()
+    except OSError:
+        return []
+    names = {job.run_dir.name: f"job {job.job_id}" for job in reversed(known)}
+    ids = {job.job_id: job.run_dir.name for job in known} if incomplete[:1].isdigit() else {}
+    return sorted((word, about) for word, about in (names | ids).items() if word.startswith(incomplete))
+
+
+def complete_clusters(incomplete: str) -> list[str]:
+    """Names of cluster profiles."""
+    try:
+        names = {*profile_files(), LOCAL}
+    except OSError:
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
+
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The YAML run file.", show_default=False)]
 Run = Annotated[
@@ -65,3 +90,18 @@ Context = Annotated[
     int | None,
     typer.Option("--context", metavar="TOKENS", min=1, help="Longest sequence; default: that of the run."),
 ]
+
+
+Slurm = Annotated[bool, typer.Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
+
+
+def here_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> None:
+    """Go on here, behind everybody else's processes; or run this very command line as a job, and leave.
+
+    Raises:
+        typer.Exit: the job is over; with its exit code.
+    """
+    if slurm:
+        raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option))
+
+    step_back()

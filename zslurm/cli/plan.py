@@ -1,12 +1,20 @@
-"""`zslurm plan memory|io`."""
+"""`zslurm plan`: what a run will take."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
+from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
+from train.plan.io import Reads, StoragePlan, plan_storage
+from train.plan.memory import MemoryPlan, plan_memory
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.config.spec import RunSpec
+from zslurm.core.console import print_json, print_table, say
+from zslurm.submit.resolve import resolve_run
 
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
 
@@ -26,9 +34,6 @@ def memory(
 
     Example: zslurm plan memory run.yaml --dp 8 --dp 1024
     """
-    from zslurm.report.plan import show_memory
-    from zslurm.submit.resolve import resolve_run
-
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     show_memory(spec, dp or [spec.world_size], as_json=json)
 
@@ -52,8 +57,168 @@ def io(
 
     Example: zslurm plan io run.yaml --step-time 2.5
     """
-    from zslurm.report.plan_io import show_io
-    from zslurm.submit.resolve import resolve_run
-
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     show_io(spec, step_time=step_time, budget=budget, as_json=json)
+
+
+def show_memory(spec: RunSpec, ranks: Sequence[int], *, as_json: bool) -> None:
+    """`zslurm plan memory`: one column for each number of ranks."""
+    on_cpu, recompute = trains_on_cpus(spec), spec.parallel.recompute
+    plans, others = (
+        [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in dict.fromkeys(ranks)]
+        for value in (recompute, not recompute)
+    )
+    if as_json:
+        print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": [*map(_facts, plans)]})
+        return
+    rows = _memory_rows(plans)
+    rows.append([f"  {'without' if recompute else 'with'} recompute", *(show_bytes(plan.peak) for plan in others)])
+    rows.append(["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)])
+    print_table(["ranks", *(str(plan.ranks) for plan in plans)], [*rows, *_packing_rows(plans)])
+    for note in _notes(spec, plans, on_cpu=on_cpu):
+        say(f"note: {note}")
+
+
+def trains_on_cpus(spec: RunSpec) -> bool:
+    """Whether the ranks will be CPUs: as asked, else where the cluster's nodes have no GPUs."""
+    return spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node)
+
+
+def _with_recompute(spec: RunSpec, value: bool) -> RunSpec:
+    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": value})})
+
+
+def _facts(plan: MemoryPlan) -> dict[str, Any]:
+    balance = plan.balance
+    return {
+        "ranks": plan.ranks,
+        "peak_bytes": plan.peak,
+        "peak_moment": plan.peak_moment,
+        "resident_bytes": plan.resident,
+        "moment_bytes": plan.moments,
+        "microbatch_bytes": asdict(plan.microbatch),
+        "host_staging_bytes": plan.staging,
+        "matrices": plan.matrices,
+        "packing": {**asdict(balance), "idle_share": round(plan.idle_share, 6)},
+    }
+
+
+def _memory_rows(plans: list[MemoryPlan]) -> list[list[str]]:
+    """What lives throughout, the moments, and their sum."""
+
+    def row(name: str, values: list[int]) -> list[str]:
+        return [name, *map(show_bytes, values)]
+
+    rows = [row(name, [plan.resident[name] for plan in plans]) for name in plans[0].resident]
+    for name in plans[0].moments:
+        rows.append(row(f"+ {name}", [plan.moments[name] for plan in plans]))
+        if name == "forward and backward":
+            rows.append(row("    kept of all layers", [plan.microbatch.layers for plan in plans]))
+            rows.append(row("    logits of a chunk", [plan.microbatch.logits for plan in plans]))
+    return [*rows, row("= peak", [plan.peak for plan in plans])]
+
+
+def _packing_rows(plans: list[MemoryPlan]) -> list[list[str]]:
+    """How evenly matrices are divided; nothing where AdamW trains them."""
+    if not plans[0].matrices:
+        return []
+    balances = [plan.balance for plan in plans]
+    return [
+        ["whole matrices", *(str(plan.matrices) for plan in plans)],
+        ["Newton-Schulz cost, most / mean", *(_over(b.cost, b.cost_mean) for b in balances)],
+        ["Newton-Schulz cost, at best", *(_over(b.cost_bound, b.cost_mean) for b in balances)],
+        ["elements of matrices, most / mean", *(_over(b.elements, b.elements_mean) for b in balances)],
+        ["elements of matrices, at best", *(_over(b.elements_bound, b.elements_mean) for b in balances)],
+        ["ranks without a matrix", *(str(b.idle_ranks) for b in balances)],
+        ["idle in Newton-Schulz", *(f"{100 * plan.idle_share:.1f} %" for plan in plans)],
+    ]
+
+
+def _over(most: float, mean: float) -> str:
+    return f"{most / mean:.3f}"
+
+
+def _notes(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool) -> list[str]:
+    """What a reader of the table must know."""
+    notes = [f"on {'CPUs' if on_cpu else 'GPUs'}; the rank that owns most; of the lines with +, one at a time"]
+    if spec.parallel.compile:
+        notes.append("compiled layers usually keep less than is counted here")
+    if spec.data.isolate_documents and not on_cpu:
+        notes.append(
+            "data.isolate_documents is counted with torch's own attention, which keeps all scores on GPUs"
+        )
+    notes += [
+        f"on {counted(plan.ranks, 'rank')} {plan.balance.idle_ranks} "
+        f"({plan.balance.idle_ranks / plan.ranks:.0%}) own no matrix: there are {plan.matrices}"
+        for plan in plans
+        if plan.matrices and plan.balance.idle_ranks
+    ]
+    return notes
+
+
+BUNDLED, FRAGMENTED = 2.0, 8.0
+"""The largest sigma of bundled and of fragmented data, as published."""
+
+
+def show_io(spec: RunSpec, *, step_time: float, budget: float, as_json: bool) -> None:
+    """`zslurm plan io`: a row for each phase, and what checkpoints need."""
+    plan = plan_storage(spec, step_time=step_time, ranks=spec.world_size)
+    if as_json:
+        print_json(_io_facts(spec, plan, step_time, budget))
+        return
+    phases = list(zip(spec.phases, plan.reads, strict=True))
+    columns = ["phase", "a step", "pages", "sigma", "IOPS", "of budget", "IOPS, sigma 1", "2", "8"]
+    print_table(columns, [_row(phase.name, reads, budget) for phase, reads in phases])
+    saves = plan.saves
+    say(
+        f"a checkpoint has {show_bytes(saves.bytes)} and is due every {show_duration(saves.every_s)}: saving must "
+        f"reach {show_bytes(int(saves.rate))}/s in all, {show_bytes(int(saves.rate / saves.ranks))}/s on each of "
+        f"{counted(saves.ranks, 'rank')}, or it falls behind"
+    )
+    for phase, reads in phases:
+        if reads.iops(reads.sigma) > budget:
+            say(
+                f"note: phase {phase.name} reads more than the {show_count(budget)} pages/s of the budget; "
+                "copy the data to disks of the nodes"
+            )
+
+
+def _row(name: str, reads: Reads, budget: float) -> list[str]:
+    own = reads.iops(reads.sigma)
+    return [
+        name,
+        show_bytes(reads.bytes),
+        f"{reads.pages(reads.sigma):,.0f}",
+        f"{reads.sigma:.2f}",
+        f"{own:,.0f}",
+        f"{100 * own / budget:.3g} %",
+        *(f"{reads.iops(sigma):,.0f}" for sigma in (1.0, BUNDLED, FRAGMENTED)),
+    ]
+
+
+def _io_facts(spec: RunSpec, plan: StoragePlan, step_time: float, budget: float) -> dict[str, Any]:
+    return {
+        "step_time_s": step_time,
+        "budget_iops": budget,
+        "reads": [
+            {
+                "phase": phase.name,
+                "global_batch": reads.global_batch,
+                "context": reads.context,
+                "token_bytes": reads.token_bytes,
+                "bytes_per_step": reads.bytes,
+                "pages_per_step": reads.pages(1),
+                "iops_per_sigma": reads.iops(1),
+                "sigma": reads.sigma,
+                "iops": reads.iops(reads.sigma),
+                "of_budget": reads.iops(reads.sigma) / budget,
+            }
+            for phase, reads in zip(spec.phases, plan.reads, strict=True)
+        ],
+        "checkpoint": {
+            "bytes": plan.saves.bytes,
+            "every_s": plan.saves.every_s,
+            "bytes_per_s": plan.saves.rate,
+            "ranks": plan.saves.ranks,
+        },
+    }

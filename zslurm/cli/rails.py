@@ -1,13 +1,24 @@
-"""`zslurm rails`."""
+"""Rail maps as a picture for the terminal, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
+from zslurm.cluster.rails.differences import identical
+from zslurm.cluster.rails.read_nodes import RailSurvey, judge_answers, survey_rails
+from zslurm.cluster.rails.types import Rail, RailMap
+from zslurm.cluster.site import load_site
+from zslurm.core.console import print_json, print_styled
+from zslurm.core.errors import CheckFailed, ConfigError
+from zslurm.hardware.facts import read_facts, to_json
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.run_on_nodes import NodeAnswer
 
 if TYPE_CHECKING:
     from zslurm.cluster.rails.read_nodes import RailSurvey
@@ -36,12 +47,6 @@ def rails(
 
     Example: zslurm rails --nodes 4
     """
-    from zslurm.cluster.site import load_site
-    from zslurm.core.console import print_json, print_styled
-    from zslurm.core.errors import CheckFailed, ConfigError
-    from zslurm.report.rails import as_json, draw
-    from zslurm.slurm.hostlist import compress, expand
-
     if sum((nodes is not None, nodelist is not None, here)) > 1:
         raise ConfigError("--nodes, --nodelist and --here exclude each other")
     names = None if nodelist is None else expand(nodelist)
@@ -61,16 +66,12 @@ def rails(
 
 
 def _here(site: Site) -> RailSurvey:
-    from zslurm.cluster.rails.read_nodes import judge_answers
-    from zslurm.hardware.facts import read_facts, to_json
-    from zslurm.slurm.run_on_nodes import NodeAnswer
 
     facts = read_facts()
     return judge_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
 
 
 def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> RailSurvey:
-    from zslurm.cluster.rails.read_nodes import survey_rails
 
     return survey_rails(
         site.cluster,
@@ -79,3 +80,110 @@ def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> R
         options=[*site.submit_options(), "--time=5"],
         timeout_s=timeout,
     )
+
+
+Line = list[tuple[str, str]]
+"""Pieces of a line, each with its style."""
+
+_GOOD, _WARN, _BAD, _QUIET, _BOLD = "green", "yellow", "bold red", "dim", "bold"
+
+
+def draw(found: RailSurvey) -> Iterator[Line]:
+    """Every distinct map once, with the nodes that have it; then what differs, and who did not answer."""
+    for number, group in enumerate(identical(found.maps)):
+        if number:
+            yield []
+        yield from _draw_group(group)
+    if found.differences or found.silent:
+        yield []
+    for difference in found.differences:
+        yield [(str(difference), _WARN)]
+    for node, why in found.silent.items():
+        yield [(f"{node}: no answer: ", _BAD), (why, "")]
+
+
+def _draw_group(group: Sequence[RailMap]) -> Iterator[Line]:
+    one = group[0]
+    nodes = f"{len(group)} node{'s' if len(group) > 1 else ''}"
+    source = "by the profile" if one.source == "profile" else "by PCIe distance"
+    yield [
+        (compress(found.node for found in group), _BOLD),
+        (f": {nodes}, {counted(len(one.rails), 'rail')} {source}", ""),
+    ]
+    widths = _widths(one.rails)
+    bad = {problem.rail for problem in one.problems if problem.incomplete}
+    odd = {problem.rail for problem in one.problems}
+    for numa, rails in groupby(sorted(one.rails, key=_numa_first), key=lambda rail: rail.numa):
+        yield [("  NUMA node unknown" if numa is None else f"  NUMA node {numa}", _QUIET)]
+        for rail in rails:
+            style = _BAD if rail.index in bad else _WARN if rail.index in odd else _GOOD
+            yield _draw_rail(rail, widths, style)
+    if one.others:
+        yield [(f"  no rail: {', '.join(one.others)}", _QUIET)]
+    for problem in one.problems:
+        yield [("  incomplete: " if problem.incomplete else "  warning: ", _BAD if problem.incomplete else _WARN),
+               (problem.message, "")]  # fmt: skip
+
+
+def _numa_first(rail: Rail) -> tuple[bool, int, int]:
+    return rail.numa is None, rail.numa or 0, rail.index
+
+
+def _cells(rail: Rail) -> list[str]:
+    gpus = ",".join(map(str, rail.gpus))
+    rate = f"{rail.rate_gbps:g} Gb/s" if rail.rate_gbps is not None else ""
+    return [
+        f"rail {rail.index}",
+        f"GPU {gpus}" if gpus else "no GPU",
+        " ".join(pci for pci in rail.gpu_pci if pci),
+        f"{rail.near} {rail.bridge or ''}".strip() if rail.near else "",
+        rail.nic or "no NIC",
+        rail.nic_pci or "",
+        rail.netdev or "",
+        _state(rail),
+        rate,
+        f"GID {rail.gid_index}" if rail.gid_index is not None else "",
+    ]
+
+
+def _state(rail: Rail) -> str:
+    if rail.nic_pci is None and rail.state is None:
+        return "missing"
+    return rail.state or "unknown"
+
+
+def _widths(rails: Sequence[Rail]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*map(_cells, rails), strict=True)]
+
+
+def _draw_rail(rail: Rail, widths: Sequence[int], style: str) -> Line:
+    """`rail 0  GPU 0 0000:05:00.0 ──[switch 0000:00:01.1]── ionic_0 0000:06:00.0 eth1  ACTIVE  400 Gb/s  GID 1`"""
+    name, gpu, gpu_pci, near, nic, nic_pci, netdev, state, rate, gid = (
+        cell.ljust(width) for cell, width in zip(_cells(rail), widths, strict=True)
+    )
+    length = widths[3] + 6
+    wire = f"──[{near.rstrip()}]──".ljust(length, "─") if rail.near else ("─ " * length)[:length]
+    return [
+        (f"    {name}  ", _QUIET),
+        (f"{gpu} ", _BOLD),
+        (f"{gpu_pci} ", _QUIET),
+        (f"{wire} ", style),
+        (f"{nic} ", _BOLD),
+        (f"{nic_pci} {netdev}  ", _QUIET),
+        (f"{state}  ", style),
+        (f"{rate}  {gid}".rstrip(), ""),
+    ]
+
+
+def as_json(found: RailSurvey) -> dict[str, Any]:
+    """Everything, node by node."""
+    return {
+        "nodes": [node.as_json() for node in found.maps],
+        "groups": [[node.node for node in group] for group in identical(found.maps)],
+        "differences": [
+            {"nodes": list(d.nodes), "others": d.others, "aspect": d.aspect, "rail": d.rail, "message": d.message}
+            for d in found.differences
+        ],
+        "silent": dict(found.silent),
+        "incomplete": sorted(found.incomplete),
+    }

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
+from zslurm.cli.dry_run import describe
+from zslurm.cli.follow import follow
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.submit_sweep import show_sweep, submit_sweep
+from zslurm.core.console import print_json, say
+from zslurm.run.checkpoints import find_checkpoint
+from zslurm.submit.options import dependency, flag_settings, sbatch_flags, slurm_settings
+from zslurm.submit.resolve import resolve_run
+from zslurm.submit.submit import submit as submit_run
+from zslurm.submit.sweep import members
 
 
 def submit(
@@ -84,10 +93,6 @@ def submit(
 
     Example: zslurm submit run.yaml --nodes 4 --set phases[0].lr=3e-4
     """
-    from zslurm.core.console import print_json, say
-    from zslurm.submit.options import dependency, flag_settings, sbatch_flags, slurm_settings
-    from zslurm.submit.resolve import resolve_run
-
     settings = [
         *(overrides or []),
         *slurm_settings(nodes=nodes, spares=spares, time=time, partition=partition, account=account, qos=qos),
@@ -99,14 +104,9 @@ def submit(
     flags |= {"dependency": waits_for} if waits_for is not None else {}
     settings += flag_settings(flags)
     if checkpoint is not None:
-        from zslurm.run.checkpoints import find_checkpoint
-
         settings.append(f"checkpoint.resume_from={dumps(str(find_checkpoint(checkpoint).absolute()))}")
     settings += [f"metrics.profile={profile}"] if profile is not None else []
     if sweep or sweep_file is not None:
-        from zslurm.report.sweep import show_sweep, submit_sweep
-        from zslurm.submit.sweep import members
-
         if wait:
             raise typer.BadParameter("--wait follows one run; `zslurm status` shows a sweep's")
         outcomes = submit_sweep(
@@ -122,11 +122,8 @@ def submit(
         raise typer.BadParameter("--at-once limits a sweep; there is no --sweep here")
     resolved = resolve_run(run_file, cluster=cluster, overrides=settings)
     if dry_run:
-        from zslurm.report.dry_run import describe
-
         print(describe(resolved, as_json=json), end="")
         return
-    from zslurm.submit.submit import submit as submit_run
 
     done = submit_run(resolved.spec, new=new)
     if quiet:
@@ -143,6 +140,4 @@ def submit(
         if not wait:
             say(f"follow it with: zslurm logs -f {done.run.name}    state: zslurm status {done.run.name}")
     if wait:
-        from zslurm.report.follow import follow
-
         raise typer.Exit(follow(done.run, done.job_id))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fake_sysfs import mi300x_pollara
+from zslurm.cli.rails import as_json, draw
 from zslurm.cluster.rails.differences import differences, identical
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.read_nodes import RailSurvey, judge_answers
 from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import read_facts, to_json
-from zslurm.report.rails import as_json, draw
 from zslurm.slurm.run_on_nodes import NodeAnswer
 
 NAMES = tuple(f"ionic_{index}" for index in range(8))

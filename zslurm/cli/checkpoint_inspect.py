@@ -27,11 +27,11 @@ from checkpoint_tools import (
     verify,
 )
 from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
+from zslurm.cli.checkpoint_convert import as_user_errors
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
-from zslurm.report.checkpoint import as_user_errors
 from zslurm.run.checkpoints import find_checkpoint, find_checkpoints, find_newest
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import Any
 from checkpoint_tools.quantities import counted, show_bytes, show_count
 from train.data.order import DataOrder
 from train.data.training_data import ALONE
+from zslurm.cli.preview import Preview, preview
 from zslurm.cluster.rccl.environment import left_out
 from zslurm.config.layers import show_path
 from zslurm.config.load import Resolved
 from zslurm.core.redact import redact_value
 from zslurm.core.units import show_value
-from zslurm.report.preview import Preview, preview
 from zslurm.submit.submit import check_before_submission, check_data, remarks, run_dir_of
 
 

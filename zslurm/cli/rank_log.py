@@ -1,4 +1,4 @@
-"""Print and follow the logs of a run: one rank's as it is, several merged by the time of their lines."""
+"""Print and follow one log of a run as it is: a rank's, or the job's own."""
 
 from __future__ import annotations
 
@@ -8,28 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from zslurm.core.errors import ConfigError, NotFound
+from zslurm.core.errors import NotFound
 from zslurm.core.files import read_json
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.run.state import look_all, recorded_job
-from zslurm.slurm.hostlist import HostlistError, expand_ranges
 
 _POLL_S = 0.3
 _STATE_EVERY_S = 3.0
-
-
-def parse_ranks(text: str) -> list[int] | None:
-    """Ranks of `0,8-15`, each once; None for `all`.
-
-    Raises:
-        ConfigError: neither.
-    """
-    if text.strip() == "all":
-        return None
-    try:
-        return sorted(set(expand_ranges(text)))
-    except HostlistError as error:
-        raise ConfigError(f"--rank {text}: expected ranks such as 0,8-15, or `all`") from error
 
 
 def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from train.plan.memory import plan_memory
+from zslurm.cli.plan import trains_on_cpus
 from zslurm.cluster.rccl.environment import RULES
 from zslurm.config.load import Resolved
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.core.redact import redact, redact_value
 from zslurm.job.numa_bind import cores_of
-from zslurm.report.plan import trains_on_cpus
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import last_job
 from zslurm.slurm.client import SlurmClient

@@ -1,0 +1,109 @@
+"""The commands of `zslurm`, and a Typer group that imports a command's module only when the command is called.
+
+`zslurm --help` and completion know every command from the table below, without importing any of them. So modules
+import what they need at their top, and a user pays for one command only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+"""Of every Typer application here."""
+
+
+class Command(NamedTuple):
+    """One command or command group.
+
+    Attributes:
+        name: as it is typed.
+        help: the first sentence of its help; a test compares the two.
+        module: in `zslurm.cli`; empty where it has the command's name.
+        attribute: of the module: a function, or a `typer.Typer` where the command has commands below it; empty
+            where it has the command's name.
+    """
+
+    name: str
+    help: str
+    module: str = ""
+    attribute: str = ""
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("init", "Write a cluster profile from what Slurm says."),
+        Command("doctor", "Check this machine and the nodes: GPUs, network, limits, software, storage."),
+        Command(
+            "rails", "Draw which GPU sends through which NIC, and say where the rails are incomplete or differ."
+        ),
+        Command("env", 'Print the environment of RCCL or NCCL on a cluster, for `eval "$(zslurm env)"`.'),
+        Command("submit", "Submit a run, or continue it."),
+        Command("status", "Show your runs, or everything about one."),
+        Command("watch", "Show your active runs, or those that are named until they rest."),
+        Command("logs", "Print the output of ranks: one rank's as it is, that of several with time and rank."),
+        Command("events", "Show what happened to runs, and who did what: starts, failures, requeues."),
+        Command("cancel", "Let runs save and stop; `submit` continues them.", module="control"),
+        Command("hold", "Keep runs that wait in the queue from starting.", module="control"),
+        Command("release", "Let held runs start.", module="control"),
+        Command("requeue", "Put a run's job back into the queue.", module="control"),
+        Command("generate", "Continue a text with a model; the continuation goes to stdout as it is made."),
+        Command(
+            "exec",
+            "Run a command once on each node of a running run, beside its ranks.",
+            module="exec_command",
+            attribute="exec_command",
+        ),
+        Command(
+            "completion", "Print the script with which a shell completes commands, options, runs and clusters."
+        ),
+        Command("demo", "Train a tiny ZAYA1 on real text, on this machine."),
+        Command("cluster", "Cluster profiles: list, show, edit, check, choose.", attribute="app"),
+        Command("config", "Show a run's configuration, its schema, and the recipes.", attribute="app"),
+        Command("template", "The templates of job scripts.", attribute="app"),
+        Command("data", "Token bundles: what runs are trained on.", attribute="app"),
+        Command(
+            "checkpoint",
+            "Checkpoints: list, look into, check, compare, reshape, publish, take in.",
+            attribute="app",
+        ),
+        Command("plan", "What a run will take, before it is submitted.", attribute="app"),
+        Command("aegis", "The supervisor beside a run: what it does, and would do.", attribute="app"),
+        Command("hostlist", "Slurm's lists of nodes, without asking Slurm.", attribute="app"),
+    )
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are placeholders until one is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in COMMANDS.values():
+            self.add_command(TyperCommand(command.name, help=command.help))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command that is called or completed, and import it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
+
+
+def load(name: str) -> Any:
+    """Import a command's module; returns the click command of its function or its `typer.Typer`."""
+    command = COMMANDS[name]
+    found = getattr(import_module(f"zslurm.cli.{command.module or name}"), command.attribute or name)
+    holder = typer.Typer(add_completion=False, **SETTINGS)
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        holder.command(name)(found)
+    return get_group(holder).commands[name]

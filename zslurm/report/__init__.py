@@ -1,1 +1,0 @@
-"""What people see: status, logs, progress, dry runs."""
