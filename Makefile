@@ -36,10 +36,14 @@ soak: $(STAMP) ## run the long tests as well
 faults: $(STAMP) ## inject every fault into a run on a real Slurm; writes benchmarks/results/faults.md (root)
 	$(BIN)/python -m pytest tests/faults -m 'not soak' $(PYTEST_ARGS)
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) ## ruff, mypy, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@# import-linter does not follow links: it gets a copy, as a wheel has it
+	@rm -rf .imports && mkdir .imports && cp -rL zslurm .imports/
+	cd .imports && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
+	@rm -rf .imports
 
 format: $(STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix .

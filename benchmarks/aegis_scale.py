@@ -21,7 +21,6 @@ from typing import Any
 import psutil
 
 from benchmarks.common import write_result
-from train.progress import Phase
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp, encode_report
 from zslurm.aegis.supervisor.agents import Agents
@@ -29,6 +28,7 @@ from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
 from zslurm.run.run_dir import RunDir
+from zslurm.train.progress import Phase
 
 NODES, RANKS_PER_NODE, STEP_S = 128, 8, 1.5
 _WARM_UP_S, _MEASURED_S = 10.0, 60.0

@@ -22,12 +22,12 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import write_result
-from train.data.build.demo_corpus import stdlib_sources
-from train.jsonl import read_jsonl
-from train.progress import ProgressWriter
 from zslurm.cli.data import make_bundle
 from zslurm.cli.demo import RUN_FILE
 from zslurm.core.processes import ProcessRecord
+from zslurm.train.data.build.demo_corpus import stdlib_sources
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.progress import ProgressWriter
 
 _RANKS = 2
 _SLICE_S, _SLICES = 4.0, 181

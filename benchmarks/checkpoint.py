@@ -29,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 
 from benchmarks.checkpoint_ranks import STATES, Settings, measure
 from benchmarks.common import alternate, write_result
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     Checkpoint,
     Entry,
     Tensor,

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.checkpoint import forget, save, timed
 from benchmarks.checkpoint_ranks import STATES
 from benchmarks.common import alternate, write_result
-from checkpoint_tools import Tensor, verify
+from zslurm.checkpoint_tools import Tensor, verify
 
 BYTES = 4 * 10**9
 
@@ -41,7 +41,7 @@ def _measure(root: Path) -> dict[str, Any]:
         copies.append(timed(lambda: _copy(source, root / "copy")))
         shutil.rmtree(root / "copy")
         program = (
-            "import sys; from pathlib import Path; from checkpoint_tools import reshape; "
+            "import sys; from pathlib import Path; from zslurm.checkpoint_tools import reshape; "
             "reshape(Path(sys.argv[1]), Path(sys.argv[2]), 6); "
             # Not getrusage: after a fork, that begins with the memory of the parent.
             "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"

@@ -5,7 +5,7 @@ State as ZeRO-1 has it: three flat fp32 arrays per rank. The contenders save the
     gather        to rank 0, torch.save, fsync: what there is without any of this
     dcp           torch.distributed.checkpoint.save
     dcp_async     its async_save, as its defaults are; the save before is waited for first
-    ours          train.checkpointing.writer: staging, and a thread per rank
+    ours          zslurm.train.checkpointing.writer: staging, and a thread per rank
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from checkpoint_tools import Checkpoint, Entry, Manifest, ShardReport, Tensor, assemble
-from train.checkpointing.staging import Staging
-from train.checkpointing.writer import Request, Saver, SaveState
+from zslurm.checkpoint_tools import Checkpoint, Entry, Manifest, ShardReport, Tensor, assemble
+from zslurm.train.checkpointing.staging import Staging
+from zslurm.train.checkpointing.writer import Request, Saver, SaveState
 
 STATES = ("master", "exp_avg", "exp_avg_sq")
 COMPUTE_SIZE = 512

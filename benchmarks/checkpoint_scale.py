@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import write_result
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BLOCK_SIZE,
     Checkpoint,
     Partition,
@@ -28,9 +28,9 @@ from checkpoint_tools import (
     manifest_json,
     partition,
 )
-from checkpoint_tools.report import WrittenBuffer, WrittenExtent
-from train.config import ModelConfig, OptimConfig
-from train.shapes import owned_table
+from zslurm.checkpoint_tools.report import WrittenBuffer, WrittenExtent
+from zslurm.train.config import ModelConfig, OptimConfig
+from zslurm.train.shapes import owned_table
 
 RANKS = 1024
 STATES = {True: ("master", "momentum"), False: ("master", "exp_avg", "exp_avg_sq")}

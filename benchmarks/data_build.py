@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import alternate, write_result
-from train.data.build.build import build
-from train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
-from train.data.build.documents import document_of
-from train.data.build.encode import default_workers
-from train.data.build.source_reader import Fields, SourceReader
-from train.data.build.sources import find_files
-from train.data.build.tokenizer import encoding_threads, load_tokenizer, train_tokenizer
+from zslurm.train.data.build.build import build
+from zslurm.train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
+from zslurm.train.data.build.documents import document_of
+from zslurm.train.data.build.encode import default_workers
+from zslurm.train.data.build.source_reader import Fields, SourceReader
+from zslurm.train.data.build.sources import find_files
+from zslurm.train.data.build.tokenizer import encoding_threads, load_tokenizer, train_tokenizer
 
 VOCAB_SIZE = 16_384
 BATCH = 256  # texts

@@ -27,13 +27,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import Timing, alternate, write_result
-from train.config import DataConfig, PhaseConfig
-from train.data.bundle import BundleHeader, BundleWriter
-from train.data.loader import Loader
-from train.data.order import DataOrder
-from train.data.reader import read_from
-from train.data.training_data import ALONE, TrainingData
-from train.schedule import Plan
+from zslurm.train.config import DataConfig, PhaseConfig
+from zslurm.train.data.bundle import BundleHeader, BundleWriter
+from zslurm.train.data.loader import Loader
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.reader import read_from
+from zslurm.train.data.training_data import ALONE, TrainingData
+from zslurm.train.schedule import Plan
 
 VOCAB_SIZE = 50_000
 CORPUS_TOKENS = 1 << 29

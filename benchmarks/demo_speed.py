@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import write_result
-from train.config import load_train_config
-from train.jsonl import read_jsonl
-from train.products import product
-from train.shapes import parameter_counts
+from zslurm.train.config import load_train_config
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.products import product
+from zslurm.train.shapes import parameter_counts
 
 
 def matmul_rate(seconds: float = 2.0) -> float:

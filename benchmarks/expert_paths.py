@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.common import alternate, write_result
 from benchmarks.train_step import DTYPES, SIZES, THREADS, Size
-from train.model.experts import Experts
-from train.model.router import Routing
+from zslurm.train.model.experts import Experts
+from zslurm.train.model.router import Routing
 
 WAYS: tuple[Literal["off", "on"], ...] = ("off", "on")
 RUNS = 40

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import torch
 
-import train.loop  # noqa: F401  (what a rank has imported)
+import zslurm.train.loop  # noqa: F401  (what a rank has imported)
 from benchmarks.common import write_result
-from train.config import ModelConfig
-from train.model.zaya import build
-from train.telemetry.gc_control import GarbageControl
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import build
+from zslurm.train.telemetry.gc_control import GarbageControl
 
 _TIMES = 20
 

@@ -39,7 +39,7 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.test_runs import User
 from tests.train.runs import STEP_TOKENS, make_run
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
+from zslurm.train.jsonl import read_jsonl
 
 NODES = 2
 PACE_S = 0.25
@@ -56,7 +56,7 @@ _RANK = """\
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=1
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT={port}
 export PYTHONPATH={hook} ZSLURM_TEST_FAULTS={faults} PYTHONSAFEPATH=1
-exec {python} -u -m train {run}
+exec {python} -u -m zslurm.train {run}
 """
 _SUBMITIT = """\
 import submitit

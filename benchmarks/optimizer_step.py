@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from benchmarks.common import Timing, alternate, write_result
 from benchmarks.models import LARGER, TINY, part_of_400m
-from train.config import ModelConfig, OptimConfig
-from train.model.zaya import Zaya, build
-from train.optim.sharded import ShardedOptimizer
-from train.parallel.zero import ZeroShards
-from train.shapes import TensorInfo, owned_table
+from zslurm.train.config import ModelConfig, OptimConfig
+from zslurm.train.model.zaya import Zaya, build
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.shapes import TensorInfo, owned_table
 
 MODELS = {  # and how often each is timed
     "tiny": (TINY, 20),

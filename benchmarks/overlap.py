@@ -20,11 +20,11 @@ import torch.distributed as dist
 from benchmarks.common import Timing, alternate, write_result
 from benchmarks.models import LARGER
 from tests.train.ranks import in_group
-from train.config import OptimConfig
-from train.model.zaya import build
-from train.optim.sharded import ShardedOptimizer
-from train.parallel.zero import ZeroShards
-from train.shapes import owned_table, parameter_counts
+from zslurm.train.config import OptimConfig
+from zslurm.train.model.zaya import build
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.shapes import owned_table, parameter_counts
 
 RANKS = 2
 MODEL = LARGER.model_copy(update={"layers": 4, "experts": 8})

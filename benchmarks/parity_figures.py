@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from benchmarks.common import write_result
 from tests.train.reference import gradients_of, reference_names, reference_of
 from tests.train.test_parity import BF16_DRAWS, DRAWS, Draw, bf16_errors, draw, model_of, ours, theirs
-from train.generate import generate
-from train.model.head import IGNORED_TARGET
+from zslurm.train.generate import generate
+from zslurm.train.model.head import IGNORED_TARGET
 
 GENERATED_DRAWS = 8
 GENERATED = 20

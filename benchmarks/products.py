@@ -1,4 +1,4 @@
-"""fp32 products on a CPU: `train.products` against torch.mm, on one thread.
+"""fp32 products on a CPU: `zslurm.train.products` against torch.mm, on one thread.
 
 The three products of a linear map (forward, gradient of the input, gradient of the weight) of the tiny recipe's
 and the larger model's shapes, turn by turn. Where the processor is not one of AMD with AVX-512, both are the same.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import alternate, write_result
-from train.products import kernels_are_made, product
+from zslurm.train.products import kernels_are_made, product
 
 SHAPES = {  # tokens, inputs, outputs
     "tiny: attention": (1024, 128, 256),

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import write_result
-from train.checkpointing.load_weights import load_model
-from train.config import load_train_config
-from train.data.build.build import build
-from train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
-from train.data.bundle import Corpus
-from train.data.sampler import Sampler
-from train.hub import open_weights
-from train.jsonl import read_jsonl
-from train.telemetry.metrics import routing_metrics
 from zslurm.cli.demo import RANKS, RUN_FILE, VOCAB_SIZE
 from zslurm.config.load import resolve
+from zslurm.train.checkpointing.load_weights import load_model
+from zslurm.train.config import load_train_config
+from zslurm.train.data.build.build import build
+from zslurm.train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.sampler import Sampler
+from zslurm.train.hub import open_weights
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.telemetry.metrics import routing_metrics
 
 STEPS = 300
 EVERY = 50
@@ -92,7 +92,7 @@ def _train_all(run_dirs: list[Path]) -> None:
     """Train side by side, one rank each."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen([sys.executable, "-m", "train", str(run_dir)], env=environment, stdout=sys.stderr)
+        subprocess.Popen([sys.executable, "-m", "zslurm.train", str(run_dir)], env=environment, stdout=sys.stderr)
         for run_dir in run_dirs
     ]
     try:

@@ -25,12 +25,12 @@ from benchmarks.common import Timing, alternate, write_result
 from benchmarks.memory import peak_bytes
 from benchmarks.models import LARGER, TINY
 from tests.train.reference import reference_of
-from train.config import ModelConfig
-from train.generate import generate
-from train.model.cache import bytes_per_token
-from train.model.zaya import build
-from train.products import batched_product, product
-from train.shapes import parameter_counts
+from zslurm.train.config import ModelConfig
+from zslurm.train.generate import generate
+from zslurm.train.model.cache import bytes_per_token
+from zslurm.train.model.zaya import build
+from zslurm.train.products import batched_product, product
+from zslurm.train.shapes import parameter_counts
 
 THREADS = 1
 ROPE_BASE = 1e4

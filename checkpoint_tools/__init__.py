@@ -35,8 +35,8 @@ Every error is a `CheckpointError` of a kind that a caller can act on (core/erro
 
 from __future__ import annotations
 
-from checkpoint_tools.commit import begin, commit, discard
-from checkpoint_tools.errors import (
+from zslurm.checkpoint_tools.commit import begin, commit, discard
+from zslurm.checkpoint_tools.errors import (
     CheckpointError,
     Damaged,
     Incomplete,
@@ -48,10 +48,10 @@ from checkpoint_tools.errors import (
     VersionTooNew,
     WriteFailed,
 )
-from checkpoint_tools.listing import Listing, list_checkpoints
-from checkpoint_tools.local_tier import forget_copies, keep_copy, local_tier
-from checkpoint_tools.lock import Holder, Lock, holder_of, take
-from checkpoint_tools.manifest import (
+from zslurm.checkpoint_tools.listing import Listing, list_checkpoints
+from zslurm.checkpoint_tools.local_tier import forget_copies, keep_copy, local_tier
+from zslurm.checkpoint_tools.lock import Holder, Lock, holder_of, take
+from zslurm.checkpoint_tools.manifest import (
     BLOCK_SIZE,
     Buffer,
     Manifest,
@@ -59,9 +59,9 @@ from checkpoint_tools.manifest import (
     StoredExtent,
     Tensor,
 )
-from checkpoint_tools.manifest_json import fingerprint
-from checkpoint_tools.numbers import Comparison, Difference, Statistics, compare, statistics
-from checkpoint_tools.partition import (
+from zslurm.checkpoint_tools.manifest_json import fingerprint
+from zslurm.checkpoint_tools.numbers import Comparison, Difference, Statistics, compare, statistics
+from zslurm.checkpoint_tools.partition import (
     ALIGN,
     Balance,
     Batch,
@@ -72,12 +72,12 @@ from checkpoint_tools.partition import (
     TensorRow,
     partition,
 )
-from checkpoint_tools.read import Checkpoint
-from checkpoint_tools.report import ShardReport, assemble
-from checkpoint_tools.reshape import ReshapePlan, plan_reshape, reshape
-from checkpoint_tools.retention import prunable, prune
-from checkpoint_tools.verify import Damage, Verification, verify
-from checkpoint_tools.write import BufferEntry, Entry, write_shard
+from zslurm.checkpoint_tools.read import Checkpoint
+from zslurm.checkpoint_tools.report import ShardReport, assemble
+from zslurm.checkpoint_tools.reshape import ReshapePlan, plan_reshape, reshape
+from zslurm.checkpoint_tools.retention import prunable, prune
+from zslurm.checkpoint_tools.verify import Damage, Verification, verify
+from zslurm.checkpoint_tools.write import BufferEntry, Entry, write_shard
 
 __all__ = [
     "ALIGN",

@@ -16,10 +16,10 @@ import os
 import stat
 from pathlib import Path
 
-from checkpoint_tools.checksum import crc32
-from checkpoint_tools.errors import Damaged, read_failed
-from checkpoint_tools.manifest import ShardFile
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.errors import Damaged, read_failed
+from zslurm.checkpoint_tools.manifest import ShardFile
+from zslurm.checkpoint_tools.quantities import counted
 
 
 class BlockFile:

@@ -30,10 +30,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from checkpoint_tools import layout, manifest_json
-from checkpoint_tools.durable import At, nowhere, remove, sync_directory, write_all, writing
-from checkpoint_tools.errors import Mismatch
-from checkpoint_tools.manifest import Manifest
+from zslurm.checkpoint_tools import layout, manifest_json
+from zslurm.checkpoint_tools.durable import At, nowhere, remove, sync_directory, write_all, writing
+from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.manifest import Manifest
 
 BEGIN_POINTS = ("begin: swept", "begin: created")
 """Where `begin` calls `at`, in order."""

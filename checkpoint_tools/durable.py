@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from checkpoint_tools.errors import write_failed
+from zslurm.checkpoint_tools.errors import write_failed
 
 At = Callable[[str], None]
 """Called with the name of each point that a save passes; a test's version kills the process there."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 
-from checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.errors import Mismatch
 
 MANIFEST = "manifest.json"
 MANIFEST_TEMPORARY = "manifest.json.tmp"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint_tools import layout
-from checkpoint_tools.errors import CheckpointError, read_failed
-from checkpoint_tools.read import Checkpoint
+from zslurm.checkpoint_tools import layout
+from zslurm.checkpoint_tools.errors import CheckpointError, read_failed
+from zslurm.checkpoint_tools.read import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from checkpoint_tools import layout
-from checkpoint_tools.durable import remove, writing
-from checkpoint_tools.errors import WriteFailed
-from checkpoint_tools.report import ShardReport
-from checkpoint_tools.write import BufferEntry, Entry, write_shard
+from zslurm.checkpoint_tools import layout
+from zslurm.checkpoint_tools.durable import remove, writing
+from zslurm.checkpoint_tools.errors import WriteFailed
+from zslurm.checkpoint_tools.report import ShardReport
+from zslurm.checkpoint_tools.write import BufferEntry, Entry, write_shard
 
 
 def local_tier(local: Path, root: Path) -> Path:

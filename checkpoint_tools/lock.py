@@ -25,9 +25,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from checkpoint_tools.durable import writing
-from checkpoint_tools.errors import InUse, read_failed
-from checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.durable import writing
+from zslurm.checkpoint_tools.errors import InUse, read_failed
+from zslurm.checkpoint_tools.plain import load_json
 
 NAME = ".lock"
 

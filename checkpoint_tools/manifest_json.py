@@ -29,11 +29,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from checkpoint_tools.checksum import crc32
-from checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
-from checkpoint_tools.garbage import uncollected
-from checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
-from checkpoint_tools.plain import Unexpected, in_words, load_json
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
+from zslurm.checkpoint_tools.garbage import uncollected
+from zslurm.checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.plain import Unexpected, in_words, load_json
 
 FORMAT = "zslurm-checkpoint"
 VERSION = 1

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from checkpoint_tools.errors import Mismatch
-from checkpoint_tools.read import Checkpoint
-from checkpoint_tools.shard_header import DTYPES
+from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.read import Checkpoint
+from zslurm.checkpoint_tools.shard_header import DTYPES
 
 if TYPE_CHECKING:
     import numpy as np

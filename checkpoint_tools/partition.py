@@ -37,9 +37,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
-from checkpoint_tools.errors import Mismatch
-from checkpoint_tools.packing import Size, lower_bound, pack
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.packing import Size, lower_bound, pack
+from zslurm.checkpoint_tools.quantities import counted
 
 ALIGN = 32
 """Elements; every flat tensor, share and matrix starts at a multiple of it."""

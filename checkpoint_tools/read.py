@@ -27,12 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from checkpoint_tools import layout, manifest_json, shard_header
-from checkpoint_tools.blocks import BlockFile, check_size
-from checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFailed, read_failed
-from checkpoint_tools.garbage import uncollected
-from checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
-from checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
+from zslurm.checkpoint_tools import layout, manifest_json, shard_header
+from zslurm.checkpoint_tools.blocks import BlockFile, check_size
+from zslurm.checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFailed, read_failed
+from zslurm.checkpoint_tools.garbage import uncollected
+from zslurm.checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
 
 if TYPE_CHECKING:
     import numpy.typing as npt

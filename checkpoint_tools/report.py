@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint_tools import layout
-from checkpoint_tools.errors import Incomplete, Mismatch
-from checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
-from checkpoint_tools.plain import in_words, load_json
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools import layout
+from zslurm.checkpoint_tools.errors import Incomplete, Mismatch
+from zslurm.checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.plain import in_words, load_json
+from zslurm.checkpoint_tools.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,18 +38,18 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock
 
-from checkpoint_tools import layout, manifest_json
-from checkpoint_tools.commit import write_manifest
-from checkpoint_tools.durable import remove, sync_directory, writing
-from checkpoint_tools.errors import CheckpointError, Mismatch, NoSpace, WriteFailed
-from checkpoint_tools.manifest import Buffer, Manifest
-from checkpoint_tools.partition import partition
-from checkpoint_tools.quantities import counted, show_bytes
-from checkpoint_tools.read import OPEN_FILES, Checkpoint
-from checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent, assemble
-from checkpoint_tools.shard_header import DTYPES
-from checkpoint_tools.verify import verify
-from checkpoint_tools.write import file_order, shard_opening, write_file
+from zslurm.checkpoint_tools import layout, manifest_json
+from zslurm.checkpoint_tools.commit import write_manifest
+from zslurm.checkpoint_tools.durable import remove, sync_directory, writing
+from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, NoSpace, WriteFailed
+from zslurm.checkpoint_tools.manifest import Buffer, Manifest
+from zslurm.checkpoint_tools.partition import partition
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.checkpoint_tools.read import OPEN_FILES, Checkpoint
+from zslurm.checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent, assemble
+from zslurm.checkpoint_tools.shard_header import DTYPES
+from zslurm.checkpoint_tools.verify import verify
+from zslurm.checkpoint_tools.write import file_order, shard_opening, write_file
 
 RING_BLOCKS = 4
 WORKERS = 4

@@ -15,10 +15,10 @@ import secrets
 from collections.abc import Collection
 from pathlib import Path
 
-from checkpoint_tools import layout
-from checkpoint_tools.durable import At, nowhere, remove, sync_directory, writing
-from checkpoint_tools.errors import Mismatch
-from checkpoint_tools.listing import Listing, list_checkpoints
+from zslurm.checkpoint_tools import layout
+from zslurm.checkpoint_tools.durable import At, nowhere, remove, sync_directory, writing
+from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.listing import Listing, list_checkpoints
 
 POINTS = ("prune: hidden", "prune: deleted")
 """Where `prune` calls `at` for each checkpoint that it removes, in order."""

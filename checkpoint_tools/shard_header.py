@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from checkpoint_tools.errors import Mismatch
-from checkpoint_tools.plain import in_words, load_json
+from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.plain import in_words, load_json
 
 if TYPE_CHECKING:
     import numpy as np

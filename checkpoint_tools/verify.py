@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from checkpoint_tools import layout, manifest_json, shard_header
-from checkpoint_tools.blocks import check_size
-from checkpoint_tools.checksum import crc32
-from checkpoint_tools.errors import Damaged, Incomplete, NotACheckpoint, read_failed
-from checkpoint_tools.manifest import Manifest, ShardFile
-from checkpoint_tools.shard_header import LENGTH_BYTES
+from zslurm.checkpoint_tools import layout, manifest_json, shard_header
+from zslurm.checkpoint_tools.blocks import check_size
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.errors import Damaged, Incomplete, NotACheckpoint, read_failed
+from zslurm.checkpoint_tools.manifest import Manifest, ShardFile
+from zslurm.checkpoint_tools.shard_header import LENGTH_BYTES
 
 RUN_BYTES = 64 << 20
 """Bytes that one thread takes at a time."""

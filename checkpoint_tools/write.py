@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoint_tools import layout, shard_header
-from checkpoint_tools.checksum import crc32
-from checkpoint_tools.durable import At, nowhere, write_all, writing
-from checkpoint_tools.errors import Mismatch
-from checkpoint_tools.manifest import BLOCK_SIZE
-from checkpoint_tools.manifest_json import FORMAT
-from checkpoint_tools.quantities import counted
-from checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent
+from zslurm.checkpoint_tools import layout, shard_header
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.durable import At, nowhere, write_all, writing
+from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.manifest import BLOCK_SIZE
+from zslurm.checkpoint_tools.manifest_json import FORMAT
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent
 
 if TYPE_CHECKING:
     import numpy.typing as npt

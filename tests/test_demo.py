@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.processors import OTHER_PROCESSORS
-from train.jsonl import read_jsonl
 from zslurm.cli.demo import LEARNED_BY
 from zslurm.cli.demo_size import FEWEST_TOKENS
+from zslurm.train.jsonl import read_jsonl
 
 
 def _demo(

@@ -39,19 +39,19 @@ def test_it_holds_every_file_of_our_packages(names: set[str]) -> None:
             if path.is_file() and "__pycache__" not in path.parts
         }
         assert files
-        assert files <= names
+        assert {file if package == "zslurm" else f"zslurm/{file}" for file in files} <= names
 
 
 def test_templates_recipes_and_types_are_there(names: set[str]) -> None:
     for name in (
-        "sbatch_templates/train.sbatch.j2",
-        "sbatch_templates/local.sh.j2",
-        "train/recipes/zaya1-tiny.yaml",
+        "zslurm/sbatch_templates/train.sbatch.j2",
+        "zslurm/sbatch_templates/local.sh.j2",
+        "zslurm/train/recipes/zaya1-tiny.yaml",
         "zslurm/aegis/logs/signatures.yaml",
         "zslurm/cluster/profiles/mi300x-pollara.yaml",
         "zslurm/cluster/rccl/rules.yaml",
         "zslurm/cluster/rccl/variables.yaml",
-        *(f"{package}/py.typed" for package in ("zslurm", "train", "kernels", "checkpoint_tools")),
+        "zslurm/py.typed",
     ):
         assert name in names
 
@@ -59,19 +59,21 @@ def test_templates_recipes_and_types_are_there(names: set[str]) -> None:
 def test_nothing_else_is_there(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     (metadata,) = {top for top in tops if top.endswith(".dist-info")}
-    assert tops == {"zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates", metadata}
+    assert tops == {"zslurm", metadata}, "one import name, that no other package and no file of a user has"
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_it_works_where_nothing_else_of_ours_is(wheel: Path, tmp_path: Path) -> None:
-    """Also where the working directory holds modules with our names."""
+def test_it_works_beside_modules_with_the_names_of_its_parts(wheel: Path, tmp_path: Path) -> None:
+    """Another package called kernels, installed before, and files of the working directory."""
     site, here = tmp_path / "site", tmp_path / "here"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
-    subprocess.run([*command, str(wheel)], check=True)
     here.mkdir()
-    for name in ("train.py", "zslurm.py", "kernels.py"):
+    for name in ("train.py", "kernels.py", "checkpoint_tools.py"):
         (here / name).write_text("raise SystemExit('the wrong module was imported')\n")
-    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+    (site / "kernels").mkdir(parents=True)
+    (site / "kernels" / "__init__.py").write_text("OTHER = True\n")
+    subprocess.run([*command, str(wheel)], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
@@ -80,8 +82,10 @@ def test_it_works_where_nothing_else_of_ours_is(wheel: Path, tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    place = run("-c", "import zslurm, train, kernels, checkpoint_tools; print(zslurm.__file__, train.__file__)")
-    assert all(Path(file).is_relative_to(site) for file in place.split())
+    imports = "import zslurm.train.config, zslurm.kernels, zslurm.checkpoint_tools as tools"
+    place = run("-c", f"{imports}; print(zslurm.__file__, zslurm.train.__file__, tools.__file__)")
+    assert all(Path(file).is_relative_to(site / "zslurm") for file in place.split())
+    assert (site / "kernels" / "__init__.py").read_text() == "OTHER = True\n"
     template = run("-m", "zslurm", "template", "show", "train")
     assert template == (ROOT / "sbatch_templates" / "train.sbatch.j2").read_text()
     assert "export NCCL_PXN_DISABLE=0\n" in run("-m", "zslurm", "env", "--cluster", "mi300x-pollara")

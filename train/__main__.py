@@ -1,8 +1,8 @@
-"""`python -m train RUN_DIR`, also under torchrun."""
+"""`python -m zslurm.train RUN_DIR`, also under torchrun."""
 
 import sys
 
-from train.loop import main
+from zslurm.train.loop import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -25,10 +25,10 @@ from pydantic import (
     model_validator,
 )
 
-from checkpoint_tools.plain import Unexpected, load_json
-from checkpoint_tools.quantities import counted
-from train.errors import ConfigError
-from train.segments import Stage, stages_of
+from zslurm.checkpoint_tools.plain import Unexpected, load_json
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.errors import ConfigError
+from zslurm.train.segments import Stage, stages_of
 
 RESUMED_FROM = "resumed_from"
 """Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""
@@ -581,7 +581,9 @@ def model_differences(ours: ModelConfig, theirs: Mapping[str, Any]) -> list[str]
 
 def model_fingerprint(model: ModelConfig) -> str:
     """SHA-256 of everything that decides the model's tensors and their meaning."""
-    from checkpoint_tools import fingerprint  # numpy comes with it: not for those who only read a configuration
+    from zslurm.checkpoint_tools import (
+        fingerprint,  # numpy comes with it: not for those who only read a configuration
+    )
 
     # A setting that came later is left out where it changes nothing: older checkpoints stay readable.
     later = {"router"} if model.router == "mlp" else set()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from train.model.zaya import Zaya
+from zslurm.train.model.zaya import Zaya
 
 _PREFILL_TOKENS = 1024
 """Tokens of the prompt that are read at one time: bounds the memory of their activations."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.plain import load_json
 
 _NUMBER = (int, float)
 _TYPES: dict[str, Any] = {

@@ -6,7 +6,7 @@
         clip, update this rank's chunk, all-gather the weights
         balance the experts, write metrics, save when it is time or when asked to stop
 
-`train(run_dir)` is the whole program of one rank; `python -m train RUN_DIR` and zslurm's ranks call it.
+`train(run_dir)` is the whole program of one rank; `python -m zslurm.train RUN_DIR` and zslurm's ranks call it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from checkpoint_tools import CheckpointError
-from checkpoint_tools.quantities import counted
-from train.checkpointing.checkpointer import Checkpointer, Restored
-from train.checkpointing.schedule import Saves
-from train.config import RESUMED_FROM, TrainConfig, load_train_config
-from train.data.loader import Loader
-from train.data.order import DataOrder
-from train.data.sampler import rank_microbatches
-from train.data.training_data import TrainingData
-from train.errors import Diverged, TrainError
-from train.evaluation.evaluate import Best, Evaluator, HeldOut, due
-from train.model.flash import choose_kernels
-from train.model.zaya import build
-from train.optim.balance import BalanceState, balance_over
-from train.optim.sharded import ShardedOptimizer
-from train.parallel.world import DTYPES, World, open_world
-from train.parallel.zero import ZeroShards
-from train.progress import Phase, ProgressWriter, dump_stacks_on_signal
-from train.schedule import Plan, Position, check_ranks, compare
-from train.shapes import owned_table
-from train.stability import Recent, why_skip
-from train.stop import StopRequest
-from train.telemetry.metrics import last_attempt
-from train.telemetry.observers import Instruments, StepResult
-from train.telemetry.tensorboard import check_installed
-from train.telemetry.timing import Part
+from zslurm.checkpoint_tools import CheckpointError
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored
+from zslurm.train.checkpointing.schedule import Saves
+from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
+from zslurm.train.data.loader import Loader
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.data.training_data import TrainingData
+from zslurm.train.errors import Diverged, TrainError
+from zslurm.train.evaluation.evaluate import Best, Evaluator, HeldOut, due
+from zslurm.train.model.flash import choose_kernels
+from zslurm.train.model.zaya import build
+from zslurm.train.optim.balance import BalanceState, balance_over
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.world import DTYPES, World, open_world
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
+from zslurm.train.schedule import Plan, Position, check_ranks, compare
+from zslurm.train.shapes import owned_table
+from zslurm.train.stability import Recent, why_skip
+from zslurm.train.stop import StopRequest
+from zslurm.train.telemetry.metrics import last_attempt
+from zslurm.train.telemetry.observers import Instruments, StepResult
+from zslurm.train.telemetry.tensorboard import check_installed
+from zslurm.train.telemetry.timing import Part
 
 
 class Ending(IntEnum):
@@ -387,10 +387,10 @@ def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m train RUN_DIR`; returns the exit code."""
+    """`python -m zslurm.train RUN_DIR`; returns the exit code."""
     if len(argv) != 1 or argv[0].startswith("-"):
         print(
-            "usage: python -m train RUN_DIR   (also: torchrun --nproc-per-node N -m train RUN_DIR)",
+            "usage: python -m zslurm.train RUN_DIR   (also: torchrun --nproc-per-node N -m zslurm.train RUN_DIR)",
             file=sys.stderr,
         )
         return 2

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from checkpoint_tools.quantities import counted
-from train.config import PhaseConfig
-from train.errors import ConfigError
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.config import PhaseConfig
+from zslurm.train.errors import ConfigError
 
 
 @dataclass(frozen=True)

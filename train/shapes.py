@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from train.config import ModelConfig, OptimConfig
+from zslurm.train.config import ModelConfig, OptimConfig
 
 
 class Kind(StrEnum):

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from checkpoint_tools.quantities import counted
-from train.config import OptimConfig
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.config import OptimConfig
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from train.progress import Phase
 from zslurm.aegis.protocol import (
     LONGEST,
     MARK,
@@ -26,6 +25,7 @@ from zslurm.aegis.protocol import (
     joined,
 )
 from zslurm.aegis.types import Fault
+from zslurm.train.progress import Phase
 
 STAMP = Stamp("node3", 17, 1_700_000_000.125, 52.5)
 FAULT = Fault(

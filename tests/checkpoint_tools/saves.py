@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
     Entry,
@@ -23,8 +23,8 @@ from checkpoint_tools import (
     partition,
     write_shard,
 )
-from checkpoint_tools.durable import At, nowhere
-from checkpoint_tools.shard_header import DTYPES
+from zslurm.checkpoint_tools.durable import At, nowhere
+from zslurm.checkpoint_tools.shard_header import DTYPES
 
 Array = npt.NDArray[Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     Mismatch,
     WriteFailed,
     begin,
@@ -26,7 +26,7 @@ from checkpoint_tools import (
     write,
     write_shard,
 )
-from checkpoint_tools.commit import BEGIN_POINTS, COMMIT_POINTS
+from zslurm.checkpoint_tools.commit import BEGIN_POINTS, COMMIT_POINTS
 
 from .saves import TENSORS, assert_holds, manifest_of, save, write_all_ranks
 

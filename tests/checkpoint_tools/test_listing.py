@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools import Checkpoint, Mismatch, NotACheckpoint, ReadFailed, list_checkpoints, prune
+from zslurm.checkpoint_tools import Checkpoint, Mismatch, NotACheckpoint, ReadFailed, list_checkpoints, prune
 
 from .saves import save
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
     Damaged,

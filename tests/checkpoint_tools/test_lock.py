@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools import Holder, InUse, holder_of, list_checkpoints, take
+from zslurm.checkpoint_tools import Holder, InUse, holder_of, list_checkpoints, take
 
 from .saves import save
 
@@ -52,7 +52,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from checkpoint_tools import take
+from zslurm.checkpoint_tools import take
 take(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """

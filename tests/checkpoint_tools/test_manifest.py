@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BLOCK_SIZE,
     Incomplete,
     Mismatch,
@@ -21,8 +21,8 @@ from checkpoint_tools import (
     manifest_json,
     partition,
 )
-from checkpoint_tools.layout import extent_key, shard_name
-from checkpoint_tools.report import WrittenExtent
+from zslurm.checkpoint_tools.layout import extent_key, shard_name
+from zslurm.checkpoint_tools.report import WrittenExtent
 
 from .saves import BUFFERS, TENSORS, manifest_of, write_all_ranks
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
     Damaged,

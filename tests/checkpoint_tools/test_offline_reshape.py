@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import checkpoint_tools
-from checkpoint_tools import (
+import zslurm.checkpoint_tools
+from zslurm.checkpoint_tools import (
     Checkpoint,
     CheckpointError,
     Damaged,
@@ -158,7 +158,7 @@ def test_too_little_space_is_found_before_anything_is_written(
     real = os.statvfs(tmp_path)
     nearly_full = os.statvfs_result((*real[:4], 1, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda path: nearly_full)
-    monkeypatch.setattr(checkpoint_tools.layout, "shard_name", lambda *_: pytest.fail("it began to write"))
+    monkeypatch.setattr(zslurm.checkpoint_tools.layout, "shard_name", lambda *_: pytest.fail("it began to write"))
     with pytest.raises(NoSpace, match="free space"):
         reshape(start, tmp_path / "deep" / "new", 2)
     assert not (tmp_path / "deep").exists()
@@ -191,7 +191,7 @@ def test_a_disk_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_does_not_read_back_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = save(tmp_path, 3)
-    module = sys.modules["checkpoint_tools.reshape"]
+    module = sys.modules["zslurm.checkpoint_tools.reshape"]
 
     def damaging(directory: Path, **options: Any) -> Any:
         flip(directory / "shard-00000-of-00002.safetensors", 8 * 100)
@@ -219,7 +219,7 @@ def test_what_a_killed_reshape_left_is_removed_by_the_next(tmp_path: Path) -> No
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from checkpoint_tools import reshape
+from zslurm.checkpoint_tools import reshape
 kill = lambda stage, done, total: os.kill(os.getpid(), signal.SIGKILL)
 reshape(Path({str(start)!r}), Path({str(tmp_path / "new")!r}), 2, report=kill)
 """

@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import checkpoint_tools
-from checkpoint_tools import CheckpointError, Damaged, NoSpace, Tensor, VersionTooNew, errors
+from zslurm import checkpoint_tools
+from zslurm.checkpoint_tools import CheckpointError, Damaged, NoSpace, Tensor, VersionTooNew, errors
 
-OURS = {"checkpoint_tools"}
-FOREIGN = {"torch", "train", "zslurm", "kernels", "safetensors", "pydantic"}
+OURS = {"zslurm"}
+FOREIGN = {"torch", "zslurm.train", "zslurm.core", "safetensors", "pydantic"}
 
 
 def test_importing_it_imports_numpy_and_zlib_ng_and_nothing_else() -> None:
     program = f"""
 import sys, numpy
 before = set(sys.modules)
-import checkpoint_tools
+import zslurm.checkpoint_tools
 new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print(*sorted(new - set(sys.stdlib_module_names) - {OURS | {"numpy", "zlib_ng"}}))
 print(*sorted({FOREIGN} & set(sys.modules)))

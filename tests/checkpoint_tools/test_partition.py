@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint_tools import ALIGN, Mismatch, partition
-from checkpoint_tools.packing import Size, lower_bound, pack
+from zslurm.checkpoint_tools import ALIGN, Mismatch, partition
+from zslurm.checkpoint_tools.packing import Size, lower_bound, pack
 
 
 class Row(NamedTuple):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from tests.checkout import ROOT
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 
 SOURCES = sorted(
     path for floor in ("zslurm", "train", "checkpoint_tools") for path in (ROOT / floor).rglob("*.py")
@@ -76,7 +76,8 @@ def test_singular_and_plural(text: str, expected: str) -> None:
 
 def test_importing_checkpoint_tools_does_not_import_numpy() -> None:
     """What zslurm runs beside the ranks reads and shows values by these functions, and must stay light."""
-    program = "import sys, checkpoint_tools.quantities, checkpoint_tools.plain; print('numpy' in sys.modules)"
+    imports = "import sys, zslurm.checkpoint_tools.quantities, zslurm.checkpoint_tools.plain"
+    program = f"{imports}; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -111,7 +112,7 @@ def _uncounted(path: Path) -> Iterator[str]:
 def test_no_message_has_a_plural_for_one() -> None:
     """A number before a noun is `counted`; and nothing is `node(s)`."""
     found = [problem for path in SOURCES for problem in _uncounted(path)]
-    assert not found, "use checkpoint_tools.quantities.counted:\n" + "\n".join(found)
+    assert not found, "use zslurm.checkpoint_tools.quantities.counted:\n" + "\n".join(found)
     lazy = re.compile(r"[a-z]\(e?s\)(?!:)")
     texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
     strings = [
@@ -133,4 +134,4 @@ def test_no_message_makes_its_own_size() -> None:
         if AFTER_A_SIZE.match(after)
         and ("show_count" in _names(value) or any(isinstance(node, ast.BinOp) for node in ast.walk(value)))
     ]
-    assert not found, "use checkpoint_tools.quantities.show_bytes:\n" + "\n".join(found)
+    assert not found, "use zslurm.checkpoint_tools.quantities.show_bytes:\n" + "\n".join(found)

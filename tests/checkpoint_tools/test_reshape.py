@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint_tools import Checkpoint, Mismatch, Tensor, partition
-from checkpoint_tools.read import OPEN_FILES
-from checkpoint_tools.shard_header import DTYPES
+from zslurm.checkpoint_tools import Checkpoint, Mismatch, Tensor, partition
+from zslurm.checkpoint_tools.read import OPEN_FILES
+from zslurm.checkpoint_tools.shard_header import DTYPES
 
 from .saves import ADAM, MUON, TENSORS, assert_holds, save, values
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools import NotACheckpoint, Tensor, VersionTooNew, verify
+from zslurm.checkpoint_tools import NotACheckpoint, Tensor, VersionTooNew, verify
 
 from .saves import save
 from .test_damage import flip, rewrite_manifest

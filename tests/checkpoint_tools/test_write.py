@@ -18,7 +18,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
     Entry,
@@ -32,7 +32,7 @@ from checkpoint_tools import (
     list_checkpoints,
     write_shard,
 )
-from checkpoint_tools.shard_header import DATA_ALIGNMENT, DTYPES
+from zslurm.checkpoint_tools.shard_header import DATA_ALIGNMENT, DTYPES
 
 from .saves import BUFFERS, TENSORS, assert_holds, save, values
 
@@ -162,7 +162,7 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 import numpy as np
-from checkpoint_tools import Entry, NoSpace, begin, write_shard
+from zslurm.checkpoint_tools import Entry, NoSpace, begin, write_shard
 
 root = Path(sys.argv[1])
 directory = begin(root / "checkpoints", 1, "n")
@@ -178,7 +178,7 @@ except NoSpace as error:
 READ_ONLY = """
 import sys
 from pathlib import Path
-from checkpoint_tools import NoSpace, WriteFailed, begin, list_checkpoints
+from zslurm.checkpoint_tools import NoSpace, WriteFailed, begin, list_checkpoints
 
 root = Path(sys.argv[1])
 try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from train import niceness
+from zslurm.train import niceness
 
 SEEN: dict[str, int] = {}
 LOCK = threading.Lock()

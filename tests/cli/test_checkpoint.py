@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint_tools import Checkpoint, list_checkpoints
 from tests.cli.command import Zslurm
 from tests.cli.trained import CONTEXT, MODEL, TEXT, trained_run
-from train.data.build.tokenizer import encode, load_tokenizer
+from zslurm.checkpoint_tools import Checkpoint, list_checkpoints
 from zslurm.core.errors import ConfigError
 from zslurm.core.units import parse_size
+from zslurm.train.data.build.tokenizer import encode, load_tokenizer
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools import Checkpoint, partition, take, verify
 from tests.checkpoint_tools.saves import BUFFERS, TENSORS, save
 from tests.checkpoint_tools.test_damage import flip
 from tests.cli.command import Zslurm
+from zslurm.checkpoint_tools import Checkpoint, partition, take, verify
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from checkpoint_tools.checksum import crc32
 from tests.cli.plain_words import problem_of, zslurm
 from tests.cli.trained import trained_run
 from tests.submit.local_runs import LocalUser
+from zslurm.checkpoint_tools.checksum import crc32
 
 DEEP = b"[" * 200_000
 WHOLE_FILES: dict[str, bytes] = {

@@ -13,8 +13,8 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.train.data.corpora import write_rows, write_texts
-from train.data.bundle import Bundle
 from zslurm.core.errors import Exit
+from zslurm.train.data.bundle import Bundle
 
 PAIRS = [{"prompt": f"Double {number}.", "completion": f" {2 * number}"} for number in range(20)]
 

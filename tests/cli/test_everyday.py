@@ -15,7 +15,6 @@ from tests.cli.commands import Outcome, Shell, fresh_zslurm
 from tests.slurm import recorded
 from tests.submit.scripted_slurm import ScriptedSlurm
 from tests.submit.specs import run_spec
-from train.jsonl import JsonLinesWriter
 from zslurm.config.load import load_spec
 from zslurm.core.errors import Exit
 from zslurm.run import index
@@ -23,6 +22,7 @@ from zslurm.run.index import IndexedJob, new_entry
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm import queue_view
 from zslurm.submit.submit import record_action
+from zslurm.train.jsonl import JsonLinesWriter
 
 
 def test_hostlists_are_expanded_and_compressed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_tools.quantities import show_bytes
 from tests.cli.command import Zslurm
 from tests.cli.trained import CONTEXT, MODEL, trained_run
-from train.checkpointing.load_weights import load_model
-from train.data.build.tokenizer import load_tokenizer
-from train.hub import open_weights
+from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.train.checkpointing.load_weights import load_model
+from zslurm.train.data.build.tokenizer import load_tokenizer
+from zslurm.train.hub import open_weights
 
 PROMPT = "The quick brown"
 

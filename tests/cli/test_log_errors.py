@@ -10,9 +10,9 @@ import pytest
 
 from tests.cli.command import Zslurm
 from tests.run.stories import Story
-from train.jsonl import JsonLinesWriter
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.log_errors import details_of_root, rank_errors
+from zslurm.train.jsonl import JsonLinesWriter
 
 PEER_LEFT = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:6230"
 

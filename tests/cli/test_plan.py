@@ -10,9 +10,9 @@ import pytest
 from tests.cli.commands import Shell
 from tests.cli.test_help import modules_of
 from tests.cli.test_output import json_of
-from train.config import load_train_config
-from train.plan.memory import plan_memory
 from zslurm.core.errors import Exit
+from zslurm.train.config import load_train_config
+from zslurm.train.plan.memory import plan_memory
 
 
 def plans_of(shell: Shell, *arguments: str) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.cli.test_output import json_of
-from train.config import ModelConfig
 from zslurm.core.errors import Exit
+from zslurm.train.config import ModelConfig
 
 PHASES = [
     {

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.run.stories import STEPS, Holder, Story
-from train.jsonl import JsonLinesWriter
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.status import COLUMNS, as_json, as_row, details, details_as_json
 from zslurm.core.units import show_time
 from zslurm.run.state import RunState, look, look_all
+from zslurm.train.jsonl import JsonLinesWriter
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137)
 NO_SPACE = Cause("OSError: No space left on device", rank=0, node="node0", exit_code=1, step=12)

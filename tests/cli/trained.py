@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.train.runs import train_alone
-from train.data.build.build import build
+from zslurm.train.data.build.build import build
 
 MODEL = {
     "vocab_size": 512,

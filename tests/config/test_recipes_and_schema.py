@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 from tests.config.run_files import PHASES, resolve_text
-from train.config import load_train_config
 from zslurm.config import yaml12
 from zslurm.config.load import load_spec, recipes
 from zslurm.config.schema import run_file_schema
 from zslurm.core.errors import ConfigError
+from zslurm.train.config import load_train_config
 
 
 @pytest.mark.parametrize("name", recipes())

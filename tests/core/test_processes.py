@@ -385,7 +385,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path: Path, data: Path)
 
 def test_a_bug_is_recorded_with_its_traceback_and_exit_code_1(tmp_path: Path, data: Path) -> None:
     attempt = prepare(tmp_path / "run", data)
-    done = one_rank(attempt, python="import train.loop as loop; loop.Trainer.run = lambda self: 1 / 0")
+    done = one_rank(attempt, python="import zslurm.train.loop as loop; loop.Trainer.run = lambda self: 1 / 0")
     assert done.returncode == 1
     assert "ZeroDivisionError: division by zero" in done.stderr
     record = json.loads(attempt.rank_end(0).read_text())
@@ -400,10 +400,10 @@ def test_a_bug_is_recorded_with_its_traceback_and_exit_code_1(tmp_path: Path, da
 def test_a_request_to_stop_that_comes_before_torch_is_there_is_heeded(tmp_path: Path, data: Path) -> None:
     attempt = prepare(tmp_path / "run", data)
     asked_early = """
-import os, signal, train.progress as progress
+import os, signal, zslurm.train.progress as progress
 real = progress.record_path
 def record_path(*arguments):
-    if "train.loop" not in sys.modules:
+    if "zslurm.train.loop" not in sys.modules:
         os.kill(os.getpid(), signal.SIGUSR2)
     return real(*arguments)
 progress.record_path = record_path

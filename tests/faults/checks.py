@@ -12,12 +12,12 @@ from tests.faults.harness import SAVE_EVERY, STEPS, FaultRun
 from tests.train.curves import nudge
 from tests.train.recorded_curve import distance
 from tests.waiting import wait_for
-from train.config import load_train_config
-from train.jsonl import read_jsonl
-from train.loop import Trainer
-from train.parallel.world import open_world
-from train.stop import StopRequest
 from zslurm.slurm.hostlist import expand
+from zslurm.train.config import load_train_config
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.loop import Trainer
+from zslurm.train.parallel.world import open_world
+from zslurm.train.stop import StopRequest
 
 SPREAD = 4.0
 """How much further from the undisturbed curve than the furthest twin a run may be that went on with fewer

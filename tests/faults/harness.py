@@ -19,7 +19,7 @@ from tests.on_slurm import processes
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.test_runs import User
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
+from zslurm.train.jsonl import read_jsonl
 
 STEPS = 60
 SAVE_EVERY = 10

@@ -23,8 +23,8 @@ from tests.faults.pairs import PAIRS, Expected, Pair
 from tests.faults.parts import PARTS
 from tests.faults.table import Entry, markdown
 from tests.train.runs import clean_environment, make_corpus, make_run
-from train.jsonl import read_jsonl
 from zslurm.hardware import amd_smi
+from zslurm.train.jsonl import read_jsonl
 
 HOOK = Path(__file__).parent / "in_ranks"
 DIVERGES = 6
@@ -37,7 +37,7 @@ def train(run: Path, *faults: dict[str, Any]) -> subprocess.CompletedProcess[str
     place.mkdir(exist_ok=True)
     (place / "plan.json").write_text(json.dumps({"pace_s": 0, "faults": faults}))
     environment = clean_environment() | {"PYTHONPATH": str(HOOK), "ZSLURM_TEST_FAULTS": str(place)}
-    command = [sys.executable, "-m", "train", str(run)]
+    command = [sys.executable, "-m", "zslurm.train", str(run)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -64,7 +64,7 @@ def test_faults_happen_once_and_leave_the_curve_alone(run: Path, tmp_path: Path)
         "stepped",
     ] * 3
     undisturbed = make_run(tmp_path / "undisturbed", tmp_path / "tokens.h5", steps=12)
-    subprocess.run([sys.executable, "-m", "train", str(undisturbed)], env=clean_environment(), check=True)
+    subprocess.run([sys.executable, "-m", "zslurm.train", str(undisturbed)], env=clean_environment(), check=True)
     assert curve(run) == curve(undisturbed)
 
 

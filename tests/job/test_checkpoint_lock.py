@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools import Holder, InUse, holder_of, take
 from tests.submit.scripted_slurm import CANCELLED, FORGOTTEN, RUNNING, ScriptedSlurm
+from zslurm.checkpoint_tools import Holder, InUse, holder_of, take
 from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.slurm.client import SlurmClient
 

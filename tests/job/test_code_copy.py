@@ -40,7 +40,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(root, "add", ".")
     git(root, "commit", "-qm", "first")
     monkeypatch.chdir(root / "a" / "b")
-    monkeypatch.setattr(code_copy, "PACKAGES", ("sbatch_templates",))
     ScriptedSlurm(tmp_path / "bin", monkeypatch)
     return root
 
@@ -63,7 +62,7 @@ def test_tracked_and_new_files_are_copied_and_ignored_ones_are_not(tmp_path: Pat
     assert copied(done.run) == {".gitignore", "tool.py", "a/new.py", "link"}
     assert (done.run.code_copy / "work" / "tool.py").read_text() == "VERSION = 2\n"
     assert (done.run.code_copy / "work" / "link").is_symlink()
-    assert (done.run.code_copy / "packages" / "sbatch_templates" / "train.sbatch.j2").is_file()
+    assert (done.run.code_copy / "packages" / "zslurm" / "sbatch_templates" / "train.sbatch.j2").is_file()
     assert done.notes == []
 
 
@@ -144,9 +143,3 @@ def test_without_a_snapshot_commit_changes_and_new_files_are_recorded(tmp_path: 
     assert code["git_changed"] is True
     assert "+VERSION = 2" in run.code_diff.read_text()
     assert "hunter22" not in run.code_diff.read_text()
-
-
-def test_every_package_of_ours_can_be_found_and_copied() -> None:
-    for package in ("zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates"):
-        assert package in code_copy.PACKAGES
-        assert code_copy._folder_of(package).is_dir()

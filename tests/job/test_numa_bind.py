@@ -23,7 +23,7 @@ MINE = sorted(os.sched_getaffinity(0))
 PROGRAM = """
 import json, os
 from pathlib import Path
-from train.parallel.world import cpu_threads
+from zslurm.train.parallel.world import cpu_threads
 from zslurm.job.numa_bind import bind
 said = bind(os.environ)
 print(json.dumps([said, sorted(os.sched_getaffinity(0)), cpu_threads(0)]))

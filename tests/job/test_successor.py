@@ -12,7 +12,6 @@ import pytest
 
 from tests.slurm import recorded
 from tests.submit.specs import run_spec
-from train.jsonl import JsonLinesWriter
 from zslurm.job.successor import SUCCESSOR_OF, successor_spec, why_not_needed
 from zslurm.run import state as run_state
 from zslurm.run.run_dir import RunDir
@@ -21,6 +20,7 @@ from zslurm.slurm.jobs import JobRecord, parse_queue
 from zslurm.slurm.queue_view import QueueView
 from zslurm.slurm.states import JobState
 from zslurm.submit.submit import record_action
+from zslurm.train.jsonl import JsonLinesWriter
 
 RECORD = parse_queue(recorded.SQUEUE)["4"]
 ON_SLURM = {"name": "lab", "launcher": "slurm"}

@@ -15,8 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-from train.jsonl import JsonLinesWriter
-from train.progress import Phase, ProgressWriter
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.supervisor.agents import Agents
 from zslurm.config.load import load_spec
@@ -24,6 +22,8 @@ from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.environment import step_environment
 from zslurm.slurm.hostlist import expand
+from zslurm.train.jsonl import JsonLinesWriter
+from zslurm.train.progress import Phase, ProgressWriter
 
 STEP_S, LOOK_S = 0.3, 0.2
 RANKS_PER_NODE = 2

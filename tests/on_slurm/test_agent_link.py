@@ -23,9 +23,9 @@ from tests.checkout import ROOT
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.submit import record_action
+from zslurm.train.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slurm
 

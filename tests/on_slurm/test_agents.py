@@ -26,7 +26,7 @@ NODES, RANKS_PER_NODE = 3, 2
 RANK = """
 import os, sys, time
 from pathlib import Path
-from train.progress import Phase, ProgressWriter, dump_stacks_on_signal
+from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.run.run_dir import RunDir
 attempt = RunDir(Path(sys.argv[1])).attempt(1)
 directory = attempt.progress(os.environ)

@@ -134,5 +134,5 @@ def test_a_requeue_runs_the_code_that_was_submitted(user: User) -> None:
     code = user.directory / "runs" / "frozen" / "code"
     said = (user.directory / "runs" / "frozen" / "said").read_text().splitlines()
     assert said == ["one", f"{code}/work"] * 2
-    assert (code / "packages" / "train" / "loop.py").is_file()
+    assert (code / "packages" / "zslurm" / "train" / "loop.py").is_file()
     user.zslurm("cancel", "frozen", "--wait")

@@ -10,9 +10,9 @@ import pytest
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import ENDLESS, User, at_work
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
+from zslurm.train.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slurm
 

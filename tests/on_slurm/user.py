@@ -14,8 +14,8 @@ import psutil
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
 from zslurm.slurm.hostlist import expand
+from zslurm.train.jsonl import read_jsonl
 
 STEPS = 12
 """Steps of a run that is to complete."""

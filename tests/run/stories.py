@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.runs import MODEL, STEP_TOKENS
-from train.jsonl import JsonLinesWriter
 from zslurm.aegis.policy.outcome import Cause, Verdict
 from zslurm.config.spec import RunSpec
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.submit import record_action
+from zslurm.train.jsonl import JsonLinesWriter
 
 STEPS = 40
 

@@ -12,7 +12,6 @@ from tests.submit.local_runs import LocalUser
 from tests.submit.scripted_slurm import FORGOTTEN, RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
-from train.jsonl import read_jsonl
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.run.find import find_to_change
@@ -21,6 +20,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state import last_job, look
 from zslurm.submit.control import cancel, hold, release, requeue
 from zslurm.submit.submit import submit
+from zslurm.train.jsonl import read_jsonl
 
 
 @pytest.fixture

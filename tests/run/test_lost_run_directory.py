@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools import list_checkpoints
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
+from zslurm.checkpoint_tools import list_checkpoints
 from zslurm.run.presence import Presence
 from zslurm.run.run_dir import RunDir
+from zslurm.train.jsonl import read_jsonl
 
 QUICK = {"run_dir_lost_s": 0.5, "save_s": 60}
 

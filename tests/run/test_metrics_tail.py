@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from train.jsonl import JsonLinesWriter
 from zslurm.run import metrics_tail
 from zslurm.run.metrics_tail import newest_rows
+from zslurm.train.jsonl import JsonLinesWriter
 
 
 def step(number: int, seconds: float = 1.0) -> dict[str, object]:

@@ -12,7 +12,6 @@ import pytest
 from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
-from train.jsonl import read_jsonl
 from zslurm.config.load import load_spec
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.run.find import find
@@ -20,6 +19,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state import last_job, look
 from zslurm.submit.control import cancel
 from zslurm.submit.submit import spec_of, submit
+from zslurm.train.jsonl import read_jsonl
 
 
 @pytest.fixture

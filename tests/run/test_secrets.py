@@ -14,7 +14,6 @@ from tests.submit.local_runs import LocalUser
 from tests.submit.scripted_slurm import BAD_TIME, CANCELLED, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
-from train.jsonl import read_jsonl
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, SlurmRefused
@@ -22,6 +21,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import read_secrets, with_secrets, write_secrets
 from zslurm.submit.script.render import render
 from zslurm.submit.submit import submit
+from zslurm.train.jsonl import read_jsonl
 
 TOKEN = "hf_" + "AbCd" * 8 + "xY"
 PASSWORD = 'it\'s $HOME; `touch trapped` "x"'

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from train.jsonl import JsonLinesWriter, parse_line, read_jsonl
 from zslurm.run import state_events as milestones
 from zslurm.run.state_events import aegis_view, read_milestones
+from zslurm.train.jsonl import JsonLinesWriter, parse_line, read_jsonl
 
 FAULT = {"kind": "rank_killed", "role": "root", "scope": "unknown", "line": "Killed", "node": "node1", "rank": 3}
 

@@ -15,8 +15,8 @@ import psutil
 from tests.checkout import TESTS
 from tests.train.runs import MODEL, STEP_TOKENS, clean_environment, make_corpus
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
 from zslurm.run.run_dir import RunDir
+from zslurm.train.jsonl import read_jsonl
 
 _MARK = "ZSLURM_TEST_DIRECTORY"
 

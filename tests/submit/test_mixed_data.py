@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoint_tools import Entry, Tensor, assemble, begin, commit, write_shard
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
+from zslurm.checkpoint_tools import Entry, Tensor, assemble, begin, commit, write_shard
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.run.run_dir import RunDir

@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoint_tools import Entry, Tensor, assemble, begin, commit, write_shard
 from tests.submit.scripted_slurm import BAD_TIME, CANCELLED, FORGOTTEN, NO_CONTROLLER, RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.hub.models import MemoryWeights, random_weights
 from tests.train.runs import MODEL, make_corpus
-from train.config import ModelConfig, PhaseConfig
-from train.hub import import_weights
-from train.jsonl import read_jsonl
-from train.schedule import Plan
+from zslurm.checkpoint_tools import Entry, Tensor, assemble, begin, commit, write_shard
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, Exit, RunActive, SlurmRefused, SlurmUnavailable
@@ -26,6 +22,10 @@ from zslurm.run.index import find_run, jobs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.submit import changed_keys, submit
+from zslurm.train.config import ModelConfig, PhaseConfig
+from zslurm.train.hub import import_weights
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.schedule import Plan
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from tests.train.sharded import by_tensor
-from train.config import ModelConfig, OptimConfig
-from train.data.sampler import rank_microbatches
-from train.model.zaya import build
-from train.optim.sharded import ShardedOptimizer
-from train.parallel.zero import ZeroShards
-from train.shapes import owned_table
+from zslurm.train.config import ModelConfig, OptimConfig
+from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.model.zaya import build
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.shapes import owned_table
 
 MODEL = ModelConfig(
     vocab_size=64,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.config import ModelConfig
-from train.model.zaya import Zaya, build
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import Zaya, build
 
 ROPE_BASE = 100.0
 

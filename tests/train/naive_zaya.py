@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from train.config import ModelConfig
+from zslurm.train.config import ModelConfig
 
 Weights = dict[str, Tensor]
 

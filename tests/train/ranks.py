@@ -1,7 +1,7 @@
 """Ranks that need not wait for torch: forked from one server process that has imported the trainer.
 
-They run `python -m train`'s own main, with torchrun's variables and a store that the test hosts, so what differs
-from torchrun is the import alone.
+They run `zslurm.train`'s main with torchrun's variables and a store that the test hosts, so what differs from
+torchrun is the import alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed import TCPStore
 from tests.train.runs import clean_environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["train.loop"])
+_CONTEXT.set_forkserver_preload(["zslurm.train.loop"])
 _TIMEOUT_S = 300
 
 
@@ -77,7 +77,7 @@ def _torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _rank(run: Path, rank: int, environment: dict[str, str], prepare: Callable[[], None] | None) -> None:
-    from train.loop import main
+    from zslurm.train.loop import main
 
     os.environ.clear()
     os.environ.update(environment)

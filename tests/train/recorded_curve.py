@@ -26,12 +26,12 @@ import torch
 
 from tests.train.curves import nudge as nudge_weights
 from tests.train.runs import MODEL, VOCAB, losses_of, make_run
-from train.config import load_train_config
-from train.data.build.writer import BundleWriter
-from train.data.schema import BundleHeader
-from train.loop import Trainer
-from train.parallel.world import open_world
-from train.stop import StopRequest
+from zslurm.train.config import load_train_config
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.schema import BundleHeader
+from zslurm.train.loop import Trainer
+from zslurm.train.parallel.world import open_world
+from zslurm.train.stop import StopRequest
 
 RECORDED = Path(__file__).parent / "recorded" / "curves.json"
 OPTIMIZERS = ("adamw", "muon")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import ZayaConfig, ZayaForCausalLM
 
-from train.config import ModelConfig
-from train.model.zaya import Zaya
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import Zaya
 
 _ENTRY = {
     "hidden_scale": "hidden_states_scale",

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from train.data.build.writer import BundleWriter
-from train.data.schema import BundleHeader
-from train.jsonl import read_jsonl
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.schema import BundleHeader
+from zslurm.train.jsonl import read_jsonl
 
 VOCAB = 64
 MODEL = {
@@ -75,10 +75,10 @@ def clean_environment() -> dict[str, str]:
 
 
 def torchrun(run: Path, ranks: int, *, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Train with `torchrun -m train`, as a user without zslurm would."""
+    """Train with `torchrun -m zslurm.train`, as a user without zslurm would."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
-        [*command, "-m", "train", str(run)],
+        [*command, "-m", "zslurm.train", str(run)],
         env=clean_environment(),
         capture_output=True,
         text=True,
@@ -88,9 +88,9 @@ def torchrun(run: Path, ranks: int, *, timeout: float = 300) -> subprocess.Compl
 
 
 def train_alone(run: Path, *, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Train on one rank without a launcher: `python -m train RUN_DIR`."""
+    """Train on one rank without a launcher: `python -m zslurm.train RUN_DIR`."""
     return subprocess.run(
-        [sys.executable, "-m", "train", str(run)],
+        [sys.executable, "-m", "zslurm.train", str(run)],
         env=clean_environment(),
         capture_output=True,
         text=True,

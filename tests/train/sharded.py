@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.parallel.zero import ZeroShards
-from train.shapes import Kind, TensorInfo
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.shapes import Kind, TensorInfo
 
 FLAT = (
     TensorInfo("matrix", (7, 9), Kind.MATRIX),

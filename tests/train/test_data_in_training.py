@@ -11,10 +11,10 @@ import h5py
 import numpy as np
 import pytest
 
-from checkpoint_tools import Checkpoint, list_checkpoints
 from tests.train.ranks import train_on
 from tests.train.runs import VOCAB, losses_of, make_corpus, make_run, steps_of
-from train.data.bundle import BundleHeader, BundleWriter
+from zslurm.checkpoint_tools import Checkpoint, list_checkpoints
+from zslurm.train.data.bundle import BundleHeader, BundleWriter
 
 CONTEXT = 16
 HEADER = BundleHeader(VOCAB, "a" * 64, 1, "tests")

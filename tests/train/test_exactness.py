@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tests.train.curves import MICROBATCHES, MODEL, Case, microbatch_loss, train
 from tests.train.ranks import in_group, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
-from train.model.zaya import build
+from zslurm.train.model.zaya import build
 
 FP64 = {"parallel": {"dtype": "fp64"}, "phase": {"lr": 1e-2}}
 CURVE = 1e-7

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train.jsonl import JsonLinesTail, JsonLinesWriter, parse_line, read_jsonl
+from zslurm.train.jsonl import JsonLinesTail, JsonLinesWriter, parse_line, read_jsonl
 
 
 def write(path: Path, *records: dict[str, int]) -> None:
@@ -75,7 +75,7 @@ def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from train.jsonl import JsonLinesWriter
+from zslurm.train.jsonl import JsonLinesWriter
 with JsonLinesWriter(Path(sys.argv[1])) as lines:
     for number in range(300):
         lines.append({"who": sys.argv[2], "number": number, "padding": "x" * 200})
@@ -93,7 +93,7 @@ def test_a_line_that_does_not_fit_is_an_error_and_the_file_stays_readable(tmp_pa
     program = """
 import resource, signal, sys
 from pathlib import Path
-from train.jsonl import JsonLinesWriter
+from zslurm.train.jsonl import JsonLinesWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (30, 30))
 lines = JsonLinesWriter(Path(sys.argv[1]))
 lines.append({"a": 1})

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.train.runs import make_corpus, make_run
-from train.config import load_train_config
-from train.jsonl import read_jsonl
-from train.loop import Trainer
-from train.parallel.world import open_world
-from train.progress import ProgressWriter
-from train.stop import StopRequest
+from zslurm.train.config import load_train_config
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.loop import Trainer
+from zslurm.train.parallel.world import open_world
+from zslurm.train.progress import ProgressWriter
+from zslurm.train.stop import StopRequest
 
 STEPS, MICROBATCHES = 4, 6
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tests.train.models import random_like, scrambled
 from tests.train.reference import gradients_of, reference_names, reference_of
-from train.config import ModelConfig
-from train.model.head import IGNORED_TARGET
-from train.model.zaya import Zaya
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.head import IGNORED_TARGET
+from zslurm.train.model.zaya import Zaya
 
 DRAWS = 36
 BF16_DRAWS = 12

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.runs import MODEL
-from train import products
-from train.config import ModelConfig
-from train.model.grouped_gemm import Groups, multiply, weight_gradient
-from train.model.zaya import build
-from train.products import add_product, batched_product, linear, product, write_product
+from zslurm.train import products
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.grouped_gemm import Groups, multiply, weight_gradient
+from zslurm.train.model.zaya import build
+from zslurm.train.products import add_product, batched_product, linear, product, write_product
 
 needs_onednn = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),

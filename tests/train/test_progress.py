@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_for
-from train import progress
-from train.progress import (
+from zslurm.train import progress
+from zslurm.train.progress import (
     RECORD,
     STACK_SIGNAL,
     CheckpointState,
@@ -115,7 +115,7 @@ def test_the_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_live_process_dumps_the_stacks_of_all_threads_and_goes_on(tmp_path: Path) -> None:
     program = """
 import sys, threading
-from train.progress import dump_stacks_on_signal
+from zslurm.train.progress import dump_stacks_on_signal
 dump_stacks_on_signal()
 def waits_in_a_thread(): threading.Event().wait()
 def waits_for_a_word(): return sys.stdin.readline()

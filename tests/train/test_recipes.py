@@ -12,11 +12,11 @@ import torch
 
 from tests.checkout import DOCS
 from tests.config.run_files import resolve_text
-from train.config import ModelConfig
-from train.model.zaya import Zaya
-from train.shapes import parameter_counts
 from zslurm.config.load import recipes
 from zslurm.config.spec import RunSpec
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.shapes import parameter_counts
 
 BETWEEN = ("zaya1-100m", "zaya1-400m", "zaya1-1b", "zaya1-3b")
 UNPUBLISHED = "init_std muon betas weight_decay clip_norm balance_lr micro_batch warmup_steps every_steps".split()

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from train.config import ModelConfig
-from train.model.zaya import Zaya
-from train.shapes import Kind, tensor_table
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.shapes import Kind, tensor_table
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "zaya_logits.json").read_text())
 

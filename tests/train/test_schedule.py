@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from train.config import PhaseConfig
-from train.errors import ConfigError
-from train.schedule import Plan, Position, compare, learning_rate
+from zslurm.train.config import PhaseConfig
+from zslurm.train.errors import ConfigError
+from zslurm.train.schedule import Plan, Position, compare, learning_rate
 
 CONTEXT = 8
 

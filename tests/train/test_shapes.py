@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.models import tiny_config
-from train.config import ModelConfig, MuonConfig, OptimConfig
-from train.model.zaya import Zaya
-from train.shapes import Kind, buffer_table, owned_table, parameter_counts, tensor_table
+from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.shapes import Kind, buffer_table, owned_table, parameter_counts, tensor_table
 
 LAYER_1 = """
 layers.1.attention_entry.hidden_scale (12,)
@@ -199,5 +199,5 @@ def test_weight_decay_spares_vectors_only() -> None:
 
 
 def test_table_needs_no_torch() -> None:
-    code = "import sys, train.shapes; sys.exit('torch' in sys.modules)"
+    code = "import sys, zslurm.train.shapes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from checkpoint_tools import list_checkpoints
 from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus, make_run, steps_of
-from train.jsonl import read_jsonl
-from train.loop import Trainer
-from train.schedule import Position
+from zslurm.checkpoint_tools import list_checkpoints
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.loop import Trainer
+from zslurm.train.schedule import Position
 
 EVERY_STEP = {"every_steps": 1, "keep_last": 50}
 TENSOR = "layers.1.router.first.weight"

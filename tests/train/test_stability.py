@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.config import OptimConfig
-from train.stability import Recent, why_skip
+from zslurm.train.config import OptimConfig
+from zslurm.train.stability import Recent, why_skip
 
 INF, NAN = math.inf, math.nan
 SPIKES = OptimConfig(spike_factor=2.0, spike_window=4)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from train.stop import STOP_SIGNAL, STOP_SIGNALS, StopRequest
+from zslurm.train.stop import STOP_SIGNAL, STOP_SIGNALS, StopRequest
 
 
 @pytest.fixture(autouse=True)

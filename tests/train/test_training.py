@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_tools import list_checkpoints
 from tests.train.ranks import Ranks, train_on
 from tests.train.runs import (
     STEP_TOKENS,
@@ -20,7 +19,8 @@ from tests.train.runs import (
     train_alone,
 )
 from tests.waiting import wait_for
-from train.loop import Ending, main
+from zslurm.checkpoint_tools import list_checkpoints
+from zslurm.train.loop import Ending, main
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_phases_follow_each_other(tmp_path: Path, corpus: Path) -> None:
 def test_wrong_usage_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     message = capsys.readouterr().err
-    assert message.startswith("usage: python -m train RUN_DIR")
+    assert message.startswith("usage: python -m zslurm.train RUN_DIR")
     assert len(message.splitlines()) == 1
 
 

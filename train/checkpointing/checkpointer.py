@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
     CheckpointError,
@@ -48,20 +48,20 @@ from checkpoint_tools import (
     prune,
     take,
 )
-from checkpoint_tools.checksum import crc32
-from checkpoint_tools.quantities import counted, show_bytes
-from train.checkpointing.init_weights import open_init
-from train.checkpointing.load_weights import load_extents
-from train.checkpointing.staging import Staging, Unstaged, available_memory, staging_bytes
-from train.checkpointing.writer import Hooks, Request, Saver
-from train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
-from train.errors import ConfigError, HubIOError, TrainError
-from train.hub import balancing_bias, weights_only
-from train.optim.balance import BalanceState
-from train.optim.sharded import MASTER, MOMENTUM, OwnedState, ShardedOptimizer, states_of
-from train.parallel.world import World
-from train.parallel.zero import ZeroShards
-from train.shapes import TensorInfo
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.train.checkpointing.init_weights import open_init
+from zslurm.train.checkpointing.load_weights import load_extents
+from zslurm.train.checkpointing.staging import Staging, Unstaged, available_memory, staging_bytes
+from zslurm.train.checkpointing.writer import Hooks, Request, Saver
+from zslurm.train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
+from zslurm.train.errors import ConfigError, HubIOError, TrainError
+from zslurm.train.hub import balancing_bias, weights_only
+from zslurm.train.optim.balance import BalanceState
+from zslurm.train.optim.sharded import MASTER, MOMENTUM, OwnedState, ShardedOptimizer, states_of
+from zslurm.train.parallel.world import World
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.shapes import TensorInfo
 
 _HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
 _NUMPY_DTYPE = {torch.float32: "F32", torch.float64: "F64"}

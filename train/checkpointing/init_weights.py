@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoint_tools import CheckpointError, list_checkpoints
-from train.config import ModelConfig, model_differences
-from train.data.build.tokenizer import file_sha256
-from train.errors import ConfigError, HubError, HubIOError
-from train.hub import CheckpointWeights, FolderWeights, Weights
+from zslurm.checkpoint_tools import CheckpointError, list_checkpoints
+from zslurm.train.config import ModelConfig, model_differences
+from zslurm.train.data.build.tokenizer import file_sha256
+from zslurm.train.errors import ConfigError, HubError, HubIOError
+from zslurm.train.hub import CheckpointWeights, FolderWeights, Weights
 
 
 def open_init(init: str, model: ModelConfig, tokenizer_sha256: str) -> Weights:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from checkpoint_tools import Extent
-from train.hub import Weights
-from train.hub.folder import BUFFER_ELEMENTS
-from train.model.zaya import Zaya
+from zslurm.checkpoint_tools import Extent
+from zslurm.train.hub import Weights
+from zslurm.train.hub.folder import BUFFER_ELEMENTS
+from zslurm.train.model.zaya import Zaya
 
 
 @torch.no_grad()

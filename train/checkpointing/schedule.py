@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from checkpoint_tools.quantities import counted, show_bytes
-from train.checkpointing.checkpointer import Checkpointer
-from train.checkpointing.writer import Reached, SaveState
-from train.config import CheckpointConfig
-from train.errors import TrainError
-from train.progress import CheckpointState, Phase, ProgressWriter
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.train.checkpointing.checkpointer import Checkpointer
+from zslurm.train.checkpointing.writer import Reached, SaveState
+from zslurm.train.config import CheckpointConfig
+from zslurm.train.errors import TrainError
+from zslurm.train.progress import CheckpointState, Phase, ProgressWriter
 
 _SHOWN = {
     SaveState.REQUESTED: CheckpointState.REQUESTED,

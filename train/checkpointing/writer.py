@@ -32,7 +32,7 @@ from queue import Empty, SimpleQueue
 import psutil
 import torch.distributed as dist
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BufferEntry,
     CheckpointError,
     Entry,
@@ -44,8 +44,8 @@ from checkpoint_tools import (
     discard,
     write_shard,
 )
-from train.checkpointing.staging import Staging, Unstaged
-from train.niceness import lower_thread
+from zslurm.train.checkpointing.staging import Staging, Unstaged
+from zslurm.train.niceness import lower_thread
 
 _LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
 _POLL_S = (0.005, 0.25)  # seconds between two looks at a key: first, and at most

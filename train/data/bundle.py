@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from checkpoint_tools.quantities import counted
-from train.data.build.writer import BundleWriter
-from train.data.hdf5 import Extent, locate, open_hdf5, read_text
-from train.data.schema import (
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.hdf5 import Extent, locate, open_hdf5, read_text
+from zslurm.train.data.schema import (
     AGAIN,
     BUILD_HINT,
     FORMAT,
@@ -34,7 +34,7 @@ from train.data.schema import (
     BundleHeader,
     bundle_paths,
 )
-from train.errors import DataError
+from zslurm.train.errors import DataError
 
 __all__ = ["Bundle", "BundleHeader", "BundleWriter", "Corpus"]
 

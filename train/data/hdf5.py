@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 
 os.environ.setdefault("HDF5_USE_FILE_LOCKING", "FALSE")  # read when the library loads
 
 import h5py
 import numpy as np
 
-from train.data.schema import AGAIN, ALIGNMENT, BUILD_HINT
-from train.errors import DataError
+from zslurm.train.data.schema import AGAIN, ALIGNMENT, BUILD_HINT
+from zslurm.train.errors import DataError
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.data.order import DataOrder
-from train.data.reader import Place, Read, read_from
-from train.data.sampler import rank_microbatches
-from train.model.head import IGNORED_TARGET
-from train.model.packing import documents_of
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.reader import Place, Read, read_from
+from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.model.head import IGNORED_TARGET
+from zslurm.train.model.packing import documents_of
 
 CLOSING_S = 10.0
 

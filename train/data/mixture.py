@@ -26,7 +26,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.sampler import permute, round_keys
+from zslurm.train.data.sampler import permute, round_keys
 
 SMALLEST_BLOCK = 64
 LARGEST_BLOCK = 1 << 20

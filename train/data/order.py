@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpoint_tools.quantities import counted
-from train.config import PhaseConfig
-from train.data.mixture import Mixture
-from train.data.sampler import Sampler
-from train.data.training_data import ALONE, TrainingData, key_of
-from train.errors import ConfigError, DataError
-from train.schedule import Plan
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.config import PhaseConfig
+from zslurm.train.data.mixture import Mixture
+from zslurm.train.data.sampler import Sampler
+from zslurm.train.data.training_data import ALONE, TrainingData, key_of
+from zslurm.train.errors import ConfigError, DataError
+from zslurm.train.schedule import Plan
 
 
 class DataOrder:

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.order import DataOrder
-from train.data.sampler import microbatch_counters, rank_microbatches
-from train.data.training_data import Sequences
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.sampler import microbatch_counters, rank_microbatches
+from zslurm.train.data.training_data import Sequences
 
 ORDERED_SEQUENCES = 4096
 READ_TOKENS = 1 << 18

@@ -43,8 +43,8 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint_tools.quantities import counted
-from train.errors import DataError
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.errors import DataError
 
 FORMAT = "zslurm-tokens"
 VERSION = 2

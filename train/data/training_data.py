@@ -19,10 +19,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpoint_tools.quantities import counted
-from train.config import DataConfig
-from train.data.bundle import Bundle, BundleHeader, Corpus
-from train.errors import ConfigError, DataError
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.config import DataConfig
+from zslurm.train.data.bundle import Bundle, BundleHeader, Corpus
+from zslurm.train.errors import ConfigError, DataError
 
 ALONE = ""
 """Name of the source of a run with data.path."""

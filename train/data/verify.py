@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from checkpoint_tools.checksum import crc32
-from checkpoint_tools.quantities import counted
-from train.data.build.manifest import BuildRecord
-from train.data.bundle import Bundle, Corpus
-from train.data.schema import AGAIN, BUILD_FILE, BUNDLE_NAME, TOKENIZER_FILE, bundle_paths
-from train.errors import DataError
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.data.build.manifest import BuildRecord
+from zslurm.train.data.bundle import Bundle, Corpus
+from zslurm.train.data.schema import AGAIN, BUILD_FILE, BUNDLE_NAME, TOKENIZER_FILE, bundle_paths
+from zslurm.train.errors import DataError
 
 INDEX_CHUNK = 1 << 20  # offsets read at a time
 GROUP = 256  # pieces handed to the threads at a time

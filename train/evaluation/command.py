@@ -31,7 +31,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from train.niceness import lower_process
+from zslurm.train.niceness import lower_process
 
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -103,7 +103,7 @@ class EvaluationCommand:
             paths.result.unlink(missing_ok=True)
             with paths.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "train.evaluation.command", *arguments, *words],
+                    [sys.executable, "-m", "zslurm.train.evaluation.command", *arguments, *words],
                     env=_without_ranks_own(os.environ) | {"PYTHONSAFEPATH": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -181,7 +181,7 @@ def _without_ranks_own(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m train.evaluation.command RUN_DIR STEP CHECKPOINT KEEP PARENT WORD...`; started by the trainer."""
+    """Run as `python -m zslurm.train.evaluation.command RUN_DIR STEP CHECKPOINT KEEP PARENT WORD...`."""
     run_dir, step, checkpoint, keep, parent, *words = argv
     paths = ExportPaths(Path(run_dir), int(step))
     _die_with(int(parent))
@@ -230,8 +230,8 @@ def _die_with(parent: int) -> None:
 
 
 def _export(checkpoint: Path, paths: ExportPaths) -> None:
-    from train.errors import HubError
-    from train.hub import export, open_weights
+    from zslurm.train.errors import HubError
+    from zslurm.train.hub import export, open_weights
 
     # An earlier attempt may have come to this step, or was killed while it exported.
     for left in (paths.model, *paths.root.glob(".step-*.tmp")):

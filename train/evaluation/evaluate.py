@@ -23,15 +23,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from train.config import EvaluationConfig, PhaseConfig, TrainConfig
-from train.data.bundle import Corpus
-from train.data.sampler import rank_microbatches
-from train.errors import DataError
-from train.evaluation.validation_data import evenly, open_held_out
-from train.model.head import IGNORED_TARGET
-from train.model.packing import documents_of
-from train.model.zaya import Zaya
-from train.parallel.world import World
+from zslurm.train.config import EvaluationConfig, PhaseConfig, TrainConfig
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.errors import DataError
+from zslurm.train.evaluation.validation_data import evenly, open_held_out
+from zslurm.train.model.head import IGNORED_TARGET
+from zslurm.train.model.packing import documents_of
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.parallel.world import World
 
 
 @dataclass(frozen=True)

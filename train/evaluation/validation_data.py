@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from train.config import ModelConfig, PhaseConfig
-from train.data.bundle import Corpus
-from train.errors import DataError
+from zslurm.train.config import ModelConfig, PhaseConfig
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.errors import DataError
 
 
 def open_held_out(

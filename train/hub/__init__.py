@@ -16,13 +16,13 @@ export.py, import_.py
 
 from __future__ import annotations
 
-from train.hub.export import Exported, export
-from train.hub.import_ import Imported, import_weights
-from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
-from train.hub.run_facts import tokenizer_of, weights_only
-from train.hub.settings import Settings, TokenIds, from_config_json, inexact, to_config_json
-from train.hub.tokenizer_files import TokenizerFiles
-from train.hub.weights import (
+from zslurm.train.hub.export import Exported, export
+from zslurm.train.hub.import_ import Imported, import_weights
+from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
+from zslurm.train.hub.run_facts import tokenizer_of, weights_only
+from zslurm.train.hub.settings import Settings, TokenIds, from_config_json, inexact, to_config_json
+from zslurm.train.hub.tokenizer_files import TokenizerFiles
+from zslurm.train.hub.weights import (
     CheckpointWeights,
     FolderWeights,
     Overrides,

@@ -9,7 +9,7 @@ One process, no process group, one tensor in memory at a time: DCP asks for each
 it. Importing reads them one by one, too. DCP keeps no checksums; ours are checked on the way out and made on the
 way in. Its own index, `.metadata`, is a pickle, and reading a pickle can run code: import what you trust.
 
-This is the only module of `train.hub` that imports torch.
+This is the only module of `zslurm.train.hub` that imports torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     Buffer,
     Checkpoint,
     Manifest,
@@ -45,15 +45,15 @@ from checkpoint_tools import (
     layout,
     list_checkpoints,
 )
-from checkpoint_tools.durable import writing
-from checkpoint_tools.manifest import BLOCK_SIZE
-from checkpoint_tools.plain import load_json
-from checkpoint_tools.quantities import counted
-from checkpoint_tools.report import WrittenBuffer, WrittenExtent
-from checkpoint_tools.shard_header import DTYPES
-from checkpoint_tools.write import file_order, shard_opening, write_file
-from train.errors import HubError, HubIOError
-from train.hub.export import Report, silent
+from zslurm.checkpoint_tools.durable import writing
+from zslurm.checkpoint_tools.manifest import BLOCK_SIZE
+from zslurm.checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.report import WrittenBuffer, WrittenExtent
+from zslurm.checkpoint_tools.shard_header import DTYPES
+from zslurm.checkpoint_tools.write import file_order, shard_opening, write_file
+from zslurm.train.errors import HubError, HubIOError
+from zslurm.train.hub.export import Report, silent
 
 MANIFEST_KEY = "zslurm.manifest"
 _MASTER = "master"

@@ -23,16 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint_tools import shard_header
-from train.errors import HubError, HubIOError
-from train.hub import sidecar as companion
-from train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE
-from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
-from train.hub.number_formats import to_bf16
-from train.hub.settings import inexact, to_config_json
-from train.hub.sidecar import Companion
-from train.hub.tokenizer_files import TokenizerFiles, config_of, token_ids
-from train.hub.weights import Weights, balancing_bias
+from zslurm.checkpoint_tools import shard_header
+from zslurm.train.errors import HubError, HubIOError
+from zslurm.train.hub import sidecar as companion
+from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE
+from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
+from zslurm.train.hub.number_formats import to_bf16
+from zslurm.train.hub.settings import inexact, to_config_json
+from zslurm.train.hub.sidecar import Companion
+from zslurm.train.hub.tokenizer_files import TokenizerFiles, config_of, token_ids
+from zslurm.train.hub.weights import Weights, balancing_bias
 
 Report = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpoint_tools import layout as checkpoint_layout
-from checkpoint_tools import shard_header
-from checkpoint_tools.plain import Unexpected, in_words, load_json
-from checkpoint_tools.quantities import counted
-from train.errors import HubError, HubIOError
-from train.hub.number_formats import READABLE, to_fp32
+from zslurm.checkpoint_tools import layout as checkpoint_layout
+from zslurm.checkpoint_tools import shard_header
+from zslurm.checkpoint_tools.plain import Unexpected, in_words, load_json
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.errors import HubError, HubIOError
+from zslurm.train.hub.number_formats import READABLE, to_fp32
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     BufferEntry,
     Entry,
     Partition,
@@ -33,16 +33,16 @@ from checkpoint_tools import (
     partition,
     write_shard,
 )
-from checkpoint_tools.durable import writing
-from train.data.build.tokenizer import file_sha256
-from train.data.schema import TOKENIZER_FILE
-from train.errors import HubError, HubIOError
-from train.hub.export import Report, silent
-from train.hub.folder import BUFFER_ELEMENTS
-from train.hub.run_facts import to_state
-from train.hub.tokenizer_files import TokenizerFiles
-from train.hub.weights import Weights, balancing_bias
-from train.shapes import tensor_table
+from zslurm.checkpoint_tools.durable import writing
+from zslurm.train.data.build.tokenizer import file_sha256
+from zslurm.train.data.schema import TOKENIZER_FILE
+from zslurm.train.errors import HubError, HubIOError
+from zslurm.train.hub.export import Report, silent
+from zslurm.train.hub.folder import BUFFER_ELEMENTS
+from zslurm.train.hub.run_facts import to_state
+from zslurm.train.hub.tokenizer_files import TokenizerFiles
+from zslurm.train.hub.weights import Weights, balancing_bias
+from zslurm.train.shapes import tensor_table
 
 DEFAULT_SHARD_BYTES = 10**9
 _STATE = "master"

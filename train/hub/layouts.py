@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from train.config import ModelConfig
-from train.shapes import buffer_table, tensor_table
+from zslurm.train.config import ModelConfig
+from zslurm.train.shapes import buffer_table, tensor_table
 
 BALANCING_BIAS = "balancing_bias"
 """Our one buffer: part of every format, and in fp32 in all of them."""

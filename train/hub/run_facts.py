@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools import Checkpoint, Manifest
-from train.config import ModelConfig, PhaseConfig, TrainConfig, load_train_config
-from train.data.bundle import Corpus
-from train.errors import ConfigError, DataError, HubError
-from train.hub.settings import Settings, TokenIds
-from train.hub.tokenizer_files import TokenizerFiles
-from train.schedule import Plan
+from zslurm.checkpoint_tools import Checkpoint, Manifest
+from zslurm.train.config import ModelConfig, PhaseConfig, TrainConfig, load_train_config
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.errors import ConfigError, DataError, HubError
+from zslurm.train.hub.settings import Settings, TokenIds
+from zslurm.train.hub.tokenizer_files import TokenizerFiles
+from zslurm.train.schedule import Plan
 
 WEIGHTS_ONLY = "weights_only"
 """Key of a manifest's `state`: the facts of a checkpoint that holds weights and no optimizer state."""
@@ -141,7 +141,7 @@ def _tokens(data: Path | None, sha256: str | None) -> TokenIds:
         header = Corpus.open(data).header
         if header.tokenizer_sha256 != sha256:
             return TokenIds()
-        from train.data.build.tokenizer import load_tokenizer
+        from zslurm.train.data.build.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(TokenizerFiles.of_data(data, sha256).file)
     except (DataError, HubError):

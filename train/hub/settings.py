@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from train.config import ModelConfig
-from train.errors import HubError
-from train.hub.layouts import Layout
+from zslurm.train.config import ModelConfig
+from zslurm.train.errors import HubError
+from zslurm.train.hub.layouts import Layout
 
 ARCHITECTURE = "ZayaForCausalLM"
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpoint_tools.plain import in_words, load_json
-from train.errors import HubError
+from zslurm.checkpoint_tools.plain import in_words, load_json
+from zslurm.train.errors import HubError
 
 FILE = "zslurm.json"
 LOADED_SKIP_BIAS = -1.0

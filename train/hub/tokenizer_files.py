@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.data.build.tokenizer import end_token_id, file_sha256, load_tokenizer
-from train.data.schema import TOKENIZER_FILE
-from train.errors import DataError, HubError
-from train.hub.settings import TokenIds
+from zslurm.train.data.build.tokenizer import end_token_id, file_sha256, load_tokenizer
+from zslurm.train.data.schema import TOKENIZER_FILE
+from zslurm.train.errors import DataError, HubError
+from zslurm.train.hub.settings import TokenIds
 
 CONFIG = "tokenizer_config.json"
 COMPANIONS = (

@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from checkpoint_tools import Checkpoint
-from checkpoint_tools.plain import load_json
-from train.config import ModelConfig
-from train.errors import HubError, HubIOError
-from train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
-from train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
-from train.hub.run_facts import Facts, facts_of, tokenizer_of
-from train.hub.settings import Settings, check_architecture, from_config_json
-from train.hub.sidecar import Companion, shifted
-from train.hub.tokenizer_files import TokenizerFiles
-from train.shapes import buffer_table, tensor_table
+from zslurm.checkpoint_tools import Checkpoint
+from zslurm.checkpoint_tools.plain import load_json
+from zslurm.train.config import ModelConfig
+from zslurm.train.errors import HubError, HubIOError
+from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
+from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
+from zslurm.train.hub.run_facts import Facts, facts_of, tokenizer_of
+from zslurm.train.hub.settings import Settings, check_architecture, from_config_json
+from zslurm.train.hub.sidecar import Companion, shifted
+from zslurm.train.hub.tokenizer_files import TokenizerFiles
+from zslurm.train.shapes import buffer_table, tensor_table
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -69,7 +69,7 @@ class Weights(Protocol):
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
         """Fill `out` (contiguous) with elements [start, start + out.size), row-major, of one of our tensors.
 
-        `tensor` is a name of `train.shapes.tensor_table`, or "balancing_bias".
+        `tensor` is a name of `zslurm.train.shapes.tensor_table`, or "balancing_bias".
 
         Raises:
             HubIOError, CheckpointError: the files cannot be read, or are damaged.

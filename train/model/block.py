@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train.config import ModelConfig
-from train.model.attention import CompressedConvolutionalAttention
-from train.model.cache import LayerCache
-from train.model.experts import Experts
-from train.model.norm import StageEntry
-from train.model.packing import Packing
-from train.model.router import make_router
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.attention import CompressedConvolutionalAttention
+from zslurm.train.model.cache import LayerCache
+from zslurm.train.model.experts import Experts
+from zslurm.train.model.norm import StageEntry
+from zslurm.train.model.packing import Packing
+from zslurm.train.model.router import make_router
 
 
 class Stream(NamedTuple):

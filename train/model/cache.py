@@ -19,9 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from train.config import ModelConfig
-from train.model.qk_conv import MixingKernel
-from train.model.rope import RotaryTable, rotary_table
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.qk_conv import MixingKernel
+from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:

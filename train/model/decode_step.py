@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.config import ModelConfig
-from train.model.block import Layer
-from train.model.cache import LayerCache
-from train.model.norm import StageEntry
-from train.model.precision import at_least_fp32
-from train.model.rope import RotaryTable
-from train.model.router import Router
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.block import Layer
+from zslurm.train.model.cache import LayerCache
+from zslurm.train.model.norm import StageEntry
+from zslurm.train.model.precision import at_least_fp32
+from zslurm.train.model.rope import RotaryTable
+from zslurm.train.model.router import Router
 
 
 class StepRotary:

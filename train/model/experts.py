@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from train.config import ModelConfig
-from train.model.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
-from train.model.router import Routing
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
+from zslurm.train.model.router import Routing
 
 
 class Dispatch(NamedTuple):

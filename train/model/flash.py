@@ -28,7 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from train.errors import ConfigError
+from zslurm.train.errors import ConfigError
 
 _OPTIONS: dict[str, dict[str, Any]] = {"flash_attn": {}, "aiter": {"return_lse": True}}
 """Packages, each with what its functions have to be told beside the layout."""

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.products import EVEN_ROWS, kernels_are_made, product, write_product
+from zslurm.train.products import EVEN_ROWS, kernels_are_made, product, write_product
 
 _ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
 

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from train.model.precision import at_least_fp32
-from train.products import add_product, linear, product, write_product
+from zslurm.train.model.precision import at_least_fp32
+from zslurm.train.products import add_product, linear, product, write_product
 
 IGNORED_TARGET = -100
 """Target of a position that does not count in the loss (torch's own convention)."""

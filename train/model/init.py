@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.config import ModelConfig
-from train.shapes import Kind, TensorInfo
+from zslurm.train.config import ModelConfig
+from zslurm.train.shapes import Kind, TensorInfo
 
 _RESIDUAL_WRITERS = (".attention.output.weight", ".experts.down.weight")
 _ROUTER_MLP = (".router.first.weight", ".router.second.weight", ".router.output.weight")

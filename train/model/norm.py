@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from train.model.precision import at_least_fp32
+from zslurm.train.model.precision import at_least_fp32
 
 
 class RMSNorm(nn.Module):

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.model.rope import RotaryTable, rotary_table
+from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
 class Packing(NamedTuple):

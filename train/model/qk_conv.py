@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from train.model.precision import at_least_fp32
-from train.model.rope import RotaryTable, rotate
-from train.products import batched_product
+from zslurm.train.model.precision import at_least_fp32
+from zslurm.train.model.rope import RotaryTable, rotate
+from zslurm.train.products import batched_product
 
 Linked = tuple[Tensor, ...] | None
 """For each distance looked back, from 1: whether that token belongs to the same document, [B, S, 1]."""

@@ -2,7 +2,7 @@
 
 It works on a narrow state that is handed from layer to layer, so that a layer sees an average over depth
 (exponential depth averaging, arXiv 2605.05365). A balancing bias shifts the choice, never the weight of a
-class; no gradient reaches it, `train.optim.balance` moves it once per optimizer step.
+class; no gradient reaches it, `zslurm.train.optim.balance` moves it once per optimizer step.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.config import ModelConfig
-from train.model.norm import RMSNorm
-from train.model.precision import at_least_fp32
-from train.products import linear
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.norm import RMSNorm
+from zslurm.train.model.precision import at_least_fp32
+from zslurm.train.products import linear
 
 
 class Routing(NamedTuple):

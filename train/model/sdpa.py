@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from train.model.precision import at_least_fp32
-from train.products import batched_product
+from zslurm.train.model.precision import at_least_fp32
+from zslurm.train.products import batched_product
 
 _LONGEST = 1024
 _BLOCK = 64

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from train.config import ModelConfig
-from train.model.block import Layer, Stream
-from train.model.cache import Cache
-from train.model.decode_step import LayerStep, ModelStep
-from train.model.flash import FlashAttention, Kernels
-from train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
-from train.model.init import initial_balancing_bias, initial_tensor
-from train.model.norm import StageEntry
-from train.model.packing import pack, pack_next
-from train.model.rope import RotaryTable
-from train.shapes import tensor_table
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.block import Layer, Stream
+from zslurm.train.model.cache import Cache
+from zslurm.train.model.decode_step import LayerStep, ModelStep
+from zslurm.train.model.flash import FlashAttention, Kernels
+from zslurm.train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
+from zslurm.train.model.init import initial_balancing_bias, initial_tensor
+from zslurm.train.model.norm import StageEntry
+from zslurm.train.model.packing import pack, pack_next
+from zslurm.train.model.rope import RotaryTable
+from zslurm.train.shapes import tensor_table
 
 
 class Zaya(nn.Module):

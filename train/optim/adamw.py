@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from checkpoint_tools import Extent
-from train.config import OptimConfig
+from zslurm.checkpoint_tools import Extent
+from zslurm.train.config import OptimConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.config import ModelConfig
-from train.model.init import initial_balancing_bias
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.init import initial_balancing_bias
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.config import MuonConfig
-from train.optim.newton_schulz import coefficient_schedule, orthogonalise_
-from train.optim.workspace import matrices_at_once, update_bytes
+from zslurm.train.config import MuonConfig
+from zslurm.train.optim.newton_schulz import coefficient_schedule, orthogonalise_
+from zslurm.train.optim.workspace import matrices_at_once, update_bytes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -43,7 +43,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from train.optim.workspace import iteration_bytes, matrices_at_once
+from zslurm.train.optim.workspace import iteration_bytes, matrices_at_once
 
 CoefficientSet = Literal["keller", "you", "polar_express", "deepseek_v4"]
 Triple = tuple[float, float, float]

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from checkpoint_tools import Batch, Extent
-from train.config import OptimConfig
-from train.optim.adamw import MOMENTS, AdamW
-from train.optim.muon import MatrixBatch, Muon
-from train.parallel.zero import ZeroShards
-from train.shapes import TensorInfo
+from zslurm.checkpoint_tools import Batch, Extent
+from zslurm.train.config import OptimConfig
+from zslurm.train.optim.adamw import MOMENTS, AdamW
+from zslurm.train.optim.muon import MatrixBatch, Muon
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.shapes import TensorInfo
 
 MASTER = "master"
 MOMENTUM = "momentum"

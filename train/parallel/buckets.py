@@ -24,8 +24,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from checkpoint_tools import ALIGN, Partition, Placement
-from train.shapes import TensorInfo
+from zslurm.checkpoint_tools import ALIGN, Partition, Placement
+from zslurm.train.shapes import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

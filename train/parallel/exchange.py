@@ -20,9 +20,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from train.parallel.buckets import MatrixSpace
-from train.parallel.comm import Comm
-from train.parallel.memory import exchange_bytes
+from zslurm.train.parallel.buckets import MatrixSpace
+from zslurm.train.parallel.comm import Comm
+from zslurm.train.parallel.memory import exchange_bytes
 
 
 class Exchange:

@@ -6,10 +6,10 @@ workspace of Newton-Schulz steps, collectives' own buffers) is not here.
 
 from __future__ import annotations
 
-from checkpoint_tools import partition
-from train.config import ModelConfig, OptimConfig, ParallelConfig
-from train.parallel.buckets import MatrixSpace
-from train.shapes import owned_table
+from zslurm.checkpoint_tools import partition
+from zslurm.train.config import ModelConfig, OptimConfig, ParallelConfig
+from zslurm.train.parallel.buckets import MatrixSpace
+from zslurm.train.shapes import owned_table
 
 _ITEMSIZE = {"fp32": 4, "bf16": 2, "fp64": 8}
 

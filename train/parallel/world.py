@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from checkpoint_tools.quantities import counted
-from train.config import ParallelConfig
-from train.errors import ConfigError
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.config import ParallelConfig
+from zslurm.train.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 

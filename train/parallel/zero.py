@@ -34,12 +34,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from checkpoint_tools import Extent, partition
-from train.parallel.buckets import MatrixSpace
-from train.parallel.comm import Comm, Handle
-from train.parallel.exchange import Exchange
-from train.parallel.memory import STAGES, stage_elements
-from train.shapes import TensorInfo
+from zslurm.checkpoint_tools import Extent, partition
+from zslurm.train.parallel.buckets import MatrixSpace
+from zslurm.train.parallel.comm import Comm, Handle
+from zslurm.train.parallel.exchange import Exchange
+from zslurm.train.parallel.memory import STAGES, stage_elements
+from zslurm.train.shapes import TensorInfo
 
 _NORM_ELEMENTS = 1 << 24  # elements that are squared in fp64 at a time
 _NOWHERE = 2**62

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from train.config import ModelConfig, PhaseConfig
+from zslurm.train.config import ModelConfig, PhaseConfig
 
 # What train/model does: attend.py, head.py.
 LONGEST_IN_BLOCKS = 1024

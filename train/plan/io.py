@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from train.config import CheckpointConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
-from train.data.schema import BundleHeader
-from train.shapes import owned_table
+from zslurm.train.config import CheckpointConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
+from zslurm.train.data.schema import BundleHeader
+from zslurm.train.shapes import owned_table
 
 PAGE_BYTES = 4096
 PUBLISHED_BUDGET = 70_000

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from checkpoint_tools import Balance, Partition, partition
-from train.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
-from train.optim.workspace import matrices_at_once, update_bytes
-from train.parallel.memory import sharded_bytes
-from train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
-from train.shapes import owned_table
+from zslurm.checkpoint_tools import Balance, Partition, partition
+from zslurm.train.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
+from zslurm.train.optim.workspace import matrices_at_once, update_bytes
+from zslurm.train.parallel.memory import sharded_bytes
+from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
+from zslurm.train.shapes import owned_table
 
 _ITEMSIZE = {"bf16": 2, "fp32": 4, "fp64": 8}
 _EXACT = 8  # bytes of an element in fp64

@@ -1,4 +1,4 @@
-"""`python -m train.plan.tokens_per_second CONFIG.json` measures in a few seconds how fast a CPU trains.
+"""`python -m zslurm.train.plan.tokens_per_second CONFIG.json` measures in a few seconds how fast a CPU trains.
 
 It runs forward and backward of microbatches of random tokens, on as many threads as a rank gets: most of a step,
 without optimizer, collectives and data. Ranks share caches and memory, so start one such process for each rank, at
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from train.config import TrainConfig, load_train_config
-from train.model.zaya import build
-from train.parallel.world import DTYPES, cpu_threads
+from zslurm.train.config import TrainConfig, load_train_config
+from zslurm.train.model.zaya import build
+from zslurm.train.parallel.world import DTYPES, cpu_threads
 
 SECONDS = 2.0
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from train.config import ModelConfig
-from train.shapes import Kind, tensor_table
+from zslurm.train.config import ModelConfig
+from zslurm.train.shapes import Kind, tensor_table
 
 _FLOPS_PER_WEIGHT = 6
 

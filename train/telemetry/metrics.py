@@ -15,8 +15,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from train.jsonl import JsonLinesWriter, read_jsonl
-from train.telemetry.tensorboard import TensorBoard
+from zslurm.train.jsonl import JsonLinesWriter, read_jsonl
+from zslurm.train.telemetry.tensorboard import TensorBoard
 
 
 class MetricsWriter:

@@ -19,23 +19,23 @@ from types import TracebackType
 
 from torch import Tensor
 
-from train.config import TrainConfig
-from train.data.sampler import rank_microbatches
-from train.evaluation.command import EvaluationCommand
-from train.parallel.world import World
-from train.schedule import Position
-from train.telemetry.gc_control import GarbageControl
-from train.telemetry.metrics import (
+from zslurm.train.config import TrainConfig
+from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.evaluation.command import EvaluationCommand
+from zslurm.train.parallel.world import World
+from zslurm.train.schedule import Position
+from zslurm.train.telemetry.gc_control import GarbageControl
+from zslurm.train.telemetry.metrics import (
     MetricsWriter,
     describe_step,
     load_by_layer,
     memory_metrics,
     routing_metrics,
 )
-from train.telemetry.profiler import ProfileWindow
-from train.telemetry.tensorboard import TensorBoard
-from train.telemetry.throughput import Speed
-from train.telemetry.timing import OWN_PARTS, StepClock
+from zslurm.train.telemetry.profiler import ProfileWindow
+from zslurm.train.telemetry.tensorboard import TensorBoard
+from zslurm.train.telemetry.throughput import Speed
+from zslurm.train.telemetry.timing import OWN_PARTS, StepClock
 
 
 @dataclass(frozen=True)

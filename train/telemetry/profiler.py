@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from checkpoint_tools.quantities import show_bytes
+from zslurm.checkpoint_tools.quantities import show_bytes
 
 Say = Callable[[str], None]
 

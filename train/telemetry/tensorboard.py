@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from train.errors import ConfigError
+from zslurm.train.errors import ConfigError
 
 
 def check_installed() -> None:

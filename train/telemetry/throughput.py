@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from train.config import TrainConfig
-from train.parallel.world import DTYPES, World
-from train.products import product
-from train.schedule import Position
-from train.telemetry.flops import peak_of, token_flops
+from zslurm.train.config import TrainConfig
+from zslurm.train.parallel.world import DTYPES, World
+from zslurm.train.products import product
+from zslurm.train.schedule import Position
+from zslurm.train.telemetry.flops import peak_of, token_flops
 
 _MEASURED_S = 0.05
 _MEASURED_SIZE = 512

@@ -15,12 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from train.progress import Phase
 from zslurm.aegis.types import Fault
+from zslurm.train.progress import Phase
 
 MARK = "zslurm-agent "
 LONGEST = 700
 """Characters of a line, MARK and all; lines are ASCII, so as many bytes."""
+
+BATCH_NODE = "ZSLURM_BATCH_NODE"
+"""Names, in an agent's environment, the node that the supervisor ran on."""
 
 _LONGEST_WORDS = 260
 _LONGEST_NAME = 64

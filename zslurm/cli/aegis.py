@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import show_duration
 from zslurm.aegis.logs.classify import Line, Story
 from zslurm.aegis.logs.classify import classify as classify_logs
 from zslurm.aegis.logs.lines import chunks_of
@@ -18,6 +17,7 @@ from zslurm.aegis.notify.check import try_hooks
 from zslurm.aegis.policy.replay import Replayed, read_events, settings_of
 from zslurm.aegis.policy.replay import replay as replay_policy
 from zslurm.aegis.supervisor.supervisor import supervise
+from zslurm.checkpoint_tools.quantities import show_duration
 from zslurm.cli.options import Cluster, Json, RunFile, Set, Slurm, here_or_as_job
 from zslurm.config.aegis import AegisSection
 from zslurm.core.console import print_json, print_table

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from train.hub import Overrides
 from zslurm.cli.checkpoint_convert import TokenizerChoice, export_weights, import_folder, list_them
 from zslurm.cli.checkpoint_inspect import diff as diff_checkpoints
 from zslurm.cli.checkpoint_inspect import export_state, import_state, is_dcp, prune_them, reshape_it, verify_it
 from zslurm.cli.checkpoint_inspect import show as show_checkpoint
 from zslurm.cli.options import Context, Json, NoTokenizer, RopeBase, Slurm, TokenizerFile, here_or_as_job
+from zslurm.train.hub import Overrides
 
 app = typer.Typer(
     help="Checkpoints: list, look into, check, compare, reshape, publish, take in.", no_args_is_help=True

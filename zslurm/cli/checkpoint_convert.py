@@ -9,15 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools import CheckpointError, Listing, Mismatch, NotACheckpoint
-from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from train.errors import DataError, HubError, TrainError
-from train.hub import FolderWeights, Overrides, TokenizerFiles, Weights, export, import_weights, open_weights
+from zslurm.checkpoint_tools import CheckpointError, Listing, Mismatch, NotACheckpoint
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError, NotFound, ZslurmError
 from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
 from zslurm.run.checkpoints import find_checkpoints, find_weights
+from zslurm.train.errors import DataError, HubError, TrainError
+from zslurm.train.hub import (
+    FolderWeights,
+    Overrides,
+    TokenizerFiles,
+    Weights,
+    export,
+    import_weights,
+    open_weights,
+)
 
 
 @dataclass(frozen=True)

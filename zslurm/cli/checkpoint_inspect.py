@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoint_tools import (
+from zslurm.checkpoint_tools import (
     Checkpoint,
     Comparison,
     Listing,
@@ -26,7 +26,7 @@ from checkpoint_tools import (
     take,
     verify,
 )
-from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.checkpoint_convert import as_user_errors
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import CheckFailed, ConfigError
@@ -35,7 +35,7 @@ from zslurm.core.units import parse_size
 from zslurm.run.checkpoints import find_checkpoint, find_checkpoints, find_newest
 
 if TYPE_CHECKING:
-    from train.hub.dcp import Converted
+    from zslurm.train.hub.dcp import Converted
 
 _RANKS_SHOWN = 4
 
@@ -329,7 +329,7 @@ def export_state(reference: str, out: Path, *, as_json: bool) -> None:
     """`zslurm checkpoint export --to dcp`; prints the new directory."""
     path = find_checkpoint(reference)
     with as_user_errors(), Checkpoint.open(path) as checkpoint, byte_bar(f"exporting {path.name}") as report:
-        from train.hub.dcp import export_dcp
+        from zslurm.train.hub.dcp import export_dcp
 
         done = export_dcp(checkpoint, out, report=report)
     _say_converted("exported", str(path), done, as_json=as_json)
@@ -338,7 +338,7 @@ def export_state(reference: str, out: Path, *, as_json: bool) -> None:
 def import_state(folder: Path, root: Path, *, like: str | None, as_json: bool) -> None:
     """`zslurm checkpoint import` of a DCP directory; prints the new checkpoint's path."""
     with as_user_errors(), byte_bar(f"importing {folder.name}") as report:
-        from train.hub.dcp import import_dcp
+        from zslurm.train.hub.dcp import import_dcp
 
         manifest = None
         if like is not None:

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import show_count
-from train.shapes import parameter_counts
+from zslurm.checkpoint_tools.quantities import show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.config import yaml12
 from zslurm.config.layers import show_path
@@ -23,6 +22,7 @@ from zslurm.core.errors import NotFound
 from zslurm.core.redact import redact_mapping, redact_value
 from zslurm.core.units import show_value
 from zslurm.submit.resolve import resolve_run
+from zslurm.train.shapes import parameter_counts
 
 app = typer.Typer(help="Show a run's configuration, its schema, and the recipes.", no_args_is_help=True)
 

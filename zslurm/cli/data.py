@@ -11,24 +11,24 @@ from typing import Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from train.data.build.build import BuildProgress, Report
-from train.data.build.build import build as build_bundles
-from train.data.build.encode import default_workers
-from train.data.build.manifest import BuildRecord, BuildSummary
-from train.data.build.preview import Excerpt, excerpts
-from train.data.build.rolling_writer import BUNDLE_BYTES
-from train.data.build.source_reader import MAX_DOCUMENT_BYTES, Fields
-from train.data.build.sources import MissingSource
-from train.data.build.statistics import unigram_entropy
-from train.data.bundle import Corpus
-from train.data.verify import verify as verify_bundles
-from train.errors import BuildFailed, DataError
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.options import Json, Slurm, here_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError, NotFound, ZslurmError
 from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
+from zslurm.train.data.build.build import BuildProgress, Report
+from zslurm.train.data.build.build import build as build_bundles
+from zslurm.train.data.build.encode import default_workers
+from zslurm.train.data.build.manifest import BuildRecord, BuildSummary
+from zslurm.train.data.build.preview import Excerpt, excerpts
+from zslurm.train.data.build.rolling_writer import BUNDLE_BYTES
+from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, Fields
+from zslurm.train.data.build.sources import MissingSource
+from zslurm.train.data.build.statistics import unigram_entropy
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.verify import verify as verify_bundles
+from zslurm.train.errors import BuildFailed, DataError
 
 app = typer.Typer(help="Token bundles: what runs are trained on.", no_args_is_help=True)
 
@@ -195,7 +195,7 @@ def make_bundle(
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     workers: int | None = None,
 ) -> BuildSummary:
-    """Build a bundle with progress on stderr; the arguments are those of `train.data.build.build.build`.
+    """Build a bundle with progress on stderr; the arguments are those of `zslurm.train.data.build.build.build`.
 
     Raises:
         NotFound: a source does not exist.

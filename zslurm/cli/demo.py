@@ -20,11 +20,7 @@ from typing import Annotated
 
 import typer
 
-from checkpoint_tools.quantities import counted, show_count, show_duration
-from train.data.build.demo_corpus import stdlib_sources
-from train.data.build.statistics import unigram_entropy
-from train.data.bundle import Corpus
-from train.jsonl import read_jsonl
+from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.data import describe_summary, make_bundle
 from zslurm.cli.demo_size import LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
 from zslurm.core.console import say
@@ -32,6 +28,10 @@ from zslurm.core.errors import ConfigError, Exit
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.resolve import resolve_run
+from zslurm.train.data.build.demo_corpus import stdlib_sources
+from zslurm.train.data.build.statistics import unigram_entropy
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.jsonl import read_jsonl
 
 
 def demo(

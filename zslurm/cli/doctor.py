@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError

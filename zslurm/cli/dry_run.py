@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from checkpoint_tools.quantities import counted, show_bytes, show_count
-from train.data.order import DataOrder
-from train.data.training_data import ALONE
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
 from zslurm.cli.preview import Preview, preview
 from zslurm.cluster.rccl.environment import left_out
 from zslurm.config.layers import show_path
@@ -15,6 +13,8 @@ from zslurm.config.load import Resolved
 from zslurm.core.redact import redact_value
 from zslurm.core.units import show_value
 from zslurm.submit.submit import check_before_submission, check_data, remarks, run_dir_of
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.training_data import ALONE
 
 
 def describe(resolved: Resolved, *, as_json: bool) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from train.jsonl import JsonLinesTail, read_jsonl
 from zslurm.cli.options import Json, SomeRuns
 from zslurm.core.console import print_table
 from zslurm.core.units import show_time
@@ -18,6 +17,7 @@ from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look_all
+from zslurm.train.jsonl import JsonLinesTail, read_jsonl
 
 
 def events(

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from checkpoint_tools.quantities import counted, show_count, show_duration
-from train.jsonl import JsonLinesTail
+from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.core.console import say
 from zslurm.core.errors import Exit
 from zslurm.run.event_text import describe, describe_cause
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look, look_all
 from zslurm.submit.control import cancel
+from zslurm.train.jsonl import JsonLinesTail
 
 _POLL_LOCAL_S = 0.3
 _POLL_SLURM_S = 2.0

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import counted, show_bytes
-from train.data.build.tokenizer import load_tokenizer
-from train.data.detokenize import text_pieces
-from train.hub import Overrides, Settings, TokenizerFiles, Weights, open_weights
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.checkpoint_convert import TokenizerChoice, as_user_errors
 from zslurm.cli.options import Context, Json, RopeBase, TokenizerFile, here_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.checkpoints import find_weights
+from zslurm.train.data.build.tokenizer import load_tokenizer
+from zslurm.train.data.detokenize import text_pieces
+from zslurm.train.hub import Overrides, Settings, TokenizerFiles, Weights, open_weights
 
 
 class Device(StrEnum):
@@ -89,7 +89,7 @@ def generate(
 
 
 if TYPE_CHECKING:
-    from train.model.zaya import Zaya
+    from zslurm.train.model.zaya import Zaya
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _room(weights: Weights, ids: list[int]) -> int:
 def _load(weights: Weights, dtype: str, device: str) -> Zaya:
     import torch
 
-    from train.checkpointing.load_weights import load_model
+    from zslurm.train.checkpointing.load_weights import load_model
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -226,7 +226,7 @@ def _tokens(
     model: Zaya, ids: list[int], settings: Settings, sampling: Sampling, room: int, made: list[int]
 ) -> Iterator[int]:
     """Tokens as they are made, without the one that ends the text; `made` collects them."""
-    from train.generate import generate
+    from zslurm.train.generate import generate
 
     assert settings.rope_base is not None
     for token in generate(
@@ -246,7 +246,7 @@ def _tokens(
 
 
 def _facts(model: Zaya, prompt: int, made: int, seconds: float) -> dict[str, Any]:
-    from train.model.cache import bytes_per_token
+    from zslurm.train.model.cache import bytes_per_token
 
     config = model.config
     return {

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from train.jsonl import read_jsonl
 from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
 from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.hostlist import compress
+from zslurm.train.jsonl import read_jsonl
 
 COLUMNS = ("role", "ranks", "node", "time", "step", "first line")
 _LAST_LINES = 5

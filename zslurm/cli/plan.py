@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from train.plan.io import Reads, StoragePlan, plan_storage
-from train.plan.memory import MemoryPlan, plan_memory
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table, say
 from zslurm.submit.resolve import resolve_run
+from zslurm.train.plan.io import Reads, StoragePlan, plan_storage
+from zslurm.train.plan.memory import MemoryPlan, plan_memory
 
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
 

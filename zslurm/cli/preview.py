@@ -6,7 +6,6 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from train.plan.memory import plan_memory
 from zslurm.cli.plan import trains_on_cpus
 from zslurm.cluster.rccl.environment import RULES
 from zslurm.config.load import Resolved
@@ -21,6 +20,7 @@ from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import time_limit
 from zslurm.submit.script.render import job_settings, render
 from zslurm.submit.submit import changed_keys, last_spec
+from zslurm.train.plan.memory import plan_memory
 
 _PATIENCE_S = 15.0
 

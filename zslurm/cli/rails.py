@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
 from zslurm.cluster.rails.differences import identical
 from zslurm.cluster.rails.read_nodes import RailSurvey, judge_answers, survey_rails

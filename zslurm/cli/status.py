@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import show_count, show_duration
-from train.jsonl import read_jsonl
+from zslurm.checkpoint_tools.quantities import show_count, show_duration
 from zslurm.cli.options import Json, SomeRuns
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import Exit, ZslurmError
@@ -24,6 +23,7 @@ from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.reasons import explain
+from zslurm.train.jsonl import read_jsonl
 
 
 def status(

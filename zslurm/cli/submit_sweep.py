@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from jinja2 import nodes
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table, say

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from checkpoint_tools.quantities import counted, show_duration
+from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.options import SomeRuns
 from zslurm.cli.status import COLUMNS, as_row, stale_line, why
 from zslurm.core.errors import Exit

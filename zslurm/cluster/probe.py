@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from checkpoint_tools.quantities import show_bytes
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import RailMap
 from zslurm.cluster.rccl.rules import BUILT_IN_ROCM, PLUGIN, Network, Transport, in_range, rules, version

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.slurm_settings import SlurmSettings
 from zslurm.config.yaml12 import plain_scalar
 from zslurm.slurm.inventory import Node, Partition

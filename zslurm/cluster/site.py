@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from train.config import Section
 from zslurm.cluster.profile import default_name, load_profile
 from zslurm.config.layers import Layers
 from zslurm.config.problems import describe
 from zslurm.config.spec import ClusterSection, SlurmSection
 from zslurm.core.errors import ConfigError
+from zslurm.train.config import Section
 
 
 class Site(Section):

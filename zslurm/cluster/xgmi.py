@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import ClusterSection
 
 LINK_GB_S = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from train.config import Positive, Section
+from zslurm.train.config import Positive, Section
 
 
 class DoctorSection(Section):

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.plain import load_json
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers, Origin, show_path
 from zslurm.config.problems import describe
@@ -63,7 +63,7 @@ def _leaves(value: Any, path: KeyPath, layers: Layers) -> Any:
 
 def recipes() -> dict[str, str]:
     """Names of the shipped recipes, each with its text."""
-    folder = resources.files("train").joinpath("recipes")
+    folder = resources.files("zslurm.train").joinpath("recipes")
     return {
         entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)

@@ -1,6 +1,6 @@
 """RunSpec: everything about one run, typed and frozen.
 
-The trainer's sections come from `train.config`; this module adds what the launcher owns. Field descriptions
+The trainer's sections come from `zslurm.train.config`; this module adds what the launcher owns. Field descriptions
 are what `zslurm config schema` prints.
 """
 
@@ -12,8 +12,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from checkpoint_tools.quantities import counted
-from train.config import (
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.config.aegis import AegisSection
+from zslurm.config.doctor import DoctorSection
+from zslurm.core.paths import LONGEST_NAME
+from zslurm.train.config import (
     CheckpointConfig,
     Count,
     DataConfig,
@@ -29,9 +32,6 @@ from train.config import (
     Whole,
     check_mixes,
 )
-from zslurm.config.aegis import AegisSection
-from zslurm.config.doctor import DoctorSection
-from zslurm.core.paths import LONGEST_NAME
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.plain import load_json
 
 _LONGEST = 1 << 20  # a file of sysfs has one page; /proc/modules and the like a few
 

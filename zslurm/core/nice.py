@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from train.niceness import BACKGROUND, in_slurm_job, lower_process
 from zslurm.core.errors import ConfigError
+from zslurm.train.niceness import BACKGROUND, in_slurm_job, lower_process
 
 _HIGHEST = 19
 

@@ -1,4 +1,4 @@
-"""Values as people read and write them; sizes, counts and durations are shown by checkpoint_tools.quantities."""
+"""Values as people read and write them; checkpoint_tools/quantities.py shows sizes, counts and durations."""
 
 from __future__ import annotations
 

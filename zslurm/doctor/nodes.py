@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.doctor.check import Outcome, failed, warned
 from zslurm.slurm.hostlist import compress, expand

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.rules import PLUGIN, ainic_transport
 from zslurm.config.spec import ClusterSection
 from zslurm.doctor.check import Outcome, failed, warned

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoint_tools import CheckpointError, Holder, holder_of, take
+from zslurm.checkpoint_tools import CheckpointError, Holder, holder_of, take
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.client import SlurmClient
 

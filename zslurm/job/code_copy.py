@@ -15,15 +15,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from checkpoint_tools.quantities import show_bytes
+import zslurm
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
 from zslurm.run.run_dir import RunDir
 
-PACKAGES = ("zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates")
 LARGEST_UNTRACKED_FILE = 1 << 20
 LARGEST_COPY = 200 << 20
 # Untracked files that hold secrets more often than code.
@@ -39,7 +38,7 @@ class JobCode:
 
 
 def packages_dir(run: RunDir) -> Path:
-    """Where the copies of our packages lie."""
+    """Where the copy of our package lies."""
     return run.code_copy / "packages"
 
 
@@ -100,8 +99,7 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
         return []
     notes: list[str] = []
     try:
-        for package in PACKAGES:
-            shutil.copytree(_folder_of(package), fresh / "packages" / package, ignore=_NO_BYTE_CODE)
+        shutil.copytree(Path(zslurm.__file__).parent, fresh / "packages" / "zslurm", ignore=_NO_BYTE_CODE)
         checkout = checkout_around(Path.cwd()) if wanted else None
         if checkout is not None:
             notes = _copy_checkout(checkout, fresh / "work", Path(spec.run.runs_dir))
@@ -117,12 +115,6 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
 
 
 _NO_BYTE_CODE = shutil.ignore_patterns("__pycache__")
-
-
-def _folder_of(package: str) -> Path:
-    found = find_spec(package)
-    assert found is not None and found.submodule_search_locations
-    return Path(next(iter(found.submodule_search_locations)))
 
 
 def _copy_checkout(checkout: Path, target: Path, runs: Path) -> list[str]:

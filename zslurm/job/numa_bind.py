@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.core.files import read_text
 from zslurm.hardware.gpus import read_gpus

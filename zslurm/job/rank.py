@@ -19,9 +19,6 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from train.errors import Diverged, TrainError
-from train.progress import last_step, record_path
-from train.stop import StopRequest
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
 from zslurm.job.numa_bind import bind
@@ -29,6 +26,9 @@ from zslurm.job.stop_request import StopListener, address_of
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.environment import step_info
+from zslurm.train.errors import Diverged, TrainError
+from zslurm.train.progress import last_step, record_path
+from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
 
@@ -183,7 +183,7 @@ def main(argv: list[str]) -> int:
         keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
         if bound := bind(environ):
             print(bound, flush=True)
-        from train.loop import train
+        from zslurm.train.loop import train
 
         store = rendezvous(attempt, environ)
         if store is not None:

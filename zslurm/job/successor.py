@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from train.jsonl import read_jsonl
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import is_settled, last_job
 from zslurm.slurm.client import SlurmClient
+from zslurm.train.jsonl import read_jsonl
 
 SUCCESSOR_OF = "ZSLURM_SUCCESSOR_OF"
 """The variable that tells a job whose successor it is."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from checkpoint_tools.quantities import counted, show_duration
+from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.core.errors import ZslurmError
 from zslurm.core.units import show_time
 from zslurm.slurm.hostlist import compress

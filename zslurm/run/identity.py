@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.jsonl import read_jsonl
 from zslurm.core.files import read_json
 from zslurm.run.run_dir import RunDir
+from zslurm.train.jsonl import read_jsonl
 
 
 def location(run: RunDir) -> dict[str, Any]:

@@ -14,12 +14,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.jsonl import read_jsonl
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.paths import LONGEST_NAME, expand, home
 from zslurm.run.identity import job_ids, original_of
 from zslurm.run.run_dir import RunDir
+from zslurm.train.jsonl import read_jsonl
 
 _LONGEST_NAME_OF_A_FILE = 255
 _LOCAL = re.compile(r"local-(\d+)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.jsonl import parse_line
+from zslurm.train.jsonl import parse_line
 
 _STEPS_TO_JUDGE_BY = 10  # one step's time may hold a checkpoint
 _BLOCK = 1 << 18

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from train.jsonl import read_jsonl
-from train.segments import Stage, stages_of
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.processes import ProcessRecord
@@ -27,6 +25,8 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.queue_view import QueueView
 from zslurm.slurm.states import JobState
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.segments import Stage, stages_of
 
 State = Literal[
     "pending",  # waits in the queue for its first start

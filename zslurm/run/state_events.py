@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.jsonl import parse_line
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.hostlist import expand
+from zslurm.train.jsonl import parse_line
 
 _KINDS = frozenset(
     b"supervisor_started attempt_started attempt_ended run_ended successor_ended decision nodes_excluded "

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.environment import scrubbed
 

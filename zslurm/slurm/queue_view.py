@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.plain import load_json
 from zslurm.core.errors import ZslurmError
 from zslurm.core.paths import home
 from zslurm.slurm.client import SlurmClient

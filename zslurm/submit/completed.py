@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
-from train.config import RESUMED_FROM
+from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import RunCompleted, ZslurmError
 from zslurm.run.run_dir import RunDir
+from zslurm.train.config import RESUMED_FROM
 
 
 def refuse_completed(spec: RunSpec, run: RunDir) -> None:

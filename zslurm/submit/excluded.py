@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from train.jsonl import read_jsonl
 from zslurm.aegis.policy.history import active_exclusions, history_of
 from zslurm.aegis.types import History
 from zslurm.config.spec import RunSpec
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.train.jsonl import read_jsonl
 
 
 def excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.environment import environment, lint
 from zslurm.cluster.resolved import resolve_profile
 from zslurm.config.spec import ClusterSection, RunSpec

@@ -18,14 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
-from train.config import model_fingerprint
-from train.data.order import DataOrder
-from train.data.training_data import TrainingData
-from train.errors import TrainError
-from train.evaluation.validation_data import open_held_out
-from train.jsonl import JsonLinesWriter
-from train.schedule import Plan, check_ranks, compare
+from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
 from zslurm.cluster.rccl.environment import lint, overridden, read_conf
 from zslurm.cluster.xgmi import group_cost
 from zslurm.config.layers import show_path
@@ -56,6 +49,13 @@ from zslurm.submit.completed import refuse_completed
 from zslurm.submit.script.render import job_environment, render
 from zslurm.submit.script.template_check import refuse_broken_script
 from zslurm.submit.submit_lock import submit_lock
+from zslurm.train.config import model_fingerprint
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.training_data import TrainingData
+from zslurm.train.errors import TrainError
+from zslurm.train.evaluation.validation_data import open_held_out
+from zslurm.train.jsonl import JsonLinesWriter
+from zslurm.train.schedule import Plan, check_ranks, compare
 
 Launch = Callable[[RunSpec, RunDir], tuple[str, dict[str, Any]]]
 """Starts a run: returns a job id, and the process that holds a local run."""
@@ -117,7 +117,7 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
             assert continues is not None
             refuse_completed(spec, continues)
         elif spec.init is not None:
-            from train.checkpointing.init_weights import open_init
+            from zslurm.train.checkpointing.init_weights import open_init
 
             open_init(spec.init, spec.model, order.data.header.tokenizer_sha256).close()
     return notes

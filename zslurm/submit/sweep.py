@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.layers import parse_path, show_path
 from zslurm.core.errors import ConfigError
 from zslurm.core.paths import LONGEST_NAME

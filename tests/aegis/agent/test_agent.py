@@ -21,7 +21,6 @@ from tests.aegis.orphans import environ_of, orphans, runs
 from tests.aegis.places import place
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
-from train.progress import Phase, ProgressWriter
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.main import Agent, OnSilence
 from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
@@ -37,6 +36,7 @@ from zslurm.aegis.protocol import (
 )
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.run.supervisor_lease import take
+from zslurm.train.progress import Phase, ProgressWriter
 
 ON_NODE0 = {"SLURMD_NODENAME": "node0"}
 

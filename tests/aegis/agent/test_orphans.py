@@ -17,13 +17,13 @@ from tests.aegis.places import place
 from tests.fake_sysfs import mi300x_pollara
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
-from train.progress import ProgressWriter
 from zslurm.aegis.agent import orphans as module
 from zslurm.aegis.agent.orphans import Member, members, read_member, sweep
 from zslurm.aegis.agent.sensor import Place
 from zslurm.aegis.agent.stacks import dump_stacks
 from zslurm.hardware.facts import read_facts
 from zslurm.run.run_dir import AttemptDir
+from zslurm.train.progress import ProgressWriter
 
 NO_PID = 1 << 23
 """More than any process has."""

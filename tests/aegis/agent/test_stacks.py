@@ -20,7 +20,7 @@ from zslurm.run.run_dir import AttemptDir
 
 RANK = """
 import os, sys
-from train.progress import ProgressWriter, dump_stacks_on_signal
+from zslurm.train.progress import ProgressWriter, dump_stacks_on_signal
 writer = ProgressWriter({rank}, {attempt}, {directory!r})
 {listen}
 def in_a_collective():

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from tests.slurm import recorded
 from tests.submit.specs import run_spec
-from train.jsonl import read_jsonl
 from zslurm.aegis.agent.standby import STAGGER_S, Deputy, Outcome
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.core.processes import ProcessRecord
@@ -29,6 +28,7 @@ from zslurm.slurm.inventory import Node
 from zslurm.slurm.jobs import JobRecord, parse_queue
 from zslurm.slurm.states import JobState
 from zslurm.submit.submit import record_action
+from zslurm.train.jsonl import read_jsonl
 
 RECORD = replace(
     parse_queue(recorded.SQUEUE)["4"],

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from train.progress import Phase
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp
 from zslurm.aegis.types import Fault, Role
 from zslurm.config.aegis import AegisSection
+from zslurm.train.progress import Phase
 
 WALL = 1_700_000_000.0
 SETTINGS = AegisSection.model_validate(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from train.jsonl import JsonLinesWriter, read_jsonl
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.run.run_dir import RunDir
+from zslurm.train.jsonl import JsonLinesWriter, read_jsonl
 
 
 def test_what_a_full_disk_refuses_is_written_later_and_in_order(

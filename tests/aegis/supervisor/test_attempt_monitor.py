@@ -16,7 +16,6 @@ import pytest
 
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
-from train.progress import Phase
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.attribution import blame, roots_of
@@ -32,6 +31,7 @@ from zslurm.core.files import write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.preemption import Preemption
+from zslurm.train.progress import Phase
 
 NODES = ("node0", "node1", "node2")
 SILENT_S = 4.0

@@ -32,7 +32,7 @@ def _site(user: LocalUser, name: str, body: str) -> dict[str, Any]:
         f"""
 import os, sys, threading, time
 def step():
-    return getattr(sys.modules.get("train.progress"), "last_step", lambda: -1)()
+    return getattr(sys.modules.get("zslurm.train.progress"), "last_step", lambda: -1)()
 def at(number, action):
     def wait():
         while step() < number:
@@ -108,14 +108,14 @@ def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> 
 
 _BROKEN_STEP = """
     def patch():
-        instruments = sys.modules["train.telemetry.observers"].Instruments
+        instruments = sys.modules["zslurm.train.telemetry.observers"].Instruments
         def step_done(self, step, here, result, old=instruments.step_done):
             old(self, step, here, result)
             if step == 12:
                 1 / 0
         instruments.step_done = step_done
     def wait():
-        while not hasattr(sys.modules.get("train.loop"), "Trainer"):
+        while not hasattr(sys.modules.get("zslurm.train.loop"), "Trainer"):
             time.sleep(0.001)
         patch()
     threading.Thread(target=wait, daemon=True).start()

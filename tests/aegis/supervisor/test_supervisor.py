@@ -16,9 +16,9 @@ import pytest
 from tests.slurm.scripts import Calls
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
-from train.jsonl import read_jsonl
-from train.progress import Phase, read_progress
 from zslurm.submit.resolve import resolve_run
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.progress import Phase, read_progress
 
 ENDS_AT_ONCE = {"mode": "off"}
 """What a run does after a failure is told in test_recovery.py."""

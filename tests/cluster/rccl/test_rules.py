@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from train.config import ParallelConfig
 from zslurm.cluster.rccl.environment import environment
 from zslurm.cluster.rccl.names import meant_by
 from zslurm.cluster.rccl.rules import (
@@ -24,6 +23,7 @@ from zslurm.cluster.rccl.rules import (
 )
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import ClusterSection
+from zslurm.train.config import ParallelConfig
 
 NICS = tuple(f"ionic_{i}" for i in range(8))
 GPU_NODE: dict[str, Any] = {"launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x"}

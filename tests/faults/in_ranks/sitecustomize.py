@@ -8,7 +8,7 @@ PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
     marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
 
-The product knows nothing of it: the hook waits for `train.loop` and wraps two methods of its Trainer.
+The product knows nothing of it: the hook waits for `zslurm.train.loop` and wraps two methods of its Trainer.
 """
 
 import importlib.abc
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 PLACE = os.environ.get("ZSLURM_TEST_FAULTS")
-_TRAINS = {"zslurm.job.rank", "train"}
+_TRAINS = {"zslurm.job.rank", "zslurm.train"}
 _TESTS_A_GPU = "zslurm.aegis.supervisor.gpu_test"
 
 
@@ -82,7 +82,7 @@ def wrap(loop, faults):
     """Put the faults into the trainer."""
     import torch
 
-    import train.checkpointing.writer as saver
+    import zslurm.train.checkpointing.writer as saver
 
     trainer = loop.Trainer
     init, train_step, write_shard = trainer.__init__, trainer._train_step, saver.write_shard
@@ -170,7 +170,7 @@ def begin(faults):
             raise ModuleNotFoundError("No module named 'my_attention'", name="my_attention")
 
     faults.mark("python")
-    sys.meta_path.insert(0, AtImport("train.loop", fail, lambda loop: wrap(loop, faults)))
+    sys.meta_path.insert(0, AtImport("zslurm.train.loop", fail, lambda loop: wrap(loop, faults)))
 
 
 if PLACE and _TRAINS & set(sys.orig_argv):

@@ -30,7 +30,11 @@ def _take_again():
 class _Notes:
     """A finder that finds nothing, and notes the first import of some modules."""
 
-    moments = {"torch": "imports", "train.loop": "imports-trainer", "train.data.loader": "imports-data"}  # noqa: RUF012
+    moments = {  # noqa: RUF012
+        "torch": "imports",
+        "zslurm.train.loop": "imports-trainer",
+        "zslurm.train.data.loader": "imports-data",
+    }
 
     def find_spec(self, name, path=None, target=None):
         if moment := self.moments.get(name):

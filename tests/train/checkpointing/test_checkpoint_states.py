@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from checkpoint_tools import Checkpoint, partition
 from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus, make_run
-from train.config import ModelConfig, OptimConfig
-from train.shapes import owned_table
+from zslurm.checkpoint_tools import Checkpoint, partition
+from zslurm.train.config import ModelConfig, OptimConfig
+from zslurm.train.shapes import owned_table
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_tools import Checkpoint, partition
 from tests.train.hub.fake import ManyWeights
 from tests.train.hub.models import MemoryWeights, random_weights
 from tests.train.ranks import train_on
 from tests.train.runs import MODEL, losses_of, make_corpus, make_run
-from train.checkpointing.init_weights import open_init
-from train.checkpointing.load_weights import load_extents
-from train.config import ModelConfig
-from train.data.build.tokenizer import file_sha256
-from train.errors import ConfigError
-from train.hub import export, import_weights, open_weights
-from train.hub.folder import BUFFER_ELEMENTS
-from train.shapes import tensor_table
+from zslurm.checkpoint_tools import Checkpoint, partition
+from zslurm.train.checkpointing.init_weights import open_init
+from zslurm.train.checkpointing.load_weights import load_extents
+from zslurm.train.config import ModelConfig
+from zslurm.train.data.build.tokenizer import file_sha256
+from zslurm.train.errors import ConfigError
+from zslurm.train.hub import export, import_weights, open_weights
+from zslurm.train.hub.folder import BUFFER_ELEMENTS
+from zslurm.train.shapes import tensor_table
 
 CONFIG = ModelConfig(**MODEL, skip_rule="zero")
 ZERO = {"skip_rule": "zero"}
@@ -211,7 +211,7 @@ def test_data_of_another_tokenizer_are_refused(tmp_path: Path, finished: Path, f
 
 
 def test_an_imported_checkpoint_knows_its_tokenizer(tmp_path: Path) -> None:
-    from checkpoint_tools import manifest_json
+    from zslurm.checkpoint_tools import manifest_json
 
     path = import_weights(MemoryWeights(CONFIG, random_weights(CONFIG)), tmp_path / "checkpoints").path
     manifest = manifest_json.decode((path / "manifest.json").read_bytes(), path)

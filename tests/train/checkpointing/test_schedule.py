@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from checkpoint_tools import NoSpace, ShardReport, list_checkpoints, local_tier, take, verify, write_shard
 from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus
 from tests.train.runs import make_run as make_any_run
 from tests.waiting import wait_for
-from train import loop as loop_module
-from train.checkpointing import checkpointer as checkpoint_module
-from train.checkpointing import writer as saver_module
-from train.jsonl import read_jsonl
+from zslurm.checkpoint_tools import NoSpace, ShardReport, list_checkpoints, local_tier, take, verify, write_shard
+from zslurm.train import loop as loop_module
+from zslurm.train.checkpointing import checkpointer as checkpoint_module
+from zslurm.train.checkpointing import writer as saver_module
+from zslurm.train.jsonl import read_jsonl
 
 STATES = ["REQUESTED", "STAGED", "WRITTEN", "COMMITTED"]
 

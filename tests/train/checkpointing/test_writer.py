@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from checkpoint_tools import (
+from tests.waiting import wait_for
+from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
     Entry,
@@ -27,11 +28,10 @@ from checkpoint_tools import (
     list_checkpoints,
     write_shard,
 )
-from tests.waiting import wait_for
-from train.checkpointing import writer as saver_module
-from train.checkpointing.staging import Staging, staging_bytes
-from train.checkpointing.writer import Hooks, Reached, Request, Saver, SaveState
-from train.niceness import BACKGROUND
+from zslurm.train.checkpointing import writer as saver_module
+from zslurm.train.checkpointing.staging import Staging, staging_bytes
+from zslurm.train.checkpointing.writer import Hooks, Reached, Request, Saver, SaveState
+from zslurm.train.niceness import BACKGROUND
 
 TABLE = [Tensor("w", (6,), {"master": "F32"})]
 IN_ORDER = [SaveState.REQUESTED, SaveState.STAGED, SaveState.WRITTEN, SaveState.COMMITTED]

@@ -13,8 +13,8 @@ import pyarrow
 import zstandard
 from pyarrow import parquet
 
-from train.data.build.tokenizer import load_tokenizer
-from train.data.bundle import BundleHeader, BundleWriter, Corpus
+from zslurm.train.data.build.tokenizer import load_tokenizer
+from zslurm.train.data.bundle import BundleHeader, BundleWriter, Corpus
 
 HEADER = BundleHeader(vocab_size=300, tokenizer_sha256="ab" * 32, end_token=1, source="tests")
 

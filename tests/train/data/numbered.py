@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from train.config import PhaseConfig
-from train.data.bundle import BundleHeader, BundleWriter, Corpus
-from train.data.order import DataOrder
-from train.data.schema import bundle_name
-from train.data.training_data import TrainingData
-from train.schedule import Plan
+from zslurm.train.config import PhaseConfig
+from zslurm.train.data.bundle import BundleHeader, BundleWriter, Corpus
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.schema import bundle_name
+from zslurm.train.data.training_data import TrainingData
+from zslurm.train.schedule import Plan
 
 HEADER = BundleHeader(vocab_size=60_000, tokenizer_sha256="cd" * 32, end_token=1, source="tests")
 

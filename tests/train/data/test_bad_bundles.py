@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.train.data.corpora import HEADER, write_bundle
-from train.data.bundle import Bundle, Corpus
-from train.data.hdf5 import locate
-from train.data.schema import BundleHeader, bundle_name
-from train.data.verify import verify
-from train.errors import DataError
+from zslurm.train.data.bundle import Bundle, Corpus
+from zslurm.train.data.hdf5 import locate
+from zslurm.train.data.schema import BundleHeader, bundle_name
+from zslurm.train.data.verify import verify
+from zslurm.train.errors import DataError
 
 
 @pytest.fixture

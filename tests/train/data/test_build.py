@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from tests.train.data.corpora import contents, texts_of, write_texts
-from train.data.build import source_reader
-from train.data.build.build import BuildProgress, build
-from train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
-from train.data.build.source_reader import Fields
-from train.data.build.sources import SourceFile
-from train.data.build.statistics import unigram_entropy
-from train.data.build.training_sample import training_shares
-from train.data.bundle import Corpus
-from train.data.schema import bundle_name
-from train.errors import DataError
+from zslurm.train.data.build import source_reader
+from zslurm.train.data.build.build import BuildProgress, build
+from zslurm.train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
+from zslurm.train.data.build.source_reader import Fields
+from zslurm.train.data.build.sources import SourceFile
+from zslurm.train.data.build.statistics import unigram_entropy
+from zslurm.train.data.build.training_sample import training_shares
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.schema import bundle_name
+from zslurm.train.errors import DataError
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs away from it"
 

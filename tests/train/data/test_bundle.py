@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle
-from train.data.build.rolling_writer import BundleSeries
-from train.data.build.statistics import unigram_entropy
-from train.data.bundle import Bundle, BundleWriter, Corpus
-from train.data.schema import bundle_name
-from train.data.verify import verify
-from train.errors import DataError
+from zslurm.train.data.build.rolling_writer import BundleSeries
+from zslurm.train.data.build.statistics import unigram_entropy
+from zslurm.train.data.bundle import Bundle, BundleWriter, Corpus
+from zslurm.train.data.schema import bundle_name
+from zslurm.train.data.verify import verify
+from zslurm.train.errors import DataError
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -179,5 +179,7 @@ def test_unigram_entropy_is_that_of_the_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["bundle", "sampler", "schema", "statistics", "writer", "stdlib"])
 def test_importing_never_imports_torch(module: str) -> None:
-    code = f"import sys, train.data.{module}; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    code = (
+        f"import sys, zslurm.train.data.{module}; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from train.data.build.tokenizer import train_tokenizer
-from train.data.detokenize import text_pieces
+from zslurm.train.data.build.tokenizer import train_tokenizer
+from zslurm.train.data.detokenize import text_pieces
 
 
 @pytest.fixture(scope="module")

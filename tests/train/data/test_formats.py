@@ -20,13 +20,13 @@ import zstandard
 from pyarrow import parquet
 
 from tests.train.data.corpora import texts_of, write_rows, write_texts
-from train.data.build import source_reader
-from train.data.build.build import BuildProgress, build
-from train.data.build.source_reader import Fields, SourceReader
-from train.data.build.sources import Kind, SourceFile, find_files
-from train.data.build.tokenizer import train_tokenizer
-from train.data.bundle import Corpus
-from train.errors import BuildFailed, DataError
+from zslurm.train.data.build import source_reader
+from zslurm.train.data.build.build import BuildProgress, build
+from zslurm.train.data.build.source_reader import Fields, SourceReader
+from zslurm.train.data.build.sources import Kind, SourceFile, find_files
+from zslurm.train.data.build.tokenizer import train_tokenizer
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.errors import BuildFailed, DataError
 
 TEXTS = ["first\nof all", "naïve 東京 🙂 <eos>", "third", "", 'a "fifth"\\', "and the sixth"]
 FORMATS = ["a.jsonl", "a.ndjson", "a.jsonl.gz", "a.json.gz", "a.jsonl.zst", "a.parquet"]
@@ -237,8 +237,8 @@ def test_a_killed_worker_is_one_line(tmp_path: Path, tokenizer: Path, monkeypatc
 READ = """
 import resource, sys
 from pathlib import Path
-from train.data.build.source_reader import Fields, SourceReader
-from train.data.build.sources import find_files
+from zslurm.train.data.build.source_reader import Fields, SourceReader
+from zslurm.train.data.build.sources import find_files
 for path in sys.argv[1:]:
     reader = SourceReader(find_files([Path(path)], "*"), Fields())
     count = sum(len(batch.records) for batch in reader.batches())

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tests.train.data.numbered import HEADER, numbered, order_of, phase
 from tests.waiting import wait_for
-from train.data import reader
-from train.data.bundle import BundleWriter, Corpus
-from train.data.loader import Loader, Microbatch
-from train.data.order import DataOrder
-from train.data.training_data import Sequences, TrainingData
-from train.errors import DataError
-from train.model.head import IGNORED_TARGET
+from zslurm.train.data import reader
+from zslurm.train.data.bundle import BundleWriter, Corpus
+from zslurm.train.data.loader import Loader, Microbatch
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.training_data import Sequences, TrainingData
+from zslurm.train.errors import DataError
+from zslurm.train.model.head import IGNORED_TARGET
 
 CPU = torch.device("cpu")
 
@@ -235,7 +235,7 @@ def test_it_ends_with_its_block_whatever_happens_there(order: DataOrder) -> None
 
 
 def test_a_file_system_that_hangs_does_not_hang_the_end(order: DataOrder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.data.loader.CLOSING_S", 0.05)
+    monkeypatch.setattr("zslurm.train.data.loader.CLOSING_S", 0.05)
     answers, asked = threading.Event(), threading.Event()
 
     def read(self: TrainingData, sequences: Sequences) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.data.mixture import LARGEST_BLOCK, SMALLEST_BLOCK, Mixture
+from zslurm.train.data.mixture import LARGEST_BLOCK, SMALLEST_BLOCK, Mixture
 
 SHARES = st.dictionaries(
     st.sampled_from("code math news web wiki books".split()),

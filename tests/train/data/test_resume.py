@@ -21,13 +21,13 @@ import pytest
 
 from tests.train.data.corpora import contents, texts_of, write_rows, write_texts
 from tests.waiting import wait_for
-from train.data.build import source_reader, staging
-from train.data.build.build import BuildProgress, build
-from train.data.build.build_log import JOURNAL, finished_bundles
-from train.data.build.manifest import BuildSummary
-from train.data.build.tokenizer import train_tokenizer
-from train.data.bundle import Corpus
-from train.errors import DataError
+from zslurm.train.data.build import source_reader, staging
+from zslurm.train.data.build.build import BuildProgress, build
+from zslurm.train.data.build.build_log import JOURNAL, finished_bundles
+from zslurm.train.data.build.manifest import BuildSummary
+from zslurm.train.data.build.tokenizer import train_tokenizer
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.errors import DataError
 
 FORMATS = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"]
 SMALL = {"bundle_bytes": 300}
@@ -136,8 +136,8 @@ def test_one_killed_again_and_again_gets_done(sources: list[Path], tokenizer: Pa
 
 KILLED = """
 import sys; from pathlib import Path
-from train.data import source_reader
-from train.data.build.build import build
+from zslurm.train.data import source_reader
+from zslurm.train.data.build.build import build
 source_reader.BATCH_BYTES = 1 << 12
 build([Path(sys.argv[1])], Path(sys.argv[2]), vocab_size=400, bundle_bytes=1_500, workers=2)
 """
@@ -322,8 +322,8 @@ def test_a_living_process_keeps_its_unfinished_build(sources: list[Path], tokeni
 
 LIMITED = """
 import resource, sys; from pathlib import Path
-from train.data.build.build import build
-from train.errors import BuildFailed
+from zslurm.train.data.build.build import build
+from zslurm.train.errors import BuildFailed
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
 try:
     build([Path(sys.argv[1])], Path(sys.argv[2]), tokenizer=Path(sys.argv[3]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.sampler import Sampler, microbatch_counters, rank_microbatches
+from zslurm.train.data.sampler import Sampler, microbatch_counters, rank_microbatches
 
 ORDER_OF_TEN = [3, 2, 6, 8, 5, 0, 1, 4, 7, 9, 2, 7, 5, 8, 9, 3, 4, 0, 6, 1]
 ORDER_OF_A_TRILLION = [114618844824, 310166140342, 607572196436]

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle, write_rows, write_texts
-from train.data.build.build import build
-from train.data.build.preview import excerpts
-from train.data.build.source_reader import Fields
-from train.data.build.tokenizer import encode, load_tokenizer
-from train.data.bundle import Bundle, BundleWriter, Corpus
-from train.data.schema import bundle_name
-from train.errors import DataError
+from zslurm.train.data.build.build import build
+from zslurm.train.data.build.preview import excerpts
+from zslurm.train.data.build.source_reader import Fields
+from zslurm.train.data.build.tokenizer import encode, load_tokenizer
+from zslurm.train.data.bundle import Bundle, BundleWriter, Corpus
+from zslurm.train.data.schema import bundle_name
+from zslurm.train.errors import DataError
 
 PAIRS = [("Say hello.", " Hello!"), ("", "No prompt at all."), ("And nothing:", ""), ("2 + 2 =", " 4")]
 FIELDS = Fields(prompt_key="question", completion_key="answer")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from train.data.build.tokenizer import (
+from zslurm.train.data.build.tokenizer import (
     encode,
     encoding_threads,
     end_token_id,
@@ -22,7 +22,7 @@ from train.data.build.tokenizer import (
     train_tokenizer,
     vocabulary_size,
 )
-from train.errors import DataError
+from zslurm.train.errors import DataError
 
 TEXT = [Path(subprocess.__file__).read_text(), Path(hashlib.__file__).read_text()]
 
@@ -60,7 +60,7 @@ def test_the_tokenizer_has_learned(tokenizer: Tokenizer) -> None:
 
 def test_training_is_deterministic_on_any_number_of_threads(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from train.data.build.tokenizer import *\n"
+        "import sys; from pathlib import Path; from zslurm.train.data.build.tokenizer import *\n"
         "texts = [Path(p).read_text() for p in sys.argv[3:]]\n"
         "with encoding_threads(int(sys.argv[1])): train_tokenizer(texts, 600).save(sys.argv[2])"
     )

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.numbered import HEADER, numbered
-from train.config import DataConfig
-from train.data.bundle import Corpus
-from train.data.training_data import OTHER_FILES, TrainingData
-from train.errors import ConfigError, DataError
+from zslurm.train.config import DataConfig
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.training_data import OTHER_FILES, TrainingData
+from zslurm.train.errors import ConfigError, DataError
 
 CONTEXTS = [2, 7, 64]
 

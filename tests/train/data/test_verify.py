@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from tests.train.data.corpora import HEADER, write_bundle, write_rows
-from train.data.build import writer as writer_module
-from train.data.build.build import build
-from train.data.build.source_reader import Fields
-from train.data.bundle import Bundle, BundleWriter
-from train.data.schema import BLOCK_TOKENS, bundle_name
-from train.data.verify import Verification, verify
-from train.errors import DataError
+from zslurm.train.data.build import writer as writer_module
+from zslurm.train.data.build.build import build
+from zslurm.train.data.build.source_reader import Fields
+from zslurm.train.data.bundle import Bundle, BundleWriter
+from zslurm.train.data.schema import BLOCK_TOKENS, bundle_name
+from zslurm.train.data.verify import Verification, verify
+from zslurm.train.errors import DataError
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from tests.train.ranks import Ranks, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
-from train.config import EvaluationConfig
-from train.evaluation.command import EvaluationCommand, ExportPaths, command_words
-from train.hub import open_weights
-from train.jsonl import read_jsonl
-from train.loop import Ending
+from zslurm.train.config import EvaluationConfig
+from zslurm.train.evaluation.command import EvaluationCommand, ExportPaths, command_words
+from zslurm.train.hub import open_weights
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.loop import Ending
 
 
 @pytest.fixture(scope="module")

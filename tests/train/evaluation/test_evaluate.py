@@ -14,18 +14,18 @@ import torch.nn.functional as F
 
 from tests.train.ranks import train_on
 from tests.train.runs import MODEL, VOCAB, losses_of, make_corpus, make_run
-from train.config import ModelConfig, load_train_config
-from train.data.build.writer import BundleWriter
-from train.data.bundle import Corpus
-from train.data.schema import BundleHeader
-from train.evaluation.evaluate import Best, better, due
-from train.evaluation.validation_data import evenly
-from train.jsonl import read_jsonl
-from train.loop import Trainer
-from train.model.zaya import build
-from train.parallel.world import open_world
-from train.progress import Phase, ProgressWriter
-from train.stop import StopRequest
+from zslurm.train.config import ModelConfig, load_train_config
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.schema import BundleHeader
+from zslurm.train.evaluation.evaluate import Best, better, due
+from zslurm.train.evaluation.validation_data import evenly
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.loop import Trainer
+from zslurm.train.model.zaya import build
+from zslurm.train.parallel.world import open_world
+from zslurm.train.progress import Phase, ProgressWriter
+from zslurm.train.stop import StopRequest
 
 STANDING_STILL: dict[str, Any] = {
     "phase": {"lr": 1e-30, "final_lr": 0.0, "warmup_steps": 0},

@@ -8,8 +8,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from train.config import ModelConfig
-from train.hub import Settings, TokenizerFiles
+from zslurm.train.config import ModelConfig
+from zslurm.train.hub import Settings, TokenizerFiles
 
 
 class ManyWeights:

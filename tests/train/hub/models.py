@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from checkpoint_tools import BufferEntry, Entry, assemble, begin, commit, partition, write_shard
-from checkpoint_tools import Tensor as Row
-from checkpoint_tools.shard_header import encode
 from tests.train.models import scrambled, tiny_config
-from train.config import ModelConfig
-from train.hub import Layout, Settings, TokenIds, TokenizerFiles, pieces
-from train.hub.number_formats import to_bf16
-from train.hub.run_facts import to_state
-from train.model.zaya import Zaya
-from train.shapes import tensor_table
+from zslurm.checkpoint_tools import BufferEntry, Entry, assemble, begin, commit, partition, write_shard
+from zslurm.checkpoint_tools import Tensor as Row
+from zslurm.checkpoint_tools.shard_header import encode
+from zslurm.train.config import ModelConfig
+from zslurm.train.hub import Layout, Settings, TokenIds, TokenizerFiles, pieces
+from zslurm.train.hub.number_formats import to_bf16
+from zslurm.train.hub.run_facts import to_state
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.shapes import tensor_table
 
 ROPE_BASE = 5000.0
 CONTEXT = 64

@@ -20,10 +20,10 @@ from tests.train.hub.models import (
     write_safetensors,
     zero_skipping,
 )
-from train.config import ModelConfig
-from train.errors import HubError
-from train.hub import export, import_weights, open_weights, to_config_json
-from train.hub.settings import Settings, inexact
+from zslurm.train.config import ModelConfig
+from zslurm.train.errors import HubError
+from zslurm.train.hub import export, import_weights, open_weights, to_config_json
+from zslurm.train.hub.settings import Settings, inexact
 
 CONFIG = zero_skipping()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from checkpoint_tools import Checkpoint, Damaged, compare
 from tests.checkpoint_tools.saves import TENSORS, save
 from tests.checkpoint_tools.test_damage import flip
-from train.errors import HubError
-from train.hub.dcp import MANIFEST_KEY, Converted, export_dcp, import_dcp
+from zslurm.checkpoint_tools import Checkpoint, Damaged, compare
+from zslurm.train.errors import HubError
+from zslurm.train.hub.dcp import MANIFEST_KEY, Converted, export_dcp, import_dcp
 
 
 def exported(path: Path, out: Path) -> Converted:

@@ -1,4 +1,4 @@
-"""train.hub: light to import, exact in its number formats, and sparing with memory."""
+"""zslurm.train.hub: light to import, exact in its number formats, and sparing with memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-from train.hub.number_formats import to_bf16, to_fp32
+from zslurm.train.hub.number_formats import to_bf16, to_fp32
 
 _MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
 from tests.train.hub.fake import ManyWeights
-from train.config import ModelConfig
-from train.hub import export, import_weights, open_weights
+from zslurm.train.config import ModelConfig
+from zslurm.train.hub import export, import_weights, open_weights
 
 work, what = Path(sys.argv[1]), sys.argv[2]
 config = ModelConfig(vocab_size=8192, hidden_size=512, layers=4, query_heads=4, kv_heads=2, head_dim=64, experts=8,
@@ -56,7 +56,7 @@ def test_a_conversion_takes_the_memory_of_one_shard_not_of_the_model(tmp_path: P
 
 
 def test_importing_it_does_not_import_torch() -> None:
-    code = "import sys, train.hub; sys.exit('torch' in sys.modules)"
+    code = "import sys, zslurm.train.hub; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -22,11 +22,11 @@ from tests.train.hub.models import (
     zero_skipping,
 )
 from tests.train.models import tokens
-from train.config import ModelConfig
-from train.errors import HubError
-from train.hub import FolderWeights, Layout, TokenIds, Weights, export, import_weights, open_weights, pieces
-from train.hub.number_formats import to_bf16
-from train.shapes import tensor_table
+from zslurm.train.config import ModelConfig
+from zslurm.train.errors import HubError
+from zslurm.train.hub import FolderWeights, Layout, TokenIds, Weights, export, import_weights, open_weights, pieces
+from zslurm.train.hub.number_formats import to_bf16
+from zslurm.train.shapes import tensor_table
 
 transformers = pytest.importorskip("transformers")
 ROPE = {"rope_type": "default", "rope_theta": ROPE_BASE, "partial_rotary_factor": 0.5}
@@ -227,7 +227,7 @@ def test_a_tied_head_that_was_stored_twice_is_no_problem_unless_it_differs(tmp_p
 
 def test_the_published_model_has_its_published_settings() -> None:
     """Ours of ZAYA1-8B equal transformers' defaults for it."""
-    from train.hub import Settings, to_config_json
+    from zslurm.train.hub import Settings, to_config_json
 
     written = to_config_json(Settings(ModelConfig(skip_rule="zero"), 5e6, 131072, TokenIds(0, 2, (106,))), "bf16")
     default = transformers.ZayaConfig().to_dict()

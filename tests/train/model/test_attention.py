@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.train.models import autograd_nodes, random_like, scrambled, tiny_config
-from train.config import ModelConfig
-from train.model.attention import CompressedConvolutionalAttention
-from train.model.packing import Packing, pack
-from train.model.qk_conv import MixingKernel, _by_head, _windows, mix
-from train.model.rope import RotaryTable, rotary_table, rotate
-from train.model.sdpa import attend
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.attention import CompressedConvolutionalAttention
+from zslurm.train.model.packing import Packing, pack
+from zslurm.train.model.qk_conv import MixingKernel, _by_head, _windows, mix
+from zslurm.train.model.rope import RotaryTable, rotary_table, rotate
+from zslurm.train.model.sdpa import attend
 
 
 def attention_of(config: ModelConfig) -> CompressedConvolutionalAttention:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from tests.train.models import ROPE_BASE, autograd_nodes, random_like, scrambled, tiny_config, tokens
 from tests.train.runs import make_corpus, make_run, train_alone
-from train.errors import ConfigError
-from train.model.flash import FlashAttention, Kernels, choose_kernels, load
-from train.model.packing import pack
-from train.model.sdpa import attend, attend_by_sdpa
-from train.model.zaya import Zaya
+from zslurm.train.errors import ConfigError
+from zslurm.train.model.flash import FlashAttention, Kernels, choose_kernels, load
+from zslurm.train.model.packing import pack
+from zslurm.train.model.sdpa import attend, attend_by_sdpa
+from zslurm.train.model.zaya import Zaya
 
 PACKAGES = ("flash_attn", "aiter")
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 2, 2, 2, 2, 2, 2]])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
-from train.optim.balance import BalanceState, balance_over, balance_step
+from zslurm.train.optim.balance import BalanceState, balance_over, balance_step
 
 BETAS = (0.9, 0.999)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
 from tests.train.reference import reference_of
 from tests.train.test_parity import draw, model_of
-from train.config import ModelConfig
-from train.generate import choose, generate
-from train.model.cache import bytes_per_token
-from train.model.zaya import Zaya
+from zslurm.train.config import ModelConfig
+from zslurm.train.generate import choose, generate
+from zslurm.train.model.cache import bytes_per_token
+from zslurm.train.model.zaya import Zaya
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -119,7 +119,7 @@ def test_draws_are_repeatable_and_depend_on_the_seed() -> None:
 def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = tokens(tiny_config(), batch=1, length=23)[0].tolist()
     whole = tiny_generation(prompt)
-    monkeypatch.setattr("train.generate._PREFILL_TOKENS", 5)
+    monkeypatch.setattr("zslurm.train.generate._PREFILL_TOKENS", 5)
     assert tiny_generation(prompt) == whole
 
 

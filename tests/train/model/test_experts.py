@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
-from train.model.experts import Experts, dispatch_by_class
-from train.model.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
-from train.model.router import Routing
+from zslurm.train.model.experts import Experts, dispatch_by_class
+from zslurm.train.model.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
+from zslurm.train.model.router import Routing
 
 
 def experts_of(**changes: Any) -> Experts:

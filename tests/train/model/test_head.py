@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.memory import peak_bytes
 from tests.train.models import random_like
-from train.model.head import IGNORED_TARGET, logits, summed_cross_entropy, summed_losses
+from zslurm.train.model.head import IGNORED_TARGET, logits, summed_cross_entropy, summed_losses
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 

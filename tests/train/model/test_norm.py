@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.train.models import random_like, scrambled, tiny_config
-from train.model.norm import RMSNorm, StageEntry
+from zslurm.train.model.norm import RMSNorm, StageEntry
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:

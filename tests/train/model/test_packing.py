@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
 from tests.train.runs import losses_of, make_run, train_alone
-from train.data.build.writer import BundleWriter
-from train.data.schema import BundleHeader
-from train.model.packing import documents_of, pack
-from train.model.zaya import Zaya
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.schema import BundleHeader
+from zslurm.train.model.packing import documents_of, pack
+from zslurm.train.model.zaya import Zaya
 
 VARIANTS: list[dict[str, Any]] = [{}, {"conv_widths": (3, 4), "experts_per_token": 2}, {"conv_widths": (1, 1)}]
 

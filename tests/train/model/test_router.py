@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
-from train.model.router import Router, Routing
-from train.model.zaya import build
+from zslurm.train.model.router import Router, Routing
+from zslurm.train.model.zaya import build
 
 BIAS = torch.zeros(4)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.memory import peak_bytes
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
 from tests.train.runs import losses_of, make_corpus, make_run, steps_of, torchrun, train_alone
-from train.config import ModelConfig
-from train.model.zaya import Zaya, build
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import Zaya, build
 
 Step = tuple[Tensor, Tensor, dict[str, Tensor]]
 

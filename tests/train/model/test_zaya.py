@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tests.train.models import ROPE_BASE, random_like, scrambled, tiny_config, tokens
 from tests.train.naive_zaya import naive_logits
-from train.model.init import initial_tensor
-from train.model.zaya import Zaya, build
-from train.shapes import tensor_table
+from zslurm.train.model.init import initial_tensor
+from zslurm.train.model.zaya import Zaya, build
+from zslurm.train.shapes import tensor_table
 
 VARIANTS: list[dict[str, Any]] = [
     {},

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.memory import peak_bytes
-from train.config import MuonConfig
-from train.optim import workspace
-from train.optim.muon import MatrixBatch, Muon
+from zslurm.train.config import MuonConfig
+from zslurm.train.optim import workspace
+from zslurm.train.optim.muon import MatrixBatch, Muon
 
 SHAPES = ((3, 8, 24), (1, 24, 8), (2, 16, 16), (4, 5, 9), (2, 33, 64), (1, 1, 7), (2, 8, 24))
 RATES = (1e-2, 3e-2, 2e-2)

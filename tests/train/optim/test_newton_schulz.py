@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.memory import peak_bytes
-from train.optim import newton_schulz as module
-from train.optim import workspace
-from train.optim.newton_schulz import CoefficientSet, coefficient_schedule, newton_schulz
+from zslurm.train.optim import newton_schulz as module
+from zslurm.train.optim import workspace
+from zslurm.train.optim.newton_schulz import CoefficientSet, coefficient_schedule, newton_schulz
 
 SETS: tuple[CoefficientSet, ...] = ("keller", "you", "polar_express", "deepseek_v4")
 SHAPES = ((1, 8, 24), (3, 24, 8), (5, 16, 16), (2, 5, 9), (2, 1, 7), (2, 7, 1))

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from tests.train.curves import MODEL
 from tests.train.ranks import in_group
-from train.config import ModelConfig, OptimConfig, ParallelConfig
-from train.model.zaya import build
-from train.optim.sharded import ShardedOptimizer
-from train.parallel.memory import sharded_bytes
-from train.parallel.world import DTYPES
-from train.parallel.zero import ZeroShards
-from train.shapes import owned_table
+from zslurm.train.config import ModelConfig, OptimConfig, ParallelConfig
+from zslurm.train.model.zaya import build
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.memory import sharded_bytes
+from zslurm.train.parallel.world import DTYPES
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.shapes import owned_table
 
 
 def allocated(group: dist.ProcessGroup, settings: dict[str, Any], matrices: str) -> tuple[int, dict[str, int]]:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from tests.train.sharded import FLAT, TABLE, Few, backward, by_tensor, shards_of
-from train.config import MuonConfig, OptimConfig
-from train.optim.adamw import MOMENTS
-from train.optim.sharded import ShardedOptimizer, states_of
-from train.parallel.zero import ZeroShards
+from zslurm.train.config import MuonConfig, OptimConfig
+from zslurm.train.optim.adamw import MOMENTS
+from zslurm.train.optim.sharded import ShardedOptimizer, states_of
+from zslurm.train.parallel.zero import ZeroShards
 
 CONFIG = OptimConfig(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, muon=MuonConfig(dtype="fp32"))
 RATES = (1e-2, 3e-2, 2e-2)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint_tools import ALIGN, partition
 from tests.train.sharded import TABLE
-from train.config import ModelConfig, OptimConfig
-from train.parallel.buckets import MatrixSpace
-from train.shapes import Kind, TensorInfo, owned_table
+from zslurm.checkpoint_tools import ALIGN, partition
+from zslurm.train.config import ModelConfig, OptimConfig
+from zslurm.train.parallel.buckets import MatrixSpace
+from zslurm.train.shapes import Kind, TensorInfo, owned_table
 
 rows = st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(1, 12))
 tables = st.lists(rows, max_size=6).map(

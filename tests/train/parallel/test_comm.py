@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.train.ranks import in_group
-from train.parallel.comm import Comm
+from zslurm.train.parallel.comm import Comm
 
 
 def all_of_them(group: dist.ProcessGroup, async_op: bool) -> tuple[dict[str, list[float]], dict[str, int]]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from tests.train.ranks import in_group
 from tests.train.sharded import TABLE, Few, backward, by_tensor, gradient_of, shards_of, values_of
-from train.config import MuonConfig, OptimConfig
-from train.optim.sharded import ShardedOptimizer
-from train.shapes import Kind, TensorInfo
+from zslurm.train.config import MuonConfig, OptimConfig
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.shapes import Kind, TensorInfo
 
 
 @pytest.fixture(scope="module")

@@ -19,19 +19,19 @@ from benchmarks.memory import peak_bytes
 from tests.checkout import DOCS
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
-from train import products
-from train.config import ModelConfig, MuonConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
-from train.model import head
-from train.model import sdpa as attend
-from train.model.zaya import Zaya, build
-from train.optim.muon import MatrixBatch, Muon
-from train.optim.workspace import matrices_at_once, update_bytes
-from train.parallel import zero
-from train.parallel.zero import ZeroShards
-from train.plan import activations, memory
-from train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
-from train.plan.memory import MemoryPlan, plan_memory
-from train.shapes import owned_table, parameter_counts
+from zslurm.train import products
+from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
+from zslurm.train.model import head
+from zslurm.train.model import sdpa as attend
+from zslurm.train.model.zaya import Zaya, build
+from zslurm.train.optim.muon import MatrixBatch, Muon
+from zslurm.train.optim.workspace import matrices_at_once, update_bytes
+from zslurm.train.parallel import zero
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.plan import activations, memory
+from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
+from zslurm.train.plan.memory import MemoryPlan, plan_memory
+from zslurm.train.shapes import owned_table, parameter_counts
 
 SMALL = ModelConfig(
     vocab_size=512,
@@ -222,8 +222,8 @@ def record_peak() -> None:
 
     gloo reduces a copy, which its thread may keep until it is called again, or not: so the sum is made in place.
     """
-    from train import loop
-    from train.parallel import comm
+    from zslurm.train import loop
+    from zslurm.train.parallel import comm
 
     comm._reduce_scatter = reduce_scatter_in_place
 

@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.train.runs import MODEL
-from train import products
-from train.config import ModelConfig
-from train.model.zaya import build
-from train.shapes import parameter_counts
-from train.telemetry.flops import PEAKS, peak_of, token_flops
+from zslurm.train import products
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import build
+from zslurm.train.shapes import parameter_counts
+from zslurm.train.telemetry.flops import PEAKS, peak_of, token_flops
 
 
 def test_zaya1_base_by_hand() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from train.telemetry.gc_control import GarbageControl
+from zslurm.train.telemetry.gc_control import GarbageControl
 
 
 class Knot:

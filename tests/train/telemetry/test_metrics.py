@@ -9,8 +9,8 @@ import psutil
 import pytest
 import torch
 
-from train.jsonl import read_jsonl
-from train.telemetry.metrics import (
+from zslurm.train.jsonl import read_jsonl
+from zslurm.train.telemetry.metrics import (
     MetricsWriter,
     describe_step,
     last_attempt,

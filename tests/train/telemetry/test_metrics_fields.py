@@ -11,7 +11,7 @@ import pytest
 from tests.checkout import DOCS
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
-from train.jsonl import read_jsonl
+from zslurm.train.jsonl import read_jsonl
 
 DOCUMENT = DOCS / "metrics.md"
 ROW = re.compile(r"^\| `(?P<field>[a-z_.]+)` \| (?P<unit>[^|]*)\| (?P<what>[^|]*)\|$", re.MULTILINE)

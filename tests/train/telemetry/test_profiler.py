@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from tests.train.ranks import Ranks, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
-from train.config import MetricsConfig
-from train.telemetry.profiler import ProfileWindow
+from zslurm.train.config import MetricsConfig
+from zslurm.train.telemetry.profiler import ProfileWindow
 
 CPU = torch.device("cpu")
 

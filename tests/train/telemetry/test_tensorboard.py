@@ -12,8 +12,8 @@ import pytest
 
 from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus, make_run, train_alone
-from train.errors import ConfigError
-from train.telemetry.tensorboard import TensorBoard, check_installed
+from zslurm.train.errors import ConfigError
+from zslurm.train.telemetry.tensorboard import TensorBoard, check_installed
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="needs the tensorboard package"

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from tests.train.runs import MODEL
-from train.config import ParallelConfig, TrainConfig
-from train.parallel.world import World, open_world
-from train.schedule import Plan
-from train.telemetry.flops import token_flops
-from train.telemetry.throughput import Speed, device_peak
+from zslurm.train.config import ParallelConfig, TrainConfig
+from zslurm.train.parallel.world import World, open_world
+from zslurm.train.schedule import Plan
+from zslurm.train.telemetry.flops import token_flops
+from zslurm.train.telemetry.throughput import Speed, device_peak
 
 PHASE = {"tokens": 4800, "context": 16, "global_batch": 6, "micro_batch": 1, "lr": 1e-3}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from train.telemetry.timing import Part, StepClock
+from zslurm.train.telemetry.timing import Part, StepClock
 
 CPU = torch.device("cpu")
 

@@ -24,15 +24,15 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from checkpoint_tools.quantities import counted
-from train.data.build.build_log import Finished, Journal, OtherBuild, finished_bundles, identity
-from train.data.build.encode import Encoded, Encoder, encode_all
-from train.data.build.manifest import BuildRecord, BuildSummary, Tally
-from train.data.build.rolling_writer import BUNDLE_BYTES, BundleSeries, part_path, take_names_back
-from train.data.build.source_reader import MAX_DOCUMENT_BYTES, START, Fields, SourceReader
-from train.data.build.sources import EXCLUDED_DIRECTORIES, find_files
-from train.data.build.staging import CORPUS, remnants, staging_directory, unfinished_path
-from train.data.build.tokenizer import (
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.data.build.build_log import Finished, Journal, OtherBuild, finished_bundles, identity
+from zslurm.train.data.build.encode import Encoded, Encoder, encode_all
+from zslurm.train.data.build.manifest import BuildRecord, BuildSummary, Tally
+from zslurm.train.data.build.rolling_writer import BUNDLE_BYTES, BundleSeries, part_path, take_names_back
+from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, START, Fields, SourceReader
+from zslurm.train.data.build.sources import EXCLUDED_DIRECTORIES, find_files
+from zslurm.train.data.build.staging import CORPUS, remnants, staging_directory, unfinished_path
+from zslurm.train.data.build.tokenizer import (
     encoding_threads,
     end_token_id,
     file_sha256,
@@ -40,11 +40,11 @@ from train.data.build.tokenizer import (
     train_tokenizer,
     vocabulary_size,
 )
-from train.data.build.training_sample import SAMPLE_BYTES, training_texts
-from train.data.build.writer import fsync
-from train.data.bundle import Bundle, Corpus
-from train.data.schema import TOKENIZER_FILE, VERSION, BundleHeader
-from train.errors import BuildFailed, DataError
+from zslurm.train.data.build.training_sample import SAMPLE_BYTES, training_texts
+from zslurm.train.data.build.writer import fsync
+from zslurm.train.data.bundle import Bundle, Corpus
+from zslurm.train.data.schema import TOKENIZER_FILE, VERSION, BundleHeader
+from zslurm.train.errors import BuildFailed, DataError
 
 _WRONG_PLACE = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError)
 

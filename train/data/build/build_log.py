@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools.plain import load_json
-from train.data.build.manifest import Tally
-from train.data.build.source_reader import Cursor
-from train.data.build.sources import SourceFile
-from train.data.build.writer import fsync
-from train.errors import DataError
+from zslurm.checkpoint_tools.plain import load_json
+from zslurm.train.data.build.manifest import Tally
+from zslurm.train.data.build.source_reader import Cursor
+from zslurm.train.data.build.sources import SourceFile
+from zslurm.train.data.build.writer import fsync
+from zslurm.train.errors import DataError
 
 JOURNAL = "journal.jsonl"
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
-from train.data.build.sources import SourceFile
-from train.errors import DataError
+from zslurm.train.data.build.sources import SourceFile
+from zslurm.train.errors import DataError
 
 BUFFER_BYTES = 1 << 20
 COMPRESSED_CHUNK = 16 << 10  # what one call of zstd decompresses at most

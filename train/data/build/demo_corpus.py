@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-from train.errors import DataError
+from zslurm.train.errors import DataError
 
 STDLIB_GLOB = "*.py"
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint_tools.plain import in_words
-from train.data.build.compressed import open_source
-from train.data.build.source_reader import Raw, SourceReader
-from train.errors import DataError
+from zslurm.checkpoint_tools.plain import in_words
+from zslurm.train.data.build.compressed import open_source
+from zslurm.train.data.build.source_reader import Raw, SourceReader
+from zslurm.train.errors import DataError
 
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 

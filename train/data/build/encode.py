@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from train.data.build.documents import Document, document_of
-from train.data.build.source_reader import Batch, Cursor, SourceReader
-from train.data.build.tokenizer import encode, load_tokenizer
-from train.errors import BuildFailed, DataError
-from train.niceness import in_slurm_job
+from zslurm.train.data.build.documents import Document, document_of
+from zslurm.train.data.build.source_reader import Batch, Cursor, SourceReader
+from zslurm.train.data.build.tokenizer import encode, load_tokenizer
+from zslurm.train.errors import BuildFailed, DataError
+from zslurm.train.niceness import in_slurm_job
 
 FEW = 4
 

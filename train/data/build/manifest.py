@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools.plain import load_json
-from train.data.build.encode import Encoded
-from train.data.build.writer import fsync
-from train.data.schema import BUILD_FILE
-from train.errors import DataError
+from zslurm.checkpoint_tools.plain import load_json
+from zslurm.train.data.build.encode import Encoded
+from zslurm.train.data.build.writer import fsync
+from zslurm.train.data.schema import BUILD_FILE
+from zslurm.train.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.errors import DataError
+from zslurm.train.errors import DataError
 
 _STREAMED = {"buffer_size": 1 << 20, "pre_buffer": False}
 

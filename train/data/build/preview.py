@@ -8,8 +8,8 @@ from itertools import groupby
 
 import numpy as np
 
-from train.data.build.tokenizer import load_tokenizer
-from train.data.bundle import Bundle, Corpus
+from zslurm.train.data.build.tokenizer import load_tokenizer
+from zslurm.train.data.bundle import Bundle, Corpus
 
 EXCERPT_TOKENS = 200
 

@@ -12,8 +12,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.build.writer import BundleWriter, fsync
-from train.data.schema import BUNDLE_NAME, BundleHeader, bundle_name
+from zslurm.train.data.build.writer import BundleWriter, fsync
+from zslurm.train.data.schema import BUNDLE_NAME, BundleHeader, bundle_name
 
 BUNDLE_BYTES = 2 << 30
 OFFSET_BYTES = 8  # of a document in /documents

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
-from checkpoint_tools.quantities import show_bytes
-from train.data.build.compressed import open_source, skip
-from train.data.build.sources import Kind, SourceFile
-from train.errors import DataError
+from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.train.data.build.compressed import open_source, skip
+from zslurm.train.data.build.sources import Kind, SourceFile
+from zslurm.train.errors import DataError
 
 BATCH_BYTES = 256 << 10
 BATCH_RECORDS = 4096
@@ -156,7 +156,7 @@ class SourceReader:
                 yield raw, len(content), position.tell()
 
     def _rows(self, file: SourceFile, start: Cursor) -> Iterator[tuple[Raw, int, int]]:
-        from train.data.build.parquet import read_rows
+        from zslurm.train.data.build.parquet import read_rows
 
         for row, values, total in read_rows(file.path, self.fields.of(Kind.PARQUET), start.record, PARQUET_ROWS):
             raw = Raw(file, Cursor(start.file, row), values)

@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path, PurePath
 
-from train.errors import DataError
+from zslurm.train.errors import DataError
 
 # Directories that hold copies, installed packages or caches rather than the text one means.
 EXCLUDED_DIRECTORIES = frozenset({"__pycache__", "site-packages", "dist-packages", ".git", ".venv"})

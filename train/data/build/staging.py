@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from train.data.build.writer import fsync
-from train.errors import DataError
+from zslurm.train.data.build.writer import fsync
+from zslurm.train.errors import DataError
 
 BEAT = 10.0  # seconds
 STALE = 180.0  # seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from train.data.bundle import Corpus
+from zslurm.train.data.bundle import Corpus
 
 STRIDE = 1 << 20  # tokens
 

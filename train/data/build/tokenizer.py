@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from checkpoint_tools.plain import in_words
-from train.errors import DataError
+from zslurm.checkpoint_tools.plain import in_words
+from zslurm.train.errors import DataError
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from train.data.build.documents import document_of
-from train.data.build.source_reader import Cursor, SourceReader
-from train.data.build.sources import Kind, SourceFile
+from zslurm.train.data.build.documents import document_of
+from zslurm.train.data.build.source_reader import Cursor, SourceReader
+from zslurm.train.data.build.sources import Kind, SourceFile
 
 SAMPLE_BYTES = 64 << 20
 

@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from checkpoint_tools.checksum import crc32
-from checkpoint_tools.quantities import counted
-from train.data.hdf5 import create_hdf5, write_text
-from train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader
-from train.errors import DataError
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.data.hdf5 import create_hdf5, write_text
+from zslurm.train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader
+from zslurm.train.errors import DataError
 
 
 class BundleWriter:

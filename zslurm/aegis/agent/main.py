@@ -26,8 +26,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoint_tools.quantities import counted
-from train.niceness import lower_process
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.orphans import sweep
 from zslurm.aegis.agent.sensor import Make, Place, Reading, all_sensors
@@ -47,10 +45,12 @@ from zslurm.aegis.protocol import (
     decode_command,
     encode_report,
 )
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.load import load_spec
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.core.pauses import Pauses
 from zslurm.run.run_dir import open_run
+from zslurm.train.niceness import lower_process
 
 OnSilence = Callable[[float, bool], bool]
 """Asked while the supervisor is silent, with the seconds since it was heard last and whether the pipe from it is

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.progress import STACK_SIGNAL, Progress
 from zslurm.aegis.agent.orphans import carries_mark
 from zslurm.aegis.agent.sensor import Place
 from zslurm.aegis.agent.sensors.progress import records
 from zslurm.hardware.sysfs import key_values
 from zslurm.run.run_dir import AttemptDir
+from zslurm.train.progress import STACK_SIGNAL, Progress
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 
-from train.jsonl import JsonLinesWriter
-from zslurm.aegis.supervisor.agents import BATCH_NODE
+from zslurm.aegis.protocol import BATCH_NODE
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.core.files import read_json
 from zslurm.core.processes import ProcessRecord
@@ -57,6 +56,7 @@ from zslurm.slurm.exclusion import requeue_excluding, wait_until_down
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
+from zslurm.train.jsonl import JsonLinesWriter
 
 STAGGER_S = 2.0
 """Seconds by which each agent waits longer than the one before it."""

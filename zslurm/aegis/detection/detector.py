@@ -32,13 +32,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checkpoint_tools.quantities import counted
-from train.progress import Phase
 from zslurm.aegis.detection.sensor_faults import SensorFaults
 from zslurm.aegis.detection.stragglers import PaceWatch
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport
 from zslurm.aegis.types import Fault
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
+from zslurm.train.progress import Phase
 
 # An agent that has not said its first word is not silent yet: srun and Python have to start.
 _FIRST_WORD_S = 90.0

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from train.jsonl import JsonLinesWriter
 from zslurm.aegis.notify.hooks import Notifier
 from zslurm.aegis.notify.job_comment import JobComment
 from zslurm.config.spec import RunSpec
 from zslurm.core.redact import redact_mapping
 from zslurm.run.run_dir import RunDir
+from zslurm.train.jsonl import JsonLinesWriter
 
 _LAST_WORDS_S = 5.0
 """How long hooks and Slurm get to take what is left when the supervisor ends, or the job is requeued."""

@@ -16,11 +16,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from checkpoint_tools.quantities import counted
 from zslurm.aegis.policy.attribution import SILENT_ENDS, Blame, blame, roots_of
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
 from zslurm.aegis.policy.responses import treatment_of
 from zslurm.aegis.types import Alarm, Decision, Fault, History, Resources, Situation
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import compress
 

@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from train.config import Section
-from train.jsonl import read_jsonl
 from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_in, history_of, nodes_in
 from zslurm.aegis.policy.policy import alarm, decide
 from zslurm.aegis.types import Decision, Fault, Resources, Situation
@@ -24,6 +22,8 @@ from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import read_json
+from zslurm.train.config import Section
+from zslurm.train.jsonl import read_jsonl
 
 Row = Mapping[str, Any]
 Outcome = Literal["completed", "interrupted", "failed", "lost"]

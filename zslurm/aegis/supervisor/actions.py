@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from train.jsonl import read_jsonl
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Decision, Fault
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
@@ -23,6 +22,7 @@ from zslurm.slurm.exclusion import (
     requeue_unchanged,
     wait_until_down,
 )
+from zslurm.train.jsonl import read_jsonl
 
 _RETRIES = Retries(attempts=2, first_pause_s=0.5)
 _PAUSE_S = 2.0

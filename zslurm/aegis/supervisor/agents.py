@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.protocol import (
+    BATCH_NODE,
     AgentReport,
     Answer,
     Command,
@@ -62,9 +63,6 @@ from zslurm.slurm.version import OVERLAP_SHARES_GPUS
 
 STEP_PREFIX = "agents-"
 """What the names of the agents' steps begin with; the generation follows."""
-
-BATCH_NODE = "ZSLURM_BATCH_NODE"
-"""Tells an agent which node the supervisor ran on."""
 
 AGENT = (sys.executable, "-u", "-m", "zslurm.aegis.agent.main")
 

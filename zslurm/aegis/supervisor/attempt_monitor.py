@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from train.jsonl import read_jsonl
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
 from zslurm.aegis.detection.early_exits import early_exits
@@ -44,6 +43,7 @@ from zslurm.job.stop_request import StopSender
 from zslurm.run.metrics_tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
+from zslurm.train.jsonl import read_jsonl
 
 # Ranks that have only just been started have no store yet: the request is repeated until it has arrived.
 _REPEAT_S = 2.0

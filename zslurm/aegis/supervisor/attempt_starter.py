@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from train.jsonl import read_jsonl
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import Cause, Verdict
 from zslurm.aegis.supervisor.job import Job
@@ -28,6 +27,7 @@ from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.topology import hostlist_in_order
+from zslurm.train.jsonl import read_jsonl
 
 
 @dataclass(frozen=True)

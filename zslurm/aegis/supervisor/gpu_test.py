@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.run_on_nodes import answer, survey, survey_here

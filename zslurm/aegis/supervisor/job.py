@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from train.jsonl import read_jsonl
 from zslurm.aegis.policy.history import history_of
 from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
@@ -18,6 +17,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.preemption import Mode, Preemption, find_preemption
+from zslurm.train.jsonl import read_jsonl
 
 Record = Callable[..., None]
 """Records an event: its kind, then fields."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.types import RailMap
 from zslurm.slurm.hostlist import compress
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from train.jsonl import read_jsonl
 from zslurm.aegis.policy.outcome import Cause, Verdict
 from zslurm.aegis.supervisor.preflight import Decision, decide
 from zslurm.cluster.rails.read_nodes import RailSurvey, survey_rails
@@ -15,6 +14,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import requeue_excluding
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.train.jsonl import read_jsonl
 
 Record = Callable[..., None]
 """Records an event: its kind, then fields."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.types import Kind, Problem, Rail, RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import Nic, NodeFacts

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from checkpoint_tools.quantities import counted, show_duration
+from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cluster.rccl.conf_files import NO_FILES, Conf
 from zslurm.cluster.rccl.finding import LEVELS, Check, Finding, fault, is_on, number, warning
 from zslurm.cluster.rccl.lint_network import CHECKS

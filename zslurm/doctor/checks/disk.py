@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from checkpoint_tools.quantities import counted, show_bytes
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.doctor.check import Check, Outcome, failed, passed, unavailable, warned
 from zslurm.hardware.node_sources import Sources
 

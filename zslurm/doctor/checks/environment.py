@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.environment import environment, left_out, lint, overridden, read_conf
 from zslurm.doctor.check import Check, Outcome, failed, warned, worst
 from zslurm.hardware.node_sources import Sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable
 from zslurm.hardware.node_sources import Sources
 

@@ -6,7 +6,7 @@ nobody has read yet; the page is retired when somebody does.
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.hardware.gpu_health import GpuHealth
 from zslurm.hardware.node_sources import Sources

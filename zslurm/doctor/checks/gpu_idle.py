@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import counted, show_bytes
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.doctor.check import Check, Outcome, failed, passed, unavailable
 from zslurm.hardware import ras
 from zslurm.hardware.gpu_health import GpuProcess

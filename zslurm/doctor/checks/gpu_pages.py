@@ -6,7 +6,7 @@ reserved is still in use, damaged as it is. Rows that NVIDIA GPUs remap are coun
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.hardware.node_sources import Sources
 

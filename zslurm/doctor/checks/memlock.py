@@ -5,7 +5,7 @@ The login shell looks fine while the step inherits slurmd's limit (NVIDIA/nccl-t
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import show_bytes
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.doctor.check import Check, Outcome, failed, passed, unavailable
 from zslurm.hardware.node_sources import Sources
 

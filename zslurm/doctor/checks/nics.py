@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.doctor.check import Check, Outcome, Status, failed, unavailable, warned, worst
 from zslurm.doctor.rails import OF_NICS, of_kind
 from zslurm.hardware.node_sources import Sources

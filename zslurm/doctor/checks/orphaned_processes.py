@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.doctor.check import Check, Outcome, failed, passed, unavailable, warned, worst
 from zslurm.hardware.job_processes import Process, processes
 from zslurm.hardware.node_sources import Sources

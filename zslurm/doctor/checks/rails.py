@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.map import Rail
 from zslurm.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.doctor.rails import OF_PAIRING, node_rails, of_kind

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from checkpoint_tools.quantities import show_bytes
+from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.doctor.check import Check, NodeData, Outcome, failed, warned, worst
 from zslurm.hardware.node_sources import Sources
 

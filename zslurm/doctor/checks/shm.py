@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from checkpoint_tools.quantities import counted, show_bytes
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.doctor.check import Check, Outcome, failed, unavailable, warned, worst
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.sysfs import names

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Any
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.doctor.check import Check, Outcome, failed, passed, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.doctor.check import Check, Outcome, failed, passed
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.rules import vendor_of
 from zslurm.cluster.xgmi import group_cost
 from zslurm.doctor.check import Check, Outcome, passed, warned

@@ -42,7 +42,7 @@ class Template:
 def shipped_templates() -> dict[str, Template]:
     """Every template that ships with zslurm, by name; parts that others include start with `_`."""
     found: dict[str, Template] = {}
-    for entry in sorted(resources.files("sbatch_templates").iterdir(), key=lambda entry: entry.name):
+    for entry in sorted(resources.files("zslurm.sbatch_templates").iterdir(), key=lambda entry: entry.name):
         if name := _name_of(entry.name):
             found[name] = Template(name, entry.read_text(encoding="utf-8"), f"sbatch_templates/{entry.name}")
     return found

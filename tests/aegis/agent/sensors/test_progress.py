@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from tests.waiting import wait_for
-from train.progress import RECORD, Phase, ProgressWriter, record_path
 from zslurm.aegis.agent.sensors.progress import ranks_in
 from zslurm.aegis.protocol import RankProgress
 from zslurm.core.pauses import Pauses
+from zslurm.train.progress import RECORD, Phase, ProgressWriter, record_path
 
 
 def write(directory: Path, rank: int, step: int) -> None:

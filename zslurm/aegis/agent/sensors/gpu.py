@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from checkpoint_tools.quantities import counted
 from zslurm.aegis.agent.gpu_tool import GpuTool, ToolAnswer, ToolSources, is_there, tool_exists
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
 from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.hardware import ras
 from zslurm.hardware.gpu_health import GpuHealth
 from zslurm.hardware.gpus import Gpu

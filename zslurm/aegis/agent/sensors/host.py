@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from checkpoint_tools.quantities import counted, show_bytes
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
 from zslurm.aegis.types import Fault
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.core.files import read_text
 from zslurm.hardware.sysfs import key_values, names
 

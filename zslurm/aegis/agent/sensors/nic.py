@@ -22,9 +22,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from checkpoint_tools.quantities import counted
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
 from zslurm.aegis.types import Fault, Role
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.map import rail_map
 from zslurm.core.files import read_text
 from zslurm.hardware.facts import read_facts

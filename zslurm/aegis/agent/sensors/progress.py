@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from train.progress import Progress, read_progress
 from zslurm.aegis.protocol import RankProgress
+from zslurm.train.progress import Progress, read_progress
 
 _RECORD = re.compile(r"rank-(\d{5,})")
 
