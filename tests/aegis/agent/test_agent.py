@@ -315,7 +315,7 @@ def test_an_agent_whose_generation_was_replaced_ends(agents: list[AgentProcess],
 
 def test_it_is_light() -> None:
     program = (
-        "import sys; from zslurm.aegis import agent, sensor; sensor.all_sensors(); "
+        "import sys; from zslurm.aegis.agent import main, sensor; sensor.all_sensors(); "
         "print(*{'torch', 'numpy', 'h5py', 'submitit'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

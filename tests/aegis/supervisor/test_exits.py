@@ -30,9 +30,8 @@ def _train(user: LocalUser, name: str, *in_ranks: dict[str, Any], exit_code: int
     place.mkdir()
     (place / "plan.json").write_text(json.dumps({"pace_s": 0.0, "faults": list(in_ranks)}))
     env = {"PYTHONPATH": str(_HOOK), "ZSLURM_TEST_FAULTS": str(place)}
-    run = user.write_run(
-        name, steps=STEPS, ranks=2, checkpoint={"every_steps": 5}, cluster={"env": env}, aegis=aegis
-    )
+    saves = {"every_steps": 5, "background": False}
+    run = user.write_run(name, steps=STEPS, ranks=2, checkpoint=saves, cluster={"env": env}, aegis=aegis)
     return user.zslurm("submit", run, "--wait", exit_code=exit_code).stderr.splitlines()
 
 

@@ -136,7 +136,7 @@ def test_one_killed_again_and_again_gets_done(sources: list[Path], tokenizer: Pa
 
 KILLED = """
 import sys; from pathlib import Path
-from zslurm.train.data import source_reader
+from zslurm.train.data.build import source_reader
 from zslurm.train.data.build.build import build
 source_reader.BATCH_BYTES = 1 << 12
 build([Path(sys.argv[1])], Path(sys.argv[2]), vocab_size=400, bundle_bytes=1_500, workers=2)
