@@ -8,7 +8,11 @@ lives:
     in the same job     attempts of one job follow each other: the one before is over
     elsewhere           the caller may know (a scheduler's word); otherwise the lock holds
 
-A dead one's lock is moved aside and read once more, so that of two who take it over at once one is refused.
+A dead one's lock is replaced only by the process that holds the lock on replacing it: a second file, made by
+`link` as well, whose name has the dead lock's nonce. Of many that find the same dead lock one gets that file,
+looks whether the dead lock is still there, and renames its own over it. Later ones find a living holder. A
+process that dies on the way leaves a second file that is a dead one's lock, too, and is replaced in the same
+way.
 
 Cost: one small file. It keeps apart runs that were started twice, not programs that ignore it.
 """
@@ -95,16 +99,30 @@ def take(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -
         draft = root / f"{NAME}.{ours.nonce}"
         draft.write_text(json.dumps(asdict(ours)))
         try:
-            while not _link(draft, path):
-                theirs = holder_of(root)
-                if theirs is None:
-                    continue  # it was given back between the two looks
-                if not _is_dead(theirs, ours, is_gone):
-                    raise InUse(f"{root} is in use by {theirs}; if that is dead, remove {path}")
-                _move_aside(path, theirs, root)
+            _acquire(path, draft, lambda theirs: _is_dead(theirs, ours, is_gone))
         finally:
             draft.unlink(missing_ok=True)
     return Lock(path, ours)
+
+
+def _acquire(path: Path, draft: Path, is_dead: Callable[[Holder], bool]) -> None:
+    """Make `path` a copy of `draft` where nobody who lives holds it."""
+    while not _link(draft, path):
+        theirs = _read(path)
+        if theirs is None:
+            continue  # it was given back between the two looks
+        if not is_dead(theirs):
+            raise InUse(f"{path.parent} is in use by {theirs}; if that is dead, remove {path}")
+        replacing = path.with_name(f"{NAME}.over-{theirs.nonce or 'damaged'}")
+        _acquire(replacing, draft, is_dead)
+        try:
+            if _read(path) == theirs:
+                copy = path.with_name(f"{replacing.name}.new")
+                copy.write_bytes(draft.read_bytes())
+                copy.rename(path)
+                return
+        finally:
+            replacing.unlink(missing_ok=True)
 
 
 def holder_of(root: Path) -> Holder | None:
@@ -113,12 +131,16 @@ def holder_of(root: Path) -> Holder | None:
     Raises:
         ReadFailed: the operating system refused.
     """
+    return _read(root / NAME)
+
+
+def _read(path: Path) -> Holder | None:
     try:
-        return Holder(**load_json((root / NAME).read_bytes()))
+        return Holder(**load_json(path.read_bytes()))
     except FileNotFoundError:
         return None
     except OSError as cause:
-        raise read_failed(root / NAME, cause) from cause
+        raise read_failed(path, cause) from cause
     except (TypeError, ValueError):
         return Holder("", 0, 0, "", 0.0, "")
 
@@ -137,20 +159,6 @@ def _is_dead(theirs: Holder, ours: Holder, is_gone: IsGone) -> bool:
     if theirs.host == ours.host:
         return _start_of(theirs.pid) != theirs.started
     return is_gone(theirs)
-
-
-def _move_aside(path: Path, judged: Holder, root: Path) -> None:
-    """Remove the lock that `judged` held, and no other's that may have taken its place."""
-    aside = root / f"{NAME}.{secrets.token_hex(8)}"
-    with suppress(FileNotFoundError):
-        path.rename(aside)
-        try:
-            found = Holder(**load_json(aside.read_bytes()))
-        except (TypeError, ValueError):
-            found = judged
-        if found != judged:
-            _link(aside, path)
-        aside.unlink()
 
 
 def _start_of(pid: int) -> int:

@@ -120,7 +120,7 @@ def _race(root: Path, start: multiprocessing.synchronize.Barrier, won: multiproc
 @pytest.mark.parametrize("stale", [False, True])
 def test_of_many_at_once_one_gets_it(tmp_path: Path, stale: bool) -> None:
     context = multiprocessing.get_context("fork")
-    for _ in range(5):
+    for _ in range(8):
         if stale:
             plant(tmp_path, replace(ELSEWHERE, host=os.uname().nodename, pid=2**22 + 1))
         barrier, won = context.Barrier(6), context.Queue()
