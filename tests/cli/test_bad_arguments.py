@@ -19,6 +19,7 @@ import typer
 
 from tests.cli.plain_words import problem_of
 from tests.train.runs import MODEL, make_corpus
+from zslurm.cli.commands import load
 from zslurm.cli.main import app
 
 BAD_VALUES = {
@@ -104,7 +105,8 @@ class Parameter:
 
 
 def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
-    for name, command in group.commands.items():
+    for name, listed in group.commands.items():
+        command = listed if path else load(name)
         if hasattr(command, "commands"):
             yield from _commands(command, (*path, name))
             continue

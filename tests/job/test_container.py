@@ -297,7 +297,7 @@ def test_a_run_trains_inside_and_its_supervisor_outside(user: LocalUser, tmp_pat
     for call in ranks:
         assert call["pythonpath"] == str(run.path / "code" / "packages")
         assert str(tmp_path) in call["binds"], "the working directory, with run and data in it"
-    assert (run.path / "code" / "packages" / "zslurm" / "launch" / "rank.py").is_file()
+    assert (run.path / "code" / "packages" / "zslurm" / "job" / "rank.py").is_file()
     (checked,) = user.events("inside", "container_checked")
     assert next(iter(checked["rdma_abi"])).startswith("unavailable: ")
 

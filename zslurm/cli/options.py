@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from zslurm.cluster.profile import LOCAL, profile_files
 from zslurm.core.nice import step_back
 from zslurm.run.index import jobs
-from zslurm.submit.as_job import run_as_job
 
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
@@ -27,6 +25,8 @@ def complete_runs(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_clusters(incomplete: str) -> list[str]:
     """Names of cluster profiles."""
+    from zslurm.cluster.profile import LOCAL, profile_files  # YAML and pydantic, which few commands need
+
     try:
         names = {*profile_files(), LOCAL}
     except OSError:
@@ -102,6 +102,7 @@ def here_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> 
         typer.Exit: the job is over; with its exit code.
     """
     if slurm:
-        raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option))
+        from zslurm.submit.as_job import run_as_job  # all that a submission needs, as few commands do
 
+        raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option))
     step_back()
