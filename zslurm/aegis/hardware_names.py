@@ -63,6 +63,7 @@ _ALTERNATIVES = {
         r"\b(?:NETDEV WATCHDOG|NIC|HCA|LIFs?|FW heartbeat|RDMA|InfiniBand|bonding|CQE|RNR)\b",
         r"\bNET/\w+|\b[RN]CCL\b|\bnccl\w*|ibv_|\bIBV?_",
         r"\bPort\b.{0,12}\bLink\b|\b(?:Port|Physical) (?:state|link)\b",
+        r"\b(?:ud|rc|dc|srd)_\w+\.c:\d+ ",  # UCX's transports over InfiniBand and RoCE
         r"\basync (?:fatal )?event\b|\btransport retry|\bUCX +(?:ERROR|FATAL)|\blibfabric:|\bOFI\b|_OFI_",
     ),
     "pcie": (
