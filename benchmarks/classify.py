@@ -69,6 +69,7 @@ _UNSEEN_BY = {
     "batch 5": "94f01df",
     "batch 6": "a020628",
     "batch 7": "6ce091c",
+    "batch 8": "4748b42",
 }
 """The commits whose rules had not seen the lines of log_samples_further.jsonl and log_samples_batch*.jsonl.
 They were gathered from public threads, from sources of drivers and programs and from other tools' tests, and

@@ -37,7 +37,7 @@ RECORDED = _recorded("log_samples.jsonl")
 """The development set."""
 FURTHER = _recorded("log_samples_further.jsonl")
 """Lines with their sources, gathered when the table of signatures was finished; see benchmarks/classify.py."""
-_BATCH_FILES = tuple(f"log_samples_batch{number}.jsonl" for number in range(1, 8))
+_BATCH_FILES = tuple(f"log_samples_batch{number}.jsonl" for number in range(1, 9))
 BATCHES = tuple(map(_recorded, _BATCH_FILES))
 """Lines after the formats of drivers, RCCL and Slurm, and from other tools' tests; see benchmarks/classify.py."""
 BATCHES_BLIND = tuple(map(_blind, _BATCH_FILES))

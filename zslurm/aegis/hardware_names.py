@@ -37,8 +37,9 @@ _ALTERNATIVES = {
     ),
     "pci_driver": (rf"^(?:pcieport|pciehp|vfio-pci|pci) {_PCI}\b",),
     "file_system": (
-        r"^(?:Lustre|LustreError|LNet|LNetError|nfs4?|NFS|RPC|ceph|libceph|XFS|EXT4-fs|BTRFS|JBD2|Aborting journal"
-        r"|mmfs\w*|GPFS|beegfs\w*|wekafs\w*|fuse|overlayfs|SQUASHFS)\b(?: \([^)]*\)| warning| error)?:? ",
+        r"^(?:Lustre|LustreError|LNet|LNetError|nfs\w*|NFS|RPC|ceph|libceph|XFS|EXT4-fs|BTRFS|JBD2"
+        r"|Aborting journal|mmfs\w*|GPFS|beegfs\w*|wekafs\w*|fuse|overlayfs|SQUASHFS)"
+        r"\b(?: \([^)]*\)| warning| error)?:? ",
         rf"^(?:nvme(?: nvme)?\d*|block nvme\w+|nvme {_PCI}|device-mapper|dm-\d+|md/?\w*)\b.{{0,30}}: ",
     ),
     "gpu": (
