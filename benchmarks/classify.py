@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, write_result
-from tests.aegis.logs.log_samples import BATCHES, COMPOSED, FORMS, FURTHER, RECORDED, Sample
+from tests.aegis.logs.log_samples import BATCHES, BATCHES_BLIND, COMPOSED, FORMS, FURTHER, RECORDED, Sample
 from zslurm.aegis.logs.classify import classify
 from zslurm.aegis.logs.lines import chunks_of
 from zslurm.aegis.logs.scanner import findings_in
@@ -68,11 +68,13 @@ _UNSEEN_BY = {
     "batch 4": "58f8fd3",
     "batch 5": "94f01df",
     "batch 6": "a020628",
+    "batch 7": "6ce091c",
+    "batch 8": "4748b42",
 }
 """The commits whose rules had not seen the lines of log_samples_further.jsonl and log_samples_batch*.jsonl.
 They were gathered from public threads, from sources of drivers and programs and from other tools' tests, and
 labelled before they were scored; the rules were corrected after that. Batch 1 was gathered where the rules were
-known to be weak."""
+known to be weak. Batches 7 and later were gathered and labelled without sight of the rules."""
 
 
 def run(foreign_logs: Path | None = None) -> None:
@@ -102,7 +104,7 @@ def run(foreign_logs: Path | None = None) -> None:
             "further_lines_by_rules_that_had_not_seen_them": _score_unseen("further", FURTHER),
             "batches": [_score(batch) for batch in BATCHES],
             "batches_by_rules_that_had_not_seen_them": [
-                _score_unseen(f"batch {number}", batch) for number, batch in enumerate(BATCHES, 1)
+                _score_unseen(f"batch {number}", batch) for number, batch in enumerate(BATCHES_BLIND, 1)
             ],
             "foreign_logs": _foreign(foreign_logs) if foreign_logs else _foreign_of_the_last_run(),
             "other_rule_sets": _BASELINE,

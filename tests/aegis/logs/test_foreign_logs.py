@@ -70,6 +70,21 @@ def test_every_rule_that_excludes_at_once_or_the_second_time_requires_a_name() -
             assert rule.names is not None, rule.any
 
 
+UNKNOWN_WORDS_OF_A_GPU_DRIVER = {
+    "amdgpu 0000:c1:00.0: amdgpu: failed to initialize the overdrive tables": "gpu_init_fail",
+    "amdgpu 0000:c1:00.0: amdgpu: reading the voltage timed out": "gpu_hang_reset",
+    "[drm] a worker is stuck": "gpu_hang_reset",
+}
+
+
+@pytest.mark.parametrize(("line", "kind"), UNKNOWN_WORDS_OF_A_GPU_DRIVER.items())
+def test_a_driver_and_a_verb_do_not_exclude_a_node(line: str, kind: str) -> None:
+    """What excludes a node at once is known word for word: a GPU that fails also writes such a line."""
+    found = match_of(line)
+    assert found is not None
+    assert (found.kind, found.role) == (kind, "advisory")
+
+
 def test_names_of_hardware() -> None:
     assert names_of("gpu").search("GPU[3]\t\t: RAS")
     assert names_of("gpu").search("hipErrorNoDevice")
@@ -77,6 +92,8 @@ def test_names_of_hardware() -> None:
     assert names_of("nic").search("hinic3 0000:84:00.0: link")
     assert names_of("nic").search("anydriver 0000:84:00.0 wan0: link")
     assert not names_of("nic").search("nice device, the link is down")
+    assert names_of("nic").search("[node7:3957:0:3957]       ud_ep.c:248  Fatal: UD endpoint")
+    assert not names_of("nic").search("sound_ep.c:248  Fatal: endpoint")
     with pytest.raises(KeyError):
         names_of("toaster")
 

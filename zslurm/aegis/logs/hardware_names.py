@@ -37,8 +37,9 @@ _ALTERNATIVES = {
     ),
     "pci_driver": (rf"^(?:pcieport|pciehp|vfio-pci|pci) {_PCI}\b",),
     "file_system": (
-        r"^(?:Lustre|LustreError|LNet|LNetError|nfs4?|NFS|RPC|ceph|libceph|XFS|EXT4-fs|BTRFS|JBD2|Aborting journal"
-        r"|mmfs\w*|GPFS|beegfs\w*|wekafs\w*|fuse|overlayfs|SQUASHFS)\b(?: \([^)]*\)| warning| error)?:? ",
+        r"^(?:Lustre|LustreError|LNet|LNetError|nfs\w*|NFS|RPC|ceph|libceph|XFS|EXT4-fs|BTRFS|JBD2"
+        r"|Aborting journal|mmfs\w*|GPFS|beegfs\w*|wekafs\w*|fuse|overlayfs|SQUASHFS)"
+        r"\b(?: \([^)]*\)| warning| error)?:? ",
         rf"^(?:nvme(?: nvme)?\d*|block nvme\w+|nvme {_PCI}|device-mapper|dm-\d+|md/?\w*)\b.{{0,30}}: ",
     ),
     "gpu": (
@@ -63,6 +64,7 @@ _ALTERNATIVES = {
         r"\b(?:NETDEV WATCHDOG|NIC|HCA|LIFs?|FW heartbeat|RDMA|InfiniBand|bonding|CQE|RNR)\b",
         r"\bNET/\w+|\b[RN]CCL\b|\bnccl\w*|ibv_|\bIBV?_",
         r"\bPort\b.{0,12}\bLink\b|\b(?:Port|Physical) (?:state|link)\b",
+        r"\b(?:ud|rc|dc|srd)_\w+\.c:\d+ ",  # UCX's transports over InfiniBand and RoCE
         r"\basync (?:fatal )?event\b|\btransport retry|\bUCX +(?:ERROR|FATAL)|\blibfabric:|\bOFI\b|_OFI_",
     ),
     "pcie": (
