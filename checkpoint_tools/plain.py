@@ -35,6 +35,8 @@ def in_words(cause: Exception) -> str:
         return str(cause)
     if isinstance(cause, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {cause.start})"
+    if isinstance(cause, UnicodeEncodeError):
+        return f"it is not UTF-8 text (character {cause.start})"
     if isinstance(cause, json.JSONDecodeError):
         return f"it is not JSON ({cause.msg}, line {cause.lineno} column {cause.colno})"
     if isinstance(cause, KeyError):
@@ -46,3 +48,8 @@ def in_words(cause: Exception) -> str:
     if isinstance(cause, ValueError) and "integer string conversion" in str(cause):
         return "it holds a number of too many digits"
     return "its content is not of the expected form"
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """The text, or its beginning where it is longer than `most` characters: a message stays one line."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpoint_tools.plain import in_words
 from checkpoint_tools.quantities import counted, show_bytes
 from train.data.detokenize import text_pieces
 from train.data.tokenizer import load_tokenizer
@@ -114,7 +115,7 @@ def _prompt(given: str) -> str:
         text = sys.stdin.read() if given == "-" else given
         text.encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise ConfigError(f"the prompt is not UTF-8 text: {error}") from error
+        raise ConfigError(f"the prompt: {in_words(error)}") from error
     if not text:
         raise ConfigError("the prompt is empty; give some text to continue")
     return text

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from checkpoint_tools.plain import shorten
 from zslurm.errors import ConfigError, NotFound
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
 from zslurm.launch.run_state import look_all, recorded_job
@@ -28,7 +29,7 @@ def parse_ranks(text: str) -> list[int] | None:
     try:
         return sorted(set(expand_ranges(text)))
     except HostlistError as error:
-        raise ConfigError(f"--rank {text}: expected ranks such as 0,8-15, or `all`") from error
+        raise ConfigError(f"--rank {shorten(text)}: expected ranks such as 0,8-15, or `all`") from error
 
 
 def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:

@@ -10,15 +10,17 @@ from checkpoint_tools.quantities import counted, show_bytes
 from train.memory import MemoryPlan, plan_memory
 from zslurm.cli.output import print_json, print_table, say
 from zslurm.config.spec import RunSpec
+from zslurm.report.checkpoint import as_user_errors
 
 
 def show_memory(spec: RunSpec, ranks: Sequence[int], *, as_json: bool) -> None:
     """`zslurm plan memory`: one column for each number of ranks."""
     on_cpu, recompute = trains_on_cpus(spec), spec.parallel.recompute
-    plans, others = (
-        [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in dict.fromkeys(ranks)]
-        for value in (recompute, not recompute)
-    )
+    with as_user_errors():
+        plans, others = (
+            [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in dict.fromkeys(ranks)]
+            for value in (recompute, not recompute)
+        )
     if as_json:
         print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": [*map(_facts, plans)]})
         return
