@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from checkpoint_tools.plain import reason_of
 from zslurm.aegis import supervisor_lease
 from zslurm.aegis.agent_link import AgentLink
 from zslurm.aegis.protocol import (
@@ -191,7 +192,7 @@ class Agents:
                 work()
             except Exception as error:
                 with self._lock:
-                    reason = f"{name}: {type(error).__name__}: {error}"
+                    reason = f"{name}: {reason_of(error)}"
                     self._events.append(("agents_unavailable", {"reason": reason}))
 
         threading.Thread(target=guarded, daemon=True, name=f"agents-{name}").start()

@@ -8,6 +8,7 @@ each kind once in an attempt. Nothing is kept: what a supervisor that is killed 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from checkpoint_tools.plain import reason_of
 from zslurm import __version__
 from zslurm.aegis.courier import Courier
 from zslurm.config.aegis import NotifySettings
@@ -296,8 +298,12 @@ class WebHook:
             return f"{host}: {_one_line(str(error.reason))[:_LONGEST_REASON]}", True
         except TimeoutError:
             return self._too_late()
-        except Exception as error:  # its text may hold the address
-            return f"{host}: {type(error).__name__}", isinstance(error, OSError)
+        except OSError as error:
+            return f"{host}: {reason_of(error)[:_LONGEST_REASON]}", True
+        except (http.client.InvalidURL, ValueError):  # its text holds the address
+            return f"{host}: the address is not valid once its variables are filled in", False
+        except http.client.HTTPException:
+            return f"{host}: what answers is no web server", False
 
 
 def _one_line(text: str) -> str:

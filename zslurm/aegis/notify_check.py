@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 
+from checkpoint_tools.plain import reason_of
 from zslurm.aegis.notify import hooks, message
 from zslurm.config.spec import RunSpec
 from zslurm.errors import CheckFailed, ConfigError
@@ -35,7 +36,7 @@ def try_hooks(spec: RunSpec) -> Iterator[str]:
         try:
             hook.deliver(sample)
         except Exception as error:  # a hook is other people's code; whatever is wrong with it is the answer
-            failed.append(f"aegis.notify.{hook.name}: {error}")
+            failed.append(f"aegis.notify.{hook.name}: {reason_of(error)}")
         else:
             yield f"aegis.notify.{hook.name} took the event"
     if failed:
