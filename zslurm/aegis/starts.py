@@ -20,6 +20,7 @@ from zslurm.errors import ZslurmError
 from zslurm.launch.checkpoint_lock import free_from_dead_job
 from zslurm.launch.interpreter import Interpreter
 from zslurm.launch.metrics_tail import last_step_at
+from zslurm.launch.milestones import cause_of
 from zslurm.launch.prepare import prepare
 from zslurm.launch.processes import DetachedProcess
 from zslurm.launch.run_dir import AttemptDir, read_json, write_atomically
@@ -83,7 +84,7 @@ def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> st
     if last_step_at(job.run.metrics, last.number) is not None:
         return f"{what} before the attempt could be judged"
     before = [row for row in events if row.get("event") == "attempt_ended" and row.get("attempt") != last.number]
-    cause = (before[-1].get("cause") or {}).get("message") if before else None
+    cause = (cause_of(before[-1]) or {}).get("message") if before else None
     recovered = f" while the run recovered from: {cause}" if cause else " before the attempt took a step"
     return what + recovered
 

@@ -18,7 +18,7 @@ from train.optim.stages import Stage, stages_of
 from zslurm.errors import ZslurmError
 from zslurm.launch.identity import original_of
 from zslurm.launch.metrics_tail import newest_rows
-from zslurm.launch.milestones import IN_PLACE, AegisView, aegis_view, read_milestones
+from zslurm.launch.milestones import IN_PLACE, AegisView, aegis_view, cause_of, read_milestones
 from zslurm.launch.processes import ProcessRecord
 from zslurm.launch.run_dir import RunDir, read_json
 from zslurm.slurm import queue_view
@@ -241,7 +241,7 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         restarts,
         job.time,
         exit_code=ended.get("exit_code") if ended else None,
-        cause=ended.get("cause") if ended else None,
+        cause=cause_of(ended) if ended else None,
         successor=job.successor if state in ACTIVE else None,
         last_event=events.newest,
         aegis=aegis,
@@ -376,7 +376,7 @@ def _total_steps(config: dict[str, Any]) -> int | None:
     """As PhaseConfig.steps, without loading pydantic for each of many runs."""
     try:
         return sum(stage.steps for phase in config["phases"] for stage in _stages(phase))
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError):  # a damaged config.json
         return None
 
 

@@ -28,7 +28,7 @@ from checkpoint_tools import (
 )
 from checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.output import print_json, print_table, say
-from zslurm.errors import CheckFailed, ConfigError
+from zslurm.errors import CheckFailed, ConfigError, ZslurmError
 from zslurm.launch.checkpoints import find_checkpoint, find_checkpoints, find_newest
 from zslurm.report.bars import byte_bar
 from zslurm.report.checkpoint import as_user_errors
@@ -316,7 +316,14 @@ def _best(found: list[Listing]) -> set[int]:
         if listing.complete:
             with Checkpoint.open(listing.path, check_files=False) as checkpoint:
                 best = checkpoint.manifest.cursor.get("best")
-            return {int(best["step"])} if best else set()
+            if not best:
+                return set()
+            if not isinstance(best, dict) or not isinstance(best.get("step"), int):
+                raise ZslurmError(
+                    f"{listing.path}: cannot tell which checkpoint is the best: its cursor is damaged; give "
+                    "--drop-best to prune without it"
+                )
+            return {best["step"]}
     return set()
 
 

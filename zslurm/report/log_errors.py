@@ -13,6 +13,7 @@ from typing import Any, Literal
 from train.jsonl import read_jsonl
 from zslurm.aegis.early_exits import KIND as EARLY_EXIT
 from zslurm.aegis.verdict import blames_a_peer, is_orderly
+from zslurm.launch.milestones import cause_of
 from zslurm.launch.run_dir import AttemptDir, RunDir, read_json
 from zslurm.report.values import show_time
 from zslurm.slurm.hostlist import compress
@@ -62,7 +63,7 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     """What went wrong in an attempt: the root, then what failed on its own, then the cascade; each by time."""
     events = [event for event in read_jsonl(run.events) if event.get("attempt") == attempt.number]
     ended: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "attempt_ended"), {})
-    cause = ended.get("cause") or {}
+    cause = cause_of(ended) or {}
     ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
     groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
     cancelled = any((e.get("kind"), e.get("source")) == ("slurm_cancelled", "srun") for e in events)

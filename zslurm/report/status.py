@@ -8,6 +8,7 @@ from typing import Any
 
 from checkpoint_tools.quantities import show_count, show_duration
 from train.jsonl import read_jsonl
+from zslurm.launch.milestones import cause_of
 from zslurm.launch.run_dir import RunDir
 from zslurm.launch.run_state import RunState
 from zslurm.report.event_words import describe, describe_cause, describe_fault
@@ -295,5 +296,5 @@ def _attempt(number: int, begin: dict[str, Any], end: dict[str, Any], outcome: s
         "nodes": begin.get("nodes"),
         "outcome": outcome,
         "exit_code": end.get("exit_code"),
-        "cause": end.get("cause"),
+        "cause": cause_of(end),
     }
