@@ -277,6 +277,7 @@ def test_a_damaged_file_is_one_clear_line(here: Path, file: str, every: bool) ->
         ("runs/sent/attempts/000001/attempt.json", {"world_size": "x"}, "logs sent --rank 0,1"),
         ("runs/sent/events.jsonl", {"outcome": "failed", "cause": {"x": None}}, "status sent"),
         ("runs/sent/events.jsonl", {"outcome": "failed", "cause": "x"}, "status"),
+        ("runs/sent/events.jsonl", {"outcome": []}, "status sent"),
         ("runs/sent/events.jsonl", {"outcome": "failed", "cause": "x"}, "logs sent --errors"),
         ("runs/sent/events.jsonl", {"outcome": "failed", "cause": {"message": "m", "step": "x"}}, "status sent"),
     ],

@@ -276,7 +276,8 @@ def _last_verdict(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     verdict: dict[str, Any] | None = None
     for event in events:
         if event["event"] in ("attempt_ended", "run_ended"):
-            verdict = event
+            whole = isinstance(event.get("outcome"), str) and isinstance(event.get("time"), int | float)
+            verdict = event if whole else {**event, "outcome": "lost", "time": 0.0}  # a damaged line
         elif event["event"] == "attempt_started" or _goes_on(event):
             verdict = None
     return verdict
