@@ -44,6 +44,9 @@ from zslurm.checkpoint_tools.quantities import counted
 ALIGN = 32
 """Elements; every flat tensor, share and matrix starts at a multiple of it."""
 
+MAX_RANKS = 1 << 20
+"""More ranks than this are refused: it is a typing error, and a layout of them would fill the memory."""
+
 
 class TensorRow(Protocol):
     """What `partition` needs to know of a tensor."""
@@ -225,11 +228,11 @@ def partition(table: Iterable[TensorRow], world_size: int) -> Partition:
     Flat tensors keep the order of the table; who owns a matrix does not depend on that order.
 
     Raises:
-        Mismatch: world_size is below 1, a name comes twice, a dimension is negative, or a tensor cannot be cut
-            into as many matrices as its row says.
+        Mismatch: world_size is not in [1, MAX_RANKS], a name comes twice, a dimension is negative, or a tensor
+            cannot be cut into as many matrices as its row says.
     """
-    if world_size < 1:
-        raise Mismatch(f"world_size must be at least 1, got {world_size}")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise Mismatch(f"the number of ranks must be between 1 and {MAX_RANKS}, got {world_size}")
     rows = tuple(table)
     _check(rows)
     placements: list[Placement] = []

@@ -43,7 +43,7 @@ from zslurm.checkpoint_tools.commit import write_manifest
 from zslurm.checkpoint_tools.durable import remove, sync_directory, writing
 from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, NoSpace, WriteFailed
 from zslurm.checkpoint_tools.manifest import Buffer, Manifest
-from zslurm.checkpoint_tools.partition import partition
+from zslurm.checkpoint_tools.partition import MAX_RANKS, partition
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.checkpoint_tools.read import OPEN_FILES, Checkpoint
 from zslurm.checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent, assemble
@@ -95,8 +95,8 @@ def plan_reshape(
     """Check that `reshape` with the same arguments can be done, and say what it would write.
 
     Raises:
-        Mismatch: `ranks` is below 1 or above the number of elements, `destination` exists or lies inside
-            `source`, or the memory does not do for one worker.
+        Mismatch: `ranks` is below 1, above the number of elements or above MAX_RANKS, `destination` exists or
+            lies inside `source`, or the memory does not do for one worker.
         NoSpace: the file system of `destination` has less room than the checkpoint needs.
         NotACheckpoint, Damaged, Incomplete, VersionTooNew, ReadFailed: as `Checkpoint.open`.
     """
@@ -104,10 +104,10 @@ def plan_reshape(
         manifest = checkpoint.manifest
     _check_destination(source, destination)
     elements = sum(tensor.numel for tensor in manifest.tensors)
-    if not 1 <= ranks <= max(1, elements):
+    most = max(1, min(elements, MAX_RANKS))
+    if not 1 <= ranks <= most:
         raise Mismatch(
-            f"cannot divide {counted(elements, 'element')} over {counted(ranks, 'rank')}; give 1 to "
-            f"{max(1, elements)}"
+            f"cannot divide {counted(elements, 'element')} over {counted(ranks, 'rank')}; give 1 to {most}"
         )
     each = (RING_BLOCKS + OPEN_FILES) * manifest.block_size
     if max_memory < each:

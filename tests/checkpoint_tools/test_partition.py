@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from zslurm.checkpoint_tools import ALIGN, Mismatch, partition
 from zslurm.checkpoint_tools.packing import Size, lower_bound, pack
+from zslurm.checkpoint_tools.partition import MAX_RANKS
 
 
 class Row(NamedTuple):
@@ -138,7 +139,8 @@ def test_no_tensors_are_no_extents() -> None:
     [
         ([Row("a", (1,)), Row("a", (2,))], 1, "'a' comes twice"),
         ([Row("a", (2, -1))], 1, "negative dimension"),
-        ([], 0, "world_size must be at least 1"),
+        ([], 0, "must be between 1 and 1048576, got 0"),
+        ([], MAX_RANKS + 1, "must be between 1 and 1048576, got 1048577"),
         ([Row("a", (7,), 1)], 1, "cannot be cut into 1 matrix"),
         ([Row("a", (5, 4), 2)], 1, "cannot be cut into 2 matrices"),
         ([Row("a", (5, 4), -1)], 1, "cannot be cut into -1 matrices"),

@@ -146,7 +146,12 @@ def _lines(path: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a run file, data, and one of each kind of wrong file; no program is on the PATH."""
+    """A directory with a run file, data, and one of each kind of wrong file; no program is on the PATH.
+
+    It is so deep that what a command writes to the value `up` stays below pytest's directory.
+    """
+    tmp_path = tmp_path / "a/b/c/d"
+    tmp_path.mkdir(parents=True)
     make_corpus(tmp_path / "tokens.h5")
     phase = {"tokens": 960, "context": 16, "global_batch": 6, "micro_batch": 2, "lr": 1e-3}
     run = {"run": {"name": "tiny"}, "model": MODEL, "data": {"path": "tokens.h5"}, "phases": [phase]}

@@ -311,6 +311,7 @@ def _pretend_submitted(shell: Shell) -> None:
         (("submit", "run.yaml", "other.yaml"), "other.yaml: not a long option of sbatch"),
         (("config", "show", "run.yaml", "other.yaml"), "Got unexpected extra argument"),
         (("logs", "x", "--rank", "-1"), "--rank -1: expected ranks such as 0,8-15"),
+        (("logs", "x", "--rank", "9" * 5000), f"--rank {'9' * 57}...: expected ranks such as 0,8-15"),
         (("config", "shwo"), "No such command 'shwo'. Did you mean 'show'?"),
         (("data", "build", "texts", "--out", "x", "--vocab-size", "5"), "Invalid value for '--vocab-size'"),
     ],

@@ -269,6 +269,51 @@ def test_a_damaged_file_is_one_clear_line(here: Path, file: str, every: bool) ->
     check(here / file, READ_BY[file], every=every)
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "command"),
+    [
+        ("runs/sent/config.json", {"phases": [None]}, "status sent --json"),
+        ("runs/sent/config.json", {"phases": [[]]}, "status sent"),
+        ("runs/sent/attempts/000001/attempt.json", {"world_size": "x"}, "logs sent --rank 0,1"),
+        ("runs/sent/events.jsonl", {"outcome": "failed", "cause": {"x": None}}, "status sent"),
+        ("runs/sent/events.jsonl", {"outcome": "failed", "cause": "x"}, "status"),
+        ("runs/sent/events.jsonl", {"outcome": []}, "status sent"),
+        ("runs/sent/events.jsonl", {"outcome": "failed", "cause": "x"}, "logs sent --errors"),
+        ("runs/sent/events.jsonl", {"outcome": "failed", "cause": {"message": "m", "step": "x"}}, "status sent"),
+    ],
+)
+def test_what_the_long_run_has_found_stays_found(
+    here: Path, file: str, change: dict[str, Any], command: str
+) -> None:
+    path = here / file
+    whole = path.read_text()
+    rows = [json.loads(line) for line in whole.splitlines()] if file.endswith("jsonl") else [json.loads(whole)]
+    for row in rows:
+        if row.get("event") in (None, "attempt_ended", "run_ended"):
+            row.update(change)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    try:
+        problem = problem_of(*command.split())
+    finally:
+        path.write_text(whole)
+    assert problem is None
+
+
+def test_a_damaged_note_of_the_best_checkpoint_is_one_clear_line(here: Path) -> None:
+    path = here / "runs/first/checkpoints/step-00000080/manifest.json"
+    whole = path.read_bytes()
+    document = json.loads(whole)
+    document["cursor"]["best"] = 7
+    path.write_bytes(_checked(document, whole))
+    try:
+        done = zslurm("checkpoint", "prune", "first", "--dry-run")
+        problem = problem_of("checkpoint", "prune", "first", "--dry-run", "--drop-best")
+    finally:
+        path.write_bytes(whole)
+    assert (done.code, problem) == (1, None)
+    assert "its cursor is damaged; give --drop-best to prune" in done.stderr
+
+
 def test_a_damaged_bundle_is_one_clear_line(here: Path) -> None:
     for path in sorted((here / "built").iterdir()):
         if path.is_file() and path.name != "tokenizer.json":

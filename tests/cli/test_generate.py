@@ -114,7 +114,7 @@ def test_it_ends_with_the_context(zslurm: Zslurm) -> None:
     [
         (["first", "--prompt", ""], 2, "empty"),
         (["first", "--prompt", "東京 " * 40], 2, f"context of {CONTEXT}"),
-        (["first", "--prompt", "a\udcffb"], 2, "not UTF-8"),
+        (["first", "--prompt", "a\udcffb"], 2, "the prompt: it is not UTF-8 text (character 1)\n"),
         (["first", "--prompt", "a", "--temperature", "-1"], 2, "temperature"),
         (["first", "--prompt", "a", "--temperature", "nan"], 2, "temperature"),
         (["first", "--prompt", "a", "--top-p", "1.5"], 2, "top-p"),

@@ -110,3 +110,11 @@ def test_a_wrong_run_file(shell: Shell) -> None:
     assert shell.fails("plan", "memory", "none.yaml") == (Exit.NOT_FOUND, "zslurm: none.yaml: no such file")
     shell.write_run(model={"layers": 0})
     assert shell.fails("plan", "memory", "run.yaml")[0] == Exit.USAGE
+
+
+def test_a_number_of_ranks_beyond_reason_does_not_fill_the_memory(shell: Shell) -> None:
+    shell.write_run()
+    message = "zslurm: the number of ranks must be between 1 and 1048576, got 10000000000"
+    assert shell.fails("plan", "memory", "run.yaml", "--dp", "10000000000") == (Exit.USAGE, message)
+    nodes = "slurm.nodes=10000000000"
+    assert shell.fails("plan", "memory", "run.yaml", "--set", nodes) == (Exit.USAGE, message)

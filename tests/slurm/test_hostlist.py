@@ -89,5 +89,14 @@ def test_an_absurd_hostlist_does_not_fill_the_memory(hostlist: str) -> None:
         expand(hostlist)
 
 
+def test_more_digits_than_a_number_has_are_text_in_a_name_and_refused_in_a_range() -> None:
+    long = "9" * 5000
+    assert compress([long, "n2", f"n{long}", "n1"]) == f"{long},n[1-2],n{long}"
+    assert expand(f"n{long}") == [f"n{long}"]
+    for ranges in (f"0-{long}", long):
+        with pytest.raises(HostlistError, match=r"range `.{1,60}`: expected a number"):
+            expand_ranges(ranges)
+
+
 def test_task_lists_are_numbers() -> None:
     assert expand_ranges("0-3,7") == [0, 1, 2, 3, 7]

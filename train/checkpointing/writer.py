@@ -44,6 +44,7 @@ from zslurm.checkpoint_tools import (
     discard,
     write_shard,
 )
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.train.checkpointing.staging import Staging, Unstaged
 from zslurm.train.niceness import lower_thread
 
@@ -213,8 +214,7 @@ class Saver:
             try:
                 self._save(request)
             except Exception as error:  # whatever it is: training goes on, and is told
-                reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-                self._say(request, SaveState.FAILED, reason=reason)
+                self._say(request, SaveState.FAILED, reason=reason_of(error))
             finally:
                 self._idle.set()
 
@@ -315,10 +315,8 @@ def attempt(action: Callable[[], str]) -> str:
     """Run `action`; its answer or its failure, as text that travels through the store."""
     try:
         return "ok " + action()
-    except CheckpointError as error:
-        return f"failed {error}"
     except Exception as error:  # the others must not wait for an answer that does not come
-        return f"failed {type(error).__name__}: {error}"
+        return f"failed {reason_of(error)}"
 
 
 def unwrap(text: str) -> str:

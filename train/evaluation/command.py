@@ -31,6 +31,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.train.niceness import lower_process
 
 _GRACE_S = 5.0
@@ -111,8 +112,9 @@ class EvaluationCommand:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._say(f"evaluation.command: cannot be started at step {step}: {error}")
-            self._record(step, "failed", reason=str(error))
+            reason = reason_of(error)
+            self._say(f"evaluation.command: cannot be started at step {step}: {reason}")
+            self._record(step, "failed", reason=reason)
             return
         self._step = step
 
@@ -201,8 +203,8 @@ def main(argv: list[str]) -> int:
         else:
             result["reason"] = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
     except Exception as error:
-        print(f"evaluation.command: {error}", file=sys.stderr, flush=True)
-        result["reason"] = " ".join(f"{type(error).__name__}: {error}".split())
+        result["reason"] = reason_of(error)
+        print(f"evaluation.command: {result['reason']}", file=sys.stderr, flush=True)
     temporary = paths.result.with_suffix(".tmp")
     temporary.write_text(json.dumps(result) + "\n")
     temporary.rename(paths.result)

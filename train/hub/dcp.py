@@ -47,7 +47,7 @@ from zslurm.checkpoint_tools import (
 )
 from zslurm.checkpoint_tools.durable import writing
 from zslurm.checkpoint_tools.manifest import BLOCK_SIZE
-from zslurm.checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.plain import in_words, load_json, reason_of
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.checkpoint_tools.report import WrittenBuffer, WrittenExtent
 from zslurm.checkpoint_tools.shard_header import DTYPES
@@ -120,7 +120,7 @@ def export_dcp(checkpoint: Checkpoint, out: Path, *, report: Report = silent) ->
         _save(empty, writer, _LazyPlanner({item.key: item for item in items}, count))
         temporary.rename(out)
     except OSError as error:
-        raise HubIOError(f"{out}: {error.strerror or error}") from error
+        raise HubIOError(f"{out}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Converted(out, len(items), total)
@@ -257,13 +257,10 @@ def _save(tensors: dict[str, torch.Tensor], writer: FileSystemWriter, planner: D
         dcp.save(tensors, storage_writer=writer, planner=planner, no_dist=True)
 
 
-def _cause(error: Any) -> Exception:
-    """The exception behind DCP's own, where there is one."""
-    for failure in error.failures.values():
-        cause = failure[0]
-        if isinstance(cause, Exception):
-            return cause
-    return HubError(str(error))
+def _cause(error: Any) -> BaseException:
+    """The first exception behind DCP's own, whose message is a traceback."""
+    cause: BaseException = next(iter(error.failures.values()))[0]
+    return cause
 
 
 # -------------------------------------------------------------- importing
@@ -289,7 +286,9 @@ def _open(source: Path) -> _Reader:
     try:
         reader.read_metadata()
     except Exception as error:
-        raise HubError(f"{source}/.metadata cannot be read ({error}); is it a DCP checkpoint?") from error
+        raise HubError(
+            f"{source}/.metadata cannot be read ({in_words(error)}); is it a DCP checkpoint?"
+        ) from error
     return reader
 
 
@@ -298,8 +297,9 @@ def _load(reader: _Reader, key: str, dtype: torch.dtype, shape: tuple[int, ...])
     try:
         with _quietly():
             dcp.load(state, storage_reader=reader, no_dist=True)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise HubError(f"{reader.path}: {key} cannot be read: {error}") from error
+    except Exception as error:  # torch's unpickler raises almost anything for a damaged file
+        why = reason_of(error) if isinstance(error, (OSError, RuntimeError)) else "its part is damaged"
+        raise HubError(f"{reader.path}: {key} cannot be read: {why}") from error
     return state[key]
 
 

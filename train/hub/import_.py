@@ -34,6 +34,7 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 from zslurm.checkpoint_tools.durable import writing
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.train.data.build.tokenizer import file_sha256
 from zslurm.train.data.schema import TOKENIZER_FILE
 from zslurm.train.errors import HubError, HubIOError
@@ -139,5 +140,5 @@ def _copy_tokenizer(tokenizer: TokenizerFiles | None, directory: Path) -> str | 
     try:
         tokenizer.copy_to(directory, {})
     except (OSError, shutil.Error) as error:
-        raise HubIOError(f"{directory}: the tokenizer cannot be copied: {error}") from error
+        raise HubIOError(f"{directory}: the tokenizer cannot be copied: {reason_of(error)}") from error
     return file_sha256(directory / TOKENIZER_FILE)

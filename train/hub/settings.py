@@ -12,6 +12,7 @@ weights, so there the sizes are taken from the tensors' shapes; the rest comes f
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from zslurm.train.errors import HubError
 from zslurm.train.hub.layouts import Layout
 
 ARCHITECTURE = "ZayaForCausalLM"
+_MOST_TOKENS = 2**32  # a tokenizer counts in 32 bits
 
 _NATIVE = {
     "vocab_size": "vocab_size",
@@ -138,7 +140,7 @@ def _other_settings() -> list[tuple[str, Any]]:
 def check_architecture(config: Mapping[str, Any]) -> None:
     """Raises HubError unless `config` is that of a ZAYA model."""
     kind, names = config.get("model_type"), config.get("architectures") or []
-    if kind != "zaya" or (names and ARCHITECTURE not in names):
+    if kind != "zaya" or not isinstance(names, list) or (names and ARCHITECTURE not in names):
         found = f"model_type {kind!r}, architectures {names!r}"
         raise HubError(f"config.json: {found}: only {ARCHITECTURE} (model_type 'zaya') can be read")
 
@@ -153,12 +155,13 @@ def from_config_json(config: Mapping[str, Any], layout: Layout, shapes: Mapping[
     for key, only in (("attention_bias", False), ("lm_head_bias", False), ("tie_word_embeddings", True)):
         reader.only(key, only)
     if layout is Layout.TRANSFORMERS:
-        values, rope = _native_model(reader), _native_rope(reader)
+        values, rope = _native_model(reader, len(shapes)), _native_rope(reader)
     else:
         values, rope = _first_release_model(reader, shapes), _first_release_rope(reader)
     values["rotary_share"] = rope.get("partial_rotary_factor", 0.5)
     base = reader.number("rope_theta", rope.get("rope_theta"))
     context = reader.number("max_position_embeddings", config.get("max_position_embeddings", 131072))
+    tokens = _token_ids(reader)
     model = _validated(values, reader.problems)
     if reader.problems or model is None:
         raise HubError(*(f"config.json: {problem}" for problem in reader.problems))
@@ -167,7 +170,7 @@ def from_config_json(config: Mapping[str, Any], layout: Layout, shapes: Mapping[
         model,
         rope_base=float(base),
         context=int(context),
-        tokens=_token_ids(config),
+        tokens=tokens,
         dtype={"bfloat16": "bf16", "float32": "fp32"}.get(str(dtype)),
     )
 
@@ -197,12 +200,14 @@ class _Reader:
         return value
 
 
-def _native_model(reader: _Reader) -> dict[str, Any]:
+def _native_model(reader: _Reader, tensors: int) -> dict[str, Any]:
     config = reader.config
     reader.only("num_experts_per_tok", 1)
     reader.only("hidden_act", "silu")
     layers = reader.need("num_hidden_layers")
-    if isinstance(layers, int):
+    if isinstance(layers, int) and layers > tensors:
+        reader.problems.append(f"num_hidden_layers is {layers}, but there are only {tensors} tensors")
+    elif isinstance(layers, int):
         reader.only("layer_types", ["hybrid"] * layers)
     return {
         **{ours: reader.need(theirs) for ours, theirs in _NATIVE.items()},
@@ -256,7 +261,8 @@ def _first_release_model(reader: _Reader, shapes: Mapping[str, tuple[int, ...]])
         "scale_residual_merge": True,
     }.items():
         reader.only(key, only)
-    if any(reader.config.get("swa_layers") or ()):
+    windows, kinds = (reader.config.get(key) or [] for key in ("swa_layers", "zaya_layers"))
+    if not isinstance(windows, list) or any(windows):
         reader.problems.append("swa_layers names sliding windows, which our model does not have")
     sizes: dict[str, Any] = {}
     for key, (name, size) in _FIRST_RELEASE_SIZES.items():
@@ -265,9 +271,9 @@ def _first_release_model(reader: _Reader, shapes: Mapping[str, tuple[int, ...]])
         except (KeyError, IndexError):
             reader.problems.append(f"the sizes cannot be found: tensor {name} is missing or has no such dimension")
             return sizes
-    stages = len(reader.config.get("zaya_layers") or ()) or reader.need("num_hidden_layers")
-    if not isinstance(stages, int) or stages % 2:
-        reader.problems.append(f"an even number of alternating stages is needed, got {stages!r}")
+    stages = (len(kinds) if isinstance(kinds, list) else 0) or reader.need("num_hidden_layers")
+    if not isinstance(stages, int) or stages % 2 or stages > len(shapes):
+        reader.problems.append(f"an even number of stages is needed, no more than tensors, got {stages!r}")
         return sizes
     queries, keys, classes = sizes.pop("_queries"), sizes.pop("_keys"), sizes.pop("_classes")
     widths = sizes.pop("_width0"), sizes.pop("_width1")
@@ -303,11 +309,16 @@ def _validated(values: dict[str, Any], problems: list[str]) -> ModelConfig | Non
         return None
 
 
-def _token_ids(config: Mapping[str, Any]) -> TokenIds:
+def _token_ids(reader: _Reader) -> TokenIds:
     """As transformers fills them in: a key that is absent has ZAYA1's value, one that is null has none."""
-    end = config.get("eos_token_id", 106)
-    return TokenIds(
-        pad=config.get("pad_token_id", 0),
-        begin=config.get("bos_token_id", 2),
-        end=tuple(end) if isinstance(end, list) else () if end is None else (end,),
-    )
+
+    def read(key: str, absent: int) -> tuple[int, ...]:
+        found = reader.config.get(key, absent)
+        ids = found if isinstance(found, list) and key == "eos_token_id" else [] if found is None else [found]
+        if not all(type(one) is int and 0 <= one < _MOST_TOKENS for one in ids):
+            reader.problems.append(f"{key} is no token id: {json.dumps(found)}")
+            return ()
+        return tuple(ids)
+
+    pad, begin = read("pad_token_id", 0), read("bos_token_id", 2)
+    return TokenIds(pad=pad[0] if pad else None, begin=begin[0] if begin else None, end=read("eos_token_id", 106))

@@ -29,7 +29,7 @@ from zslurm.checkpoint_tools import (
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.checkpoint_convert import as_user_errors
 from zslurm.core.console import print_json, print_table, say
-from zslurm.core.errors import CheckFailed, ConfigError
+from zslurm.core.errors import CheckFailed, ConfigError, ZslurmError
 from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
 from zslurm.run.checkpoints import find_checkpoint, find_checkpoints, find_newest
@@ -316,7 +316,14 @@ def _best(found: list[Listing]) -> set[int]:
         if listing.complete:
             with Checkpoint.open(listing.path, check_files=False) as checkpoint:
                 best = checkpoint.manifest.cursor.get("best")
-            return {int(best["step"])} if best else set()
+            if not best:
+                return set()
+            if not isinstance(best, dict) or not isinstance(best.get("step"), int):
+                raise ZslurmError(
+                    f"{listing.path}: cannot tell which checkpoint is the best: its cursor is damaged; give "
+                    "--drop-best to prune without it"
+                )
+            return {best["step"]}
     return set()
 
 

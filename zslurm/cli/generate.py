@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.checkpoint_convert import TokenizerChoice, as_user_errors
 from zslurm.cli.options import Context, Json, RopeBase, TokenizerFile, here_or_as_job
@@ -183,7 +184,7 @@ def _prompt(given: str) -> str:
         text = sys.stdin.read() if given == "-" else given
         text.encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise ConfigError(f"the prompt is not UTF-8 text: {error}") from error
+        raise ConfigError(f"the prompt: {in_words(error)}") from error
     if not text:
         raise ConfigError("the prompt is empty; give some text to continue")
     return text

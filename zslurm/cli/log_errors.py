@@ -15,6 +15,7 @@ from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
 from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.run.state_events import cause_of
 from zslurm.slurm.hostlist import compress
 from zslurm.train.jsonl import read_jsonl
 
@@ -63,7 +64,7 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     """What went wrong in an attempt: the root, then what failed on its own, then the cascade; each by time."""
     events = [event for event in read_jsonl(run.events) if event.get("attempt") == attempt.number]
     ended: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "attempt_ended"), {})
-    cause = ended.get("cause") or {}
+    cause = cause_of(ended) or {}
     ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
     groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
     cancelled = any((e.get("kind"), e.get("source")) == ("slurm_cancelled", "srun") for e in events)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from zslurm.checkpoint_tools.plain import shorten
 from zslurm.cli.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
 from zslurm.cli.merged_logs import print_merged
 from zslurm.cli.options import Json, Run
@@ -100,4 +101,4 @@ def parse_ranks(text: str) -> list[int] | None:
     try:
         return sorted(set(expand_ranges(text)))
     except HostlistError as error:
-        raise ConfigError(f"--rank {text}: expected ranks such as 0,8-15, or `all`") from error
+        raise ConfigError(f"--rank {shorten(text)}: expected ranks such as 0,8-15, or `all`") from error

@@ -64,7 +64,9 @@ def _run() -> int:
     except typer.Abort:
         _complain("stopped")
     except OSError as error:
-        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        from zslurm.checkpoint_tools.plain import reason_of
+
+        _complain(reason_of(error))
     return Exit.FAILED
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
+from zslurm.cli.checkpoint_convert import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table, say
@@ -64,10 +65,11 @@ def io(
 def show_memory(spec: RunSpec, ranks: Sequence[int], *, as_json: bool) -> None:
     """`zslurm plan memory`: one column for each number of ranks."""
     on_cpu, recompute = trains_on_cpus(spec), spec.parallel.recompute
-    plans, others = (
-        [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in dict.fromkeys(ranks)]
-        for value in (recompute, not recompute)
-    )
+    with as_user_errors():
+        plans, others = (
+            [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in dict.fromkeys(ranks)]
+            for value in (recompute, not recompute)
+        )
     if as_json:
         print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": [*map(_facts, plans)]})
         return

@@ -40,7 +40,7 @@ def ranks_with_logs(run: RunDir, attempt: AttemptDir, ranks: Sequence[int] | Non
     """
     world = (read_json(attempt.description) or {}).get("world_size")
     for rank in ranks or ():
-        if world is not None and rank >= world and not attempt.rank_log(rank).exists():
+        if isinstance(world, int) and rank >= world and not attempt.rank_log(rank).exists():
             raise NotFound(f"{run.name}: attempt {attempt.number} has ranks 0 to {world - 1}, not {rank}")
     if ranks is not None:
         return [rank for rank in ranks if attempt.rank_log(rank).exists()]

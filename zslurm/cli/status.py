@@ -18,6 +18,7 @@ from zslurm.run.find import OrphanJob, find
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
+from zslurm.run.state_events import cause_of
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand
@@ -358,5 +359,5 @@ def _attempt(number: int, begin: dict[str, Any], end: dict[str, Any], outcome: s
         "nodes": begin.get("nodes"),
         "outcome": outcome,
         "exit_code": end.get("exit_code"),
-        "cause": end.get("cause"),
+        "cause": cause_of(end),
     }

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.cluster.profile import Profile, config_dir, find_profile, profile_path
 from zslurm.cluster.resolved import resolve_text
 from zslurm.core.errors import ConfigError, ZslurmError
@@ -82,6 +83,8 @@ def run_editor(path: Path, environ: Mapping[str, str] = os.environ) -> None:
     try:
         done = subprocess.run([*shlex.split(command), str(path)], check=False)
     except (OSError, ValueError) as error:
-        raise ZslurmError(f"{command}: the editor cannot be run ({error}); set VISUAL or EDITOR") from error
+        raise ZslurmError(
+            f"{command}: the editor cannot be run ({reason_of(error)}); set VISUAL or EDITOR"
+        ) from error
     if done.returncode:
         raise ZslurmError(f"{command}: ended with {done.returncode}; nothing was replaced, your text is in {path}")

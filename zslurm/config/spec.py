@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
+from zslurm.checkpoint_tools.plain import shorten
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 from zslurm.core.paths import LONGEST_NAME
+from zslurm.slurm.jobs import time_limit
 from zslurm.train.config import (
     CheckpointConfig,
     Count,
@@ -34,7 +37,10 @@ from zslurm.train.config import (
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII)
+_TIME = re.compile(
+    r"\d{1,9}|\d{1,9}:\d\d(:\d\d)?|\d{1,9}-\d{1,9}(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII
+)
+_LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
 # Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -75,9 +81,15 @@ def _run_name(value: str, info: ValidationInfo) -> str:
 
 
 def _time(value: object) -> object:
-    text = str(value)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
     if not _TIME.fullmatch(text):
-        raise ValueError(f"must be a Slurm time such as 24:00:00, 2-12 or minutes, got {value!r}")
+        shown = json.dumps(shorten(text)) if isinstance(value, str) else shorten(text)
+        raise ValueError(f"must be a Slurm time such as 24:00:00, 2-12 or minutes, got {shown}")
+    if (limit := time_limit(text)) is not None and limit > _LONGEST_TIME:
+        raise ValueError(
+            f"must be at most {_LONGEST_TIME.days} days, the longest time that Slurm can count (UNLIMITED sets no "
+            f"limit), got {text}"
+        )
     return text
 
 

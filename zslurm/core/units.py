@@ -7,6 +7,7 @@ import re
 import time
 from typing import Any
 
+from zslurm.checkpoint_tools.plain import shorten
 from zslurm.core.errors import ConfigError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
@@ -26,10 +27,10 @@ def parse_size(text: str) -> int:
         ConfigError: it is none.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?", text.strip().upper())
-    size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
-    if size < 1:
-        raise ConfigError(f"{text!r} is not a size; write one such as 5GB, 500MB or 16MiB")
-    return size
+    size = float(match[1]) * _UNITS.get(match[2], 0) if match else 0.0
+    if not 1 <= size < 2**63:  # no file is larger, and a float of very many digits is infinite
+        raise ConfigError(f"{shorten(text)!r} is not a size; write one such as 5GB, 500MB or 16MiB")
+    return int(size)
 
 
 def show_time(when: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:

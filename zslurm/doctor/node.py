@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.doctor.check import Check, Outcome, all_checks, failed, unavailable
 from zslurm.hardware.node_sources import Sources, Task
 
@@ -50,7 +51,7 @@ def _examine(check: Check, sources: Sources, found: dict[str, Outcome | None]) -
     try:
         outcome = check.examine(sources)
     except Exception as error:  # one broken sensor must not silence the others
-        outcome = unavailable(f"the check itself failed: {type(error).__name__}: {error}", "please report this")
+        outcome = unavailable(f"the check itself failed: {reason_of(error)}", "please report this")
     found.setdefault(check.name, outcome)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zslurm
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
@@ -108,9 +109,7 @@ def _copy(spec: RunSpec, fresh: Path) -> list[str]:
         shutil.rmtree(fresh, ignore_errors=True)
         if isinstance(error, ZslurmError):
             raise
-        # shutil.Error lists what could not be copied; one of them is enough to know why.
-        why = error.strerror or " ".join(str(error).split())[:300]
-        raise ZslurmError(f"{error.filename or fresh}: cannot copy the code: {why}") from error
+        raise ZslurmError(f"{fresh}: cannot copy the code: {reason_of(error)}") from error
     return notes
 
 
@@ -156,7 +155,7 @@ def _files(checkout: Path) -> Iterator[tuple[str, bool]]:
         try:
             done = subprocess.run(command, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            words = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
+            words = getattr(error, "stderr", b"").decode(errors="replace").strip() or reason_of(error)
             raise ZslurmError(f"{checkout}: git cannot list its files: {' '.join(words.split())}") from error
         for name in done.stdout.split(b"\0"):
             if name:

@@ -19,7 +19,7 @@ from zslurm.core.processes import ProcessRecord
 from zslurm.run.identity import original_of
 from zslurm.run.metrics_tail import newest_rows
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state_events import IN_PLACE, AegisView, aegis_view, read_milestones
+from zslurm.run.state_events import IN_PLACE, AegisView, aegis_view, cause_of, read_milestones
 from zslurm.slurm import queue_view
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import JobRecord
@@ -242,7 +242,7 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         restarts,
         job.time,
         exit_code=ended.get("exit_code") if ended else None,
-        cause=ended.get("cause") if ended else None,
+        cause=cause_of(ended) if ended else None,
         successor=job.successor if state in ACTIVE else None,
         last_event=events.newest,
         aegis=aegis,
@@ -277,7 +277,8 @@ def _last_verdict(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     verdict: dict[str, Any] | None = None
     for event in events:
         if event["event"] in ("attempt_ended", "run_ended"):
-            verdict = event
+            whole = isinstance(event.get("outcome"), str) and isinstance(event.get("time"), int | float)
+            verdict = event if whole else {**event, "outcome": "lost", "time": 0.0}  # a damaged line
         elif event["event"] == "attempt_started" or _goes_on(event):
             verdict = None
     return verdict
@@ -377,7 +378,7 @@ def _total_steps(config: dict[str, Any]) -> int | None:
     """As PhaseConfig.steps, without loading pydantic for each of many runs."""
     try:
         return sum(stage.steps for phase in config["phases"] for stage in _stages(phase))
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError):  # a damaged config.json
         return None
 
 

@@ -121,13 +121,23 @@ def without_evidence(decision: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in decision.items() if name not in ("situation", "resources")}
 
 
+def cause_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The cause that an event of an end holds; None where it holds none, or a damaged one without a message."""
+    cause = row.get("cause")
+    if not isinstance(cause, dict) or not cause.get("message"):
+        return None
+    if cause.get("step") is None or isinstance(cause["step"], int | float):
+        return cause
+    return {name: value for name, value in cause.items() if name != "step"}
+
+
 def _last_cause(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The cause of the newest failed attempt; what the decision after it blames wins, for that knows more."""
     cause: dict[str, Any] | None = None
     for row in rows:
         told: object = None
         if row["event"] in ("attempt_ended", "run_ended"):
-            told = row.get("cause")
+            told = cause_of(row)
         elif row["event"] == "decision" and isinstance(root := row.get("root"), dict):
             told = {**root, "message": root.get("line") or root.get("kind")}
         if not isinstance(told, dict) or not told.get("message"):

@@ -9,14 +9,16 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from zslurm.checkpoint_tools.plain import shorten
 from zslurm.core.errors import ConfigError
 
 MAX_HOSTS = 1 << 20
 """A list that stands for more names is refused: it is a typing error, and would fill the memory."""
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_DIGITS = re.compile(r"([0-9]+)")
+# A longer run of digits numbers no node: it is refused in a range, and is plain text in a name.
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_DIGITS = re.compile(r"((?<![0-9])[0-9]{1,18}(?![0-9]))")
 
 
 class HostlistError(ConfigError, ValueError):
@@ -38,7 +40,7 @@ def expand(hostlist: str) -> list[str]:
             size *= len(part)
             parts.append(part)
         if len(names) + size > MAX_HOSTS:
-            raise HostlistError(f"hostlist `{_shorten(hostlist)}`: more than {MAX_HOSTS} names")
+            raise HostlistError(f"hostlist `{shorten(hostlist)}`: more than {MAX_HOSTS} names")
         names.extend("".join(chosen) for chosen in itertools.product(*parts))
     return names
 
@@ -89,7 +91,7 @@ def _pieces(word: str, hostlist: str) -> Iterator[tuple[str, str]]:
     while position < len(word):
         match = _PIECE.match(word, position)
         if match is None:
-            raise HostlistError(f"hostlist `{_shorten(hostlist)}`: brackets do not match in `{_shorten(word)}`")
+            raise HostlistError(f"hostlist `{shorten(hostlist)}`: brackets do not match in `{shorten(word)}`")
         position = match.end()
         yield match[1] or "", match[2] or ""
 
@@ -99,12 +101,12 @@ def _padded_numbers(ranges: str) -> list[str]:
     for item in ranges.split(","):
         match = _RANGE.fullmatch(item.strip())
         if match is None:
-            raise HostlistError(f"hostlist range `{_shorten(item)}`: expected a number or LOW-HIGH, such as 0-3")
+            raise HostlistError(f"hostlist range `{shorten(item)}`: expected a number or LOW-HIGH, such as 0-3")
         low, high = match[1], match[2] or match[1]
         if int(high) < int(low):
-            raise HostlistError(f"hostlist range `{_shorten(item)}`: the end is below the start")
+            raise HostlistError(f"hostlist range `{shorten(item)}`: the end is below the start")
         if len(numbers) + int(high) - int(low) >= MAX_HOSTS:
-            raise HostlistError(f"hostlist range `{_shorten(item)}`: more than {MAX_HOSTS} names")
+            raise HostlistError(f"hostlist range `{shorten(item)}`: more than {MAX_HOSTS} names")
         numbers += [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
     return numbers
 
@@ -144,7 +146,3 @@ def _group_text(key: tuple[str, ...], numbers: Sequence[str]) -> str:
     inner = ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
     before, after = key
     return f"{before}[{inner}]{after}" if len(numbers) > 1 else f"{before}{inner}{after}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

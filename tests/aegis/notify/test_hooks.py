@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -276,6 +277,28 @@ def test_no_reason_holds_the_secret_of_an_address(server: Server) -> None:
         reason = reason_of(web(url, SECRET="S3CRET x\r\n"), pauses_s=(0.0,))
         assert reason.startswith("127.0.0.1: ")
         assert "S3CRET" not in reason
+    assert reason == "127.0.0.1: the address is not valid once its variables are filled in"
+
+
+def test_what_is_no_web_server_is_described_in_plain_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        for answer, reason in (
+            (b"220 mail ready\r\n\r\n", "127.0.0.1: what answers is no web server"),
+            (b"", "127.0.0.1: Remote end closed connection without response"),
+        ):
+            thread = threading.Thread(target=_answer_once, args=(listening, answer))
+            thread.start()
+            assert reason_of(web(f"http://127.0.0.1:{listening.getsockname()[1]}/x"), pauses_s=()) == reason
+            thread.join()
+
+
+def _answer_once(listening: socket.socket, answer: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):  # a connection closed with unread data is reset
+            pass
 
 
 def test_a_server_that_never_answers_is_left(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -235,7 +236,21 @@ def test_an_unforeseen_error_is_a_failed_save_too(
     ranks = make()
     for rank in ranks:
         rank.request(1)
-    assert {rank.result().reason for rank in ranks} == {"ZeroDivisionError: a bug"}
+    (reason,) = {rank.result().reason for rank in ranks}
+    assert reason.startswith("internal error (ZeroDivisionError: a bug at train/test_saver.py:")
+
+
+def test_a_refusal_of_the_operating_system_is_its_own_message(
+    make: Callable[..., list[Rank]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> ShardReport:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/scratch/shard")
+
+    monkeypatch.setattr(saver_module, "write_shard", refused)
+    ranks = make()
+    for rank in ranks:
+        rank.request(1)
+    assert {rank.result().reason for rank in ranks} == {f"/scratch/shard: {os.strerror(errno.ESTALE)}"}
 
 
 def test_a_directory_that_cannot_be_made_fails_the_save(make: Callable[..., list[Rank]], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -94,3 +95,18 @@ def test_bad_tokenizers(tmp_path: Path, tokenizer: Tokenizer) -> None:
         train_tokenizer(TEXT, 258)
     with pytest.raises(DataError, match="no <end>"):
         end_token_id(tokenizer, "<end>")
+
+
+def test_a_file_that_makes_the_library_panic_is_refused_in_one_line(tmp_path: Path) -> None:
+    model = {
+        "type": "BPE",
+        "vocab": {"a": 0, "b": 1, "ab": 2},
+        "merges": [["a", "b"]],
+        "continuing_subword_prefix": "##",
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    with pytest.raises(
+        DataError, match=r"tokenizer.json: is not a Hugging Face tokenizer.json: the library cannot"
+    ):
+        load_tokenizer(path)

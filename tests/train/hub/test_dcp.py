@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.checkpoint_tools.saves import TENSORS, save
 from tests.checkpoint_tools.test_damage import flip
+from tests.cli.plain_words import PYTHONS_WORDS
 from zslurm.checkpoint_tools import Checkpoint, Damaged, compare
 from zslurm.train.errors import HubError
 from zslurm.train.hub.dcp import MANIFEST_KEY, Converted, export_dcp, import_dcp
@@ -111,6 +113,33 @@ def test_what_is_no_dcp_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(b"nonsense")
     with pytest.raises(HubError, match="cannot be read"):
         import_dcp(tmp_path, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_bytes(b""), ""),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), ""),
+        (lambda path: path.write_bytes(bytes(path.stat().st_size)), ""),
+        (lambda path: path.write_bytes(b"\x80\x02}q\x00." * 20_000), ""),
+        (lambda path: path.write_bytes(b"half" + path.read_bytes()[4:]), ""),
+        (Path.unlink, "{path}: No such file or directory"),
+        (lambda path: (path.unlink(), path.mkdir()), "{path}: Is a directory"),
+    ],
+)
+def test_a_damaged_part_is_refused_in_one_plain_line(
+    tmp_path: Path, damage: Callable[[Path], object], reason: str
+) -> None:
+    exported(save(tmp_path / "a", 400), tmp_path / "dcp")
+    (part,) = (tmp_path / "dcp").glob("*.distcp")
+    damage(part)
+    with pytest.raises(HubError) as caught:
+        import_dcp(tmp_path / "dcp", tmp_path / "root")
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path}/dcp: ")
+    assert f" cannot be read: {reason.format(path=part)}" in message
+    assert "\n" not in message
+    assert not PYTHONS_WORDS.search(message)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

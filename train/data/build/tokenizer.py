@@ -69,6 +69,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library raises plain Exception
         raise DataError(f"{path}: is not a Hugging Face tokenizer.json: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library's Rust code; it cannot be imported
+            raise
+        raise DataError(f"{path}: is not a Hugging Face tokenizer.json: the library cannot build it") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True

@@ -45,6 +45,7 @@ from zslurm.aegis.protocol import (
     decode_command,
     encode_report,
 )
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.load import load_spec
 from zslurm.core.errors import Exit, ZslurmError
@@ -220,7 +221,9 @@ class Agent:
             ranks = ranks_in(directory, paused_since=self._pauses.since) if attempt else ()
             return ProgressReport(self._stamp(), attempt, ranks)
         except Exception as error:  # whatever it is: a node that says nothing any more is taken for dead
-            return ProgressReport(self._stamp(), attempt, ok=False, why=f"{directory}: {error}")
+            return ProgressReport(
+                self._stamp(), attempt, ok=False, why=f"the ranks' progress cannot be read: {reason_of(error)}"
+            )
 
     # --- what it is told ------------------------------------------------------------------------------------
 
@@ -254,7 +257,7 @@ class Agent:
         try:
             ok, why, values = _DEEDS[command.do](self.place, command)
         except Exception as error:
-            ok, why, values = False, f"{command.do} failed: {type(error).__name__}: {error}", {}
+            ok, why, values = False, f"{command.do} failed: {reason_of(error)}", {}
         self._send(Answer(self._stamp(), command.id, ok, why, values))
 
     def _mind_silence(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
+from zslurm.checkpoint_tools.plain import in_words, reason_of
 
 REPEAT_S = 60.0
 """A reading without news is handed on after so long all the same."""
@@ -93,7 +94,7 @@ class SensorRunner:
         try:
             self._sensor = self._make(self._place)
         except Exception as error:  # one broken sensor must not silence the others
-            self._news(Reading(ok=False, why=f"it cannot be made: {type(error).__name__}: {error}"))
+            self._news(Reading(ok=False, why=f"it cannot be made: {reason_of(error)}"))
             self._busy_since = None
             return
         if self._sensor is not None:
@@ -103,7 +104,7 @@ class SensorRunner:
             try:
                 reading = self._look(self._sensor)
             except Exception as error:
-                reading = Reading(ok=False, why=f"it failed: {type(error).__name__}: {error}")
+                reading = Reading(ok=False, why=f"it failed: {reason_of(error)}")
             self._busy_since = None
             self._said_silent = False
             self._news(reading)
@@ -120,7 +121,7 @@ class SensorRunner:
         try:
             sensor.recall(state)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            line = f"{self.name}: what was remembered of attempt {self._number} is damaged ({_one_line(error)})"
+            line = f"{self.name}: what was remembered of attempt {self._number} is damaged: {in_words(error)}"
             fault = self._place.fault(BEGINS_ANEW, "advisory", "node", "agent", f"{line}; it begins anew")
             self._hand_on(self.name, Reading(faults=(fault,)))
 
@@ -146,7 +147,3 @@ class SensorRunner:
             self._hand_on(self.name, replace(reading, first=first))
             self._handed_at = now
         self._last = reading
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]

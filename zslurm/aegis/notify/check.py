@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from zslurm.aegis.notify.hooks import hooks, message
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.run.event_text import KINDS
@@ -35,7 +36,7 @@ def try_hooks(spec: RunSpec) -> Iterator[str]:
         try:
             hook.deliver(sample)
         except Exception as error:  # a hook is other people's code; whatever is wrong with it is the answer
-            failed.append(f"aegis.notify.{hook.name}: {error}")
+            failed.append(f"aegis.notify.{hook.name}: {reason_of(error)}")
         else:
             yield f"aegis.notify.{hook.name} took the event"
     if failed:

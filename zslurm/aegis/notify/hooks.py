@@ -8,6 +8,7 @@ each kind once in an attempt. Nothing is kept: what a supervisor that is killed 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from urllib.parse import urlsplit
 
 from zslurm import __version__
 from zslurm.aegis.notify.queue import Courier
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import NotifySettings
 from zslurm.core.redact import is_secret_name, redact, redact_mapping
 from zslurm.run.event_text import describe
@@ -296,8 +298,12 @@ class WebHook:
             return f"{host}: {_one_line(str(error.reason))[:_LONGEST_REASON]}", True
         except TimeoutError:
             return self._too_late()
-        except Exception as error:  # its text may hold the address
-            return f"{host}: {type(error).__name__}", isinstance(error, OSError)
+        except OSError as error:
+            return f"{host}: {reason_of(error)[:_LONGEST_REASON]}", True
+        except (http.client.InvalidURL, ValueError):  # its text holds the address
+            return f"{host}: the address is not valid once its variables are filled in", False
+        except http.client.HTTPException:
+            return f"{host}: what answers is no web server", False
 
 
 def _one_line(text: str) -> str:

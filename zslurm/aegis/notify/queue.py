@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from zslurm.checkpoint_tools.plain import reason_of
+
 T = TypeVar("T")
 
 
@@ -103,7 +105,7 @@ class Courier(Generic[T]):
                 with self._saying:
                     if not self._complained and not self._closing:
                         self._complained = True
-                        self._say(str(error) or type(error).__name__)
+                        self._say(reason_of(error))
 
     def _say(self, what: str) -> None:
         with contextlib.suppress(Exception):  # the disk may be full: there is nobody left to tell

@@ -48,6 +48,7 @@ from zslurm.aegis.protocol import (
     joined,
 )
 from zslurm.aegis.supervisor.agent_connection import AgentLink
+from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
@@ -189,7 +190,7 @@ class Agents:
                 work()
             except Exception as error:
                 with self._lock:
-                    reason = f"{name}: {type(error).__name__}: {error}"
+                    reason = f"{name}: {reason_of(error)}"
                     self._events.append(("agents_unavailable", {"reason": reason}))
 
         threading.Thread(target=guarded, daemon=True, name=f"agents-{name}").start()

@@ -24,6 +24,7 @@ from zslurm.job.prepare import prepare
 from zslurm.job.step import in_order, local_step, slurm_step
 from zslurm.run.metrics_tail import last_step_at
 from zslurm.run.run_dir import AttemptDir
+from zslurm.run.state_events import cause_of
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.topology import hostlist_in_order
@@ -84,7 +85,7 @@ def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> st
     if last_step_at(job.run.metrics, last.number) is not None:
         return f"{what} before the attempt could be judged"
     before = [row for row in events if row.get("event") == "attempt_ended" and row.get("attempt") != last.number]
-    cause = (before[-1].get("cause") or {}).get("message") if before else None
+    cause = (cause_of(before[-1]) or {}).get("message") if before else None
     recovered = f" while the run recovered from: {cause}" if cause else " before the attempt took a step"
     return what + recovered
 
