@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import signal
 
+import hypothesis
 import pytest
 
 # Before torch is imported: what tests compute is tiny, and threads that spin for each other on a busy machine make
 # it many times slower. Ranks that tests start have settings of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 pytest_plugins = ["tests.on_slurm.fixtures", "tests.distribution"]
 

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ class Installation:
 
     python: Path
     sources: Path
-    """The directory that holds zslurm, train and the other packages."""
+    """The directory that holds zslurm and the folders that it links to."""
 
 
 def find_or_make(directory: Path, run_as_user: RunAsUser) -> Installation:
@@ -90,9 +89,9 @@ def mirror(directory: Path, run_as_user: RunAsUser) -> Installation:
 
 
 def _packages() -> list[str]:
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
-    names: list[str] = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    return [*names, "tests"]
+    """Folders of the checkout that a user's Python reads: zslurm, what it links to, and the tests."""
+    links = [path.name for path in (CHECKOUT / "zslurm").iterdir() if path.is_symlink()]
+    return ["zslurm", *sorted(links), "tests"]
 
 
 def _mirror_tree(source: Path, target: Path, *, copy: bool = False) -> None:
