@@ -75,7 +75,7 @@ class Lock:
                 self.path.unlink()
 
 
-def take(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
+def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
     """Take the lock of `root`, which is made if need be.
 
     Args:

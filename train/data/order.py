@@ -55,8 +55,8 @@ class DataOrder:
 
     def counts(self, phase_index: int) -> dict[str, int]:
         """How many sequences of each source a phase trains on."""
-        stages = self.plan.phases[phase_index].stages
-        return self.mixtures[phase_index].counts(sum(stage.steps * stage.global_batch for stage in stages))
+        segments = self.plan.phases[phase_index].segments
+        return self.mixtures[phase_index].counts(sum(segment.steps * segment.global_batch for segment in segments))
 
     def at(self, phase_index: int, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where sequences of a phase lie.

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zslurm.kernels.matmul.dispatch import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.cache import LayerCache
 from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.packing import Packing
 from zslurm.train.model.qk_conv import Linked, MixingKernel, joined_kernel, mix
 from zslurm.train.model.sdpa import attend, attend_by_sdpa
-from zslurm.train.products import linear
 
 
 class CompressedConvolutionalAttention(nn.Module):

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zslurm.kernels.matmul.dispatch import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.norm import RMSNorm
 from zslurm.train.model.precision import at_least_fp32
-from zslurm.train.products import linear
 
 
 class Routing(NamedTuple):

@@ -25,7 +25,7 @@ GPUs writes out all scores, in fp32, for every query head.
 
 On CPUs oneDNN's products take scratch memory, which depends on the processor. Counted is the most that one takes:
 
-    fp32    a second result, before it is added: AMD with AVX-512 (products.py); elsewhere it is added in place
+    fp32    a second result, before it is added: AMD with AVX-512 (kernels/matmul); elsewhere it is added in place
     bf16    the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake); with
             such units it is a block of the result for each thread, without AVX-512 nothing
 
@@ -37,19 +37,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zslurm.kernels.matmul.limits import fewest_copied_terms
 from zslurm.train.config import ModelConfig, PhaseConfig
 
-# What train/model does: attend.py, head.py.
+# What train/model does: sdpa.py, head.py.
 LONGEST_IN_BLOCKS = 1024
 ATTENTION_BLOCK = 64
 LOGITS_ON_CPU = 1 << 21
 LOGITS_ELSEWHERE = 1 << 28
 PART_OF_LOGITS_ON_CPU = 1 << 19
 FEWEST_TOKENS = 64
-# products.py: what fp32 products of CPUs take beside their result.
-FEWEST_SUMMED = 64
-FEWEST_SUMMED_OF_MANY = 256
-MANY = 1 << 20
 
 _INDEX = 8  # bytes of an int64
 _FP32 = 4
@@ -287,7 +284,7 @@ def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
 
     That is what oneDNN takes on processors of AMD; on others it is added in place, and this is too much.
     """
-    fewest = FEWEST_SUMMED if sizes.table <= MANY else FEWEST_SUMMED_OF_MANY
+    fewest = fewest_copied_terms(sizes.table)
     if not sizes.on_cpu or sizes.narrow != _FP32 or chunk < fewest:
         return 0  # added in place
     inputs = chunk * sizes.model.hidden_size

@@ -125,7 +125,7 @@ def plan_storage(run: Run, *, step_time: float, ranks: int) -> StoragePlan:
     """
     token_bytes = BundleHeader(run.model.vocab_size, "", 0).token_dtype.itemsize
     reads = tuple(
-        Reads(max(stage.global_batch for stage in phase.stages), phase.context, token_bytes, step_time)
+        Reads(max(segment.global_batch for segment in phase.segments), phase.context, token_bytes, step_time)
         for phase in run.phases
     )
     saves = Saves(checkpoint_bytes(run), run.checkpoint.every_steps * step_time, ranks)

@@ -18,13 +18,14 @@ from zslurm.train.config import ModelConfig, load_train_config
 from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.schema import BundleHeader
-from zslurm.train.evaluation.evaluate import Best, better, due
+from zslurm.train.evaluation.evaluate import Best, better
 from zslurm.train.evaluation.validation_data import evenly
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Trainer
 from zslurm.train.model.zaya import build
 from zslurm.train.parallel.world import open_world
 from zslurm.train.progress import Phase, ProgressWriter
+from zslurm.train.schedule import due
 from zslurm.train.stop import StopRequest
 
 STANDING_STILL: dict[str, Any] = {
