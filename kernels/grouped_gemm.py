@@ -91,13 +91,13 @@ def _weight_gradient_in_loop(left_NI: Tensor, right_NO: Tensor, rows_E: Sequence
 
 
 def _slices(rows_E: Sequence[int]) -> list[slice]:
-    """The rows of each group."""
+    """Return the rows of each group."""
     ends = list(accumulate(rows_E, initial=0))
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def _even(rows: slice, x_NI: Tensor) -> int:
-    """How many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
+    """Return how many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
 
     Of the small numbers there are few anyway.
     """
@@ -108,7 +108,7 @@ def _even(rows: slice, x_NI: Tensor) -> int:
 
 
 def _widened(rows: slice, x_NI: Tensor) -> slice:
-    """The rows, and others beside them up to an even number, as far as there are others."""
+    """Return the rows, and others beside them up to an even number, as far as there are others."""
     even = _even(rows, x_NI)
     start = max(0, min(rows.start, len(x_NI) - even))
     return slice(start, min(start + even, len(x_NI)))

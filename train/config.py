@@ -308,7 +308,7 @@ class PhaseConfig(Section):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments of the phase: those of the batch ramp, and the phase's own batch."""
+        """Return the segments of the phase: those of the batch ramp, and the phase's own batch."""
         ramp = [(segment.until_tokens, segment.global_batch) for segment in self.batch_ramp]
         return segments_of(self.tokens, self.context, self.global_batch, ramp)
 
@@ -445,13 +445,13 @@ class MetricsConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Loss on held-out data, and commands that judge the model."""
+    """Validation loss, and commands that judge the model."""
 
-    data: str | None = Field(None, description="a token bundle of held-out text, or a directory of them")
+    data: str | None = Field(None, description="a token bundle of validation data, or a directory of them")
     every_steps: Whole = Field(
         0, description="optimizer steps between two evaluations on data; 0: only one, at the end"
     )
-    sequences: Count = Field(64, description="sequences of held-out text that are looked at, the same each time")
+    sequences: Count = Field(64, description="sequences of validation data that are looked at, the same each time")
     micro_batch: Count | None = Field(None, description="sequences in one forward pass; default: the phase's")
     command: str | None = Field(
         None,
@@ -466,7 +466,7 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _goes_together(self) -> EvaluationConfig:
         if self.every_steps and self.data is None:
-            raise ValueError("every_steps needs data: a token bundle of held-out text")
+            raise ValueError("every_steps needs data: a token bundle of validation data")
         if bool(self.command_every_steps) != (self.command is not None):
             raise ValueError("command and command_every_steps need each other")
         if self.command is not None:
@@ -566,7 +566,7 @@ def load_train_config(path: Path) -> TrainConfig:
 
 
 def model_differences(ours: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
-    """The keys in which the model of some weights, as a mapping, differs from a run's; a clause for each.
+    """Return the keys in which the model of some weights, as a mapping, differs from a run's; a clause for each.
 
     A setting that the mapping lacks is newer than the weights, and was at its default, whatever that was called.
     """

@@ -29,7 +29,8 @@ _TYPES: dict[str, Any] = {
 class Record(Protocol):
     """Records a line of metrics.jsonl, of a kind and with its fields."""
 
-    def __call__(self, kind: str, **fields: Any) -> None: ...
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Record one line."""
 
 
 class JsonLinesWriter:
@@ -70,7 +71,7 @@ class JsonLinesWriter:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole, well-formed record of a file; none where the file is missing."""
+    """Yield every whole, well-formed record of a file; none where the file is missing."""
     try:
         with path.open("rb") as file:
             for line in file:

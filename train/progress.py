@@ -141,17 +141,17 @@ _last_step = -1
 
 
 def last_step() -> int:
-    """The last optimizer step that this process finished; -1 before the first."""
+    """Return the last optimizer step that this process finished; -1 before the first."""
     return _last_step
 
 
 def record_path(directory: Path, rank: int) -> Path:
-    """Where the record of `rank` lies."""
+    """Return where the record of `rank` lies."""
     return directory / f"rank-{rank:05d}"
 
 
 def read_progress(directory: Path, rank: int) -> Progress | None:
-    """The record of `rank`; None where there is none, or one of another version."""
+    """Return the record of `rank`; None where there is none, or one of another version."""
     try:
         raw = record_path(directory, rank).read_bytes()
         magic, version, attempt, number, pid, phase, checkpoint, waiting, *numbers = RECORD.unpack(raw)

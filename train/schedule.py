@@ -63,7 +63,7 @@ class Position:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that the step trains on."""
+        """Return the tokens that the step trains on."""
         return self.global_batch * self.phase.context
 
 
@@ -124,7 +124,7 @@ class Plan:
         self._first_steps = [segment.first_step for segment in self._segments]
 
     def at(self, step: int) -> Position:
-        """Where step `step` (from 0) lies.
+        """Return where step `step` (from 0) lies.
 
         Raises:
             IndexError: the run has no such step.
@@ -144,11 +144,11 @@ class Plan:
         )
 
     def tokens_after(self, steps: int) -> int:
-        """Tokens trained on in the first `steps` steps."""
+        """Return the tokens trained on in the first `steps` steps."""
         return self.total_tokens if steps >= self.total_steps else self.at(steps).tokens_before
 
     def record(self) -> list[dict[str, Any]]:
-        """The phases as checkpoints record them: what decides which step trains on what."""
+        """Return the phases as checkpoints record them: what decides which step trains on what."""
         return [
             {
                 "name": phase.name,
@@ -160,7 +160,7 @@ class Plan:
 
 
 def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
-    """Where ranks idle, a line for each batch with fewer microbatches than ranks.
+    """Return where ranks idle, a line for each batch with fewer microbatches than ranks.
 
     Raises:
         ConfigError: a batch has fewer sequences than there are ranks: no micro_batch gives all of them work.
@@ -182,10 +182,12 @@ def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
 
 
 def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int) -> list[str]:
-    """What a run that is resumed after `done` steps should be told of changes of its phases, a line for each.
+    """Describe what has changed in the phases of a run that is resumed, a line for each change.
 
     Args:
         recorded: the phases that these steps were trained in, from `Plan.record`; None where they are not known.
+        plan: the phases as they are now.
+        done: steps that are done.
 
     Raises:
         ConfigError: a step that was done would train on other data now.
@@ -227,7 +229,7 @@ def _first_steps(phase: Mapping[str, Any] | None, count: int) -> list[tuple[int,
 
 
 def _change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
-    """What became of a phase; empty where its steps are what they were."""
+    """Return what became of a phase; empty where its steps are what they were."""
     if now is None:
         return "is gone"
     if before is None:

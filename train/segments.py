@@ -24,7 +24,7 @@ class Segment:
 def segments_of(
     tokens: int, context: int, global_batch: int, ramp: Iterable[tuple[int, int]]
 ) -> tuple[Segment, ...]:
-    """The segments of a phase, in order; a segment that an earlier one has overtaken has 0 steps.
+    """Return the segments of a phase, in order; a segment that an earlier one has overtaken has 0 steps.
 
     Args:
         tokens: tokens to train on; the last step is whole, so up to one step more are.

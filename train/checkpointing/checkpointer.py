@@ -148,6 +148,11 @@ class Checkpointer:
 
         Args:
             root: the run's `checkpoints` directory.
+            world: who takes part.
+            model: the model's configuration, which a checkpoint must have too.
+            shards: this rank's weights.
+            optimizer: its state.
+            config: how to save, and what stays.
             attempt: makes temporary names unique among the attempts of a run.
             timeout_s: seconds after which a rank that does not report its part of a save is given up.
 
@@ -213,7 +218,7 @@ class Checkpointer:
         )
 
     def _rescue(self) -> Path | None:
-        """Where the run saves if its own directory is gone."""
+        """Return where the run saves if its own directory is gone."""
         if self.config.rescue_dir is None:
             return None
         return Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
@@ -322,6 +327,7 @@ class Checkpointer:
         """Fill the master weights of a new run with those that `init` names; moments stay at zero.
 
         Args:
+            init: `hf:DIR` or `ckpt:DIR`.
             tokenizer_sha256: of the tokenizer of the run's data.
 
         Returns:
@@ -360,7 +366,7 @@ class Checkpointer:
         return [Path(name) for name in names[0]]
 
     def _comes_from(self, path: str, asked: str) -> bool:
-        """Whether a checkpoint was made by a run that resumed from the one asked for."""
+        """Return whether a checkpoint was made by a run that resumed from the one asked for."""
         try:
             with Checkpoint.open(Path(path), check_files=False) as checkpoint:
                 return checkpoint.manifest.cursor.get(RESUMED_FROM) == asked
@@ -387,7 +393,7 @@ class Checkpointer:
         return (None, first) if first else (restored, "")
 
     def _first_problem(self, problem: str) -> str:
-        """The problem of the first rank that has one; all ranks get the same answer."""
+        """Return the problem of the first rank that has one; all ranks get the same answer."""
         problems: list[Any] = [None] * self.world.size
         dist.all_gather_object(problems, problem)
         return next((text for text in problems if text), "")

@@ -64,7 +64,7 @@ class CompressedConvolutionalAttention(nn.Module):
         return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
-        """An empty cache with room for `room` tokens of each sequence."""
+        """Return an empty cache with room for `room` tokens of each sequence."""
         projection_QD = self.projection()
         half = self.value_current.out_features
         channels = len(projection_QD) - 2 * half
@@ -114,7 +114,7 @@ class CompressedConvolutionalAttention(nn.Module):
         return z_BSQ, current_BSQ, delayed_BSQ
 
     def projection(self) -> Tensor:
-        """The four projections as one matrix."""
+        """Return the four projections as one matrix."""
         parts = (self.query, self.key, self.value_current, self.value_previous)
         return torch.cat([part.weight for part in parts])
 

@@ -80,7 +80,7 @@ def summed_losses(
     z_weight: float = 0.0,
     chunk_tokens: int | None = None,
 ) -> HeadLoss:
-    """The loss of the head, and what it is made of.
+    """Return the loss of the head, and what it is made of.
 
     Args:
         x_TD: normed hidden states.

@@ -71,7 +71,7 @@ class LinearRouter(nn.Module):
 
 
 def make_router(config: ModelConfig, dtype: torch.dtype, *, first: bool) -> Router | LinearRouter:
-    """The router that the configuration asks for."""
+    """Return the router that the configuration asks for."""
     return LinearRouter(config, dtype) if config.router == "linear" else Router(config, dtype, first=first)
 
 

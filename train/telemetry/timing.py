@@ -70,7 +70,7 @@ class StepClock:
 
     @contextmanager
     def within(self, part: Part | None) -> Iterator[None]:
-        """The block is in `part`; what follows it is in the part that was left."""
+        """Yield the block is in `part`; what follows it is in the part that was left."""
         before = self._parts[-1]
         self.enter(part)
         try:
@@ -120,7 +120,7 @@ class _DeviceStamps:
         self._events.append(event)
 
     def differences(self) -> list[float]:
-        """Seconds between neighbours; waits for the last one."""
+        """Return the seconds between neighbours; waits for the last one."""
         self._events[-1].synchronize()
         pairs = zip(self._events, self._events[1:], strict=False)
         return [before.elapsed_time(after) / 1000 for before, after in pairs]
