@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from zslurm.train.telemetry.step_metrics import routing_metrics
 
 from benchmarks.common import write_result
 from zslurm.cli.demo import RANKS, RUN_FILE, VOCAB_SIZE
@@ -32,6 +31,7 @@ from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.hub import open_weights
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.telemetry.step_metrics import routing_metrics
 
 STEPS = 300
 EVERY = 50
