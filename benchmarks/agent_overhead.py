@@ -25,7 +25,7 @@ from benchmarks.common import write_result
 from zslurm.cli.data import make_bundle
 from zslurm.cli.demo import RUN_FILE
 from zslurm.core.processes import ProcessRecord
-from zslurm.train.data.build.demo_corpus import stdlib_sources
+from zslurm.train.data.build.demo_corpus import demo_corpus_sources
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.progress import ProgressWriter
 
@@ -83,7 +83,7 @@ def run() -> None:
 
 def _prepare(place: Path) -> tuple[Path, list[str]]:
     """The demo's data and recipe, for more tokens than it will train on: the run, and the command to submit it."""
-    make_bundle([stdlib_sources()], place / "data", vocab_size=4096, tokenizer=None, glob="*.py")
+    make_bundle([demo_corpus_sources()], place / "data", vocab_size=4096, tokenizer=None, glob="*.py")
     (place / "run.yaml").write_text(RUN_FILE.format(ranks=_RANKS))
     command = [sys.executable, "-m", "zslurm", "submit", str(place / "run.yaml"), "--cluster", "local", "--wait"]
     command += ["--set", "phases[0].tokens=1e8", "--set", f"run.runs_dir={place / 'runs'}"]

@@ -25,8 +25,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from zslurm.checkpoint_tools import Checkpoint, Entry, Manifest, ShardReport, Tensor, assemble
-from zslurm.train.checkpointing.staging import Staging
-from zslurm.train.checkpointing.writer import Request, Saver, SaveState
+from zslurm.train.checkpointing.snapshot import HostSnapshot
+from zslurm.train.checkpointing.writer import CheckpointWriter, SaveState, WriteRequest
 
 STATES = ("master", "exp_avg", "exp_avg_sq")
 COMPUTE_SIZE = 512
@@ -54,9 +54,9 @@ class Bench:
         self.background = dist.new_group(backend="gloo")  # async_save's collectives must not meet the loop's
         generator = torch.Generator().manual_seed(rank)
         self.live = {name: torch.randn(settings.elements, generator=generator) for name in STATES}
-        self.staging = Staging(self.live)
-        self.saver = Saver(
-            root / "ours", store.clone(), rank, ranks, self.staging, self._entries, nonce="bench", timeout_s=600
+        self.snapshot = HostSnapshot(self.live)
+        self.writer = CheckpointWriter(
+            root / "ours", store.clone(), rank, ranks, self.snapshot, self._entries, nonce="bench", timeout_s=600
         )
         self.saves = 0
         self.future: Future[Any] | None = None
@@ -95,17 +95,17 @@ class Bench:
         self.future = answer
 
     def ours(self) -> None:
-        self.saver.finish()
+        self.writer.finish()
         self.saves += 1
-        self.saver.request(Request(self.saves, [], self._manifest))
+        self.writer.request(WriteRequest(self.saves, [], self._manifest))
 
     def settle(self) -> None:
         """Wait for what goes on in the background, and remove what was saved."""
         if self.future is not None:
             self.future.result()
             self.future = None
-        self.saver.finish()
-        assert all(reached.state is not SaveState.FAILED for reached in self.saver.poll())
+        self.writer.finish()
+        assert all(reached.state is not SaveState.FAILED for reached in self.writer.poll())
         dist.barrier()
         if self.rank == 0:
             shutil.rmtree(self.root, ignore_errors=True)
@@ -125,7 +125,7 @@ class Bench:
         save()
         blocked = time.perf_counter() - started
         self.compute()
-        return self._slowest(blocked + self.saver.hold())
+        return self._slowest(blocked + self.writer.wait_for_snapshot())
 
     def loop(self, save: Callable[[], None] | None) -> tuple[float, float]:
         """Wall seconds of the loop, and how many of them it was blocked by saves.
@@ -137,8 +137,8 @@ class Bench:
         began = time.perf_counter()
         for step in range(self.settings.steps):
             self.compute()
-            blocked += self.saver.hold()  # before the update
-            busy = torch.tensor(float(self.saver.busy))
+            blocked += self.writer.wait_for_snapshot()  # before the update
+            busy = torch.tensor(float(self.writer.busy))
             dist.all_reduce(busy)
             due += step in self.settings.save_at
             if save is not None and due and not busy:
@@ -155,8 +155,8 @@ class Bench:
         dist.barrier()
         started = time.perf_counter()
         self.ours()
-        self.saver.hold()
-        self.saver.finish()
+        self.writer.wait_for_snapshot()
+        self.writer.finish()
         return self._slowest(time.perf_counter() - started)
 
     def load_ours(self, path: Path, local: Path | None = None) -> float:
@@ -192,7 +192,7 @@ class Bench:
     def _entries(self) -> list[Entry]:
         first = self.rank * self.settings.elements
         return [
-            Entry("flat", name, first, first + array.size, array) for name, array in self.staging.arrays.items()
+            Entry("flat", name, first, first + array.size, array) for name, array in self.snapshot.arrays.items()
         ]
 
     def _manifest(self, reports: list[ShardReport]) -> Manifest:
@@ -222,7 +222,7 @@ def measure(rank: int, ranks: int, port: int, root: Path, settings: Settings, an
             loops[name].append(bench.loop(saves.get(name)))
             bench.settle()
     loads = _loads(bench)
-    bench.saver.close()
+    bench.writer.close()
     if rank == 0:
         saved = bench.bytes * len(settings.save_at) / 1e9
         plain = statistics.median(wall for wall, _ in loops["nothing"])
@@ -252,8 +252,8 @@ def measure(rank: int, ranks: int, port: int, root: Path, settings: Settings, an
 def _loads(bench: Bench) -> dict[str, float]:
     times: dict[str, list[float]] = {"ours": [], "dcp": []}
     bench.ours()
-    bench.saver.hold()
-    bench.saver.finish()
+    bench.writer.wait_for_snapshot()
+    bench.writer.finish()
     dcp_path = bench.root / "dcp-load"
     dcp.save(bench._keyed(), checkpoint_id=dcp_path)
     path = bench.root / "ours" / f"step-{bench.saves:08d}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.common import alternate, write_result
 from zslurm.train.data.build.build import build
-from zslurm.train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
+from zslurm.train.data.build.demo_corpus import DEMO_CORPUS_GLOB, demo_corpus_sources
 from zslurm.train.data.build.documents import document_of
 from zslurm.train.data.build.encode import default_workers
 from zslurm.train.data.build.source_reader import Fields, SourceReader
@@ -29,7 +29,7 @@ BATCH = 256  # texts
 def run(runs: int = 5, workers: int | None = None) -> None:
     """Measure and write results/data_build.json."""
     workers = workers or default_workers()
-    reader = SourceReader(find_files([stdlib_sources()], STDLIB_GLOB), Fields())
+    reader = SourceReader(find_files([demo_corpus_sources()], DEMO_CORPUS_GLOB), Fields())
     texts = [text for raw, *_ in reader.records() if (text := document_of(raw, reader).texts[0])]
     with tempfile.TemporaryDirectory() as folder, encoding_threads(workers):
         tokenizer_path, lines = Path(folder) / "tokenizer.json", Path(folder) / "texts.jsonl"
@@ -44,10 +44,10 @@ def run(runs: int = 5, workers: int | None = None) -> None:
 
         def built(source: Path) -> None:
             shutil.rmtree(out, ignore_errors=True)
-            summary = build([source], out, tokenizer=tokenizer_path, glob=STDLIB_GLOB, workers=workers)
+            summary = build([source], out, tokenizer=tokenizer_path, glob=DEMO_CORPUS_GLOB, workers=workers)
             tokens[source] = summary.tokens - summary.documents  # without end-of-document tokens
 
-        names = {"build from text files": stdlib_sources(), "build from .jsonl": lines}
+        names = {"build from text files": demo_corpus_sources(), "build from .jsonl": lines}
         builds = {name: lambda source=source: built(source) for name, source in names.items()}
         timings = alternate({"encode_batch_fast alone": alone} | builds, runs=runs)
     count = next(iter(tokens.values()))

@@ -26,12 +26,12 @@ from zslurm.config.load import resolve
 from zslurm.train.checkpointing.load_weights import load_model
 from zslurm.train.config import load_train_config
 from zslurm.train.data.build.build import build
-from zslurm.train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
+from zslurm.train.data.build.demo_corpus import DEMO_CORPUS_GLOB, demo_corpus_sources
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.hub import open_weights
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.telemetry.metrics import routing_metrics
+from zslurm.train.telemetry.step_metrics import routing_metrics
 
 STEPS = 300
 EVERY = 50
@@ -49,7 +49,7 @@ def run(overrides: tuple[str, ...] = ()) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
-        build([stdlib_sources()], directory / "data", vocab_size=VOCAB_SIZE, glob=STDLIB_GLOB)
+        build([demo_corpus_sources()], directory / "data", vocab_size=VOCAB_SIZE, glob=DEMO_CORPUS_GLOB)
         runs = {router: _prepare(directory, router, overrides) for router in ROUTERS}
         _train_all(list(runs.values()))
         figures = {router: _figures(run_dir) for router, run_dir in runs.items()}

@@ -25,11 +25,11 @@ from benchmarks.common import Timing, alternate, write_result
 from benchmarks.memory import peak_bytes
 from benchmarks.models import LARGER, TINY
 from tests.train.reference import reference_of
+from zslurm.kernels.matmul.dispatch import batched_matmul, matmul
 from zslurm.train.config import ModelConfig
 from zslurm.train.generate import generate
 from zslurm.train.model.cache import bytes_per_token
 from zslurm.train.model.zaya import build
-from zslurm.train.products import batched_product, product
 from zslurm.train.shapes import parameter_counts
 
 THREADS = 1
@@ -103,10 +103,10 @@ def products(size: Size, dtype: torch.dtype) -> Callable[[], None]:
             for shape in ((batch, rows, inner), (batch, inner, columns), (batch, rows, columns))
         )
         forward = (x.float(), weight.float()) if head else (x, weight)
-        multiply: Callable[[Tensor, Tensor], Tensor] = batched_product
+        multiply: Callable[[Tensor, Tensor], Tensor] = batched_matmul
         if batch == 1:
             forward, (x, weight, gradient) = (forward[0][0], forward[1][0]), (x[0], weight[0], gradient[0])
-            multiply = product
+            multiply = matmul
         operands.append((multiply, forward, x, weight, gradient))
 
     def run() -> None:

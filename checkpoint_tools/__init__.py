@@ -50,7 +50,7 @@ from zslurm.checkpoint_tools.errors import (
 )
 from zslurm.checkpoint_tools.listing import Listing, list_checkpoints
 from zslurm.checkpoint_tools.local_tier import forget_copies, keep_copy, local_tier
-from zslurm.checkpoint_tools.lock import Holder, Lock, holder_of, take
+from zslurm.checkpoint_tools.lock import Holder, Lock, acquire, holder_of
 from zslurm.checkpoint_tools.manifest import (
     BLOCK_SIZE,
     Buffer,
@@ -117,6 +117,7 @@ __all__ = [
     "Verification",
     "VersionTooNew",
     "WriteFailed",
+    "acquire",
     "assemble",
     "begin",
     "commit",
@@ -134,7 +135,6 @@ __all__ = [
     "prune",
     "reshape",
     "statistics",
-    "take",
     "verify",
     "write_shard",
 ]

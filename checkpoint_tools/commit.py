@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zslurm.checkpoint_tools import layout, manifest_json
-from zslurm.checkpoint_tools.durable import At, nowhere, remove, sync_directory, write_all, writing
+from zslurm.checkpoint_tools.durable import At, no_fault_hook, remove, sync, write_all, writing
 from zslurm.checkpoint_tools.errors import Mismatch
 from zslurm.checkpoint_tools.manifest import Manifest
 
@@ -51,7 +51,7 @@ COMMIT_POINTS = (
 """Where `commit` calls `at`, in order."""
 
 
-def begin(root: Path, step: int, nonce: str, *, at: At = nowhere) -> Path:
+def begin(root: Path, step: int, nonce: str, *, at: At = no_fault_hook) -> Path:
     """Make the directory that all ranks write their shards of `step` into, and return its path.
 
     `root` is made if need be, but no directory above it: one that was moved away while a run trains must not come
@@ -66,7 +66,7 @@ def begin(root: Path, step: int, nonce: str, *, at: At = nowhere) -> Path:
     with writing(root):
         if not root.is_dir():
             root.mkdir()
-            sync_directory(root.parent)
+            sync(root.parent)
         if directory.exists():
             raise Mismatch(f"nonce {nonce!r} was used before for step {step}; every save needs a new one")
         _sweep(root)
@@ -76,7 +76,7 @@ def begin(root: Path, step: int, nonce: str, *, at: At = nowhere) -> Path:
     return directory
 
 
-def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = nowhere) -> Path:
+def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = no_fault_hook) -> Path:
     """Make the save in `directory` the checkpoint of its step, in one rename; returns the checkpoint's path.
 
     Call it when every rank's shard is written and reported: nothing here looks at the shards again.
@@ -93,7 +93,7 @@ def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = nowhere)
     data = manifest_json.encode(manifest)
     with writing(directory):
         write_manifest(directory, data, at)
-        sync_directory(directory)
+        sync(directory)
         at("commit: directory synced")
         replaces = os.path.lexists(final)
         if replaces:
@@ -101,7 +101,7 @@ def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = nowhere)
             at("commit: old one aside")
         directory.rename(final)
         at("commit: visible")
-        sync_directory(root)
+        sync(root)
         at("commit: parent synced")
         if replaces:
             remove(superseded)
@@ -114,7 +114,7 @@ def discard(directory: Path) -> None:
     remove(directory)
 
 
-def write_manifest(directory: Path, data: bytes, at: At = nowhere) -> None:
+def write_manifest(directory: Path, data: bytes, at: At = no_fault_hook) -> None:
     """Write, sync and name the manifest of the save in `directory`; raises OSError."""
     temporary = directory / layout.MANIFEST_TEMPORARY
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)

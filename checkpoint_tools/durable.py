@@ -21,7 +21,7 @@ At = Callable[[str], None]
 """Called with the name of each point that a save passes; a test's version kills the process there."""
 
 
-def nowhere(point: str) -> None:
+def no_fault_hook(point: str) -> None:
     """The seam of production: stops at no point."""
 
 
@@ -44,13 +44,13 @@ def write_all(descriptor: int, pieces: list[memoryview]) -> None:
             pieces[0] = pieces[0][written:]
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in `path` durable, where the file system can sync a directory (EINVAL: it cannot)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Make a file's bytes durable, or the names in a directory where the file system can (EINVAL: it cannot)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as cause:
-        if cause.errno != errno.EINVAL:
+        if cause.errno != errno.EINVAL or not path.is_dir():
             raise
     finally:
         os.close(descriptor)

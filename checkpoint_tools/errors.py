@@ -66,7 +66,7 @@ class NoSpace(WriteFailed):
 
 
 def write_failed(path: Path, cause: OSError) -> WriteFailed:
-    """The `WriteFailed` (or `NoSpace`) that says what `cause` means for a save at `path`."""
+    """Return the `WriteFailed` (or `NoSpace`) that says what `cause` means for a save at `path`."""
     what = f"cannot write {path}: {cause.strerror or cause}"
     if cause.errno in _OUT_OF_ROOM:
         return NoSpace(f"{what}; earlier checkpoints are untouched: free space or keep fewer of them")
@@ -74,5 +74,5 @@ def write_failed(path: Path, cause: OSError) -> WriteFailed:
 
 
 def read_failed(path: Path, cause: OSError) -> ReadFailed:
-    """The `ReadFailed` that says what `cause` means for a read of `path`."""
+    """Return the `ReadFailed` that says what `cause` means for a read of `path`."""
     return ReadFailed(f"cannot read {path}: {cause.strerror or cause}; mend the cause and try again")

@@ -1,4 +1,4 @@
-"""No garbage collection while large tables are parsed.
+"""Disable garbage collection while large tables are parsed.
 
 Their thousands of rows all stay: a collection among them finds nothing, and a full one in a process that holds
 torch takes longer than the parsing.
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Put automatic collection off; it is on again afterwards if it was before."""
+def gc_disabled() -> Iterator[None]:
+    """Disable automatic collection; it is on again afterwards if it was before."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -33,12 +33,12 @@ class Listing:
 
     @property
     def complete(self) -> bool:
-        """Whether the manifest is intact and every file that it names is there in its full size."""
+        """Return whether the manifest is intact and every file that it names is there in its full size."""
         return self.reason is None
 
 
 def list_checkpoints(root: Path) -> list[Listing]:
-    """All checkpoints in `root`, newest step first, one per step; empty if there is no such directory.
+    """Return all checkpoints in `root`, newest step first, one per step; empty if there is no such directory.
 
     Other names, saves in progress and dead saves are passed over. Whatever a checkpoint's directory holds,
     the worst it can get is a reason.

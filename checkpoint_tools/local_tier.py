@@ -28,7 +28,7 @@ from zslurm.checkpoint_tools.write import BufferEntry, Entry, write_shard
 
 
 def local_tier(local: Path, root: Path) -> Path:
-    """The directory inside `local` that belongs to the checkpoints in `root`."""
+    """Return the directory inside `local` that belongs to the checkpoints in `root`."""
     return local / hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 

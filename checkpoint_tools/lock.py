@@ -79,10 +79,11 @@ class Lock:
                 self.path.unlink()
 
 
-def take(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
-    """Take the lock of `root`, which is made if need be.
+def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
+    """Acquire the lock of `root`.
 
     Args:
+        root: a directory of checkpoints, which is made if need be.
         job: the scheduler's job that this process belongs to.
         is_gone: judges holders on other hosts, in other jobs.
 

@@ -41,7 +41,7 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """Elements of the tensor."""
+        """Return the elements of the tensor."""
         return math.prod(self.shape)
 
 

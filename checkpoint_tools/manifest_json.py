@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
-from zslurm.checkpoint_tools.garbage import uncollected
+from zslurm.checkpoint_tools.garbage import gc_disabled
 from zslurm.checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.plain import Unexpected, in_words, load_json
 
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest file of `manifest`; the same manifest always gives the same bytes.
+    """Return the manifest file of `manifest`; the same manifest always gives the same bytes.
 
     Raises:
         Mismatch: an opaque mapping holds something that JSON cannot (NaN and infinity included).
@@ -75,7 +75,7 @@ def encode(manifest: Manifest) -> bytes:
     return body + b',\n"crc32":"%08x"\n}\n' % crc32(body)
 
 
-@uncollected()
+@gc_disabled()
 def decode(data: bytes, path: Path) -> Manifest:
     """Parse and check the manifest file that lies at `path` and holds `data`.
 

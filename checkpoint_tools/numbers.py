@@ -88,12 +88,12 @@ class Comparison:
 
     @property
     def same_values(self) -> bool:
-        """Whether both hold the same tensors and buffers, bit for bit, whatever else they say."""
+        """Return whether both hold the same tensors and buffers, bit for bit, whatever else they say."""
         return not (self.only_first or self.only_second or self.differences or self.buffers)
 
 
 def statistics(checkpoint: Checkpoint, tensor: str, state: str) -> Statistics:
-    """What the values of a tensor's state look like.
+    """Return what the values of a tensor's state look like.
 
     Raises:
         Mismatch: the checkpoint does not have it, or its dtype has no statistics.
@@ -144,6 +144,8 @@ def compare(
     """Say in what two checkpoints differ, at any two world sizes: elements are compared, not files.
 
     Args:
+        first: a checkpoint.
+        second: another of the same model, or of another.
         report: gets bytes of the first checkpoint's elements compared, and in all.
 
     Raises:
@@ -209,7 +211,7 @@ def _bytes(checkpoint: Checkpoint, tensor: str, state: str) -> int:
 
 
 def _chunks(checkpoint: Checkpoint, tensor: str, state: str) -> Iterator[Bits]:
-    """The elements in order, CHUNK at a time, in an array that the next chunk overwrites."""
+    """Yield the elements in order, CHUNK at a time, in an array that the next chunk overwrites."""
     import numpy as np
 
     numel = math.prod(checkpoint.shape(tensor))

@@ -52,10 +52,12 @@ class TensorRow(Protocol):
     """What `partition` needs to know of a tensor."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Return the tensor's name."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Return its dimensions."""
 
     @property
     def whole(self) -> int:
@@ -83,12 +85,12 @@ class Matrix:
 
     @property
     def numel(self) -> int:
-        """Elements of the matrix."""
+        """Return the elements of the matrix."""
         return self.rows * self.columns
 
     @property
     def cost(self) -> int:
-        """What one Newton-Schulz step costs, in multiply-adds up to a constant: max(m, n) min(m, n)^2."""
+        """Return what one Newton-Schulz step costs, in multiply-adds up to a constant: max(m, n) min(m, n)^2."""
         return self.numel * min(self.rows, self.columns)
 
 
@@ -114,12 +116,12 @@ class Extent:
 
     @property
     def numel(self) -> int:
-        """Elements in the extent, never 0."""
+        """Return the elements in the extent, never 0."""
         return self.stop - self.start
 
     @property
     def in_chunk(self) -> slice:
-        """The slice of the owner's chunk that holds the extent."""
+        """Return the slice of the owner's chunk that holds the extent."""
         return slice(self.offset_in_chunk, self.offset_in_chunk + self.numel)
 
 
@@ -158,21 +160,21 @@ class Partition:
 
     @property
     def flat_share(self) -> int:
-        """Elements of the flat space that each rank owns, padding included; a multiple of ALIGN."""
+        """Return the elements of the flat space that each rank owns, padding included; a multiple of ALIGN."""
         return self.flat_length // self.world_size
 
     def chunk(self, rank: int) -> int:
-        """Elements of all that `rank` owns, padding included; a multiple of ALIGN."""
+        """Return the elements of all that `rank` owns, padding included; a multiple of ALIGN."""
         matrices = self.matrices[self._checked(rank)]
         return matrices[-1].offset + _round_up(matrices[-1].numel, ALIGN) if matrices else self.flat_share
 
     def batches(self, rank: int) -> tuple[Batch, ...]:
-        """The matrices of `rank`, those of one shape together."""
+        """Return the matrices of `rank`, those of one shape together."""
         groups = groupby(self.matrices[self._checked(rank)], key=lambda matrix: (matrix.rows, matrix.columns))
         return tuple(_batch(list(matrices)) for _, matrices in groups)
 
     def extents(self, rank: int) -> tuple[Extent, ...]:
-        """What `rank` owns, in the order of its chunk; empty where that is all padding.
+        """Return what `rank` owns, in the order of its chunk; empty where that is all padding.
 
         Raises:
             Mismatch: there is no such rank.
@@ -180,15 +182,15 @@ class Partition:
         return (*self._flat_extents(self._checked(rank)), *map(_extent, self.matrices[rank]))
 
     def matrix_cost(self, rank: int) -> int:
-        """What a Newton-Schulz step of all matrices of `rank` costs (see `Matrix.cost`)."""
+        """Return what a Newton-Schulz step of all matrices of `rank` costs (see `Matrix.cost`)."""
         return sum(matrix.cost for matrix in self.matrices[self._checked(rank)])
 
     def matrix_elements(self, rank: int) -> int:
-        """Elements of all matrices of `rank`."""
+        """Return the elements of all matrices of `rank`."""
         return sum(matrix.numel for matrix in self.matrices[self._checked(rank)])
 
     def balance(self) -> Balance:
-        """How even the whole matrices are."""
+        """Return how even the whole matrices are."""
         every = [matrix for matrices in self.matrices for matrix in matrices]
         costs = [self.matrix_cost(rank) for rank in range(self.world_size)]
         elements = [self.matrix_elements(rank) for rank in range(self.world_size)]
@@ -262,7 +264,7 @@ def _check(rows: Iterable[TensorRow]) -> None:
 
 
 def _matrices(row: TensorRow) -> Iterator[Matrix]:
-    """The whole matrices of a tensor, not placed yet; one without elements needs no owner."""
+    """Yield the whole matrices of a tensor, not placed yet; one without elements needs no owner."""
     if row.whole and math.prod(row.shape):
         rows = math.prod(row.shape[:-1]) // row.whole
         for index in range(row.whole):
@@ -270,7 +272,7 @@ def _matrices(row: TensorRow) -> Iterator[Matrix]:
 
 
 def _owners(matrices: list[Matrix], world_size: int, share: int) -> tuple[tuple[Matrix, ...], ...]:
-    """The matrices of each rank, at their offsets: behind its share, the costliest shape first."""
+    """Return the matrices of each rank, at their offsets: behind its share, the costliest shape first."""
     # One order of all matrices serves both: the packing wants cost, a chunk wants shapes together.
     matrices = sorted(matrices, key=lambda m: (-m.cost, -m.numel, m.rows, m.tensor, m.index))
     owned: list[list[Matrix]] = [[] for _ in range(world_size)]

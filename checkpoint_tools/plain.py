@@ -34,7 +34,7 @@ def load_json(data: bytes | str) -> Any:
 
 
 def in_words(cause: Exception) -> str:
-    """What an error of reading means for the file that was read, as the end of a sentence."""
+    """Return what an error of reading means for the file that was read, as the end of a sentence."""
     if isinstance(cause, Unexpected):
         return str(cause)
     if isinstance(cause, UnicodeDecodeError):

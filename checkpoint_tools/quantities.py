@@ -57,7 +57,7 @@ def counted(number: float, one: str, many: str | None = None, *, shown: str | No
 
 
 def _plural(noun: str) -> str:
-    """The regular plural: nodes, processes, retries."""
+    """Return the regular plural: nodes, processes, retries."""
     if noun.endswith(("s", "x", "ch", "sh")):
         return f"{noun}es"
     if noun.endswith("y") and noun[-2:-1] not in set("aeiou"):

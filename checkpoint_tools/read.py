@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from zslurm.checkpoint_tools import layout, manifest_json, shard_header
 from zslurm.checkpoint_tools.blocks import BlockFile, check_size
 from zslurm.checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFailed, read_failed
-from zslurm.checkpoint_tools.garbage import uncollected
+from zslurm.checkpoint_tools.garbage import gc_disabled
 from zslurm.checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
 
@@ -110,12 +110,12 @@ class Checkpoint:
 
     @property
     def tensors(self) -> Collection[str]:
-        """Names of the tensors, in table order."""
+        """Return the names of the tensors, in table order."""
         return self._tensors.keys()
 
     @property
     def buffers(self) -> Collection[str]:
-        """Names of the buffers."""
+        """Return the names of the buffers."""
         return self._buffers.keys()
 
     def shape(self, tensor: str) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ class Checkpoint:
             self._read_extent(extent, dtype, low, view[low - start : high - start])
 
     def read_buffer(self, name: str) -> npt.NDArray[Any]:
-        """A new array with the buffer of that name, in its shape.
+        """Return a new array with the buffer of that name, in its shape.
 
         Raises:
             Mismatch: the checkpoint has no such buffer.
@@ -211,7 +211,7 @@ class Checkpoint:
             self.local_bytes += len(out)
 
     def _span(self, file: str, key: str, dtype: str, numel: int, tensor: str) -> Span:
-        """Where `key` lies in `file`, once the file's own header agrees with the manifest about it."""
+        """Return where `key` lies in `file`, once the file's own header agrees with the manifest about it."""
         if file not in self._headers:
             try:
                 self._headers[file] = _read_header(self._file(file), tensor)
@@ -226,7 +226,7 @@ class Checkpoint:
         return span
 
     def _file(self, name: str) -> BlockFile:
-        """The open file of that name, or its copy, among the OPEN_FILES used last."""
+        """Return the open file of that name, or its copy, among the OPEN_FILES used last."""
         if name in self._open:
             self._open.move_to_end(name)
         else:
@@ -280,7 +280,7 @@ def _read_manifest(path: Path, directory: int) -> Manifest:
     return manifest_json.decode(data, path / layout.MANIFEST)
 
 
-@uncollected()
+@gc_disabled()
 def _read_header(file: BlockFile, tensor: str) -> dict[str, Span]:
     opening = bytearray(min(LENGTH_BYTES, file.size))
     file.read_into(0, memoryview(opening), tensor)

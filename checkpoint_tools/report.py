@@ -58,7 +58,7 @@ class ShardReport:
     buffers: tuple[WrittenBuffer, ...]
 
     def to_json(self) -> str:
-        """The report as JSON text, for `from_json` on another rank."""
+        """Return the report as JSON text, for `from_json` on another rank."""
         rows = {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "extents": [dataclasses.astuple(extent) for extent in self.extents],
@@ -68,7 +68,7 @@ class ShardReport:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ShardReport:
-        """The report that `to_json` wrote.
+        """Return the report that `to_json` wrote.
 
         Raises:
             Mismatch: the text is no such report.
@@ -95,12 +95,15 @@ def assemble(
     tensors: Iterable[Tensor],
     buffers: Collection[str] = (),
 ) -> Manifest:
-    """The manifest of a checkpoint whose shards are all written, one report per rank, in any order.
+    """Return the manifest of a checkpoint whose shards are all written, one report per rank, in any order.
 
     Args:
         reports: one per rank; each says the world size and the block size, and they must agree.
-        step, tokens: how far the run had come, in optimizer steps and in tokens.
-        model, cursor, state: opaque JSON mappings, given back as they are.
+        step: optimizer steps that the run had done.
+        tokens: tokens that it had trained on.
+        model: opaque JSON mapping, returned as it is; `cursor` and `state` too.
+        cursor: where the data order continues.
+        state: counters of the optimizer.
         tensors: the whole table with the states and dtypes that *should* be there: a state that every rank
             forgot is found here, not at the next resume.
         buffers: the names of the buffers that should be there.

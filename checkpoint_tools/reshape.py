@@ -40,7 +40,7 @@ from threading import Event, Lock
 
 from zslurm.checkpoint_tools import layout, manifest_json
 from zslurm.checkpoint_tools.commit import write_manifest
-from zslurm.checkpoint_tools.durable import remove, sync_directory, writing
+from zslurm.checkpoint_tools.durable import remove, sync, writing
 from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, NoSpace, WriteFailed
 from zslurm.checkpoint_tools.manifest import Buffer, Manifest
 from zslurm.checkpoint_tools.partition import MAX_RANKS, partition
@@ -149,6 +149,9 @@ def reshape(
     """Write the checkpoint at `source` as one of `ranks` ranks at `destination`, which appears when it is whole.
 
     Args:
+        source: a checkpoint.
+        destination: the new one; absent, or an empty directory.
+        ranks: how many the new one is for.
         workers: shards that are written at once.
         max_memory: bytes of buffers, over all workers.
         report: called by one thread at a time.
@@ -169,7 +172,7 @@ def reshape(
         manifest = _write(plan, directory, report)
         with writing(directory):
             write_manifest(directory, manifest_json.encode(manifest))
-            sync_directory(directory)
+            sync(directory)
         found = verify(
             directory, threads=plan.workers, report=lambda done, total: report("verifying", done, total)
         )
@@ -180,7 +183,7 @@ def reshape(
             )
         with writing(destination):
             directory.rename(destination)
-            sync_directory(destination.parent)
+            sync(destination.parent)
     except BaseException:
         remove(directory)
         raise
@@ -246,7 +249,7 @@ class _Target:
             self._buffers[rank if rank < ranks else 0].append(buffer)
 
     def rows(self, rank: int) -> list[_Row]:
-        """The keys of a shard, in the order of the file: state by state, the master weights first."""
+        """Return the keys of a shard, in the order of the file: state by state, the master weights first."""
         extents = self._partition.extents(rank)
         rows = [
             _Row(
@@ -267,11 +270,11 @@ class _Target:
         return sorted(rows, key=lambda row: file_order(row.dtype))
 
     def opening(self, rank: int, rows: list[_Row]) -> bytes:
-        """The bytes before the data."""
+        """Return the bytes before the data."""
         return shard_opening([(row.key, row.dtype, row.shape) for row in rows], rank, self.ranks)
 
     def file_size(self, rank: int) -> int:
-        """Bytes of a shard."""
+        """Return the bytes of a shard."""
         rows = self.rows(rank)
         data = sum(math.prod(row.shape) * DTYPES[row.dtype].itemsize for row in rows)
         return len(self.opening(rank, rows)) + data
@@ -304,7 +307,7 @@ def _write_shard(
 def _pieces(
     checkpoint: Checkpoint, opening: bytes, rows: list[_Row], length: int, add: Callable[[int], None]
 ) -> Iterator[memoryview]:
-    """The bytes of a shard, in pieces of `length` at most, at least one block.
+    """Yield the bytes of a shard, in pieces of `length` at most, at least one block.
 
     A piece lies in a ring, and is overwritten when at least RING_BLOCKS - 2 more blocks were produced.
     """

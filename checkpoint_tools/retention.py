@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from zslurm.checkpoint_tools import layout
-from zslurm.checkpoint_tools.durable import At, nowhere, remove, sync_directory, writing
+from zslurm.checkpoint_tools.durable import At, no_fault_hook, remove, sync, writing
 from zslurm.checkpoint_tools.errors import Mismatch
 from zslurm.checkpoint_tools.listing import Listing, list_checkpoints
 
@@ -25,7 +25,7 @@ POINTS = ("prune: hidden", "prune: deleted")
 
 
 def prunable(root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = ()) -> list[Listing]:
-    """The complete checkpoints that nothing keeps, oldest first.
+    """Return the complete checkpoints that nothing keeps, oldest first.
 
     Args:
         root: the run's checkpoints.
@@ -50,7 +50,7 @@ def prunable(root: Path, keep_last: int, *, keep_every: int = 0, keep: Collectio
 
 
 def prune(
-    root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = (), at: At = nowhere
+    root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = (), at: At = no_fault_hook
 ) -> list[Path]:
     """Remove what `prunable` names; returns what was removed, oldest first.
 
@@ -65,7 +65,7 @@ def prune(
         hidden = root / layout.deleted_name(listing.step, secrets.token_hex(4))
         with writing(listing.path):
             listing.path.rename(hidden)
-            sync_directory(root)
+            sync(root)
         at("prune: hidden")
         remove(hidden)
         at("prune: deleted")

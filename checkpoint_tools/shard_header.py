@@ -112,12 +112,12 @@ def encode(fields: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping
 
 
 def decode_length(opening: bytes) -> int:
-    """Bytes of the header that follows the file's first LENGTH_BYTES bytes."""
+    """Return the bytes of the header that follows the file's first LENGTH_BYTES bytes."""
     return int(struct.unpack("<Q", opening)[0])
 
 
 def decode(header: bytes) -> dict[str, Span]:
-    """Where each key lies in the file that `header` (without its length) opens.
+    """Return where each key lies in the file that `header` (without its length) opens.
 
     Raises:
         ValueError: this is not a safetensors header.

@@ -62,7 +62,7 @@ class Verification:
 
     @property
     def sound(self) -> bool:
-        """Whether every byte is what was written."""
+        """Return whether every byte is what was written."""
         return not self.damages
 
 
@@ -170,7 +170,7 @@ def _read(descriptor: int, begin: int, view: memoryview) -> int:
 
 
 def _spans(descriptor: int, file: ShardFile, block_size: int) -> dict[str, shard_header.Span]:
-    """Where each key lies, if the blocks of the file's header are whole; else nothing."""
+    """Return where each key lies, if the blocks of the file's header are whole; else nothing."""
     opening = memoryview(bytearray(LENGTH_BYTES))
     if _read(descriptor, 0, opening) != LENGTH_BYTES:
         return {}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools import layout, shard_header
 from zslurm.checkpoint_tools.checksum import crc32
-from zslurm.checkpoint_tools.durable import At, nowhere, write_all, writing
+from zslurm.checkpoint_tools.durable import At, no_fault_hook, write_all, writing
 from zslurm.checkpoint_tools.errors import Mismatch
 from zslurm.checkpoint_tools.manifest import BLOCK_SIZE
 from zslurm.checkpoint_tools.manifest_json import FORMAT
@@ -81,7 +81,7 @@ def write_shard(
     *,
     block_size: int = BLOCK_SIZE,
     durable: bool = True,
-    at: At = nowhere,
+    at: At = no_fault_hook,
 ) -> ShardReport:
     """Write what `rank` owns into `directory` (from `begin`) and sync it to disk; a rank may own nothing.
 
@@ -121,7 +121,7 @@ def file_order(dtype: str) -> int:
 
 
 def shard_opening(fields: Iterable[tuple[str, str, tuple[int, ...]]], rank: int, world_size: int) -> bytes:
-    """The bytes of a shard before its data; `fields` are (key, dtype, shape), in `file_order`."""
+    """Return the bytes of a shard before its data; `fields` are (key, dtype, shape), in `file_order`."""
     return shard_header.encode(fields, {"format": FORMAT, "rank": str(rank), "world_size": str(world_size)})
 
 
@@ -140,7 +140,7 @@ def _written_buffer(buffer: BufferEntry) -> WrittenBuffer:
 
 
 def _checked_dtype(what: str, array: npt.NDArray[Any], declared: str | None) -> str:
-    """The dtype to store `array` in, once it is certain that its memory can be written as it lies."""
+    """Return the dtype to store `array` in, once it is certain that its memory can be written as it lies."""
     if not array.flags.c_contiguous:
         raise Mismatch(f"{what}: the array is not C-contiguous; hand in a contiguous one (nothing is copied here)")
     try:
@@ -150,7 +150,7 @@ def _checked_dtype(what: str, array: npt.NDArray[Any], declared: str | None) -> 
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    """The array's memory, one byte per element; no copy."""
+    """Return the array's memory, one byte per element; no copy."""
     return array.reshape(-1).view("u1").data
 
 
@@ -161,7 +161,7 @@ def write_file(
     *,
     half: int = -1,
     durable: bool = True,
-    at: At = nowhere,
+    at: At = no_fault_hook,
 ) -> tuple[int, tuple[int, ...]]:
     """Write and sync a new file of `pieces`; returns its size in bytes and the CRC32 of each block.
 

@@ -28,7 +28,7 @@ from pydantic import (
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import ConfigError
-from zslurm.train.segments import Stage, stages_of
+from zslurm.train.segments import Segment, segments_of
 
 RESUMED_FROM = "resumed_from"
 """Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""
@@ -203,10 +203,10 @@ class OptimConfig(Section):
 
 
 class RampStage(Section):
-    """A stage of a batch ramp."""
+    """A segment of a batch ramp."""
 
-    until_tokens: Count = Field(description="the stage ends when the phase has trained on this many tokens")
-    global_batch: Count = Field(description="sequences in one optimizer step of this stage")
+    until_tokens: Count = Field(description="the segment ends when the phase has trained on this many tokens")
+    global_batch: Count = Field(description="sequences in one optimizer step of this segment")
 
 
 class PhaseConfig(Section):
@@ -256,11 +256,11 @@ class PhaseConfig(Section):
 
     def _check_ramp(self) -> None:
         reached = 0
-        for index, (stage, taken) in enumerate(zip(self.batch_ramp, self.stages, strict=False)):
-            where, until = f"batch_ramp[{index}]", stage.until_tokens
-            if stage.global_batch % self.micro_batch:
+        for index, (segment, taken) in enumerate(zip(self.batch_ramp, self.segments, strict=False)):
+            where, until = f"batch_ramp[{index}]", segment.until_tokens
+            if segment.global_batch % self.micro_batch:
                 raise ValueError(
-                    f"{where}.global_batch ({stage.global_batch}) must be a multiple of "
+                    f"{where}.global_batch ({segment.global_batch}) must be a multiple of "
                     f"micro_batch ({self.micro_batch})"
                 )
             if until >= self.tokens:
@@ -274,7 +274,7 @@ class PhaseConfig(Section):
                     f"{where} has no step: the steps before it train on {counted(until, 'token')} or more"
                 )
             reached = until
-        if not self.stages[-1].steps:
+        if not self.segments[-1].steps:
             raise ValueError(
                 f"global_batch has no step: those of batch_ramp train on all {counted(self.tokens, 'token')}"
             )
@@ -307,15 +307,15 @@ class PhaseConfig(Section):
             )
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages of the phase: those of the batch ramp, and the phase's own batch."""
-        ramp = [(stage.until_tokens, stage.global_batch) for stage in self.batch_ramp]
-        return stages_of(self.tokens, self.context, self.global_batch, ramp)
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the segments of the phase: those of the batch ramp, and the phase's own batch."""
+        ramp = [(segment.until_tokens, segment.global_batch) for segment in self.batch_ramp]
+        return segments_of(self.tokens, self.context, self.global_batch, ramp)
 
     @property
     def steps(self) -> int:
         """Optimizer steps of this phase: enough for its tokens."""
-        return sum(stage.steps for stage in self.stages)
+        return sum(segment.steps for segment in self.segments)
 
 
 class ParallelConfig(Section):
@@ -445,13 +445,13 @@ class MetricsConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Loss on held-out data, and commands that judge the model."""
+    """Validation loss, and commands that judge the model."""
 
-    data: str | None = Field(None, description="a token bundle of held-out text, or a directory of them")
+    data: str | None = Field(None, description="a token bundle of validation data, or a directory of them")
     every_steps: Whole = Field(
         0, description="optimizer steps between two evaluations on data; 0: only one, at the end"
     )
-    sequences: Count = Field(64, description="sequences of held-out text that are looked at, the same each time")
+    sequences: Count = Field(64, description="sequences of validation data that are looked at, the same each time")
     micro_batch: Count | None = Field(None, description="sequences in one forward pass; default: the phase's")
     command: str | None = Field(
         None,
@@ -466,7 +466,7 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _goes_together(self) -> EvaluationConfig:
         if self.every_steps and self.data is None:
-            raise ValueError("every_steps needs data: a token bundle of held-out text")
+            raise ValueError("every_steps needs data: a token bundle of validation data")
         if bool(self.command_every_steps) != (self.command is not None):
             raise ValueError("command and command_every_steps need each other")
         if self.command is not None:
@@ -566,7 +566,7 @@ def load_train_config(path: Path) -> TrainConfig:
 
 
 def model_differences(ours: ModelConfig, theirs: Mapping[str, Any]) -> list[str]:
-    """The keys in which the model of some weights, as a mapping, differs from a run's; a clause for each.
+    """Return the keys in which the model of some weights, as a mapping, differs from a run's; a clause for each.
 
     A setting that the mapping lacks is newer than the weights, and was at its default, whatever that was called.
     """

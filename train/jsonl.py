@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from zslurm.checkpoint_tools.plain import load_json
 
@@ -24,6 +24,13 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("time", "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "step_time_s"), _NUMBER),
 }
 """Types of the fields that the readers of a run's files rely on."""
+
+
+class Record(Protocol):
+    """Records a line of metrics.jsonl, of a kind and with its fields."""
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Record one line."""
 
 
 class JsonLinesWriter:
@@ -64,7 +71,7 @@ class JsonLinesWriter:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole, well-formed record of a file; none where the file is missing."""
+    """Yield every whole, well-formed record of a file; none where the file is missing."""
     try:
         with path.open("rb") as file:
             for line in file:

@@ -18,7 +18,7 @@ BACKGROUND = 10
 
 
 def in_slurm_job(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process belongs to a Slurm job, whose cores are its own."""
+    """Return whether this process belongs to a Slurm job, whose cores are its own."""
     return "SLURM_JOB_ID" in environ
 
 

@@ -4,7 +4,7 @@ In the directory named by ZSLURM_PROGRESS_DIR (node-local memory) each rank keep
 bytes, `rank-00003`, rewritten whole by one pwrite: a reader never sees a torn one. Without the variable nothing
 is written. The cost is one system call of 56 bytes per update, and a step makes two: when it is done, and when
 this rank has done its own part of it and waits for its peers. That second word is what tells the one rank that
-hangs from all those that wait for it; the pace (see `Progress.pace_ns`) tells the one that is slow.
+hangs from all those that wait for it; the step work time (`Progress.work_ns`) tells the one that is slow.
 
 A process that gets STACK_SIGNAL writes the stacks of all its threads to its standard error and goes on.
 """
@@ -61,7 +61,7 @@ class Progress:
         committed_step: of the newest checkpoint that it knows to be complete; -1 before the first.
         monotonic_ns: when it wrote this, by the clock of its node.
         waiting: it has done its own part of the step after `step`, and waits for its peers.
-        pace_ns: nanoseconds of its own work (data, forward, backward) per microbatch, summed over the steps of
+        work_ns: nanoseconds of its own work (data, forward, backward) per microbatch, summed over the steps of
             this attempt. In synchronous training every rank takes as long for a step as the slowest; this sum
             grows faster where a rank or its GPU is slower than its peers.
     """
@@ -75,7 +75,7 @@ class Progress:
     committed_step: int
     monotonic_ns: int
     waiting: bool = False
-    pace_ns: int = 0
+    work_ns: int = 0
 
 
 class ProgressWriter:
@@ -95,7 +95,7 @@ class ProgressWriter:
         folder = directory or os.environ.get("ZSLURM_PROGRESS_DIR")
         self._rank, self._attempt = rank, attempt
         self._phase, self._checkpoint = Phase.SETUP, CheckpointState.NONE
-        self._step, self._committed, self._pace_ns = -1, -1, 0
+        self._step, self._committed, self._work_ns = -1, -1, 0
         self._fd: int | None = None
         if folder:
             path = record_path(Path(folder), rank)
@@ -109,7 +109,7 @@ class ProgressWriter:
         step: int | None = None,
         checkpoint: CheckpointState | None = None,
         committed_step: int | None = None,
-        pace_ns: int | None = None,
+        work_ns: int | None = None,
         waiting: bool = False,
     ) -> None:
         """Change what is given and write the record; also a sign of life without arguments.
@@ -120,13 +120,13 @@ class ProgressWriter:
         self._phase = self._phase if phase is None else phase
         self._checkpoint = self._checkpoint if checkpoint is None else checkpoint
         self._committed = self._committed if committed_step is None else committed_step
-        self._pace_ns = self._pace_ns if pace_ns is None else pace_ns
+        self._work_ns = self._work_ns if work_ns is None else work_ns
         if step is not None:
             self._step = _last_step = step
         if self._fd is not None:
             record = RECORD.pack(
                 _MAGIC, _VERSION, self._attempt, self._rank, os.getpid(), self._phase, self._checkpoint,
-                waiting, self._step, self._committed, time.monotonic_ns(), self._pace_ns,
+                waiting, self._step, self._committed, time.monotonic_ns(), self._work_ns,
             )  # fmt: skip
             os.pwrite(self._fd, record, 0)
 
@@ -141,25 +141,25 @@ _last_step = -1
 
 
 def last_step() -> int:
-    """The last optimizer step that this process finished; -1 before the first."""
+    """Return the last optimizer step that this process finished; -1 before the first."""
     return _last_step
 
 
 def record_path(directory: Path, rank: int) -> Path:
-    """Where the record of `rank` lies."""
+    """Return where the record of `rank` lies."""
     return directory / f"rank-{rank:05d}"
 
 
 def read_progress(directory: Path, rank: int) -> Progress | None:
-    """The record of `rank`; None where there is none, or one of another version."""
+    """Return the record of `rank`; None where there is none, or one of another version."""
     try:
         raw = record_path(directory, rank).read_bytes()
         magic, version, attempt, number, pid, phase, checkpoint, waiting, *numbers = RECORD.unpack(raw)
         if magic != _MAGIC or version != _VERSION:
             return None
-        step, committed, when, pace = numbers
+        step, committed, when, work = numbers
         state = CheckpointState(checkpoint)
-        return Progress(attempt, number, pid, Phase(phase), state, step, committed, when, bool(waiting), pace)
+        return Progress(attempt, number, pid, Phase(phase), state, step, committed, when, bool(waiting), work)
     except (OSError, struct.error, ValueError):
         return None
 

@@ -12,7 +12,7 @@ step i is, from `warmup_from` = a over `lr` = b to `final_lr` = c:
                (arXiv 2405.18392), who found it better than a line; the last step of it has c
     constant   b
 
-Finding a step's place takes O(log stages): nothing is made for each of the 800,000 steps of a long run. A run
+Finding a step's place takes O(log segments): nothing is made for each of the 800,000 steps of a long run. A run
 moves from phase to phase by itself, and wherever it is interrupted, its step number is all that it needs to go on.
 That holds while the phases stay what they were; so checkpoints record them, and `compare` tells what changed.
 """
@@ -63,8 +63,13 @@ class Position:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that the step trains on."""
+        """Return the tokens that the step trains on."""
         return self.global_batch * self.phase.context
+
+
+def due(every: int, step: int) -> bool:
+    """Return whether something that is done every so many steps (0: never) is done after `step`."""
+    return every > 0 and step % every == 0
 
 
 def learning_rate(phase: PhaseConfig, step: int) -> float:
@@ -85,8 +90,8 @@ def learning_rate(phase: PhaseConfig, step: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
-    """A stage of a phase, and what lies before it."""
+class _SegmentStart:
+    """Where a segment of a phase begins, and what is before it."""
 
     phase_index: int
     first_step: int
@@ -97,7 +102,7 @@ class _Stretch:
 
 
 class Plan:
-    """The steps of a run: its phases, one after the other, each in its stages.
+    """The steps of a run: its phases, one after the other, each in its segments.
 
     Attributes:
         total_steps: optimizer steps of all phases.
@@ -106,27 +111,27 @@ class Plan:
 
     def __init__(self, phases: tuple[PhaseConfig, ...]) -> None:
         self.phases = phases
-        self._stretches: list[_Stretch] = []
+        self._segments: list[_SegmentStart] = []
         step, tokens = 0, 0
         for index, phase in enumerate(phases):
             inside, sequence = 0, 0
-            for stage in phase.stages:
-                self._stretches.append(_Stretch(index, step, inside, stage.global_batch, sequence, tokens))
-                used = stage.steps * stage.global_batch
-                step, inside = step + stage.steps, inside + stage.steps
+            for segment in phase.segments:
+                self._segments.append(_SegmentStart(index, step, inside, segment.global_batch, sequence, tokens))
+                used = segment.steps * segment.global_batch
+                step, inside = step + segment.steps, inside + segment.steps
                 sequence, tokens = sequence + used, tokens + used * phase.context
         self.total_steps, self.total_tokens = step, tokens
-        self._first_steps = [stretch.first_step for stretch in self._stretches]
+        self._first_steps = [segment.first_step for segment in self._segments]
 
     def at(self, step: int) -> Position:
-        """Where step `step` (from 0) lies.
+        """Return where step `step` (from 0) lies.
 
         Raises:
             IndexError: the run has no such step.
         """
         if not 0 <= step < self.total_steps:
             raise IndexError(f"the run has {counted(self.total_steps, 'step')}, there is no step {step}")
-        here = self._stretches[bisect_right(self._first_steps, step) - 1]
+        here = self._segments[bisect_right(self._first_steps, step) - 1]
         phase = self.phases[here.phase_index]
         sequences = (step - here.first_step) * here.global_batch
         return Position(
@@ -139,34 +144,34 @@ class Plan:
         )
 
     def tokens_after(self, steps: int) -> int:
-        """Tokens trained on in the first `steps` steps."""
+        """Return the tokens trained on in the first `steps` steps."""
         return self.total_tokens if steps >= self.total_steps else self.at(steps).tokens_before
 
     def record(self) -> list[dict[str, Any]]:
-        """The phases as checkpoints record them: what decides which step trains on what."""
+        """Return the phases as checkpoints record them: what decides which step trains on what."""
         return [
             {
                 "name": phase.name,
                 "context": phase.context,
-                "stages": [[stage.steps, stage.global_batch] for stage in phase.stages],
+                "stages": [[segment.steps, segment.global_batch] for segment in phase.segments],
             }
             for phase in self.phases
         ]
 
 
 def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
-    """Where ranks idle, a line for each batch with fewer microbatches than ranks.
+    """Return where ranks idle, a line for each batch with fewer microbatches than ranks.
 
     Raises:
         ConfigError: a batch has fewer sequences than there are ranks: no micro_batch gives all of them work.
     """
     lines = []
     for index, phase in enumerate(phases):
-        ramp = [f"batch_ramp[{stage}].global_batch" for stage in range(len(phase.batch_ramp))]
-        for key, stage in zip([*ramp, "global_batch"], phase.stages, strict=True):
-            batch = f"phases[{index}].{key} ({stage.global_batch})"
-            microbatches = stage.global_batch // phase.micro_batch
-            if stage.global_batch < ranks:
+        ramp = [f"batch_ramp[{segment}].global_batch" for segment in range(len(phase.batch_ramp))]
+        for key, segment in zip([*ramp, "global_batch"], phase.segments, strict=True):
+            batch = f"phases[{index}].{key} ({segment.global_batch})"
+            microbatches = segment.global_batch // phase.micro_batch
+            if segment.global_batch < ranks:
                 raise ConfigError(f"{batch} has fewer sequences than there are ranks ({ranks}); use fewer ranks")
             if microbatches < ranks:
                 lines.append(
@@ -177,10 +182,12 @@ def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
 
 
 def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int) -> list[str]:
-    """What a run that is resumed after `done` steps should be told of changes of its phases, a line for each.
+    """Describe what has changed in the phases of a run that is resumed, a line for each change.
 
     Args:
         recorded: the phases that these steps were trained in, from `Plan.record`; None where they are not known.
+        plan: the phases as they are now.
+        done: steps that are done.
 
     Raises:
         ConfigError: a step that was done would train on other data now.
@@ -222,7 +229,7 @@ def _first_steps(phase: Mapping[str, Any] | None, count: int) -> list[tuple[int,
 
 
 def _change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
-    """What became of a phase; empty where its steps are what they were."""
+    """Return what became of a phase; empty where its steps are what they were."""
     if now is None:
         return "is gone"
     if before is None:

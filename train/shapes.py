@@ -76,12 +76,12 @@ class TensorInfo:
 
     @property
     def numel(self) -> int:
-        """Elements of the tensor."""
+        """Return the elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def decay(self) -> bool:
-        """Whether weight decay applies: to everything with two or more dimensions, not to vectors."""
+        """Return whether weight decay applies: to everything with two or more dimensions, not to vectors."""
         return self.kind in _DECAYED
 
     @property
@@ -120,7 +120,7 @@ class ParameterCounts:
 
 
 def tensor_table(model: ModelConfig) -> tuple[TensorInfo, ...]:
-    """Every parameter, in the order of `Zaya.named_parameters()`."""
+    """Return every parameter, in the order of `Zaya.named_parameters()`."""
     return (
         TensorInfo("embedding.weight", (model.vocab_size, model.hidden_size), Kind.EMBEDDING),
         *(info for layer in range(model.layers) for info in _layer(model, layer)),
@@ -145,7 +145,7 @@ def _whole(info: TensorInfo, optim: OptimConfig) -> int:
 
 
 def buffer_table(model: ModelConfig) -> tuple[BufferInfo, ...]:
-    """Every buffer, in the order of `Zaya.named_buffers()`; all are fp32."""
+    """Return every buffer, in the order of `Zaya.named_buffers()`; all are fp32."""
     return (BufferInfo("balancing_bias", (model.layers, model.router_classes)),)
 
 

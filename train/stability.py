@@ -1,4 +1,4 @@
-"""Which steps are not taken: those whose loss or gradient is not finite, or stands far above the recent ones.
+"""Decide which steps are skipped: those whose loss or gradient is not finite, or far above the recent ones.
 
 A skipped step counts, and its data are spent, but it leaves weights, optimizer state and balancing as they were.
 A loss or gradient norm is a spike when it exceeds `optim.spike_factor` times the median of the last
@@ -12,6 +12,7 @@ one. No torch here.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,11 +21,12 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import OptimConfig
+from zslurm.train.errors import Diverged
 
 
 @dataclass(frozen=True)
 class Recent:
-    """What is remembered of the steps before.
+    """The numbers of recent steps.
 
     Attributes:
         losses, grad_norms: of the last steps that were taken, oldest first; empty where spikes are not looked for.
@@ -36,32 +38,32 @@ class Recent:
     skipped: int = 0
 
     def taken(self, loss: float, grad_norm: float, config: OptimConfig) -> Recent:
-        """After a step that was taken."""
+        """Return it after a step that was taken."""
         if config.spike_factor is None:
             return Recent()
         window = -config.spike_window
         return Recent((*self.losses, loss)[window:], (*self.grad_norms, grad_norm)[window:])
 
-    def left_out(self) -> Recent:
-        """After a step that was skipped."""
+    def with_skipped(self) -> Recent:
+        """Return it after a step that was skipped."""
         return replace(self, skipped=self.skipped + 1)
 
     def in_new_phase(self) -> Recent:
-        """Before the first step of a phase: other data and other batches have other losses."""
+        """Return it before the first step of a phase: other data and other batches have other losses."""
         return Recent(skipped=self.skipped)
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, which keeps every bit of a finite number."""
+        """Return it as plain JSON, which keeps every bit of a finite number."""
         return {"losses": list(self.losses), "grad_norms": list(self.grad_norms), "skipped": self.skipped}
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Recent:
-        """From `record`."""
+        """Read what `record` returned."""
         return Recent(tuple(record["losses"]), tuple(record["grad_norms"]), record["skipped"])
 
 
 def why_skip(recent: Recent, loss: float, grad_norm: float, config: OptimConfig) -> str | None:
-    """Why a step is to be skipped; None if it is to be taken."""
+    """Return why a step is to be skipped; None if it is to be taken."""
     for name, value, before in (("loss", loss, recent.losses), ("gradient norm", grad_norm, recent.grad_norms)):
         if not math.isfinite(value):
             return f"{name} {value:g} is not finite"
@@ -73,3 +75,73 @@ def why_skip(recent: Recent, loss: float, grad_norm: float, config: OptimConfig)
                     f"the median of {counted(config.spike_window, 'step')}"
                 )
     return None
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """A step that was skipped.
+
+    Attributes:
+        step: its number, from 1.
+        reason: why.
+        loss, grad_norm: what it had.
+        tensor: the first tensor whose gradient is not finite; None where all are.
+        rank: the rank on which that is.
+    """
+
+    step: int
+    reason: str
+    loss: float
+    grad_norm: float
+    tensor: str | None = None
+    rank: int | None = None
+
+    @property
+    def where(self) -> str:
+        """Return the place of the first number that is not finite, for a message."""
+        return f", first in {self.tensor} on rank {self.rank}" if self.tensor else ""
+
+
+class StepGuard:
+    """Keeps what decides about steps, and counts those that were skipped in a row.
+
+    Attributes:
+        recent: the steps before; goes into each checkpoint's cursor, and back from there.
+    """
+
+    def __init__(self, config: OptimConfig) -> None:
+        """Begin with no steps."""
+        self._config = config
+        self.recent = Recent()
+        self._in_a_row: list[str] = []  # number, loss and gradient norm to the bit, first tensor, rank
+
+    def why_skip(self, loss: float, grad_norm: float, *, first_of_phase: bool) -> str | None:
+        """Return why a step is to be skipped; None if it is to be taken, which is then counted."""
+        if first_of_phase:
+            self.recent = self.recent.in_new_phase()
+        reason = why_skip(self.recent, loss, grad_norm, self._config)
+        if reason is None:
+            self.recent, self._in_a_row = self.recent.taken(loss, grad_norm, self._config), []
+        return reason
+
+    def skip(self, skipped: SkippedStep) -> None:
+        """Count a skipped step; see `check_limit`."""
+        self.recent = self.recent.with_skipped()
+        limit = self._config.skip_limit
+        numbers = f"{skipped.step} {skipped.loss.hex()} {skipped.grad_norm.hex()} {skipped.tensor} {skipped.rank}"
+        self._in_a_row = [*(self._in_a_row[-limit:] if limit else []), numbers]
+
+    def check_limit(self, skipped: SkippedStep) -> None:
+        """Stop where `skipped` is one too many in a row.
+
+        Raises:
+            Diverged: more than optim.skip_limit were skipped.
+        """
+        limit = self._config.skip_limit
+        if self.recent.skipped > limit:
+            raise Diverged(
+                f"step {skipped.step}: {skipped.reason}{skipped.where}; it is the last of {self.recent.skipped} "
+                f"in a row, more than optim.skip_limit ({limit}) allows; the weights were not updated by them. "
+                "Lower phases[].lr or look at the data; the last checkpoint is from before them",
+                fingerprint=hashlib.sha256("\n".join(self._in_a_row).encode()).hexdigest()[:16],
+            )

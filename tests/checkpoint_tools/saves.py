@@ -23,7 +23,7 @@ from zslurm.checkpoint_tools import (
     partition,
     write_shard,
 )
-from zslurm.checkpoint_tools.durable import At, nowhere
+from zslurm.checkpoint_tools.durable import At, no_fault_hook
 from zslurm.checkpoint_tools.shard_header import DTYPES
 
 Array = npt.NDArray[Any]
@@ -74,7 +74,7 @@ def write_all_ranks(
     world_size: int,
     step: int = 0,
     block_size: int = 256,
-    at: At = nowhere,
+    at: At = no_fault_hook,
 ) -> list[ShardReport]:
     """The shards of all ranks, with BUFFERS in rank 0's; reports travel as JSON, as they would between ranks."""
     reports = []
@@ -109,7 +109,7 @@ def save(
     nonce: str = "first",
     block_size: int = 256,
     content: int | None = None,
-    at: At = nowhere,
+    at: At = no_fault_hook,
 ) -> Path:
     """A committed checkpoint of `step`; `content` (the step, if not given) decides its elements."""
     directory = begin(root, step, nonce, at=at)

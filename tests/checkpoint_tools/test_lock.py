@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from zslurm.checkpoint_tools import Holder, InUse, holder_of, list_checkpoints, take
+from zslurm.checkpoint_tools import Holder, InUse, acquire, holder_of, list_checkpoints
 
 from .saves import save
 
@@ -28,20 +28,20 @@ def plant(root: Path, holder: Holder) -> None:
 
 def test_a_lock_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
     root = tmp_path / "new" / "checkpoints"
-    lock = take(root, job="17")
+    lock = acquire(root, job="17")
     assert holder_of(root) == lock.holder
     with pytest.raises(
         InUse, match=rf"process {os.getpid()} on .* of job 17, since .*remove {re.escape(str(root))}"
     ):
-        take(root)
+        acquire(root)
     lock.release()
     assert holder_of(root) is None
     assert list(root.iterdir()) == []
-    take(root).release()
+    acquire(root).release()
 
 
 def test_it_does_not_disturb_saves_and_listings(tmp_path: Path) -> None:
-    lock = take(tmp_path)
+    lock = acquire(tmp_path)
     save(tmp_path, 1)
     save(tmp_path, 2)
     assert [found.step for found in list_checkpoints(tmp_path)] == [2, 1]
@@ -52,31 +52,31 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from zslurm.checkpoint_tools import take
-take(Path({str(tmp_path)!r}))
+from zslurm.checkpoint_tools import acquire
+acquire(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     theirs = holder_of(tmp_path)
     assert theirs is not None
-    lock = take(tmp_path)
+    lock = acquire(tmp_path)
     assert lock.holder != theirs
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_another_process_with_the_same_number_is_not_the_holder(tmp_path: Path) -> None:
-    lock = take(tmp_path)
+    lock = acquire(tmp_path)
     plant(tmp_path, replace(lock.holder, started=lock.holder.started - 1, nonce="older"))
-    assert take(tmp_path).holder.nonce != "older"
+    assert acquire(tmp_path).holder.nonce != "older"
 
 
 def test_an_earlier_attempt_of_the_same_job_is_over(tmp_path: Path) -> None:
     plant(tmp_path, replace(ELSEWHERE, job="17"))
     with pytest.raises(InUse, match="another-host"):
-        take(tmp_path, job="18")
+        acquire(tmp_path, job="18")
     with pytest.raises(InUse):
-        take(tmp_path)
-    take(tmp_path, job="17")
+        acquire(tmp_path)
+    acquire(tmp_path, job="17")
 
 
 def test_a_holder_elsewhere_is_judged_by_the_caller(tmp_path: Path) -> None:
@@ -88,19 +88,19 @@ def test_a_holder_elsewhere_is_judged_by_the_caller(tmp_path: Path) -> None:
         return False
 
     with pytest.raises(InUse):
-        take(tmp_path, is_gone=unknown)
+        acquire(tmp_path, is_gone=unknown)
     assert asked == [ELSEWHERE]
-    take(tmp_path, is_gone=lambda holder: holder.host == "another-host")
+    acquire(tmp_path, is_gone=lambda holder: holder.host == "another-host")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"host": "x"}'])
 def test_a_file_that_is_no_lock_holds_nobody_out(tmp_path: Path, content: str) -> None:
     (tmp_path / ".lock").write_text(content)
-    take(tmp_path)
+    acquire(tmp_path)
 
 
 def test_releasing_leaves_a_successor_s_lock_alone(tmp_path: Path) -> None:
-    lock = take(tmp_path)
+    lock = acquire(tmp_path)
     plant(tmp_path, ELSEWHERE)
     lock.release()
     assert holder_of(tmp_path) == ELSEWHERE
@@ -109,7 +109,7 @@ def test_releasing_leaves_a_successor_s_lock_alone(tmp_path: Path) -> None:
 def _race(root: Path, start: multiprocessing.synchronize.Barrier, won: multiprocessing.queues.Queue[bool]) -> None:
     start.wait()
     try:
-        take(root)
+        acquire(root)
     except InUse:
         won.put(False)
     else:

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint_tools.saves import BUFFERS, TENSORS, save
 from tests.checkpoint_tools.test_damage import flip
 from tests.cli.command import Zslurm
-from zslurm.checkpoint_tools import Checkpoint, partition, take, verify
+from zslurm.checkpoint_tools import Checkpoint, acquire, partition, verify
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_prune_removes_what_nothing_keeps(zslurm: Zslurm, tmp_path: Path) -> Non
 def test_prune_leaves_a_run_alone_that_is_being_trained(zslurm: Zslurm, tmp_path: Path) -> None:
     save(tmp_path / "a", 1)
     save(tmp_path / "a", 2)
-    lock = take(tmp_path / "a")
+    lock = acquire(tmp_path / "a")
     refused = zslurm("checkpoint", "prune", "a", "--keep-last", "1")
     assert refused.code == 1
     assert "is in use by process" in refused.err

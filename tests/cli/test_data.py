@@ -83,7 +83,7 @@ def test_verify_names_every_damage_and_fails(shell: Shell, pairs: Path) -> None:
     first, second = sorted(pairs.glob("*.h5"))[:2]
     for path, dataset in ((first, "tokens"), (second, "targets")):
         content = bytearray(path.read_bytes())
-        content[Bundle.open(path).extents[dataset].offset] ^= 16
+        content[Bundle.open(path).ranges[dataset].offset] ^= 16
         path.write_bytes(content)
     done = shell.zslurm("data", "verify", pairs)
     assert (done.code, done.stdout) == (Exit.CHECK_FAILED, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.submit.scripted_slurm import CANCELLED, FORGOTTEN, RUNNING, ScriptedSlurm
-from zslurm.checkpoint_tools import Holder, InUse, holder_of, take
+from zslurm.checkpoint_tools import Holder, InUse, acquire, holder_of
 from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.slurm.client import SlurmClient
 
@@ -40,7 +40,7 @@ def test_the_lock_of_a_running_job_stays(slurm: ScriptedSlurm, tmp_path: Path) -
     assert free_from_dead_job(tmp_path / "checkpoints", "17", SlurmClient()) is None
     assert holder_of(tmp_path / "checkpoints") == holder
     with pytest.raises(InUse, match=f"of job {RUNNING}"):
-        take(tmp_path / "checkpoints", job="17")
+        acquire(tmp_path / "checkpoints", job="17")
 
 
 def test_what_slurm_cannot_judge_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def rank(run: RunDir) -> None:
         while not all((run.path / f"arrived-{other}-{step}").exists() for other in range(world)):
             time.sleep(0.02)
         step += 1
-        progress.update(phase=Phase.STEP, step=step, pace_ns=step * int(STEP_S * 1e9))
+        progress.update(phase=Phase.STEP, step=step, work_ns=step * int(STEP_S * 1e9))
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ def test_a_reader_sees_what_was_written_last(tmp_path: Path) -> None:
     writer.update(waiting=True)
     waits = read_progress(tmp_path, 3)
     assert waits is not None
-    assert (waits.waiting, waits.step, waits.pace_ns) == (True, 41, 0)
-    writer.update(step=42, pace_ns=7_000)
+    assert (waits.waiting, waits.step, waits.work_ns) == (True, 41, 0)
+    writer.update(step=42, work_ns=7_000)
     works = read_progress(tmp_path, 3)
     assert works is not None
-    assert (works.waiting, works.step, works.pace_ns) == (False, 42, 7_000), "it works again"
+    assert (works.waiting, works.step, works.work_ns) == (False, 42, 7_000), "it works again"
     last = works
     writer.close()
     assert read_progress(tmp_path, 3) == last, "the record stays for readers"

@@ -64,7 +64,7 @@ def test_a_phase_is_not_judged_before_its_window_is_full() -> None:
 
 def test_skipped_steps_are_counted_in_a_row_and_do_not_enter_the_window() -> None:
     recent = after((1.0, 2.0))
-    skipped = recent.left_out().left_out()
+    skipped = recent.with_skipped().with_skipped()
     assert (skipped.skipped, skipped.losses, skipped.grad_norms) == (2, (1.0,), (2.0,))
     assert skipped.in_new_phase().skipped == 2
     assert skipped.taken(1.0, 1.0, SPIKES).skipped == 0
@@ -78,7 +78,7 @@ def test_a_record_keeps_every_bit(steps: list[tuple[float, float]], window: int,
     config = OptimConfig(spike_factor=3.0, spike_window=window)
     recent = after(*steps, config=config)
     for _ in range(skipped):
-        recent = recent.left_out()
+        recent = recent.with_skipped()
     assert Recent.of(json.loads(json.dumps(recent.record()))) == recent
     assert recent.losses == tuple(loss for loss, _ in steps)[-window:]
 

@@ -1,12 +1,12 @@
-"""Checkpoints of a run: what the trainer saves, and how ranks agree on saving and loading.
+"""Save and load a run's state: what is saved, and how ranks agree on saving and loading.
 
 The format belongs to `checkpoint_tools`; here is the trainer's side. Each rank writes its chunk of the master
 weights and of the optimizer's state (8 bytes a parameter of Muon's matrices, 12 of the rest, each byte written
 once), rank 0 also the balancing state; each rank its RNG state. bf16 weights are the rounded masters and are not
 written.
 
-A save costs training the copy of the state into host memory (staging.py), which runs beside the next forward and
-backward pass; a thread of each rank writes, and rank 0's commits (saver.py). Where `checkpoint.local_dir` is set,
+A save costs training the copy of the state into host memory (snapshot.py), which runs beside the next forward and
+backward pass; a thread of each rank writes, and rank 0's commits (writer.py). Where `checkpoint.local_dir` is set,
 each rank's newest shard also stays on its node, and a restart in place reads it from there. One run writes into a
 directory: rank 0 holds its lock.
 
@@ -14,12 +14,13 @@ Loading takes the newest checkpoint that every rank could read and check; a dama
 by all ranks together. Any world size can load: a rank reads the extents that it owns now, and every block it reads
 is compared with the checksum in the manifest. Then the weights are gathered, and all ranks compare what they hold.
 
-A run that has no checkpoint of its own may start from other weights (`init`, see init.py). An imported checkpoint
-holds nothing but weights and is never taken for one to resume from.
+A run without a checkpoint may start from other weights (`init`, see init_weights.py). An imported checkpoint holds
+nothing but weights and is never taken for one to resume from.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -40,20 +41,20 @@ from zslurm.checkpoint_tools import (
     Mismatch,
     ShardReport,
     Tensor,
+    acquire,
     assemble,
     forget_copies,
     keep_copy,
     list_checkpoints,
     local_tier,
     prune,
-    take,
 )
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing.init_weights import open_init
 from zslurm.train.checkpointing.load_weights import load_extents
-from zslurm.train.checkpointing.staging import Staging, Unstaged, available_memory, staging_bytes
-from zslurm.train.checkpointing.writer import Hooks, Request, Saver
+from zslurm.train.checkpointing.snapshot import DirectSnapshot, HostSnapshot, available_memory, snapshot_bytes
+from zslurm.train.checkpointing.writer import CheckpointWriter, Hooks, WriteRequest
 from zslurm.train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
 from zslurm.train.errors import ConfigError, HubIOError, TrainError
 from zslurm.train.hub import balancing_bias, weights_only
@@ -63,6 +64,7 @@ from zslurm.train.parallel.world import World
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.shapes import TensorInfo
 
+_LOG = logging.getLogger(__name__)
 _HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
 _NUMPY_DTYPE = {torch.float32: "F32", torch.float64: "F64"}
 _NOT_RESUMABLE = "it holds weights only, no optimizer state: `init: ckpt:DIR` starts a run from it"
@@ -79,31 +81,50 @@ class Restored:
     balance: BalanceState
 
 
+@dataclass(frozen=True)
+class SaveRequest:
+    """One save, the same on all ranks.
+
+    Attributes:
+        step: steps that are done.
+        tokens: tokens that they trained on.
+        cursor: what a resumed run needs besides tensors, as plain JSON; "best" is the best checkpoint so far.
+        balance: the balancing state.
+        keep: steps whose checkpoints stay, though they are not among the newest.
+    """
+
+    step: int
+    tokens: int
+    cursor: dict[str, Any]
+    balance: BalanceState
+    keep: Collection[int] = ()
+
+
 class _Retention(Hooks):
     """Which checkpoints and copies stay."""
 
-    def __init__(self, owner: Checkpointer, staging: Staging | Unstaged) -> None:
-        self._owner, self._staging = owner, staging
+    def __init__(self, owner: Checkpointer, snapshot: HostSnapshot | DirectSnapshot) -> None:
+        self._owner, self._snapshot = owner, snapshot
         self._copy: Path | None = None
 
-    def written(self, request: Request, report: ShardReport) -> None:
+    def written(self, request: WriteRequest, report: ShardReport) -> None:
         tier = self._owner._tier
         if tier is None:
             return
-        entries = self._owner._entries(self._staging.arrays)
+        entries = self._owner._entries(self._snapshot.arrays)
         try:
             self._copy = keep_copy(tier, request.step, report, entries, request.buffers)
         except CheckpointError as error:  # it is only a copy
-            print(f"note: checkpoint.local_dir: {error}", flush=True)
+            _LOG.warning("note: checkpoint.local_dir: %s", error)
 
-    def retain(self, request: Request) -> None:
+    def retain(self, request: WriteRequest) -> None:
         config = self._owner.config
         try:
             prune(self._owner.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
         except CheckpointError as error:  # the new one is there
-            print(f"note: old checkpoints stay: {error}", flush=True)
+            _LOG.warning("note: old checkpoints stay: %s", error)
 
-    def committed(self, request: Request) -> None:
+    def committed(self, request: WriteRequest) -> None:
         if self._owner._tier is not None:
             forget_copies(self._owner._tier, self._owner.world.rank, but=self._copy)
 
@@ -127,8 +148,13 @@ class Checkpointer:
 
         Args:
             root: the run's `checkpoints` directory.
+            world: who takes part.
+            model: the model's configuration, which a checkpoint must have too.
+            shards: this rank's weights.
+            optimizer: its state.
+            config: how to save, and what stays.
             attempt: makes temporary names unique among the attempts of a run.
-            timeout_s: seconds after which a rank that says nothing about its part of a save is given up.
+            timeout_s: seconds after which a rank that does not report its part of a save is given up.
 
         Raises:
             TrainError: another run writes there.
@@ -138,14 +164,14 @@ class Checkpointer:
         self.nonce = f"attempt{attempt}-{os.getpid():x}"
         self._timeout_s = timeout_s
         self._tier = local_tier(Path(config.local_dir), root) if config.local_dir is not None else None
-        self._saver: Saver | None = None
-        self._lock = self._take_lock()
+        self._writer: CheckpointWriter | None = None
+        self._lock = self._acquire_lock()
 
-    def _take_lock(self) -> Lock | None:
+    def _acquire_lock(self) -> Lock | None:
         lock, problem = None, ""
         if self.world.is_first:
             try:
-                lock = take(self.root, job=os.environ.get("SLURM_JOB_ID", ""))
+                lock = acquire(self.root, job=os.environ.get("SLURM_JOB_ID", ""))
             except CheckpointError as error:
                 problem = str(error)
         if problem := self._first_problem(problem):
@@ -155,13 +181,13 @@ class Checkpointer:
     # ------------------------------------------------------------------ saving
 
     def prepare(self) -> str:
-        """Get ready to save, once everything is loaded; returns what to tell the user of it.
+        """Get ready to save, once everything is loaded; returns a line on it for the user.
 
         Raises:
             ConfigError: the copy of the state does not fit into this node's memory.
         """
         live = self._arrays()
-        size, problem = staging_bytes(live), ""
+        size, problem = snapshot_bytes(live), ""
         on_node = size * self.world.local_size
         if self.config.background and on_node > (free := available_memory()):
             problem = (
@@ -170,18 +196,18 @@ class Checkpointer:
             )
         if problem := self._first_problem(problem):
             raise ConfigError(problem)
-        staging = Staging(live) if self.config.background else Unstaged(live)
+        snapshot = HostSnapshot(live) if self.config.background else DirectSnapshot(live)
         store = self.world.store_of_its_own()
-        self._saver = Saver(
+        self._writer = CheckpointWriter(
             self.root,
             store,
             self.world.rank,
             self.world.size,
-            staging,
-            lambda: self._entries(staging.arrays),
+            snapshot,
+            lambda: self._entries(snapshot.arrays),
             nonce=self.nonce,
             timeout_s=self._timeout_s,
-            hooks=_Retention(self, staging),
+            hooks=_Retention(self, snapshot),
             rescue=self._rescue(),
         )
         if not self.config.background:
@@ -192,38 +218,30 @@ class Checkpointer:
         )
 
     def _rescue(self) -> Path | None:
-        """Where the run saves if its own directory is gone."""
+        """Return where the run saves if its own directory is gone."""
         if self.config.rescue_dir is None:
             return None
         return Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
 
     @property
-    def saver(self) -> Saver:
-        """What runs the saves, once `prepare` was called."""
-        assert self._saver is not None
-        return self._saver
+    def writer(self) -> CheckpointWriter:
+        """Return what writes, once `prepare` was called."""
+        assert self._writer is not None
+        return self._writer
 
-    def request(
-        self,
-        step: int,
-        tokens: int,
-        cursor: dict[str, Any],
-        balance: BalanceState,
-        *,
-        keep: Collection[int] = (),
-    ) -> None:
-        """Begin to save the state as it is now; none is in progress. Checkpoints of steps in `keep` stay."""
+    def save(self, request: SaveRequest) -> None:
+        """Begin to save the state as it is now; none is in progress."""
         optimizer_steps = self.optimizer.steps
         dtype = _NUMPY_DTYPE[self.shards.master.dtype]
 
         def manifest(reports: list[ShardReport]) -> Manifest:
             return assemble(
                 reports,
-                step=step,
-                tokens=tokens,
+                step=request.step,
+                tokens=request.tokens,
                 model=self.model.model_dump(mode="json"),
-                cursor=cursor,
-                state={"optimizer_steps": optimizer_steps, "balance_steps": balance.step},
+                cursor=request.cursor,
+                state={"optimizer_steps": optimizer_steps, "balance_steps": request.balance.step},
                 tensors=[
                     Tensor(row.name, row.shape, dict.fromkeys(states_of(row), dtype), row.whole)
                     for row in self.shards.table
@@ -231,12 +249,12 @@ class Checkpointer:
                 buffers=[buffer.name for report in reports for buffer in report.buffers],
             )
 
-        self.saver.request(Request(step, self._buffers(balance), manifest, keep))
+        self.writer.request(WriteRequest(request.step, self._buffers(request.balance), manifest, request.keep))
 
     def close(self) -> None:
         """Wait for the save in progress, and let others write into the directory."""
-        if self._saver is not None:
-            self._saver.close()
+        if self._writer is not None:
+            self._writer.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -294,8 +312,7 @@ class Checkpointer:
                 if asked is not None and path == Path(asked) and self.world.is_first:
                     self._abandon_after(restored.step)
                 return restored
-            if self.world.is_first:
-                print(f"checkpoint {path.name} is passed over: {problem}", flush=True)
+            _LOG.info("checkpoint %s is passed over: %s", path.name, problem)
             problems.append(problem)
         if asked is not None:
             raise TrainError(f"checkpoint.resume_from: {problems[-1]}; no other checkpoint is taken for it")
@@ -310,6 +327,7 @@ class Checkpointer:
         """Fill the master weights of a new run with those that `init` names; moments stay at zero.
 
         Args:
+            init: `hf:DIR` or `ckpt:DIR`.
             tokenizer_sha256: of the tokenizer of the run's data.
 
         Returns:
@@ -338,7 +356,7 @@ class Checkpointer:
             listings = list_checkpoints(self.root)
             for listing in listings:
                 if not listing.complete:
-                    print(f"checkpoint {listing.path.name} is passed over: {listing.reason}", flush=True)
+                    _LOG.info("checkpoint %s is passed over: %s", listing.path.name, listing.reason)
             paths = [str(listing.path) for listing in listings if listing.complete]
             asked = self.config.resume_from
             names = [
@@ -348,7 +366,7 @@ class Checkpointer:
         return [Path(name) for name in names[0]]
 
     def _comes_from(self, path: str, asked: str) -> bool:
-        """Whether a checkpoint was made by a run that resumed from the one asked for."""
+        """Return whether a checkpoint was made by a run that resumed from the one asked for."""
         try:
             with Checkpoint.open(Path(path), check_files=False) as checkpoint:
                 return checkpoint.manifest.cursor.get(RESUMED_FROM) == asked
@@ -361,9 +379,7 @@ class Checkpointer:
             if listing.step > step:
                 aside = self.root / f"abandoned-{self.nonce}-{listing.path.name}"
                 listing.path.rename(aside)
-                print(
-                    f"note: {listing.path.name} is now {aside.name}: the run goes on from step {step}", flush=True
-                )
+                _LOG.info("note: %s is now %s: the run goes on from step %d", listing.path.name, aside.name, step)
 
     def _try_load(self, path: Path) -> tuple[Restored | None, str]:
         restored, problem = None, ""
@@ -377,7 +393,7 @@ class Checkpointer:
         return (None, first) if first else (restored, "")
 
     def _first_problem(self, problem: str) -> str:
-        """The problem of the first rank that has one; all ranks get the same answer."""
+        """Return the problem of the first rank that has one; all ranks get the same answer."""
         problems: list[Any] = [None] * self.world.size
         dist.all_gather_object(problems, problem)
         return next((text for text in problems if text), "")

@@ -1,6 +1,6 @@
-"""Weights that a new run starts from: `init: hf:DIR`, a folder in transformers' format, or `init: ckpt:DIR`, one
-of our checkpoints, imported or a run's.
+"""Open the weights that a new run starts from.
 
+`init: hf:DIR` names a folder in transformers' format, `init: ckpt:DIR` a checkpoint of ours, imported or a run's.
 Only weights and balancing biases are taken; optimizer, data order and schedule start anew. Whether they fit is
 decided from headers alone, so `zslurm submit` asks the same question as every rank does. Ranks then read, by
 range, what they own and no more. No torch here.
@@ -18,9 +18,10 @@ from zslurm.train.hub import CheckpointWeights, FolderWeights, Weights
 
 
 def open_init(init: str, model: ModelConfig, tokenizer_sha256: str) -> Weights:
-    """The weights that `init` names; the caller closes them.
+    """Return the weights that `init` names; the caller closes them.
 
     Args:
+        init: `hf:DIR` or `ckpt:DIR`.
         model: the run's model.
         tokenizer_sha256: of the tokenizer of the run's data.
 
@@ -59,7 +60,7 @@ def _check(weights: FolderWeights | CheckpointWeights, model: ModelConfig, token
 
 
 def _meant(path: Path) -> str:
-    """What was probably meant by a path that does not hold what it should."""
+    """Return what was probably meant by a path that does not hold what it should."""
     if (path / "manifest.json").is_file():
         return f"; it is a checkpoint: `init: ckpt:{path}`"
     newest = next((found.path for found in list_checkpoints(path / "checkpoints") if found.complete), None)

@@ -15,7 +15,7 @@ from zslurm.train.model.zaya import Zaya
 
 @torch.no_grad()
 def load_model(weights: Weights, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Zaya:
-    """A model with these weights, rounded to `dtype`; its balancing biases are in fp32.
+    """Return a model with these weights, rounded to `dtype`; its balancing biases are in fp32.
 
     Raises:
         HubIOError, CheckpointError: the files cannot be read.

@@ -1,21 +1,22 @@
-"""Saves in the background: what one rank does for a checkpoint while it goes on training.
+"""Write checkpoints in the background: what one rank does for a save while it goes on training.
 
     REQUESTED   at a step boundary: the copy into staging begins, training goes on
     STAGED      the values are in host memory; from here on the tensors may change
     WRITTEN     this rank's shard is written, checksummed and synced, and reported through the store
     COMMITTED   on rank 0: all ranks have reported, the manifest is written, and the checkpoint is visible;
-                elsewhere: rank 0 said so
+                elsewhere: rank 0 reported so
     FAILED      a rank could not write, or rank 0 not commit; nothing half-written is taken for a checkpoint
 
 One thread per rank does all of it, at low CPU and I/O priority, over a connection to the store of its own. There
-are no collectives, and no rank looks at another's files. What a rank has to tell goes through keys:
+are no collectives, and no rank looks at another's files. What a rank reports goes through keys:
 
     directory     where to write                      rank 0
     shard/R       size, checksums and extents         each rank, or why it could not write
     committed     the checkpoint's path and bytes     rank 0, or the first reason why there is none
 
 A save is in progress until its rank has read `committed`. The next one waits for that: whether any rank is still
-busy is for the trainer to agree upon, see `Trainer`. Waiting has a limit, after which a silent rank is an error.
+busy is for the ranks to agree upon, see `SaveSchedule`. Waiting has a limit, after which a rank that does not
+answer is an error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 from zslurm.checkpoint_tools.plain import reason_of
-from zslurm.train.checkpointing.staging import Staging, Unstaged
+from zslurm.train.checkpointing.snapshot import DirectSnapshot, HostSnapshot
 from zslurm.train.niceness import lower_thread
 
 _LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
@@ -84,7 +85,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Request:
+class WriteRequest:
     """One save, the same on all ranks but for the buffers.
 
     Attributes:
@@ -101,20 +102,20 @@ class Request:
 
 
 class Hooks:
-    """What else is done in the thread; here nothing. What goes wrong in it is for itself to handle."""
+    """Do more in the thread; here nothing. What goes wrong in a hook is for the hook to handle."""
 
-    def written(self, request: Request, report: ShardReport) -> None:
-        """This rank's shard is written and reported."""
+    def written(self, request: WriteRequest, report: ShardReport) -> None:
+        """Follow up on this rank's shard, which is written and reported."""
 
-    def retain(self, request: Request) -> None:
-        """On rank 0: the checkpoint is committed; older ones may go."""
+    def retain(self, request: WriteRequest) -> None:
+        """Remove older checkpoints, on rank 0: the new one is committed."""
 
-    def committed(self, request: Request) -> None:
-        """On every rank: the checkpoint is committed."""
+    def committed(self, request: WriteRequest) -> None:
+        """Follow up on the checkpoint, on every rank: it is committed."""
 
 
-class Saver:
-    """Runs this rank's saves, one at a time."""
+class CheckpointWriter:
+    """Writes this rank's part of each checkpoint, one save at a time."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Saver:
         store: dist.Store,
         rank: int,
         ranks: int,
-        staging: Staging | Unstaged,
+        snapshot: HostSnapshot | DirectSnapshot,
         entries: Callable[[], list[Entry]],
         *,
         nonce: str,
@@ -135,9 +136,12 @@ class Saver:
         Args:
             root: the run's directory of checkpoints.
             store: a connection of the thread's own.
-            entries: what of the staged arrays goes into the shard.
+            rank: this rank.
+            ranks: how many there are.
+            snapshot: copies the values that are saved.
+            entries: what of the copied arrays goes into the shard.
             nonce: makes temporary names unique among attempts.
-            timeout_s: seconds after which a rank that says nothing is given up.
+            timeout_s: seconds after which a rank that does not answer is given up.
             hooks: what else is to be done.
             rescue: a directory of checkpoints to save in where that of the run is gone.
         """
@@ -146,47 +150,47 @@ class Saver:
         with suppress(OSError):
             self._run_inode = root.parent.stat().st_ino
         self._root, self._store, self._rank, self._ranks = root, store, rank, ranks
-        self._staging, self._entries, self._nonce = staging, entries, nonce
+        self._snapshot, self._entries, self._nonce = snapshot, entries, nonce
         self._timeout_s, self._hooks = timeout_s, hooks or Hooks()
-        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._requests: SimpleQueue[WriteRequest | None] = SimpleQueue()
         self._reached: SimpleQueue[Reached] = SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._staged = True
         self._saves = 0
         self._requested = 0.0
-        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="checkpoint writer", daemon=True)
         self._thread.start()
 
     @property
     def busy(self) -> bool:
-        """Whether a save is in progress."""
+        """Return whether a save is in progress."""
         return not self._idle.is_set()
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the request of the save in progress; 0 where there is none."""
+        """Return the seconds since the request of the save in progress; 0 where there is none."""
         return time.monotonic() - self._requested if self.busy else 0.0
 
-    def request(self, request: Request) -> None:
-        """Begin a save of the values that the staged tensors have now; there is none in progress."""
+    def request(self, request: WriteRequest) -> None:
+        """Begin a save of the values that the tensors have now; there is none in progress."""
         assert not self.busy, "one save at a time"
         self._idle.clear()
         self._requested = time.monotonic()
-        self._reached.put(Reached(request.step, SaveState.REQUESTED, 0.0, self._staging.nbytes))
-        self._staging.begin()
+        self._reached.put(Reached(request.step, SaveState.REQUESTED, 0.0, self._snapshot.nbytes))
+        self._snapshot.begin()
         self._staged = False
         self._requests.put(request)
 
-    def hold(self) -> float:
-        """Call before the tensors change; returns the seconds waited, nearly always 0."""
+    def wait_for_snapshot(self) -> float:
+        """Wait before the tensors change; returns the seconds waited, nearly always 0."""
         if self._staged:
             return 0.0
         self._staged = True
-        return self._staging.hold()
+        return self._snapshot.wait()
 
     def poll(self) -> list[Reached]:
-        """States that were reached since the last call; never waits."""
+        """Return the states that were reached since the last call; never waits."""
         found = []
         while True:
             try:
@@ -213,12 +217,12 @@ class Saver:
             self._saves += 1
             try:
                 self._save(request)
-            except Exception as error:  # whatever it is: training goes on, and is told
-                self._say(request, SaveState.FAILED, reason=reason_of(error))
+            except Exception as error:  # whatever it is: training goes on, and reads it
+                self._report(request, SaveState.FAILED, reason=reason_of(error))
             finally:
                 self._idle.set()
 
-    def _save(self, request: Request) -> None:
+    def _save(self, request: WriteRequest) -> None:
         store = dist.PrefixStore(f"save/{self._saves}", self._store)
         first = self._rank == 0
         if first:
@@ -228,21 +232,21 @@ class Saver:
         reports: list[ShardReport] = []
 
         def write() -> str:
-            self._staging.copied()
-            self._say(request, SaveState.STAGED, self._staging.nbytes)
+            self._snapshot.copied()
+            self._report(request, SaveState.STAGED, self._snapshot.nbytes)
             report = write_shard(directory, self._rank, self._ranks, self._entries(), request.buffers)
             reports.append(report)
             return report.to_json()
 
         store.set(f"shard/{self._rank}", attempt(write))
         if reports:
-            self._say(request, SaveState.WRITTEN, reports[0].size)
+            self._report(request, SaveState.WRITTEN, reports[0].size)
             self._hooks.written(request, reports[0])
         if first:
             store.set("committed", attempt(lambda: self._commit(store, directory, request)))
         path, _, size = self._wait(store, "committed", "rank 0").rpartition(" ")
         self._hooks.committed(request)
-        self._say(request, SaveState.COMMITTED, int(size), Path(path))
+        self._report(request, SaveState.COMMITTED, int(size), Path(path))
 
     def _present_root(self) -> Path:
         """Where to save now: in the run's own directory, or elsewhere where that is gone and a place is set.
@@ -271,7 +275,7 @@ class Saver:
             return None
         return "is another directory now" if self._run_inode not in (None, inode) else None
 
-    def _commit(self, store: dist.Store, directory: Path, request: Request) -> str:
+    def _commit(self, store: dist.Store, directory: Path, request: WriteRequest) -> str:
         try:
             texts = [self._wait(store, f"shard/{rank}", f"rank {rank}") for rank in range(self._ranks)]
             reports = [ShardReport.from_json(text) for text in texts]
@@ -284,7 +288,7 @@ class Saver:
         return f"{path} {sum(report.size for report in reports)}"
 
     def _wait(self, store: dist.Store, key: str, whose: str) -> str:
-        """The answer under `key`, once it is there. Looks, never blocks: a dead peer must not hold the thread.
+        """Return the answer under `key`, once it is there; polls, because a dead peer must not block the thread.
 
         Raises:
             CheckpointError: it is a failure, or does not come.
@@ -292,13 +296,13 @@ class Saver:
         pause, deadline = _POLL_S[0], time.monotonic() + self._timeout_s
         while not store.check([key]):
             if time.monotonic() > deadline:
-                raise WriteFailed(f"{whose} did not say how its part of the save went in {self._timeout_s:g} s")
+                raise WriteFailed(f"{whose} did not report how its part of the save went in {self._timeout_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
         return unwrap(store.get(key).decode())
 
-    def _say(
-        self, request: Request, state: SaveState, size: int = 0, path: Path | None = None, *, reason: str = ""
+    def _report(
+        self, request: WriteRequest, state: SaveState, size: int = 0, path: Path | None = None, *, reason: str = ""
     ) -> None:
         seconds = time.monotonic() - self._requested
         self._reached.put(Reached(request.step, state, seconds, size, path, reason))
@@ -320,7 +324,7 @@ def attempt(action: Callable[[], str]) -> str:
 
 
 def unwrap(text: str) -> str:
-    """The answer in a text from `attempt`.
+    """Return the answer in a text from `attempt`.
 
     Raises:
         CheckpointError: it holds a failure.

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.build.writer import BundleWriter
-from zslurm.train.data.hdf5 import Extent, locate, open_hdf5, read_text
+from zslurm.train.data.hdf5 import DatasetRange, locate, open_hdf5, read_text
 from zslurm.train.data.schema import (
     AGAIN,
     BUILD_HINT,
@@ -52,7 +52,7 @@ class Bundle:
     document_count: int
     block_tokens: int
     documents_crc32: int
-    extents: dict[str, Extent]
+    ranges: dict[str, DatasetRange]
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Bundle:
@@ -77,48 +77,48 @@ class Bundle:
                 document_count=int(attributes["documents"]),
                 block_tokens=int(file["checksums"].attrs["block_tokens"]),
                 documents_crc32=int(file["documents"].attrs["crc32"]),
-                extents={
+                ranges={
                     name: locate(path, file, name)
                     for name in ("tokens", "documents", "checksums", *(MASK_DATASETS if masked else ()))
                 },
             )
-        bundle._check_extents()
+        bundle._check_ranges()
         return bundle
 
     @cached_property
     def tokens(self) -> np.memmap:
         """Token ids, uint16 or uint32 [token_count], mapped and not checked."""
-        return self.extents["tokens"].map(self.path)
+        return self.ranges["tokens"].map(self.path)
 
     @cached_property
     def documents(self) -> np.memmap:
         """Offsets of the documents in `tokens`, uint64 [document_count + 1], mapped."""
-        return self.extents["documents"].map(self.path)
+        return self.ranges["documents"].map(self.path)
 
     @cached_property
     def checksums(self) -> NDArray[np.uint32]:
         """CRC32 of each block of `tokens`, uint32 [blocks]."""
-        return np.array(self.extents["checksums"].map(self.path))
+        return np.array(self.ranges["checksums"].map(self.path))
 
     @property
     def masked(self) -> bool:
-        """Whether some tokens may not count as targets."""
-        return "targets" in self.extents
+        """Return whether some tokens may not count as targets."""
+        return "targets" in self.ranges
 
     @cached_property
     def targets(self) -> np.memmap | None:
         """1 where a token counts as a target, uint8 [token_count], mapped and not checked; None: all count."""
-        return self.extents["targets"].map(self.path) if self.masked else None
+        return self.ranges["targets"].map(self.path) if self.masked else None
 
     @cached_property
     def target_checksums(self) -> NDArray[np.uint32]:
         """CRC32 of each block of `targets`, uint32 [blocks]; empty where there is no mask."""
         if not self.masked:
             return np.zeros(0, np.uint32)
-        return np.array(self.extents["target_checksums"].map(self.path))
+        return np.array(self.ranges["target_checksums"].map(self.path))
 
     def read(self, start: int, count: int) -> NDArray[np.int64]:
-        """Tokens [start, start + count) of this bundle, int64 [count].
+        """Return the tokens [start, start + count) of this bundle, int64 [count].
 
         Raises:
             DataError: an id is not below the vocabulary's size.
@@ -154,25 +154,25 @@ class Bundle:
 
     @cached_property
     def _scattered(self) -> np.memmap:
-        return self.extents["tokens"].map(self.path)
+        return self.ranges["tokens"].map(self.path)
 
     @cached_property
     def _pages(self) -> mmap.mmap:
-        """The mapping of `scattered`; it begins on a page, the tokens where they lie in it."""
+        """Return the mapping of `scattered`; it begins on a page, the tokens where they lie in it."""
         pages = self._scattered.base
         assert isinstance(pages, mmap.mmap)
         return pages
 
     @cached_property
     def _first_byte(self) -> int:
-        return self.extents["tokens"].offset % mmap.ALLOCATIONGRANULARITY
+        return self.ranges["tokens"].offset % mmap.ALLOCATIONGRANULARITY
 
     @cached_property
     def _token_bytes(self) -> int:
-        return self.extents["tokens"].dtype.itemsize
+        return self.ranges["tokens"].dtype.itemsize
 
     def read_targets(self, start: int, count: int) -> NDArray[np.uint8]:
-        """Which of tokens [start, start + count) count as targets, uint8 [count] of 0 and 1.
+        """Return which of tokens [start, start + count) count as targets, uint8 [count] of 0 and 1.
 
         Raises:
             DataError: there is another value.
@@ -188,7 +188,7 @@ class Bundle:
             )
         return targets
 
-    def _check_extents(self) -> None:
+    def _check_ranges(self) -> None:
         """The datasets' formats and lengths are those that the header promises."""
         blocks = (np.dtype("<u4"), -(-self.token_count // max(1, self.block_tokens)))
         expected = {
@@ -198,11 +198,11 @@ class Bundle:
             "targets": (np.dtype("u1"), self.token_count),
             "target_checksums": blocks,
         }
-        for name, extent in self.extents.items():
+        for name, found in self.ranges.items():
             dtype, length = expected[name]
-            if (extent.dtype, extent.length) != (dtype, length):
+            if (found.dtype, found.length) != (dtype, length):
                 raise DataError(
-                    f"{self.path}: {name} is {extent.dtype.str} [{extent.length}] where the header "
+                    f"{self.path}: {name} is {found.dtype.str} [{found.length}] where the header "
                     f"promises {dtype.str} [{length}]: the file is damaged; {AGAIN}"
                 )
 
@@ -245,12 +245,12 @@ class Corpus:
 
     @property
     def header(self) -> BundleHeader:
-        """What all bundles say alike: vocabulary size, tokenizer, end-of-document token."""
+        """Return what all bundles say alike: vocabulary size, tokenizer, end-of-document token."""
         return self.bundles[0].header
 
     @property
     def token_count(self) -> int:
-        """Tokens in the corpus."""
+        """Return the tokens in the corpus."""
         return int(self._starts[-1])
 
     @property
@@ -273,7 +273,7 @@ class Corpus:
         return digest.hexdigest()
 
     def sequences(self, context: int) -> int:
-        """How many sequences of `context` tokens there are.
+        """Return how many sequences of `context` tokens there are.
 
         Raises:
             DataError: not a single one.
@@ -332,7 +332,7 @@ class Corpus:
             )
 
     def tokenizer_path(self) -> Path:
-        """The corpus's tokenizer.json, checked by its hash.
+        """Return the corpus's tokenizer.json, checked by its hash.
 
         Raises:
             DataError: it is missing, or not the one that made the bundles.
@@ -353,11 +353,11 @@ class Corpus:
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """Where each bundle begins in the stream, and its end, int64 [bundles + 1]."""
+        """Return where each bundle begins in the stream, and its end, int64 [bundles + 1]."""
         return np.cumsum([0, *(bundle.token_count for bundle in self.bundles)], dtype=np.int64)
 
     def _start_of(self, index: int, context: int) -> int:
-        """Where a sequence begins in the stream."""
+        """Return where a sequence begins in the stream."""
         start = index * context
         if index < 0 or start + context + 1 > self.token_count:
             raise IndexError(f"{self.path}: no sequence {index} of context {context}")
@@ -378,7 +378,7 @@ def _joined(pieces: list[NDArray[_T]]) -> NDArray[_T]:
 
 
 def _check_version(path: Path, file: Any) -> int:
-    """The version of a token bundle; raises a DataError unless this reader understands it."""
+    """Return the version of a token bundle; raises a DataError unless this reader understands it."""
     if "format" not in file.attrs or read_text(file, "format") != FORMAT:
         raise DataError(f"{path}: is an HDF5 file but not a token bundle; {BUILD_HINT}")
     version = int(file.attrs["version"])

@@ -17,7 +17,7 @@ _BEFORE = 5  # tokens of the prompt that the first piece is decoded with
 
 
 def text_pieces(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Iterable[int]) -> Iterator[str]:
-    """The text of `tokens`, which follow `prompt`, in pieces; together they are the text of all of them."""
+    """Yield the text of `tokens`, which follow `prompt`, in pieces; together they are the text of all of them."""
     seen = list(prompt[-_BEFORE:])
     begin, given = 0, len(seen)
     for token in tokens:

@@ -28,7 +28,7 @@ HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
-class Extent:
+class DatasetRange:
     """Where a contiguous dataset lies in its file."""
 
     offset: int  # bytes
@@ -36,7 +36,7 @@ class Extent:
     length: int  # elements
 
     def map(self, path: Path) -> np.memmap:
-        """The dataset as a read-only mapping."""
+        """Return the dataset as a read-only mapping."""
         return np.memmap(path, self.dtype, mode="r", offset=self.offset, shape=(self.length,))
 
     def read(self, file: BinaryIO, start: int, count: int) -> bytes:
@@ -109,13 +109,13 @@ def write_text(file: h5py.File, name: str, text: str) -> None:
 
 
 def read_text(file: h5py.File, name: str) -> str:
-    """A text attribute of the root group."""
+    """Return a text attribute of the root group."""
     value = file.attrs[name]
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def locate(path: Path, file: h5py.File, name: str) -> Extent:
-    """Where a one-dimensional dataset lies.
+def locate(path: Path, file: h5py.File, name: str) -> DatasetRange:
+    """Return where a one-dimensional dataset lies.
 
     Raises:
         DataError: it is chunked, has no data, or reaches beyond the end of the file.
@@ -134,4 +134,4 @@ def locate(path: Path, file: h5py.File, name: str) -> Extent:
         raise DataError(
             f"{path}: is truncated: {name} needs {counted(needed, 'byte')}, the file has {size}; {AGAIN}"
         )
-    return Extent(int(offset), dataset.dtype, int(length))
+    return DatasetRange(int(offset), dataset.dtype, int(length))

@@ -174,7 +174,7 @@ class _ReadAhead:
         self._thread.start()
 
     def taken(self) -> Iterator[_Held]:
-        """What was read, in order; waits for it, and raises what the thread stumbled over."""
+        """Yield what was read, in order; waits for it, and raises what the thread stumbled over."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._finished)

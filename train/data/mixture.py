@@ -49,7 +49,7 @@ class Mixture:
 
     @classmethod
     def of(cls, shares: Mapping[str, float], purpose: str) -> Mixture:
-        """A mixture by shares to any scale; one of 0 leaves its source out.
+        """Return a mixture by shares to any scale; one of 0 leaves its source out.
 
         A share counts as the decimal that it is written as: 0.1 is a tenth, not the binary fraction beside it.
 
@@ -77,7 +77,7 @@ class Mixture:
         return {name: weight / sum(self.weights) for name, weight in zip(self.names, self.weights, strict=True)}
 
     def counts(self, sequences: int) -> dict[str, int]:
-        """How many of the first `sequences` sequences come from each source."""
+        """Return how many of the first `sequences` sequences come from each source."""
         block, inside = divmod(sequences, self.block)
         counts = self._counts_at(block)
         if inside:
@@ -86,7 +86,7 @@ class Mixture:
         return dict(zip(self.names, counts.tolist(), strict=True))
 
     def at(self, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where sequences of the phase come from.
+        """Return where sequences of the phase come from.
 
         Args:
             sequences: int64 [k], each at least 0, in any order.

@@ -54,12 +54,12 @@ class DataOrder:
             _add(counts, self.counts(index))
 
     def counts(self, phase_index: int) -> dict[str, int]:
-        """How many sequences of each source a phase trains on."""
-        stages = self.plan.phases[phase_index].stages
-        return self.mixtures[phase_index].counts(sum(stage.steps * stage.global_batch for stage in stages))
+        """Return how many sequences of each source a phase trains on."""
+        segments = self.plan.phases[phase_index].segments
+        return self.mixtures[phase_index].counts(sum(segment.steps * segment.global_batch for segment in segments))
 
     def at(self, phase_index: int, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where sequences of a phase lie.
+        """Return where sequences of a phase lie.
 
         Args:
             phase_index: the phase's place in the plan.
@@ -79,7 +79,7 @@ class DataOrder:
         return source, index
 
     def taken(self, done: int) -> dict[str, dict[str, int]]:
-        """How many sequences of each source the first `done` steps train on, by context.
+        """Return how many sequences of each source the first `done` steps train on, by context.
 
         As {"4096": {"web": 90, "code": 10}}: keys are text, as in JSON.
         """
@@ -95,7 +95,7 @@ class DataOrder:
         return taken
 
     def record(self, done: int) -> dict[str, Any]:
-        """What a checkpoint after `done` steps says of the data."""
+        """Return what a checkpoint after `done` steps says of the data."""
         return {
             "seed": self.seed,
             "data_fingerprint": self.data.fingerprint,
@@ -105,10 +105,11 @@ class DataOrder:
         }
 
     def changes(self, recorded: Mapping[str, Any], done: int) -> list[str]:
-        """What a run that is resumed after `done` steps should be told of changes of its data, a line for each.
+        """Describe what has changed in the data of a run that is resumed, a line for each change.
 
         Args:
             recorded: what `record` gave after these steps; checkpoints of older versions lack parts of it.
+            done: steps that are done.
 
         Raises:
             DataError: the tokenizer is another one.

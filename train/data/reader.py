@@ -51,7 +51,7 @@ class Read(NamedTuple):
 
 
 def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[Read]:
-    """The microbatches of one rank, from a step to the end of the run.
+    """Yield the microbatches of one rank, from a step to the end of the run.
 
     Raises:
         DataError: a bundle is damaged.

@@ -49,7 +49,7 @@ class Sampler:
             raise ValueError(f"a sampler needs at least one sequence, got n={self.n}")
 
     def indices(self, counters: ArrayLike) -> NDArray[np.int64]:
-        """The sequence that each counter trains on.
+        """Return the sequence that each counter trains on.
 
         Args:
             counters: int64 [k], each at least 0; they may span epochs.
@@ -85,7 +85,7 @@ def microbatch_counters(step_start_counter: int, j: ArrayLike, micro_batch: int)
 
 
 def rank_microbatches(microbatches: int, rank: int, world_size: int) -> range:
-    """The microbatches of a step that `rank` computes; none where ranks outnumber microbatches."""
+    """Return the microbatches of a step that `rank` computes; none where ranks outnumber microbatches."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
     return range(rank, microbatches, world_size)
@@ -114,7 +114,7 @@ def permute(positions: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> N
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection of [0, 2**bits): the halves take turns in being masked by a function of the other half.
+    """Return a bijection of [0, 2**bits): the halves take turns in being masked by a function of the other half.
 
     With an odd number of bits the upper half has one more, and only its own turns change it.
     """

@@ -73,17 +73,17 @@ class BundleHeader:
 
     @property
     def token_dtype(self) -> np.dtype[np.unsignedinteger]:
-        """The narrowest format of a token id."""
+        """Return the narrowest format of a token id."""
         return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
 
 
 def bundle_name(part: int, parts: int) -> str:
-    """The file name of bundle `part` (from 0) of `parts`."""
+    """Return the file name of bundle `part` (from 0) of `parts`."""
     return f"tokens-{part:05d}-of-{parts:05d}.h5"
 
 
 def bundle_paths(directory: Path) -> list[Path]:
-    """The bundles of a corpus directory in stream order.
+    """Return the bundles of a corpus directory in stream order.
 
     Raises:
         DataError: there are none, some are missing, or two sets are mixed.

@@ -84,22 +84,22 @@ class TrainingData:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sources, sorted."""
+        """Return the sources, sorted."""
         return tuple(self.corpora)
 
     @property
     def header(self) -> BundleHeader:
-        """What all sources say alike: vocabulary size, tokenizer, end-of-document token."""
+        """Return what all sources say alike: vocabulary size, tokenizer, end-of-document token."""
         return next(iter(self.corpora.values())).header
 
     @property
     def token_count(self) -> int:
-        """Tokens of all sources."""
+        """Return the tokens of all sources."""
         return sum(corpus.token_count for corpus in self.corpora.values())
 
     @property
     def paths(self) -> str:
-        """Where the data lie, for people."""
+        """Return where the data lie, for people."""
         return ", ".join(str(corpus.path) for corpus in self.corpora.values())
 
     @cached_property
@@ -137,7 +137,7 @@ class TrainingData:
             corpus.check_fits(vocab_size)
 
     def sequences(self, name: str, context: int) -> int:
-        """How many sequences of `context` tokens a source has.
+        """Return how many sequences of `context` tokens a source has.
 
         Raises:
             DataError: not a single one.
@@ -189,7 +189,7 @@ class TrainingData:
         return rows
 
     def target_mask(self, sequences: Sequences) -> NDArray[np.uint8] | None:
-        """Which targets of sequences count, uint8 [k, context] of 0 and 1; None where all do."""
+        """Return which targets of sequences count, uint8 [k, context] of 0 and 1; None where all do."""
         mask: NDArray[np.uint8] | None = None
         for place in np.unique(sequences.source).tolist():
             mine = sequences.source == place
@@ -218,7 +218,7 @@ class TrainingData:
 
 
 def key_of(name: str) -> str:
-    """The key of a source in a run file."""
+    """Return the key of a source in a run file."""
     return "data.path" if name == ALONE else f"data.sources.{name}"
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.data.build.manifest import BuildRecord
+from zslurm.train.data.build.manifest import BuildManifest
 from zslurm.train.data.bundle import Bundle, Corpus
 from zslurm.train.data.schema import AGAIN, BUILD_FILE, BUNDLE_NAME, TOKENIZER_FILE, bundle_paths
 from zslurm.train.errors import DataError
@@ -90,7 +90,7 @@ class _Piece:
 
     @property
     def bytes(self) -> int:
-        return self.count * self.bundle.extents[self.dataset].dtype.itemsize
+        return self.count * self.bundle.ranges[self.dataset].dtype.itemsize
 
     def damage(self) -> Damage | None:
         """Read it; what is wrong with it."""
@@ -110,7 +110,7 @@ class _Piece:
         return Damage(self.bundle.path, f"{self.bundle.path}: {name} {fault}; {AGAIN}", self.dataset, self.block)
 
     def _fault_of_block(self, file: BinaryIO, block: int) -> str | None:
-        extent = self.bundle.extents[self.dataset]
+        extent = self.bundle.ranges[self.dataset]
         content = extent.read(file, self.start, self.count)
         if len(content) < self.bytes:
             return "is damaged: the file ends before its end"
@@ -123,7 +123,7 @@ class _Piece:
         return f"holds {largest}, where all are below {limit}" if largest >= limit else None
 
     def _fault_of_index(self, file: BinaryIO) -> str | None:
-        extent = self.bundle.extents["documents"]
+        extent = self.bundle.ranges["documents"]
         checksum, before, ordered = 0, -1, True
         for start in range(0, self.count, INDEX_CHUNK):
             content = extent.read(file, start, min(INDEX_CHUNK, self.count - start))
@@ -147,7 +147,7 @@ def _pieces(bundle: Bundle) -> Iterator[_Piece]:
 
 
 def _open_all(path: Path) -> tuple[list[Bundle], list[Damage]]:
-    """The bundles that can be opened, and what is wrong with the others and between them.
+    """Return the bundles that can be opened, and what is wrong with the others and between them.
 
     Raises:
         DataError: there is no corpus at all.
@@ -170,14 +170,14 @@ def _open_all(path: Path) -> tuple[list[Bundle], list[Damage]]:
 
 
 def _faults_of_the_whole(path: Path) -> Iterator[Damage]:
-    """What is wrong between files that are each well."""
+    """Yield what is wrong between files that are each well."""
     try:
         corpus = Corpus.open(path)
         if (corpus.bundles[0].path.with_name(TOKENIZER_FILE)).exists() or path.is_dir():
             corpus.tokenizer_path()
         if not (path / BUILD_FILE).exists():
             return
-        record = BuildRecord.read(path)
+        record = BuildManifest.read(path)
     except DataError as error:
         yield Damage(path, str(error))
         return

@@ -1,4 +1,4 @@
-"""Loss on held-out text: the same sequences every time, divided over the ranks, without a trace in the training.
+"""Measure the validation loss: the same sequences every time, divided over the ranks, and no change in training.
 
 The sequences lie evenly over the whole of evaluation.data. They are taken in microbatches, which the ranks share
 as they share those of a step; every microbatch's loss is put at its own place in one vector, the vectors are
@@ -27,11 +27,12 @@ from zslurm.train.config import EvaluationConfig, PhaseConfig, TrainConfig
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.sampler import rank_microbatches
 from zslurm.train.errors import DataError
-from zslurm.train.evaluation.validation_data import evenly, open_held_out
+from zslurm.train.evaluation.validation_data import evenly, open_validation_data
 from zslurm.train.model.head import IGNORED_TARGET
 from zslurm.train.model.packing import documents_of
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
+from zslurm.train.schedule import due
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,17 @@ class Best:
     context: int
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON, for a checkpoint's cursor."""
+        """Return it as plain JSON, for a checkpoint's cursor."""
         return {"step": self.step, "loss": self.loss, "context": self.context}
 
     @staticmethod
     def of(record: dict[str, Any] | None) -> Best | None:
-        """From a checkpoint's cursor; None where it has none."""
+        """Read it from a checkpoint's cursor; None where it has none."""
         return Best(**record) if record else None
 
 
 def better(now: Best, before: Best | None) -> Best | None:
-    """The better one of two; losses at another context do not compare, so the newer one wins then."""
+    """Return the better one of two; losses at another context do not compare, so the newer one wins then."""
     if not math.isfinite(now.loss):
         return before
     return before if before is not None and before.context == now.context and before.loss <= now.loss else now
@@ -78,7 +79,7 @@ class Evaluation:
     seconds: float
 
     def fields(self) -> dict[str, Any]:
-        """What metrics.jsonl says of it."""
+        """Return its fields in metrics.jsonl."""
         return {
             "loss": self.loss,
             "perplexity": math.exp(min(self.loss, 700.0)),
@@ -90,20 +91,15 @@ class Evaluation:
         }
 
 
-def due(every: int, step: int) -> bool:
-    """Whether something that is done every so many steps (0: never) is done after `step`."""
-    return every > 0 and step % every == 0
-
-
-class HeldOut:
-    """The held-out text of a run."""
+class Validation:
+    """The validation data of a run."""
 
     def __init__(self, corpus: Corpus, config: EvaluationConfig, *, isolate_documents: bool) -> None:
         """Evaluate on `corpus`, keeping documents apart where the training does."""
         self.corpus, self._config, self._isolate_documents = corpus, config, isolate_documents
 
     @classmethod
-    def open(cls, config: TrainConfig, tokenizer_sha256: str) -> HeldOut | None:
+    def open(cls, config: TrainConfig, tokenizer_sha256: str) -> Validation | None:
         """Open evaluation.data; None for a run that has none.
 
         Args:
@@ -111,11 +107,11 @@ class HeldOut:
             tokenizer_sha256: that of its data.
 
         Raises:
-            DataError: see `open_held_out`.
+            DataError: see `open_validation_data`.
         """
         if config.evaluation.data is None:
             return None
-        corpus = open_held_out(
+        corpus = open_validation_data(
             config.evaluation.data,
             tokenizer_sha256=tokenizer_sha256,
             model=config.model,
@@ -125,7 +121,7 @@ class HeldOut:
 
     @torch.no_grad()
     def evaluate(self, model: Zaya, phase: PhaseConfig, world: World, alive: Callable[[], None]) -> Evaluation:
-        """The model's loss with the context and the RoPE base of `phase`. All ranks call it together.
+        """Measure the model's loss with the context and the RoPE base of `phase`. All ranks call it together.
 
         Args:
             model: with the weights to judge.
@@ -157,7 +153,7 @@ class HeldOut:
         return Evaluation(loss_sum / tokens, int(tokens), len(indices), phase.context, time.monotonic() - started)
 
     def _microbatch(self, indices: NDArray[np.int64], context: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some sequences [B, S]; IGNORED_TARGET where a target does not count."""
+        """Return inputs and targets of some sequences [B, S]; IGNORED_TARGET where a target does not count."""
         windows_BS = torch.from_numpy(self.corpus.windows(indices, context)).to(device)
         targets_BS = windows_BS[:, 1:]
         mask_BS = self.corpus.target_mask(indices, context)
@@ -167,36 +163,36 @@ class HeldOut:
 
 
 class Evaluator:
-    """When a run is evaluated, and which of its checkpoints is the best; never, and none, without held-out text.
+    """When a run is evaluated, and which of its checkpoints is the best; never, and none, without validation data.
 
     Attributes:
         best: the best checkpoint so far; it goes into each checkpoint's cursor, and back from there.
     """
 
-    def __init__(self, held_out: HeldOut | None, every: int) -> None:
-        """Evaluate on `held_out` every so many steps (0: only at the end)."""
-        self._held_out, self._every = held_out, every
+    def __init__(self, validation: Validation | None, every: int) -> None:
+        """Evaluate on `validation` every so many steps (0: only at the end)."""
+        self._validation, self._every = validation, every
         self._last: Best | None = None
         self.best: Best | None = None
 
     def is_due(self, step: int, *, last: bool, stop: bool) -> bool:
-        """Whether to evaluate after `step`.
+        """Return whether to evaluate after `step`.
 
         A run that was asked to stop saves first of all; an evaluation that it leaves out is not made up for.
         """
-        return self._held_out is not None and (last or (due(self._every, step) and not stop))
+        return self._validation is not None and (last or (due(self._every, step) and not stop))
 
     def evaluate(
         self, step: int, model: Zaya, phase: PhaseConfig, world: World, alive: Callable[[], None]
     ) -> Evaluation:
-        """See `HeldOut.evaluate`; `step` steps are done."""
-        assert self._held_out is not None
-        found = self._held_out.evaluate(model, phase, world, alive)
+        """Measure the loss; see `Validation.evaluate`; `step` steps are done."""
+        assert self._validation is not None
+        found = self._validation.evaluate(model, phase, world, alive)
         self._last = Best(step, found.loss, found.context)
         return found
 
     def will_save(self, step: int) -> Best | None:
-        """A checkpoint of `step` is about to be made: the best one, this one included."""
+        """Return the best checkpoint, that of `step`, which is about to be made, included."""
         if self._last is not None and self._last.step == step:
             self.best = better(self._last, self.best)
         return self.best

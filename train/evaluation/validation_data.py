@@ -1,4 +1,4 @@
-"""Held-out text: opened and checked without torch, so that a wrong one is refused when a run is submitted."""
+"""Open and check validation data without torch, so that a wrong one is refused when a run is submitted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import DataError
 
 
-def open_held_out(
+def open_validation_data(
     path: str | Path, *, tokenizer_sha256: str, model: ModelConfig, phases: tuple[PhaseConfig, ...]
 ) -> Corpus:
     """Open the bundles of evaluation.data.
@@ -37,6 +37,6 @@ def open_held_out(
 
 
 def evenly(available: int, wanted: int) -> NDArray[np.int64]:
-    """`wanted` of the sequences [0, available), all where there are fewer, evenly spread; ascending, int64."""
+    """Choose `wanted` of the sequences [0, available), evenly spread, all where there are fewer; ascending."""
     count = min(available, wanted)
     return np.arange(count, dtype=np.int64) * available // count

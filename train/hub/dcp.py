@@ -130,8 +130,11 @@ def import_dcp(source: Path, root: Path, *, like: Manifest | None = None, report
     """Make a checkpoint of one rank of the DCP checkpoint in `source`, in `root`, a directory of checkpoints.
 
     Args:
+        source: the DCP checkpoint.
+        root: a directory of checkpoints.
         like: manifest of a checkpoint of the same model: where `source` has no `zslurm.manifest` of its own,
             because another trainer wrote it, this one says which tensors there must be, and all else.
+        report: gets bytes done, and in all.
 
     Raises:
         HubError: `source` is no DCP checkpoint, lacks tensors or has them in other shapes (all are named), or
@@ -209,7 +212,7 @@ def _items(checkpoint: Checkpoint) -> Iterator[_Item]:
 
 
 def _row(tensor: Tensor) -> dict[str, Any]:
-    """A row of the table, with whatever else it says of the tensor."""
+    """Return a row of the table, with whatever else it says of the tensor."""
     extra = {"whole": whole} if (whole := getattr(tensor, "whole", 0)) else {}
     return {"name": tensor.name, "shape": list(tensor.shape), "states": dict(tensor.states), **extra}
 
@@ -333,7 +336,7 @@ def _facts(
 def _expected(
     facts: dict[str, Any], stored: dict[str, TensorStorageMetadata], source: Path
 ) -> tuple[list[Tensor], list[Buffer]]:
-    """The tensors and buffers that there must be, all of them there in their shapes."""
+    """Return the tensors and buffers that there must be, all of them there in their shapes."""
     tensors = [Tensor(**{**row, "shape": tuple(row["shape"])}) for row in facts["tensors"]]
     problems = []
     for tensor in tensors:

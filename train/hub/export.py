@@ -3,7 +3,7 @@
 Everything is decided from shapes before a byte is read: which tensor goes into which file, and every header. Then
 each tensor is read, rounded and written in pieces of BUFFER_ELEMENTS, so memory does not grow with the model,
 with a tensor or with a file. Weights are rounded to bf16 (to nearest, ties to even) or kept in fp32; the
-balancing biases stay in fp32, shifted as companion.py explains.
+balancing biases stay in fp32, shifted as sidecar.py explains.
 
 The folder appears by one rename when every file in it is written and synced; until then it is a hidden directory
 beside it, which an error or Ctrl-C removes. An existing folder is never touched.
@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 
 from zslurm.checkpoint_tools import shard_header
+from zslurm.checkpoint_tools.durable import sync
 from zslurm.train.errors import HubError, HubIOError
-from zslurm.train.hub import sidecar as companion
+from zslurm.train.hub import sidecar
 from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE
 from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
 from zslurm.train.hub.number_formats import to_bf16
 from zslurm.train.hub.settings import inexact, to_config_json
-from zslurm.train.hub.sidecar import Companion
+from zslurm.train.hub.sidecar import Sidecar
 from zslurm.train.hub.tokenizer_files import TokenizerFiles, config_of, token_ids
 from zslurm.train.hub.weights import Weights, balancing_bias
 
@@ -72,10 +73,12 @@ def export(
     """Write `weights` as transformers' `zaya` format.
 
     Args:
+        weights: open.
         out: the folder to make; an empty one may be there.
         dtype: "bf16" or "fp32".
         max_shard_bytes: size of one file, tensors only; a larger tensor has a file of its own.
         tokenizer: goes with it; None leaves it out.
+        report: gets bytes done, and in all.
 
     Raises:
         HubError: `out` is taken, or the format cannot express the model.
@@ -91,8 +94,8 @@ def export(
     with appearing(out) as temporary:
         _write_json(temporary / CONFIG, config)
         names = [CONFIG, *_write_tensors(weights, files, dtype, temporary, report)]
-        Companion(settings.model.skip_rule, balancing_bias(weights)).write(temporary)
-        names.append(companion.FILE)
+        Sidecar(settings.model.skip_rule, balancing_bias(weights)).write(temporary)
+        names.append(sidecar.FILE)
         if tokenizer is not None:
             names += tokenizer.copy_to(temporary, config_of(tokenizer, settings.tokens, settings.context))
     return Exported(
@@ -107,7 +110,7 @@ def export(
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """A directory to fill, which becomes `out` by one rename at the end; removed on any error.
+    """Yield a directory to fill, which becomes `out` by one rename at the end; removed on any error.
 
     Raises:
         HubError: `out` is taken.
@@ -123,22 +126,14 @@ def appearing(out: Path) -> Iterator[Path]:
         try:
             yield temporary
             for path in [*temporary.iterdir(), temporary]:
-                _sync(path)
+                sync(path)
             temporary.rename(out)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         raise HubIOError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _dtype(piece: Piece, dtype: str) -> str:
@@ -192,7 +187,7 @@ def _write_file(weights: Weights, file: list[Piece], dtype: str, path: Path, cou
         [(piece.name, _dtype(piece, dtype), piece.shape) for piece in file], {"format": "pt"}
     )
     buffer = np.empty(BUFFER_ELEMENTS, np.float32)
-    biases = companion.shifted(balancing_bias(weights)).reshape(-1)
+    biases = sidecar.shifted(balancing_bias(weights)).reshape(-1)
     with path.open("xb") as out:
         out.write(header)
         for piece in file:

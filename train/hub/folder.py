@@ -71,7 +71,7 @@ class TensorFolder:
             self._read_header(file, {name for name, where in expected.items() if where == file})
 
     def told(self, name: str) -> bool:
-        """Whether `problems` says already why this tensor is not among `tensors`."""
+        """Return whether `problems` says already why this tensor is not among `tensors`."""
         return name in self._told or "" in self._told
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class TensorFolder:
 
 
 def _problem_of(span: shard_header.Span, size: int) -> str | None:
-    """Why a tensor cannot be read from its file of `size` bytes; None if it can."""
+    """Return why a tensor cannot be read from its file of `size` bytes; None if it can."""
     if span.dtype not in READABLE:
         return f"dtype {span.dtype}; only {', '.join(READABLE)} can be read"
     numbers: tuple[Any, ...] = (*span.shape, span.begin, span.end)

@@ -46,12 +46,12 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Elements of the tensor."""
+        """Return the elements of the tensor."""
         return math.prod(self.shape)
 
 
 def pieces(model: ModelConfig, layout: Layout) -> tuple[Piece, ...]:
-    """Every tensor of `model` in another format, in the order of our own table."""
+    """Return every tensor of `model` in another format, in the order of our own table."""
     table = [(row.name, row.shape) for row in tensor_table(model)]
     table += [(row.name, row.shape) for row in buffer_table(model)]
     return tuple(piece for name, shape in table for piece in _pieces(name, shape, model.layers, layout))

@@ -27,7 +27,7 @@ WEIGHTS_ONLY = "weights_only"
 
 
 def weights_only(manifest: Manifest) -> bool:
-    """Whether the checkpoint holds weights and no optimizer state: it was imported, no run saved it."""
+    """Return whether the checkpoint holds weights and no optimizer state: it was imported, no run saved it."""
     return WEIGHTS_ONLY in manifest.state
 
 
@@ -65,7 +65,7 @@ class Facts:
 
 
 def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
-    """The facts of a checkpoint of `model`.
+    """Return the facts of a checkpoint of `model`.
 
     Raises:
         HubError: the configuration of its run cannot be read.
@@ -92,7 +92,7 @@ def facts_of(checkpoint: Checkpoint, model: ModelConfig) -> Facts:
 
 
 def to_state(settings: Settings, origin: str, tokenizer_sha256: str | None) -> dict[str, Any]:
-    """The `state` of the manifest of an imported checkpoint."""
+    """Return the `state` of the manifest of an imported checkpoint."""
     tokens = settings.tokens
     return {
         WEIGHTS_ONLY: {

@@ -2,7 +2,7 @@
 
 Exporting refuses a model that transformers' `ZayaForCausalLM` cannot express: a setting that it does not have
 must be at the one value that it implies. The only exception is the skip rule: transformers gives a skipped token
-zero; a model of the rule `identity` is exported all the same, companion.py keeps the rule for our own import, and
+zero; a model of the rule `identity` is exported all the same, sidecar.py keeps the rule for our own import, and
 `inexact` says what transformers will do.
 
 Importing names every setting that our model does not have (sliding windows, biases, an untied head) instead of
@@ -71,7 +71,7 @@ class Settings:
 
 
 def inexact(model: ModelConfig) -> str | None:
-    """Why transformers computes something else than we do with this model; None where it does not."""
+    """Return why transformers computes something else than we do with this model; None where it does not."""
     if model.skip_rule == "zero":
         return None
     return (
@@ -146,7 +146,7 @@ def check_architecture(config: Mapping[str, Any]) -> None:
 
 
 def from_config_json(config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Settings:
-    """What config.json says, for a folder that holds tensors of `shapes`.
+    """Return what config.json says, for a folder that holds tensors of `shapes`.
 
     Raises:
         HubError: every setting that is missing or that our model does not have, one line each.

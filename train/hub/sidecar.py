@@ -33,7 +33,7 @@ def shifted(bias_LC: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Companion:
+class Sidecar:
     """The content of zslurm.json."""
 
     skip_rule: str
@@ -45,7 +45,7 @@ class Companion:
         (directory / FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     @staticmethod
-    def read(directory: Path) -> Companion | None:
+    def read(directory: Path) -> Sidecar | None:
         """That of a folder; None if it has none.
 
         Raises:
@@ -56,7 +56,7 @@ class Companion:
             return None
         try:
             content = load_json(path.read_bytes())
-            found = Companion(content["skip_rule"], np.array(content["balancing_bias"], np.float32))
+            found = Sidecar(content["skip_rule"], np.array(content["balancing_bias"], np.float32))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise HubError(f"{path}: cannot be understood ({in_words(error)}); remove it to do without") from error
         if found.skip_rule not in _SKIP_RULES:

@@ -45,14 +45,14 @@ class TokenizerFiles:
 
     @staticmethod
     def beside(directory: Path) -> TokenizerFiles | None:
-        """The tokenizer of a published model in `directory`; None if it has none."""
+        """Return the tokenizer of a published model in `directory`; None if it has none."""
         file = directory / TOKENIZER_FILE
         found = tuple(directory / name for name in COMPANIONS if (directory / name).is_file())
         return TokenizerFiles(file, found, adds_special_tokens=True) if file.is_file() else None
 
     @staticmethod
     def of_data(path: Path, sha256: str) -> TokenizerFiles:
-        """The tokenizer of the bundle, or directory of bundles, at `path`.
+        """Return the tokenizer of the bundle, or directory of bundles, at `path`.
 
         Raises:
             HubError: it is not there, or is not the one with this hash.
@@ -97,7 +97,7 @@ def token_ids(files: TokenizerFiles) -> TokenIds:
 
 
 def config_of(files: TokenizerFiles, tokens: TokenIds, context: int | None) -> dict[str, Any]:
-    """The tokenizer_config.json for a tokenizer that has none."""
+    """Return the tokenizer_config.json for a tokenizer that has none."""
     tokenizer = load_tokenizer(files.file)
     names = {"pad_token": tokens.pad, "bos_token": tokens.begin, "eos_token": next(iter(tokens.end), None)}
     return {

@@ -27,7 +27,7 @@ from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
 from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
 from zslurm.train.hub.run_facts import Facts, facts_of, tokenizer_of
 from zslurm.train.hub.settings import Settings, check_architecture, from_config_json
-from zslurm.train.hub.sidecar import Companion, shifted
+from zslurm.train.hub.sidecar import Sidecar, shifted
 from zslurm.train.hub.tokenizer_files import TokenizerFiles
 from zslurm.train.shapes import buffer_table, tensor_table
 
@@ -60,7 +60,7 @@ class Weights(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """The model and what belongs to it.
+        """Return the model and what belongs to it.
 
         Raises:
             HubError: what belongs to it cannot be read.
@@ -76,7 +76,7 @@ class Weights(Protocol):
         """
 
     def tokenizer(self) -> TokenizerFiles | None:
-        """The tokenizer's files; None if these weights never had one.
+        """Return the tokenizer's files; None if these weights never had one.
 
         Raises:
             HubError: there should be one, and it cannot be found.
@@ -152,6 +152,7 @@ class CheckpointWeights(_Closing):
         return facts_of(self._checkpoint, self.model)
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
+        """Fill `out` with elements of a tensor, from `start` on."""
         if tensor == BALANCING_BIAS:
             bias = self._checkpoint.read_buffer("balance/bias").reshape(-1)
             out.reshape(-1)[...] = bias[start : start + out.size]
@@ -163,9 +164,11 @@ class CheckpointWeights(_Closing):
             out.reshape(-1)[...] = exact
 
     def tokenizer(self) -> TokenizerFiles | None:
+        """Return the tokenizer that belongs to the weights; None where there is none."""
         return self._facts.tokenizer()
 
     def close(self) -> None:
+        """Close the files."""
         self._checkpoint.close()
 
 
@@ -186,10 +189,10 @@ class FolderWeights(_Closing):
             shapes = {name: stored.shape for name, stored in self._folder.tensors.items()}
             self.layout = Layout.FIRST_RELEASE if _is_first_release(shapes) else Layout.TRANSFORMERS
             self.origin = f"{self.layout} folder"
-            companion = Companion.read(path) if self.layout is Layout.TRANSFORMERS else None
+            sidecar = Sidecar.read(path) if self.layout is Layout.TRANSFORMERS else None
             settings = _settings_of(config, self.layout, self._folder)
-            if companion is not None:
-                model = settings.model.model_copy(update={"skip_rule": companion.skip_rule})
+            if sidecar is not None:
+                model = settings.model.model_copy(update={"skip_rule": sidecar.skip_rule})
                 settings = replace(settings, model=model)
             self.settings = overrides.apply(settings)
             table = pieces(self.settings.model, self.layout)
@@ -201,10 +204,11 @@ class FolderWeights(_Closing):
         for piece in table:
             self._pieces[piece.tensor].append(piece)
         self._trained_bias: NDArray[np.float32] | None = None
-        if companion is not None:
-            self._trained_bias = self._trained(companion)
+        if sidecar is not None:
+            self._trained_bias = self._trained(sidecar)
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
+        """Fill `out` with elements of a tensor, from `start` on."""
         flat, parts = out.reshape(-1), self._pieces[tensor]
         if tensor == BALANCING_BIAS and self._trained_bias is not None:
             flat[...] = self._trained_bias.reshape(-1)[start : start + flat.size]
@@ -219,15 +223,17 @@ class FolderWeights(_Closing):
             done, index = done + count, index + 1
 
     def tokenizer(self) -> TokenizerFiles | None:
+        """Return the tokenizer that belongs to the weights; None where there is none."""
         return TokenizerFiles.beside(self.path)
 
     def close(self) -> None:
+        """Close the files."""
         self._folder.close()
 
-    def _trained(self, companion: Companion) -> NDArray[np.float32] | None:
-        """The balancing biases that the folder's were made from; None if the folder's are others by now."""
+    def _trained(self, sidecar: Sidecar) -> NDArray[np.float32] | None:
+        """Return the balancing biases that the folder's were made from; None if the folder's are others by now."""
         stored = balancing_bias(self)
-        trained = companion.balancing_bias
+        trained = sidecar.balancing_bias
         return trained if trained.shape == stored.shape and np.array_equal(shifted(trained), stored) else None
 
     def _check_tensors(self, table: tuple[Piece, ...]) -> None:
@@ -259,7 +265,7 @@ class FolderWeights(_Closing):
             raise HubError(*(f"{self.path}: {problem}" for problem in problems))
 
     def _same(self, left: str, right: str) -> bool:
-        """Whether two tensors of one shape hold the same values."""
+        """Return whether two tensors of one shape hold the same values."""
         count = int(np.prod(self._folder.tensors[left].shape))
         for start in range(0, count, BUFFER_ELEMENTS):
             a = np.empty(min(BUFFER_ELEMENTS, count - start), np.float32)
@@ -284,7 +290,7 @@ def open_weights(path: Path, overrides: Overrides = Overrides()) -> Weights:
 
 
 def balancing_bias(weights: Weights) -> NDArray[np.float32]:
-    """All balancing biases [layers, classes]."""
+    """Return all balancing biases [layers, classes]."""
     (row,) = buffer_table(weights.settings.model)
     bias_LC = np.empty(row.shape, np.float32)
     weights.read(BALANCING_BIAS, 0, bias_LC.reshape(-1))
@@ -317,7 +323,7 @@ def _is_first_release(names: dict[str, tuple[int, ...]]) -> bool:
 
 
 def _first(error: TypeError | ValidationError) -> str:
-    """The first thing that is wrong with a model's settings."""
+    """Return the first thing that is wrong with a model's settings."""
     if isinstance(error, TypeError):
         return "its settings are no mapping of names to values"
     first = error.errors()[0]

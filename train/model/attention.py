@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zslurm.kernels.matmul.dispatch import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.cache import LayerCache
 from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.packing import Packing
 from zslurm.train.model.qk_conv import Linked, MixingKernel, joined_kernel, mix
 from zslurm.train.model.sdpa import attend, attend_by_sdpa
-from zslurm.train.products import linear
 
 
 class CompressedConvolutionalAttention(nn.Module):
@@ -64,7 +64,7 @@ class CompressedConvolutionalAttention(nn.Module):
         return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
-        """An empty cache with room for `room` tokens of each sequence."""
+        """Return an empty cache with room for `room` tokens of each sequence."""
         projection_QD = self.projection()
         half = self.value_current.out_features
         channels = len(projection_QD) - 2 * half
@@ -114,7 +114,7 @@ class CompressedConvolutionalAttention(nn.Module):
         return z_BSQ, current_BSQ, delayed_BSQ
 
     def projection(self) -> Tensor:
-        """The four projections as one matrix."""
+        """Return the four projections as one matrix."""
         parts = (self.query, self.key, self.value_current, self.value_previous)
         return torch.cat([part.weight for part in parts])
 

@@ -25,7 +25,7 @@ from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes by which the cache of one sequence grows with every token."""
+    """Return the bytes by which the cache of one sequence grows with every token."""
     return 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
 
 
@@ -59,7 +59,9 @@ class LayerCache:
 class Step(Protocol):
     """Computes the normed hidden states [B, D] of one token of each sequence from their embeddings."""
 
-    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: int) -> Tensor: ...
+    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: int) -> Tensor:
+        """Compute the token at `position`."""
+        ...
 
 
 class Cache:
@@ -68,7 +70,7 @@ class Cache:
     Attributes:
         layers: one part for each layer.
         length: tokens of each sequence that it holds.
-        step: a faster way for a single token, where there is one; see `step.py`.
+        step: a faster way for a single token, where there is one; see `decode_step.py`.
     """
 
     def __init__(self, config: ModelConfig, layers: list[LayerCache]) -> None:
@@ -81,7 +83,7 @@ class Cache:
 
     @property
     def room(self) -> int:
-        """Tokens for which memory is allocated."""
+        """Return the tokens for which memory is allocated."""
         return self.layers[0].keys_BJSP.shape[2]
 
     @property

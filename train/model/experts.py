@@ -4,8 +4,8 @@ Tokens are sorted by class, so that each expert's rows lie together and the skip
 end. Only permutations move rows, forward and backward, so no sum depends on the order of atomic additions.
 
 Cost beyond the matrix products: two permutations of T*K rows of D. With grouped_mm nobody waits for the device;
-the loop (see `grouped.py`) waits once per layer, to learn how many rows each expert has. The expert network is
-one autograd function: of its inside it keeps the first product and recomputes the activation from it.
+the loop (see `kernels/grouped_gemm.py`) waits once per layer, to learn how many rows each expert has. The expert
+network is one autograd function: of its inside it keeps the first product and recomputes the activation from it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from zslurm.kernels.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
 from zslurm.train.config import ModelConfig
-from zslurm.train.model.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
 from zslurm.train.model.router import Routing
 
 
@@ -159,7 +159,7 @@ def _activate(both_NO: Tensor) -> Tensor:
 
 
 def _activate_again(grad_NF: Tensor, both_NO: Tensor) -> tuple[Tensor, Tensor]:
-    """The activation once more, and the gradient of what went into it."""
+    """Return the activation once more, and the gradient of what went into it."""
     gate_NF, up_NF = both_NO.chunk(2, dim=-1)
     silu_NF = F.silu(gate_NF)
     grad_gate_NF = torch.ops.aten.silu_backward(grad_NF * up_NF, gate_NF)

@@ -83,7 +83,7 @@ class FlashAttention:
         return y_THP.unflatten(0, (batch, length)).flatten(2)
 
     def outside_of_graphs(self) -> FlashAttention:
-        """The same functions, at which torch.compile ends a graph instead of tracing into the package."""
+        """Return the same functions, at which torch.compile ends a graph instead of tracing into the package."""
         return replace(self, whole=torch.compiler.disable(self.whole), varlen=torch.compiler.disable(self.varlen))
 
 
@@ -98,7 +98,7 @@ def choose_kernels(
     dtype: torch.dtype,
     head_dim: int,
 ) -> Kernels:
-    """The kernels that `parallel.attention` asks for.
+    """Return the kernels that `parallel.attention` asks for.
 
     Raises:
         ConfigError: they are not installed, or cannot run this model here.

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zslurm.kernels.matmul.dispatch import add_matmul, linear, matmul, matmul_into
 from zslurm.train.model.precision import at_least_fp32
-from zslurm.train.products import add_product, linear, product, write_product
 
 IGNORED_TARGET = -100
 """Target of a position that does not count in the loss (torch's own convention)."""
@@ -80,7 +80,7 @@ def summed_losses(
     z_weight: float = 0.0,
     chunk_tokens: int | None = None,
 ) -> HeadLoss:
-    """The loss of the head, and what it is made of.
+    """Return the loss of the head, and what it is made of.
 
     Args:
         x_TD: normed hidden states.
@@ -101,7 +101,7 @@ def _softmax(x_TD: Tensor, weight_VD: Tensor, target_T1: Tensor, out_TV: Tensor)
     rows = max(_CHUNK_TOKENS, _PART_ELEMENTS_ON_CPU // len(weight_VD)) if on_cpu else max(1, len(x_TD))
     log_sums, target_logits = [], []
     for x, target, softmax in zip(x_TD.split(rows), target_T1.split(rows), out_TV.split(rows), strict=True):
-        logits = product(x, weight_VD.T)
+        logits = matmul(x, weight_VD.T)
         torch.softmax(logits, dim=-1, out=softmax)
         # The largest probability is exp(largest logit) / sum of exponentials, and never small.
         log_sums.append(logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log())
@@ -144,11 +144,11 @@ class _SummedLosses(torch.autograd.Function):
             if grad_x_TD is not None and grad_weight_VD is not None:
                 grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
                 narrow = grad_logits.to(embedding_VD.dtype)
-                write_product(narrow, embedding_VD, grad_x_TD[rows])
+                matmul_into(narrow, embedding_VD, grad_x_TD[rows])
                 if start:
-                    add_product(narrow.T, counted_x_TD[rows], grad_weight_VD)
+                    add_matmul(narrow.T, counted_x_TD[rows], grad_weight_VD)
                 else:
-                    write_product(narrow.T, counted_x_TD[rows], grad_weight_VD)
+                    matmul_into(narrow.T, counted_x_TD[rows], grad_weight_VD)
         if grad_x_TD is not None:
             ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
         ctx.mark_non_differentiable(cross_entropy, z_loss)

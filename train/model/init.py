@@ -37,7 +37,7 @@ _CONSTANTS = {Kind.NORM: 1.0, Kind.SCALE: 1.0, Kind.BIAS: 0.0}
 
 
 def initial_tensor(info: TensorInfo, config: ModelConfig, seed: int) -> Tensor:
-    """The initial value of one parameter: fp32, on the CPU."""
+    """Return the initial value of one parameter: fp32, on the CPU."""
     if info.kind in _CONSTANTS:
         return torch.full(info.shape, _CONSTANTS[info.kind], dtype=torch.float32)
     values = _generator(seed, info.name).standard_normal(info.shape, dtype=np.float32)
@@ -45,7 +45,7 @@ def initial_tensor(info: TensorInfo, config: ModelConfig, seed: int) -> Tensor:
 
 
 def initial_balancing_bias(config: ModelConfig) -> Tensor:
-    """The initial balancing biases [layers, classes]: fp32, on the CPU."""
+    """Return the initial balancing biases [layers, classes]: fp32, on the CPU."""
     bias_LC = torch.zeros(config.layers, config.router_classes, dtype=torch.float32)
     if config.skip_expert:
         bias_LC[:, -1] = -1.0

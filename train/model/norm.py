@@ -24,6 +24,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension, in at least fp32."""
         x = at_least_fp32(x)
         y = F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
         return y.to(self.weight.dtype)

@@ -130,7 +130,7 @@ def _bounds(segment_BS: Tensor) -> Tensor:
 
 
 def _starts(segment_BS: Tensor) -> Tensor:
-    """Which tokens are the first of their document."""
+    """Return which tokens are the first of their document."""
     starts_BS = torch.ones_like(segment_BS, dtype=torch.bool)
     starts_BS[:, 1:] = segment_BS[:, 1:] != segment_BS[:, :-1]
     return starts_BS

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zslurm.kernels.matmul.dispatch import batched_matmul
 from zslurm.train.model.precision import at_least_fp32
 from zslurm.train.model.rope import RotaryTable, rotate
-from zslurm.train.products import batched_product
 
 Linked = tuple[Tensor, ...] | None
 """For each distance looked back, from 1: whether that token belongs to the same document, [B, S, 1]."""
@@ -104,9 +104,9 @@ class _Mix(torch.autograd.Function):
         before_hBWP = None if before_BWQ is None else _by_head(before_BWQ, weight_hIP)
         windows_hTI = _windows(z_hBSP, weight_hIP, linked, before_hBWP)
         if z_BSQ.dtype == bias_hP.dtype:
-            u_hTP = batched_product(windows_hTI, weight_hIP, bias_hP)
+            u_hTP = batched_matmul(windows_hTI, weight_hIP, bias_hP)
         else:
-            u_hTP = at_least_fp32(batched_product(windows_hTI, weight_hIP)).add_(bias_hP.unsqueeze(1))
+            u_hTP = at_least_fp32(batched_matmul(windows_hTI, weight_hIP)).add_(bias_hP.unsqueeze(1))
         u_hBSP = u_hTP.reshape(z_hBSP.shape)
         _add_mean_skip(u_hBSP, _by_head(at_least_fp32(z_BSQ), weight_hIP), queries)
 
@@ -135,8 +135,8 @@ class _Mix(torch.autograd.Function):
         grad_bias_hP = grad_hBSP.sum(dim=(1, 2))
 
         ahead_hTI = _windows_ahead(grad_hBSP.to(z_BSQ.dtype), weight_hIP, ctx.linked)
-        grad_weight_hPI = batched_product(z_hBSP.flatten(1, 2).mT, ahead_hTI)
-        grad_z_hTP = batched_product(ahead_hTI, _reversed(weight_hIP))
+        grad_weight_hPI = batched_matmul(z_hBSP.flatten(1, 2).mT, ahead_hTI)
+        grad_z_hTP = batched_matmul(ahead_hTI, _reversed(weight_hIP))
         grad_z_hBSP = at_least_fp32(grad_z_hTP).reshape(z_hBSP.shape)
         _add_mean_skip_backward(grad_z_hBSP, grad_hBSP, queries)
         grad_z_BSQ = z_BSQ.new_empty(batch, length, heads * head_dim)

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zslurm.kernels.matmul.dispatch import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.norm import RMSNorm
 from zslurm.train.model.precision import at_least_fp32
-from zslurm.train.products import linear
 
 
 class Routing(NamedTuple):
@@ -71,7 +71,7 @@ class LinearRouter(nn.Module):
 
 
 def make_router(config: ModelConfig, dtype: torch.dtype, *, first: bool) -> Router | LinearRouter:
-    """The router that the configuration asks for."""
+    """Return the router that the configuration asks for."""
     return LinearRouter(config, dtype) if config.router == "linear" else Router(config, dtype, first=first)
 
 

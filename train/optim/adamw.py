@@ -52,7 +52,8 @@ class AdamW:
         """Set up zero moments.
 
         Args:
-            master, gradient: flat, of one length.
+            master: flat.
+            gradient: flat, as long.
             extents: what they are made of; padding is in none.
             decays: by the name of a tensor, whether weight decay applies.
             config: betas, epsilon and weight decay.

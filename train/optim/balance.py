@@ -34,7 +34,7 @@ class BalanceState:
 
     @staticmethod
     def initial(config: ModelConfig, device: torch.device | str = "cpu") -> BalanceState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         bias = initial_balancing_bias(config).to(device)
         return BalanceState(bias, torch.zeros_like(bias), torch.zeros_like(bias), step=0)
 

@@ -55,11 +55,11 @@ class MatrixBatch:
 
     @property
     def count(self) -> int:
-        """How many matrices there are."""
+        """Return how many matrices there are."""
         return self.master_KMN.shape[0]
 
     def part(self, start: int, stop: int) -> MatrixBatch:
-        """The matrices from `start` on, before `stop`."""
+        """Return the matrices from `start` on, before `stop`."""
         cut = slice(start, stop)
         return MatrixBatch(self.master_KMN[cut], self.gradient_KMN[cut], self.momentum_KMN[cut])
 
@@ -157,7 +157,7 @@ def _product_dtype(batch: MatrixBatch, config: MuonConfig) -> torch.dtype:
 
 
 def _scale(rows: int, columns: int, config: MuonConfig) -> float:
-    """What the learning rate is multiplied by for matrices of this shape."""
+    """Return what the learning rate is multiplied by for matrices of this shape."""
     if config.scale == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))

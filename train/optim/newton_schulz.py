@@ -25,9 +25,9 @@ Mean |singular value - 1| that they leave of a matrix with 512 singular values f
 distances, after 5 steps (deepseek_v4: 10; with 5 it is 0.050): 0.150, 0.033, 0.084 and 0.001, in bf16 and
 fp32 alike but for deepseek_v4's 0.0002 in fp32.
 
-On a CPU, matrices whose shorter side has at least `_PANELS_FROM` elements are multiplied one by one, and of the
-symmetric A and B only the lower half is computed, in panels, and mirrored: about a quarter of the FLOPs less.
-Every panel is a product to start, so the shorter side decides what that saves: with one thread a tenth of the time
+On a CPU, matrices whose shorter side has at least `_BLOCKS_FROM` elements are multiplied one by one, and of the
+symmetric A and B only the lower half is computed, in column blocks, and mirrored: a quarter of the FLOPs less.
+Every block is a product to start, so the shorter side decides what that saves: with one thread a tenth of the time
 at 512, a fifth at 768 (`python -m benchmarks optimizer_step`).
 Smaller ones, and all on a GPU, go through batched products: a step of any number of matrices is three calls. In
 bf16 through oneDNN all of these give the same bits, and torch.optim.Muon's; elsewhere they differ by rounding.
@@ -75,12 +75,12 @@ _POLAR_EXPRESS: tuple[Triple, ...] = (
     ),
     (1.875, -1.25, 0.375),
 )
-_PANELS_FROM = 512  # elements of the shorter side; below it panels cost what they save
-_PANEL = 192  # columns of a panel
+_BLOCKS_FROM = 512  # elements of the shorter side; below it blocks cost what they save
+_BLOCK = 192  # columns of a block
 
 
 def coefficient_schedule(coefficients: CoefficientSet, steps: int) -> tuple[Triple, ...]:
-    """The triple (a, b, c) of each step; see the module's text."""
+    """Return the triple (a, b, c) of each step; see the module's text."""
     if coefficients == "keller":
         return (_KELLER,) * steps
     if coefficients == "deepseek_v4":
@@ -131,9 +131,9 @@ def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...], eps: float = EPS
     # Each step writes from one into the other; the last one has to write into x.
     start_KMN, other_KMN = (y_KMN, x_KMN) if odd else (x_KMN, y_KMN)
     torch.div(x_KMN, norms_K11, out=start_KMN)
-    if x_KMN.device.type == "cpu" and min(x_KMN.shape[1:]) >= _PANELS_FROM:
+    if x_KMN.device.type == "cpu" and min(x_KMN.shape[1:]) >= _BLOCKS_FROM:
         for start_MN, other_MN in zip(start_KMN.unbind(), other_KMN.unbind(), strict=True):
-            _iterate_in_panels(start_MN, other_MN, schedule)
+            _iterate_in_blocks(start_MN, other_MN, schedule)
     else:
         _iterate_batched(start_KMN, other_KMN, schedule)
 
@@ -150,33 +150,33 @@ def _iterate_batched(x_KMN: Tensor, y_KMN: Tensor, schedule: tuple[Triple, ...])
         x_KMN, y_KMN = y_KMN, x_KMN
 
 
-def _iterate_in_panels(x_MN: Tensor, y_MN: Tensor, schedule: tuple[Triple, ...]) -> None:
+def _iterate_in_blocks(x_MN: Tensor, y_MN: Tensor, schedule: tuple[Triple, ...]) -> None:
     """The same for one matrix, with symmetric products."""
     tall, short = x_MN.shape[0] > x_MN.shape[1], min(x_MN.shape)
     a_SS = x_MN.new_empty(short, short)
     b_SS = torch.empty_like(a_SS)
     for a, b, c in schedule:
         wide_SL = x_MN.T if tall else x_MN
-        for rows, columns in _panels(short):
+        for rows, columns in _column_blocks(short):
             torch.mm(wide_SL[rows], wide_SL[columns].T, out=a_SS[rows, columns])
         _mirror(a_SS)
-        for rows, columns in _panels(short):
-            panel = a_SS[rows, columns]
-            torch.addmm(panel, a_SS[rows], a_SS[:, columns], beta=b, alpha=c, out=b_SS[rows, columns])
+        for rows, columns in _column_blocks(short):
+            block = a_SS[rows, columns]
+            torch.addmm(block, a_SS[rows], a_SS[:, columns], beta=b, alpha=c, out=b_SS[rows, columns])
         _mirror(b_SS)
         torch.addmm(x_MN, *((x_MN, b_SS) if tall else (b_SS, x_MN)), beta=a, out=y_MN)
         x_MN, y_MN = y_MN, x_MN
 
 
-def _panels(size: int) -> list[tuple[slice, slice]]:
-    """Columns of each panel of a square's lower half, behind their rows, which begin on the diagonal."""
-    starts = range(0, size, _PANEL)
-    return [(slice(start, size), slice(start, min(start + _PANEL, size))) for start in starts]
+def _column_blocks(size: int) -> list[tuple[slice, slice]]:
+    """Columns of each block of a square's lower half, behind their rows, which begin on the diagonal."""
+    starts = range(0, size, _BLOCK)
+    return [(slice(start, size), slice(start, min(start + _BLOCK, size))) for start in starts]
 
 
 def _mirror(square_SS: Tensor) -> None:
-    """Copy what the panels hold below the diagonal to above it."""
-    for _, columns in _panels(len(square_SS)):
+    """Copy what the blocks hold below the diagonal to above it."""
+    for _, columns in _column_blocks(len(square_SS)):
         below = square_SS[columns.stop :, columns]
         # Both copies before the last one take torch's quick way of turning a matrix that is whole.
         square_SS[columns, columns.stop :] = below.contiguous().T.contiguous()

@@ -30,7 +30,7 @@ MOMENTUM = "momentum"
 
 
 def states_of(row: TensorInfo) -> tuple[str, ...]:
-    """Names of what is kept of a tensor."""
+    """Return the names of what is kept of a tensor."""
     return (MASTER, MOMENTUM) if row.whole else (MASTER, *MOMENTS)
 
 
@@ -43,11 +43,11 @@ class OwnedState:
     values: Tensor
 
     def covers(self, extent: Extent) -> bool:
-        """Whether this state is kept of an extent of the chunk."""
+        """Return whether this state is kept of an extent of the chunk."""
         return self.start <= extent.offset_in_chunk < self.start + len(self.values)
 
     def where(self, extent: Extent) -> slice:
-        """The slice of `values` that holds an extent."""
+        """Return the slice of `values` that holds an extent."""
         return slice(extent.offset_in_chunk - self.start, extent.offset_in_chunk - self.start + extent.numel)
 
 

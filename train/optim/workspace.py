@@ -21,17 +21,17 @@ CPU_CHUNK_BYTES = 8 * 2**20
 
 
 def iteration_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """Bytes that the Newton-Schulz steps of one matrix take beside the matrix itself."""
+    """Return the bytes that the Newton-Schulz steps of one matrix take beside the matrix itself."""
     return itemsize * (rows * columns + 2 * min(rows, columns) ** 2)
 
 
 def update_bytes(rows: int, columns: int, itemsize: int, master_itemsize: int) -> int:
-    """Bytes of all temporary tensors of one matrix's Muon step."""
+    """Return the bytes of all temporary tensors of one matrix's Muon step."""
     elements = rows * columns
     return itemsize * elements + max(iteration_bytes(rows, columns, itemsize), master_itemsize * elements)
 
 
 def matrices_at_once(bytes_per_matrix: int, device_type: str) -> int:
-    """How many matrices are worked on together: at least one."""
+    """Return how many matrices are worked on together: at least one."""
     limit = CPU_CHUNK_BYTES if device_type == "cpu" else CHUNK_BYTES
     return max(1, limit // max(1, bytes_per_matrix))

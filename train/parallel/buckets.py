@@ -37,7 +37,7 @@ class Bucket:
     chunk: int
 
     def held(self, rank: int) -> slice:
-        """The elements of the space that `rank` holds."""
+        """Return the elements of the space that `rank` holds."""
         return slice(self.start + rank * self.chunk, self.start + (rank + 1) * self.chunk)
 
 
@@ -99,15 +99,15 @@ class MatrixSpace:
 
     @property
     def share(self) -> int:
-        """Elements that each rank holds, padding included."""
+        """Return the elements that each rank holds, padding included."""
         return self.length // self.ranks
 
     def buckets_of(self, place: Placement) -> range:
-        """The numbers of the buckets that a tensor has elements in."""
+        """Return the numbers of the buckets that a tensor has elements in."""
         return range(place.offset // self.bucket, -(-(place.offset + place.numel) // self.bucket))
 
     def held_by(self, rank: int) -> tuple[Piece, ...]:
-        """The pieces that `rank` holds, in the order in which they are sent: by owner, then as they lie."""
+        """Return the pieces that `rank` holds, in the order in which they are sent: by owner, then as they lie."""
         pieces = (piece for bucket in self.buckets for piece in self._within(bucket, rank, bucket.held(rank)))
         return tuple(sorted(pieces, key=lambda piece: (piece.owner, piece.start)))
 
@@ -132,7 +132,7 @@ class MatrixSpace:
         return sorted(placed, key=lambda matrix: matrix.start)
 
     def _within(self, bucket: Bucket, holder: int, part: slice) -> Iterator[Piece]:
-        """The pieces of `part` of the space, all of which `holder` holds in `bucket`."""
+        """Yield the pieces of `part` of the space, all of which `holder` holds in `bucket`."""
         index = max(0, bisect_right(self._starts, part.start) - 1)
         while index < len(self._matrices) and self._matrices[index].start < part.stop:
             matrix = self._matrices[index]

@@ -78,7 +78,7 @@ class Exchange:
 
 
 def _counts(pieces: Iterable[tuple[int, int]], size: int) -> list[int]:
-    """Elements for each rank."""
+    """Return the elements for each rank."""
     counts = [0] * size
     for rank, numel in pieces:
         counts[rank] += numel

@@ -20,7 +20,7 @@ STAGES = 2
 def sharded_bytes(
     model: ModelConfig, optim: OptimConfig, parallel: ParallelConfig, world_size: int, rank: int
 ) -> dict[str, int]:
-    """Bytes of each buffer that a rank keeps for the whole run."""
+    """Return the bytes of each buffer that a rank keeps for the whole run."""
     table = owned_table(model, optim)
     layout = partition(table, world_size)
     weight = _ITEMSIZE[parallel.dtype]
@@ -53,5 +53,5 @@ def exchange_bytes(space: MatrixSpace, rank: int, gradient_itemsize: int, weight
 
 
 def stage_elements(space: MatrixSpace, flat_length: int) -> int:
-    """Elements of the staging buffer for gradients that are reduced in another format."""
+    """Return the elements of the staging buffer for gradients that are reduced in another format."""
     return max(STAGES * space.bucket, flat_length)

@@ -41,7 +41,7 @@ class World:
 
     @property
     def dp_group(self) -> dist.ProcessGroup:
-        """The ranks among which data and optimizer state are divided."""
+        """Return the ranks among which data and optimizer state are divided."""
         return self.mesh.get_group("dp")
 
     def store_of_its_own(self) -> dist.Store:
@@ -50,7 +50,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """True on rank 0, which writes metrics and manifests."""
+        """Return True on rank 0, which writes metrics and manifests."""
         return self.rank == 0
 
 

@@ -172,7 +172,7 @@ class ZeroShards:
         return norm
 
     def first_nonfinite(self) -> tuple[str, int] | None:
-        """The parameter whose own gradient was the first to be infinite or NaN, and on which rank.
+        """Return the parameter whose own gradient was the first to be infinite or NaN, and on which rank.
 
         First in the order of backward, then by rank; None if the gradients of all ranks were finite and only
         their sum is not. It looks at the gradients before the reduction, which are kept, and reads all of them:

@@ -25,7 +25,7 @@ GPUs writes out all scores, in fp32, for every query head.
 
 On CPUs oneDNN's products take scratch memory, which depends on the processor. Counted is the most that one takes:
 
-    fp32    a second result, before it is added: AMD with AVX-512 (products.py); elsewhere it is added in place
+    fp32    a second result, before it is added: AMD with AVX-512 (kernels/matmul); elsewhere it is added in place
     bf16    the whole result once more in fp32: AVX-512 without bf16 units (Intel's Skylake and Cascade Lake); with
             such units it is a block of the result for each thread, without AVX-512 nothing
 
@@ -37,19 +37,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zslurm.kernels.matmul.limits import fewest_copied_terms
 from zslurm.train.config import ModelConfig, PhaseConfig
 
-# What train/model does: attend.py, head.py.
+# What train/model does: sdpa.py, head.py.
 LONGEST_IN_BLOCKS = 1024
 ATTENTION_BLOCK = 64
 LOGITS_ON_CPU = 1 << 21
 LOGITS_ELSEWHERE = 1 << 28
 PART_OF_LOGITS_ON_CPU = 1 << 19
 FEWEST_TOKENS = 64
-# products.py: what fp32 products of CPUs take beside their result.
-FEWEST_SUMMED = 64
-FEWEST_SUMMED_OF_MANY = 256
-MANY = 1 << 20
 
 _INDEX = 8  # bytes of an int64
 _FP32 = 4
@@ -73,7 +70,7 @@ class MicrobatchMemory:
 
     @property
     def peak(self) -> int:
-        """The larger of the two moments."""
+        """Return the larger of the two moments."""
         return max(self.head, self.last_layer)
 
 
@@ -98,21 +95,21 @@ class _Sizes:
 
     @property
     def converts(self) -> bool:
-        """Whether a value in at least fp32 is a copy."""
+        """Return whether a value in at least fp32 is a copy."""
         return self.narrow < self.wide
 
     def sums(self, elements: int) -> int:
-        """Bytes that a product of so many elements takes beside its result while it is made."""
+        """Return the bytes that a product of so many elements takes beside its result while it is made."""
         return product_sums(elements, self.narrow) if self.on_cpu else 0
 
     @property
     def stream(self) -> int:
-        """Bytes of one tensor [T, D] in the weights' format."""
+        """Return the bytes of one tensor [T, D] in the weights' format."""
         return self.tokens * self.model.hidden_size * self.narrow
 
     @property
     def wide_stream(self) -> int:
-        """Bytes of one tensor [T, D] in at least fp32."""
+        """Return the bytes of one tensor [T, D] in at least fp32."""
         return self.tokens * self.model.hidden_size * self.wide
 
     @property
@@ -122,7 +119,7 @@ class _Sizes:
 
     @property
     def table(self) -> int:
-        """Elements of the embedding."""
+        """Return the elements of the embedding."""
         return self.model.vocab_size * self.model.hidden_size
 
 
@@ -143,7 +140,7 @@ def microbatch_memory(
     recompute: bool = False,
     isolate_documents: bool = False,
 ) -> MicrobatchMemory:
-    """Bytes of forward and backward of one microbatch of `phase`.
+    """Return the bytes of forward and backward of one microbatch of `phase`.
 
     Args:
         model: the model.
@@ -179,7 +176,7 @@ def _layer(sizes: _Sizes) -> int:
 
 
 def _projections(sizes: _Sizes) -> int:
-    """The joined projection and its result, the joined kernel, and the mixed queries and keys."""
+    """Return the joined projection and its result, the joined kernel, and the mixed queries and keys."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     heads = model.query_heads + model.kv_heads
     channels, values = heads * model.head_dim, model.kv_heads * model.head_dim
@@ -213,7 +210,7 @@ def _attention(sizes: _Sizes) -> int:
 
 
 def _probabilities(sizes: _Sizes) -> int:
-    """The probabilities of every block of queries, for the keys up to the block's end."""
+    """Return the probabilities of every block of queries, for the keys up to the block's end."""
     length = sizes.context
     pairs = sum(
         (min(start + ATTENTION_BLOCK, length) - start) * min(start + ATTENTION_BLOCK, length)
@@ -223,12 +220,12 @@ def _probabilities(sizes: _Sizes) -> int:
 
 
 def _router_state(sizes: _Sizes) -> int:
-    """What a router hands to the next."""
+    """Return what a router hands to the next."""
     return 0 if sizes.model.router == "linear" else sizes.tokens * sizes.model.router_hidden_size * sizes.narrow
 
 
 def _router(sizes: _Sizes) -> int:
-    """The router's state and MLP, probabilities, and choices."""
+    """Return the router's state and MLP, probabilities, and choices."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     choices = model.router_classes * wide + model.experts_per_token * (_INDEX + narrow)
     if model.router == "linear":
@@ -245,7 +242,7 @@ def _experts(sizes: _Sizes) -> int:
 
 
 def _experts_backward(sizes: _Sizes) -> int:
-    """The experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
+    """Return the experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
 
     The last of them are those of the first matrices, whose sums are freed before the rows' gradient is made. What
     other products of one expert take on a CPU beside their results depends on its load, and is not counted.
@@ -287,7 +284,7 @@ def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
 
     That is what oneDNN takes on processors of AMD; on others it is added in place, and this is too much.
     """
-    fewest = FEWEST_SUMMED if sizes.table <= MANY else FEWEST_SUMMED_OF_MANY
+    fewest = fewest_copied_terms(sizes.table)
     if not sizes.on_cpu or sizes.narrow != _FP32 or chunk < fewest:
         return 0  # added in place
     inputs = chunk * sizes.model.hidden_size
@@ -296,18 +293,18 @@ def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
 
 
 def _chunk(sizes: _Sizes) -> int:
-    """Tokens whose softmax exists at one time."""
+    """Return the tokens whose softmax exists at one time."""
     logits = LOGITS_ON_CPU if sizes.on_cpu else LOGITS_ELSEWHERE
     return min(sizes.tokens, max(FEWEST_TOKENS, logits // sizes.model.vocab_size))
 
 
 def _part(sizes: _Sizes) -> int:
-    """Tokens whose logits exist at one time."""
+    """Return the tokens whose logits exist at one time."""
     if not sizes.on_cpu:
         return _chunk(sizes)
     return min(_chunk(sizes), max(FEWEST_TOKENS, PART_OF_LOGITS_ON_CPU // sizes.model.vocab_size))
 
 
 def _mask(sizes: _Sizes) -> int:
-    """The mask of a forward pass, a byte for each pair of a sequence's tokens."""
+    """Return the mask of a forward pass, a byte for each pair of a sequence's tokens."""
     return sizes.tokens * sizes.context if sizes.masked else 0

@@ -37,19 +37,29 @@ class Run(Protocol):
     """The sections of a run's configuration that decide its input and output."""
 
     @property
-    def model(self) -> ModelConfig: ...
+    def model(self) -> ModelConfig:
+        """Return the section `model`."""
+        ...
 
     @property
-    def optim(self) -> OptimConfig: ...
+    def optim(self) -> OptimConfig:
+        """Return the section `optim`."""
+        ...
 
     @property
-    def phases(self) -> Sequence[PhaseConfig]: ...
+    def phases(self) -> Sequence[PhaseConfig]:
+        """Return the section `phases`."""
+        ...
 
     @property
-    def parallel(self) -> ParallelConfig: ...
+    def parallel(self) -> ParallelConfig:
+        """Return the section `parallel`."""
+        ...
 
     @property
-    def checkpoint(self) -> CheckpointConfig: ...
+    def checkpoint(self) -> CheckpointConfig:
+        """Return the section `checkpoint`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,12 +80,12 @@ class Reads:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the step's tokens."""
+        """Return the bytes of the step's tokens."""
         return self.global_batch * self.context * self.token_bytes
 
     @property
     def sigma(self) -> float:
-        """sigma of bundles of ours."""
+        """Return sigma for our bundles."""
         return 1 + PAGE_BYTES / (self.context * self.token_bytes)
 
     def pages(self, sigma: float) -> float:
@@ -88,7 +98,7 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class Saves:
+class CheckpointWrites:
     """What checkpoints write.
 
     Attributes:
@@ -112,7 +122,7 @@ class StoragePlan:
     """What a run asks of its storage: reads of each phase, at its largest batch, and checkpoints."""
 
     reads: tuple[Reads, ...]
-    saves: Saves
+    saves: CheckpointWrites
 
 
 def plan_storage(run: Run, *, step_time: float, ranks: int) -> StoragePlan:
@@ -125,14 +135,14 @@ def plan_storage(run: Run, *, step_time: float, ranks: int) -> StoragePlan:
     """
     token_bytes = BundleHeader(run.model.vocab_size, "", 0).token_dtype.itemsize
     reads = tuple(
-        Reads(max(stage.global_batch for stage in phase.stages), phase.context, token_bytes, step_time)
+        Reads(max(segment.global_batch for segment in phase.segments), phase.context, token_bytes, step_time)
         for phase in run.phases
     )
-    saves = Saves(checkpoint_bytes(run), run.checkpoint.every_steps * step_time, ranks)
+    saves = CheckpointWrites(checkpoint_bytes(run), run.checkpoint.every_steps * step_time, ranks)
     return StoragePlan(reads, saves)
 
 
 def checkpoint_bytes(run: Run) -> int:
-    """Bytes of one checkpoint's tensors; headers and the manifest are not counted."""
+    """Return the bytes of one checkpoint's tensors; headers and the manifest are not counted."""
     itemsize = 8 if run.parallel.dtype == "fp64" else 4
     return sum(row.numel * itemsize * (2 if row.whole else 3) for row in owned_table(run.model, run.optim))

@@ -37,22 +37,34 @@ class Run(Protocol):
     """The sections of a run's configuration that decide its memory."""
 
     @property
-    def model(self) -> ModelConfig: ...
+    def model(self) -> ModelConfig:
+        """Return the section `model`."""
+        ...
 
     @property
-    def data(self) -> DataConfig: ...
+    def data(self) -> DataConfig:
+        """Return the section `data`."""
+        ...
 
     @property
-    def optim(self) -> OptimConfig: ...
+    def optim(self) -> OptimConfig:
+        """Return the section `optim`."""
+        ...
 
     @property
-    def phases(self) -> Sequence[PhaseConfig]: ...
+    def phases(self) -> Sequence[PhaseConfig]:
+        """Return the section `phases`."""
+        ...
 
     @property
-    def parallel(self) -> ParallelConfig: ...
+    def parallel(self) -> ParallelConfig:
+        """Return the section `parallel`."""
+        ...
 
     @property
-    def checkpoint(self) -> CheckpointConfig: ...
+    def checkpoint(self) -> CheckpointConfig:
+        """Return the section `checkpoint`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: Run, ranks: int, *, on_cpu: bool) -> MemoryPlan:
-    """The memory of a run on so many ranks.
+    """Return the memory of a run on so many ranks.
 
     Args:
         config: the run.
@@ -130,7 +142,7 @@ def plan_memory(config: Run, ranks: int, *, on_cpu: bool) -> MemoryPlan:
 
 
 def _microbatches(config: Run, itemsize: int, *, on_cpu: bool) -> list[MicrobatchMemory]:
-    """A microbatch of each phase."""
+    """Return a microbatch of each phase."""
     return [
         microbatch_memory(
             config.model,
@@ -145,7 +157,7 @@ def _microbatches(config: Run, itemsize: int, *, on_cpu: bool) -> list[Microbatc
 
 
 def _muon(config: Run, layout: Partition, rank: int, *, on_cpu: bool) -> int:
-    """The temporary tensors of the shape that needs most."""
+    """Return the temporary tensors of the shape that needs most."""
     exact = config.parallel.dtype == "fp64"
     product = _EXACT if exact else _ITEMSIZE[config.optim.muon.dtype]
     most = 0

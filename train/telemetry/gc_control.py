@@ -1,4 +1,4 @@
-"""Python's garbage collector, made to stop all ranks at once instead of one after the other.
+"""Make Python's garbage collector stop all ranks at once instead of one after the other.
 
 Left to itself it runs on each rank when that one has made enough objects, and everyone waits for it in the next
 collective: with many ranks nearly every step has somebody who collects. Here it runs on no rank by itself, and on
@@ -12,23 +12,40 @@ benchmarks/garbage.py measures a collection with and without the freeze.
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Self
+
+from zslurm.train.schedule import Position
+from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
+from zslurm.train.telemetry.timing import Part
 
 
-class GarbageControl:
+class GarbageControl(Observer):
     """Collects every `every` steps, and only then, inside of its `with` block; 0 leaves the collector alone."""
 
     def __init__(self, every: int) -> None:
+        """Prepare; the collector is as it was until the `with` block."""
         self._every = every
         self._was_enabled = False
 
-    def __enter__(self) -> GarbageControl:
+    @classmethod
+    def create(cls, run: ObservedRun) -> GarbageControl:
+        """Return one for every rank."""
+        return cls(run.config.metrics.gc_every)
+
+    def __enter__(self) -> Self:
+        """Freeze what there is, and disable the collector."""
         if self._every:
             self._was_enabled = gc.isenabled()
             gc.collect()
             gc.freeze()
             gc.disable()
         return self
+
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+        """Collect after the step; see `after_step`."""
+        self.after_step(step)
 
     def after_step(self, step: int) -> None:
         """Collect if `step` is one of those; the same on all ranks."""
@@ -38,6 +55,7 @@ class GarbageControl:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Give the collector back as it was found."""
         if self._every:
             gc.unfreeze()
             if self._was_enabled:

@@ -1,4 +1,4 @@
-"""A trace of some steps of rank 0, for chrome://tracing or https://ui.perfetto.dev.
+"""Trace some steps of rank 0, for chrome://tracing or https://ui.perfetto.dev.
 
 torch.profiler records every operation and every GPU kernel of the steps FIRST to LAST (metrics.profile) and one
 step before, whose record is thrown away: starting the profiler is slow. Other ranks are not profiled, and other
@@ -8,25 +8,29 @@ steps bound it.
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.train.schedule import Position
+from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
+from zslurm.train.telemetry.timing import Part
 
-Say = Callable[[str], None]
+_LOG = logging.getLogger(__name__)
 
 
-class ProfileWindow:
+class Profiler(Observer):
     """Profiles its window inside of its `with` block; does nothing where there is no window."""
 
     def __init__(
-        self, window: tuple[int, int] | None, *, done: int, directory: Path, device: torch.device, say: Say
+        self, window: tuple[int, int] | None, *, done: int, directory: Path, device: torch.device
     ) -> None:
         """Prepare.
 
@@ -36,16 +40,17 @@ class ProfileWindow:
                 begun starts at once.
             directory: where the trace goes; it is made.
             device: where the steps run.
-            say: gets the one line that names the trace.
         """
-        self._done, self._directory, self._say = done, directory, say
+        self._done, self._directory = done, directory
         self._profile: profile | None = None
         self._unwanted = False
         if window is None:
             return
         first, last = max(window[0], done + 1), window[1]
         if last < first:
-            say(f"metrics.profile: steps {window[0]} to {window[1]} are done already; nothing is profiled")
+            _LOG.info(
+                "metrics.profile: steps %d to %d are done already; nothing is profiled", window[0], window[1]
+            )
             return
         self._first, self._last = first, last
         ahead = first - 1 - done
@@ -60,13 +65,26 @@ class ProfileWindow:
             activities=[ProfilerActivity.CPU, *on_gpu], schedule=plan, on_trace_ready=self._write, acc_events=True
         )
 
-    def __enter__(self) -> ProfileWindow:
+    @classmethod
+    def create(cls, run: ObservedRun) -> Profiler | None:
+        """Return that of rank 0, if steps are to be profiled."""
+        window = run.config.metrics.profile_steps
+        if not run.world.is_first or window is None:
+            return None
+        return cls(window, done=run.done, directory=run.run_dir / "profile", device=run.world.device)
+
+    def __enter__(self) -> Self:
+        """Start the profiler, which skips the steps before its window."""
         if self._profile is not None:
             self._profile.start()
         return self
 
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+        """Count the step; see `after_step`."""
+        self.after_step()
+
     def after_step(self) -> None:
-        """One more step is done."""
+        """Count one more step."""
         self._done += 1
         if self._profile is not None:
             self._profile.step()
@@ -76,7 +94,7 @@ class ProfileWindow:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A run that is asked to stop leaves what it has; one that fails does not wait for a trace.
+        """Stop: a run that is asked to stop leaves what it has; one that fails does not wait for a trace.
 
         Either way the profiler is stopped: torch 2.13 crashes at the end of a process in which one still runs.
         """
@@ -95,7 +113,7 @@ class ProfileWindow:
         self._directory.mkdir(exist_ok=True)
         recorded.export_chrome_trace(str(path))
         size = show_bytes(path.stat().st_size)
-        self._say(
-            f"profiled steps {self._first} to {self._done} of rank 0: {path} ({size}); "
-            "open it at https://ui.perfetto.dev"
-        )
+        _LOG.info(
+            "profiled steps %d to %d of rank 0: %s (%s); open it at https://ui.perfetto.dev",
+            self._first, self._done, path, size,
+        )  # fmt: skip

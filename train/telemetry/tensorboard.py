@@ -1,4 +1,4 @@
-"""The metrics for TensorBoard, in RUN_DIR/tensorboard: every number of every line of metrics.jsonl as a scalar.
+"""Write the metrics for TensorBoard, in RUN_DIR/tensorboard: every number of metrics.jsonl as a scalar.
 
 The tag is KIND/FIELD (`step/loss`, `step/time_split_s/forward`), the step the line's own. A resumed run writes a
 new file beside the old ones, and tells TensorBoard to forget what they hold of the steps that it repeats. Needs
@@ -8,23 +8,16 @@ the tensorboard package; torch.utils.tensorboard, which writes the files, does n
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.telemetry.observer import ObservedRun, Observer
 
 
-def check_installed() -> None:
-    """Raise a ConfigError unless the tensorboard package is there. Every rank can ask; only rank 0 writes."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "metrics.tensorboard: the tensorboard package is not installed; pip install 'zslurm[tensorboard]', or "
-            "leave it off (metrics.jsonl has everything)"
-        )
-
-
-class TensorBoard:
+class TensorBoard(Observer):
     """One attempt's event file."""
 
     def __init__(self, directory: Path, *, first_step: int, attempt: int) -> None:
@@ -41,13 +34,33 @@ class TensorBoard:
             str(directory), purge_step=first_step, flush_secs=30, filename_suffix=f".attempt-{attempt}"
         )
 
-    def show(self, kind: str, fields: dict[str, Any]) -> None:
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Refuse the setting without the package. Every rank asks; only rank 0 writes.
+
+        Raises:
+            ConfigError: the tensorboard package is not installed.
+        """
+        if config.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError(
+                "metrics.tensorboard: the tensorboard package is not installed; pip install "
+                "'zslurm[tensorboard]', or leave it off (metrics.jsonl has everything)"
+            )
+
+    @classmethod
+    def create(cls, run: ObservedRun) -> TensorBoard | None:
+        """Return that of rank 0, if it is wanted."""
+        if not run.world.is_first or not run.config.metrics.tensorboard:
+            return None
+        return cls(run.run_dir / "tensorboard", first_step=run.done + 1, attempt=run.attempt)
+
+    def recorded(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Add one line of metrics."""
         if "step" in fields:
             for tag, value in _scalars(kind, {key: value for key, value in fields.items() if key != "step"}):
                 self._writer.add_scalar(tag, value, fields["step"])
 
-    def close(self) -> None:
+    def finish(self, give_up: Callable[[], bool]) -> None:
         """Write what is left and close the file."""
         self._writer.close()
 

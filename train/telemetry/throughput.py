@@ -1,4 +1,4 @@
-"""How fast a step was, in tokens and in FLOPs, and how near to what the devices can do.
+"""Measure how fast a step was, in tokens and in FLOPs, and how near to what the devices can do.
 
 The peak of a device is, in this order: metrics.peak_tflops; on a CPU, which has no figure of its own, the rate
 of a matrix product that is measured once at the start, on all ranks at the same time, in the format of the run;
@@ -7,24 +7,25 @@ on a GPU the table of `train.telemetry.flops`. A GPU that is not in the table ha
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from zslurm.kernels.matmul.dispatch import matmul
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.world import DTYPES, World
-from zslurm.train.products import product
 from zslurm.train.schedule import Position
 from zslurm.train.telemetry.flops import peak_of, token_flops
 
+_LOG = logging.getLogger(__name__)
 _MEASURED_S = 0.05
 _MEASURED_SIZE = 512
 
 
-def device_peak(config: TrainConfig, world: World, say: Callable[[str], None]) -> float | None:
-    """Peak of one rank's device in FLOP/s; None where it is not known. All ranks call it together."""
+def device_peak(config: TrainConfig, world: World) -> float | None:
+    """Return the peak of one rank's device in FLOP/s; None where it is not known. All ranks call it together."""
     if config.metrics.peak_tflops is not None:
         return config.metrics.peak_tflops * 1e12
     dtype = config.parallel.dtype
@@ -33,40 +34,36 @@ def device_peak(config: TrainConfig, world: World, say: Callable[[str], None]) -
     name = torch.cuda.get_device_name(world.device)
     peak = peak_of(name, dtype)
     if peak is None:
-        say(f"note: no MFU, for the peak of {name} in {dtype} is not known; metrics.peak_tflops can give it")
+        _LOG.info(
+            "note: no MFU, for the peak of %s in %s is not known; metrics.peak_tflops can give it", name, dtype
+        )
     return peak
 
 
 def _measured(dtype: torch.dtype, world: World) -> float:
-    """FLOP/s of a square matrix product on a rank's threads, the mean over ranks; draws no random numbers."""
+    """Measure the FLOP/s of a square matmul on a rank's threads, the mean over ranks; draws no random numbers."""
     left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
-    product(left, left)
+    matmul(left, left)
     dist.barrier(group=world.dp_group)
-    started, products = time.perf_counter(), 0
+    started, calls = time.perf_counter(), 0
     while time.perf_counter() - started < _MEASURED_S:
-        product(left, left)
-        products += 1
-    rate = torch.tensor(products * 2 * _MEASURED_SIZE**3 / (time.perf_counter() - started), dtype=torch.float64)
+        matmul(left, left)
+        calls += 1
+    rate = torch.tensor(calls * 2 * _MEASURED_SIZE**3 / (time.perf_counter() - started), dtype=torch.float64)
     dist.all_reduce(rate, group=world.dp_group)
     return rate.item() / dist.get_world_size(world.dp_group)
 
 
-class Speed:
-    """The speed of steps of one run."""
+class ThroughputMeter:
+    """Measures the throughput of the steps of one run."""
 
-    def __init__(self, config: TrainConfig, world: World, say: Callable[[str], None]) -> None:
-        """Find the peak; all ranks together.
-
-        Args:
-            config: the run.
-            world: who takes part.
-            say: gets the line about a device whose peak is not known.
-        """
-        self.peak = device_peak(config, world, say)
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        """Find the peak; all ranks together."""
+        self.peak = device_peak(config, world)
         self._model, self._ranks = config.model, world.size
 
     def of(self, here: Position, seconds: float, skip_share: float) -> dict[str, float | None]:
-        """Tokens and FLOPs a second, per rank too, and MFU (None without a peak).
+        """Return tokens and FLOPs a second, per rank too, and MFU (None without a peak).
 
         Args:
             here: the step.

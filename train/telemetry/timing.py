@@ -1,4 +1,4 @@
-"""Where the time of a step goes: a clock that is always in one part of it.
+"""Find where the time of a step goes: a clock that is always in one part of it.
 
     clock.enter(Part.FORWARD)      from here on it is forward
     clock.enter(Part.BACKWARD)     ... and from here on backward
@@ -20,7 +20,7 @@ a hanging kernel is found in its own step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 
@@ -39,8 +39,13 @@ class Part(StrEnum):
     OTHER = "other"
 
 
-OWN_PARTS = (Part.DATA, Part.FORWARD, Part.BACKWARD)
-"""What a rank does by itself, at its own pace; in the other parts it also waits for its peers."""
+_OWN_PARTS = (Part.DATA, Part.FORWARD, Part.BACKWARD)
+"""What a rank does by itself; in the other parts it also waits for its peers."""
+
+
+def work_time_ns(split: Mapping[Part, float], microbatches: int) -> int:
+    """Return the nanoseconds of a rank's own work for each of its microbatches in a step."""
+    return round(1e9 * sum(split[part] for part in _OWN_PARTS) / max(1, microbatches))
 
 
 class StepClock:
@@ -65,7 +70,7 @@ class StepClock:
 
     @contextmanager
     def within(self, part: Part | None) -> Iterator[None]:
-        """The block is in `part`; what follows it is in the part that was left."""
+        """Yield the block is in `part`; what follows it is in the part that was left."""
         before = self._parts[-1]
         self.enter(part)
         try:
@@ -115,7 +120,7 @@ class _DeviceStamps:
         self._events.append(event)
 
     def differences(self) -> list[float]:
-        """Seconds between neighbours; waits for the last one."""
+        """Return the seconds between neighbours; waits for the last one."""
         self._events[-1].synchronize()
         pairs = zip(self._events, self._events[1:], strict=False)
         return [before.elapsed_time(after) / 1000 for before, after in pairs]

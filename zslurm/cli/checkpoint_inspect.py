@@ -17,13 +17,13 @@ from zslurm.checkpoint_tools import (
     ReshapePlan,
     Statistics,
     Verification,
+    acquire,
     compare,
     plan_reshape,
     prunable,
     prune,
     reshape,
     statistics,
-    take,
     verify,
 )
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
@@ -297,7 +297,7 @@ def prune_them(
         going = prunable(root, keep_last, keep_every=keep_every, keep=keep)
         size = sum(file.stat().st_size for listing in going for file in listing.path.iterdir())
         if not dry_run and going:
-            lock = take(root, job=os.environ.get("SLURM_JOB_ID", ""))
+            lock = acquire(root, job=os.environ.get("SLURM_JOB_ID", ""))
             try:
                 prune(root, keep_last, keep_every=keep_every, keep=keep)
             finally:

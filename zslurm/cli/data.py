@@ -20,8 +20,8 @@ from zslurm.core.units import parse_size
 from zslurm.train.data.build.build import BuildProgress, Report
 from zslurm.train.data.build.build import build as build_bundles
 from zslurm.train.data.build.encode import default_workers
-from zslurm.train.data.build.manifest import BuildRecord, BuildSummary
-from zslurm.train.data.build.preview import Excerpt, excerpts
+from zslurm.train.data.build.manifest import BuildManifest, BuildSummary
+from zslurm.train.data.build.preview import Preview, previews
 from zslurm.train.data.build.rolling_writer import BUNDLE_BYTES
 from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, Fields
 from zslurm.train.data.build.sources import MissingSource
@@ -248,9 +248,9 @@ def show_bundle(path: Path, *, sample: int, as_json: bool) -> None:
     with _as_user_errors():
         corpus = Corpus.open(path)
         facts = _facts(path, corpus)
-        shown = excerpts(corpus, sample) if sample else []
+        shown = previews(corpus, sample) if sample else []
     if as_json:
-        print_json(facts | ({"sample": [asdict(excerpt) for excerpt in shown]} if sample else {}))
+        print_json(facts | ({"sample": [asdict(preview) for preview in shown]} if sample else {}))
         return
     estimated = " (estimated)" if corpus.token_count > ENTROPY_TOKENS else ""
     facts["unigram_entropy"] = f"{facts['unigram_entropy']:.4f} nats per token{estimated}"
@@ -260,8 +260,8 @@ def show_bundle(path: Path, *, sample: int, as_json: bool) -> None:
     facts["bytes"] = f"{show_bytes(sum(file['bytes'] for file in files))}"
     for name, value in facts.items():
         print(f"{name:<17} {value}")
-    for excerpt in shown:
-        _print_excerpt(excerpt, corpus.document_count)
+    for preview in shown:
+        _print_preview(preview, corpus.document_count)
 
 
 def _facts(path: Path, corpus: Corpus) -> dict[str, Any]:
@@ -300,20 +300,20 @@ def _targets(path: Path, corpus: Corpus) -> int | str:
     if not any(bundle.masked for bundle in corpus.bundles):
         return corpus.token_count
     try:
-        return BuildRecord.read(path).targets
+        return BuildManifest.read(path).targets
     except DataError:
         return "some tokens"
 
 
-def _print_excerpt(excerpt: Excerpt, documents: int) -> None:
+def _print_preview(preview: Preview, documents: int) -> None:
     """A document for people: what is not learned is marked."""
-    print(f"\n--- document {excerpt.document} of {documents}: {counted(excerpt.tokens, 'token')}")
-    if all(counts for counts, _ in excerpt.parts):
-        print(excerpt.text)
+    print(f"\n--- document {preview.document} of {documents}: {counted(preview.tokens, 'token')}")
+    if all(counts for counts, _ in preview.parts):
+        print(preview.text)
     else:
-        for counts, text in excerpt.parts:
+        for counts, text in preview.parts:
             print(f"[{'learned' if counts else 'prompt, not learned'}]\n{text}")
-    if not excerpt.complete:
+    if not preview.complete:
         print("...")
 
 

@@ -28,7 +28,7 @@ from zslurm.core.errors import ConfigError, Exit
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.resolve import resolve_run
-from zslurm.train.data.build.demo_corpus import stdlib_sources
+from zslurm.train.data.build.demo_corpus import demo_corpus_sources
 from zslurm.train.data.build.statistics import unigram_entropy
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.jsonl import read_jsonl
@@ -160,7 +160,7 @@ def run_demo(directory: Path, tokens: int | None) -> int:
     started = time.monotonic()
     _prepare(directory)
     say("1. Real text: the Python standard library's sources, tokenized with a BPE that is trained on them.")
-    sources = stdlib_sources()
+    sources = demo_corpus_sources()
     say(f"\n$ zslurm data build {sources} --glob '*.py' --vocab-size {VOCAB_SIZE} --out {directory}/data")
     summary = make_bundle([sources], directory / "data", vocab_size=VOCAB_SIZE, tokenizer=None, glob="*.py")
     say(describe_summary(summary))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zslurm.checkpoint_tools import CheckpointError, Holder, holder_of, take
+from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.client import SlurmClient
 
@@ -26,7 +26,7 @@ def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> H
         holder = holder_of(checkpoints)
         if holder is None or not holder.job or holder.job == job_id or not _is_over(holder.job, client):
             return None
-        take(checkpoints, job=job_id, is_gone=lambda found: found == holder).release()
+        acquire(checkpoints, job=job_id, is_gone=lambda found: found == holder).release()
     except CheckpointError:  # the trainer meets it too, and says so
         return None
     return holder

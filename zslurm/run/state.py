@@ -26,7 +26,7 @@ from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.queue_view import QueueView
 from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.segments import Stage, stages_of
+from zslurm.train.segments import Segment, segments_of
 
 State = Literal[
     "pending",  # waits in the queue for its first start
@@ -377,11 +377,11 @@ def _progress(run: RunDir) -> dict[str, Any]:
 def _total_steps(config: dict[str, Any]) -> int | None:
     """As PhaseConfig.steps, without loading pydantic for each of many runs."""
     try:
-        return sum(stage.steps for phase in config["phases"] for stage in _stages(phase))
+        return sum(segment.steps for phase in config["phases"] for segment in _segments(phase))
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError):  # a damaged config.json
         return None
 
 
-def _stages(phase: dict[str, Any]) -> tuple[Stage, ...]:
-    ramp = [(stage["until_tokens"], stage["global_batch"]) for stage in phase.get("batch_ramp", ())]
-    return stages_of(phase["tokens"], phase["context"], phase["global_batch"], ramp)
+def _segments(phase: dict[str, Any]) -> tuple[Segment, ...]:
+    ramp = [(segment["until_tokens"], segment["global_batch"]) for segment in phase.get("batch_ramp", ())]
+    return segments_of(phase["tokens"], phase["context"], phase["global_batch"], ramp)

@@ -53,7 +53,7 @@ from zslurm.train.config import model_fingerprint
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
-from zslurm.train.evaluation.validation_data import open_held_out
+from zslurm.train.evaluation.validation_data import open_validation_data
 from zslurm.train.jsonl import JsonLinesWriter
 from zslurm.train.schedule import Plan, check_ranks, compare
 
@@ -90,7 +90,9 @@ def check_data(spec: RunSpec) -> DataOrder:
         order = DataOrder(data, Plan(spec.phases), spec.run.seed)
         if spec.evaluation.data is not None:
             tokenizer = data.header.tokenizer_sha256
-            open_held_out(spec.evaluation.data, tokenizer_sha256=tokenizer, model=spec.model, phases=spec.phases)
+            open_validation_data(
+                spec.evaluation.data, tokenizer_sha256=tokenizer, model=spec.model, phases=spec.phases
+            )
     return order
 
 

@@ -14,10 +14,18 @@ from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus
 from tests.train.runs import make_run as make_any_run
 from tests.waiting import wait_for
-from zslurm.checkpoint_tools import NoSpace, ShardReport, list_checkpoints, local_tier, take, verify, write_shard
+from zslurm.checkpoint_tools import (
+    NoSpace,
+    ShardReport,
+    acquire,
+    list_checkpoints,
+    local_tier,
+    verify,
+    write_shard,
+)
 from zslurm.train import loop as loop_module
 from zslurm.train.checkpointing import checkpointer as checkpoint_module
-from zslurm.train.checkpointing import writer as saver_module
+from zslurm.train.checkpointing import writer as writer_module
 from zslurm.train.jsonl import read_jsonl
 
 STATES = ["REQUESTED", "STAGED", "WRITTEN", "COMMITTED"]
@@ -79,7 +87,7 @@ def _slow_disk() -> None:
         time.sleep(1.5 if os.environ["RANK"] == "1" else 0)
         return real(*arguments)
 
-    vars(saver_module)["write_shard"] = slow
+    vars(writer_module)["write_shard"] = slow
 
 
 def _disk_that_waits_for_step_4() -> None:
@@ -96,7 +104,7 @@ def _disk_that_waits_for_step_4() -> None:
             )
         return real(directory, *arguments)
 
-    vars(saver_module)["write_shard"] = held_up
+    vars(writer_module)["write_shard"] = held_up
 
 
 def test_a_slow_disk_delays_the_next_save_and_not_the_training(tmp_path: Path, corpus: Path) -> None:
@@ -131,7 +139,7 @@ def _full_disk_for_a_while() -> None:
             raise NoSpace("the disk is full")
         return real(*arguments)
 
-    vars(saver_module)["write_shard"] = full
+    vars(writer_module)["write_shard"] = full
 
 
 def test_a_run_survives_failed_saves(tmp_path: Path, corpus: Path) -> None:
@@ -150,7 +158,7 @@ def _full_disk() -> None:
     def full(*arguments: Any) -> ShardReport:
         raise NoSpace("the disk is full")
 
-    vars(saver_module)["write_shard"] = full
+    vars(writer_module)["write_shard"] = full
 
 
 def test_too_many_failed_saves_end_the_run_on_every_rank(tmp_path: Path, corpus: Path) -> None:
@@ -172,7 +180,7 @@ def test_a_failed_last_save_is_a_failed_run(tmp_path: Path, corpus: Path) -> Non
 
 def test_two_runs_in_one_directory_are_refused(tmp_path: Path, corpus: Path) -> None:
     run = make_run(tmp_path / "run", corpus, steps=2)
-    lock = take(run / "checkpoints")
+    lock = acquire(run / "checkpoints")
     refused = train_on(run, ranks=2)
     assert refused.returncode == 1
     assert f"is in use by process {os.getpid()} on" in refused.stderr

@@ -29,9 +29,9 @@ from zslurm.checkpoint_tools import (
     list_checkpoints,
     write_shard,
 )
-from zslurm.train.checkpointing import writer as saver_module
-from zslurm.train.checkpointing.staging import Staging, staging_bytes
-from zslurm.train.checkpointing.writer import Hooks, Reached, Request, Saver, SaveState
+from zslurm.train.checkpointing import writer as writer_module
+from zslurm.train.checkpointing.snapshot import HostSnapshot, snapshot_bytes
+from zslurm.train.checkpointing.writer import CheckpointWriter, Hooks, Reached, SaveState, WriteRequest
 from zslurm.train.niceness import BACKGROUND
 
 TABLE = [Tensor("w", (6,), {"master": "F32"})]
@@ -44,13 +44,13 @@ class Remembered(Hooks):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
 
-    def written(self, request: Request, report: ShardReport) -> None:
+    def written(self, request: WriteRequest, report: ShardReport) -> None:
         self.calls.append(("written", request.step))
 
-    def retain(self, request: Request) -> None:
+    def retain(self, request: WriteRequest) -> None:
         self.calls.append(("retain", request.step))
 
-    def committed(self, request: Request) -> None:
+    def committed(self, request: WriteRequest) -> None:
         self.calls.append(("committed", request.step))
 
 
@@ -70,14 +70,14 @@ class Rank:
         share = 6 // ranks
         self.start = rank * share
         self.live = torch.arange(self.start, self.start + share, dtype=torch.float32)
-        self.staging = Staging({"master": self.live})
+        self.snapshot = HostSnapshot({"master": self.live})
         self.hooks = Remembered()
-        self.saver = Saver(
+        self.writer = CheckpointWriter(
             root,
             store,
             rank,
             ranks,
-            self.staging,
+            self.snapshot,
             self.entries,
             nonce="attempt1",
             timeout_s=timeout_s,
@@ -86,7 +86,7 @@ class Rank:
         )
 
     def entries(self) -> list[Entry]:
-        array = self.staging.arrays["master"]
+        array = self.snapshot.arrays["master"]
         return [Entry("w", "master", self.start, self.start + array.size, array)]
 
     def request(self, step: int) -> None:
@@ -97,11 +97,11 @@ class Rank:
             )
 
         buffers = [BufferEntry(f"rng/{self.rank}", np.zeros(2, np.uint8))]
-        self.saver.request(Request(step, buffers, manifest))
+        self.writer.request(WriteRequest(step, buffers, manifest))
 
     def result(self) -> Reached:
-        self.saver.finish()
-        return self.saver.poll()[-1]
+        self.writer.finish()
+        return self.writer.poll()[-1]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., list[Rank]]]:
 
     yield make_them
     for rank in made:
-        rank.saver.close()
+        rank.writer.close()
 
 
 def content(path: Path) -> list[float]:
@@ -130,15 +130,15 @@ def test_a_save_goes_through_its_states_on_every_rank(make: Callable[..., list[R
     for rank in ranks:
         rank.request(10)
     for rank in ranks:
-        rank.saver.finish()
-        seen = rank.saver.poll()
+        rank.writer.finish()
+        seen = rank.writer.poll()
         assert [reached.state for reached in seen] == IN_ORDER
         assert [reached.seconds for reached in seen] == sorted(reached.seconds for reached in seen)
         assert seen[1].bytes == 12
         assert seen[3].path is not None
         assert content(seen[3].path) == [0, 1, 2, 3, 4, 5]
         assert seen[3].bytes == sum(file.stat().st_size for file in seen[3].path.glob("shard-*"))
-        assert rank.saver.poll() == []
+        assert rank.writer.poll() == []
     assert ranks[0].hooks.calls == [("written", 10), ("retain", 10), ("committed", 10)]
     assert ranks[1].hooks.calls == [("written", 10), ("committed", 10)]
 
@@ -148,7 +148,7 @@ def test_what_is_saved_is_what_was_there_at_the_request(make: Callable[..., list
     for step in (1, 2, 3):
         rank.live.fill_(step)
         rank.request(step)
-        rank.saver.hold()
+        rank.writer.wait_for_snapshot()
         rank.live.fill_(99)
         path = rank.result().path
         assert path is not None
@@ -163,16 +163,16 @@ def test_a_slow_disk_holds_up_neither_the_request_nor_the_update(
     (rank,) = make(1)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (disk.wait(), real(descriptor))[1])
     rank.request(1)
-    rank.saver.hold()
+    rank.writer.wait_for_snapshot()
     rank.live.fill_(7)
-    assert rank.saver.busy
-    assert rank.saver.busy_s > 0
-    states = [reached.state for reached in rank.saver.poll()]
+    assert rank.writer.busy
+    assert rank.writer.busy_s > 0
+    states = [reached.state for reached in rank.writer.poll()]
     assert SaveState.WRITTEN not in states
     disk.set()
     assert rank.result().state is SaveState.COMMITTED
-    assert not rank.saver.busy
-    assert rank.saver.busy_s == 0
+    assert not rank.writer.busy
+    assert rank.writer.busy_s == 0
 
 
 def test_the_thread_writes_at_low_priority_and_the_trainer_does_not(
@@ -186,7 +186,7 @@ def test_the_thread_writes_at_low_priority_and_the_trainer_does_not(
         found.append((os.getpriority(os.PRIO_PROCESS, thread), psutil.Process(thread).ionice()))
         return real(*arguments)
 
-    monkeypatch.setattr(saver_module, "write_shard", watched)
+    monkeypatch.setattr(writer_module, "write_shard", watched)
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     (rank,) = make(1)
     rank.request(1)
@@ -211,7 +211,7 @@ def test_a_rank_that_cannot_write_is_heard_by_all_and_the_next_save_works(
             raise NoSpace("the disk is full")
         return real(directory, rank, *rest)
 
-    monkeypatch.setattr(saver_module, "write_shard", full)
+    monkeypatch.setattr(writer_module, "write_shard", full)
     for rank in ranks:
         rank.request(2)
     for rank in ranks:
@@ -232,7 +232,7 @@ def test_an_unforeseen_error_is_a_failed_save_too(
     def broken(*_: Any) -> ShardReport:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(saver_module, "write_shard", broken)
+    monkeypatch.setattr(writer_module, "write_shard", broken)
     ranks = make()
     for rank in ranks:
         rank.request(1)
@@ -289,7 +289,7 @@ def test_a_run_that_was_moved_saves_nothing_at_its_old_place(
     found = [path.name for path in place.rglob("*")] if replaced else list(tmp_path.glob("run"))
     assert found == (["checkpoints", ".step-00000009.other.tmp"] if replaced else [])
     for rank in ranks:
-        rank.saver.close()
+        rank.writer.close()
 
 
 def test_a_peer_that_says_nothing_is_given_up_and_nothing_is_left(
@@ -305,8 +305,8 @@ def test_a_peer_that_says_nothing_is_given_up_and_nothing_is_left(
 def test_closing_waits_for_the_save_in_progress(tmp_path: Path) -> None:
     rank = Rank(tmp_path, dist.HashStore(), 0, 1)
     rank.request(1)
-    rank.saver.close()
-    assert rank.saver.poll()[-1].state is SaveState.COMMITTED
+    rank.writer.close()
+    assert rank.writer.poll()[-1].state is SaveState.COMMITTED
 
 
 def pages(array: np.ndarray) -> range:
@@ -327,41 +327,41 @@ def present_pages(array: np.ndarray) -> int:
 def test_staging_is_touched_once_and_reused(tmp_path: Path) -> None:
     # So large that malloc takes fresh, untouched pages for it.
     live = {"a": torch.ones(1 << 24), "b": torch.ones(3, dtype=torch.float64)}
-    staging = Staging(live)
-    assert present_pages(staging.arrays["a"]) == len(pages(staging.arrays["a"]))
+    snapshot = HostSnapshot(live)
+    assert present_pages(snapshot.arrays["a"]) == len(pages(snapshot.arrays["a"]))
     untouched = np.empty(1 << 24, np.float32)
     assert present_pages(untouched) < len(pages(untouched))
-    assert staging.nbytes == staging_bytes(live) == (64 << 20) + 24
-    places = {name: array.ctypes.data for name, array in staging.arrays.items()}
+    assert snapshot.nbytes == snapshot_bytes(live) == (64 << 20) + 24
+    places = {name: array.ctypes.data for name, array in snapshot.arrays.items()}
     for value in (2.0, 3.0):
         for tensor in live.values():
             tensor.fill_(value)
-        staging.begin()
-        staging.hold()
-        staging.copied()
-        assert all((array == value).all() for array in staging.arrays.values())
-    assert {name: array.ctypes.data for name, array in staging.arrays.items()} == places
+        snapshot.begin()
+        snapshot.wait()
+        snapshot.copied()
+        assert all((array == value).all() for array in snapshot.arrays.values())
+    assert {name: array.ctypes.data for name, array in snapshot.arrays.items()} == places
 
 
 def test_a_copy_that_fails_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    staging = Staging({"a": torch.ones(8)})
+    snapshot = HostSnapshot({"a": torch.ones(8)})
 
     def broken(*_: Any) -> None:
         raise OSError("memory failure")
 
     monkeypatch.setattr(np, "copyto", broken)
-    staging.begin()
+    snapshot.begin()
     with pytest.raises(OSError, match="memory failure"):
-        staging.hold()
+        snapshot.wait()
     with pytest.raises(OSError, match="memory failure"):
-        staging.copied()
+        snapshot.copied()
 
 
 def test_a_late_rank_is_waited_for(make: Callable[..., list[Rank]]) -> None:
     first, second = make()
     first.request(1)
-    wait_for(lambda: SaveState.WRITTEN in {reached.state for reached in first.saver.poll()}, "its shard")
-    assert first.saver.busy
+    wait_for(lambda: SaveState.WRITTEN in {reached.state for reached in first.writer.poll()}, "its shard")
+    assert first.writer.busy
     second.request(1)
     assert first.result().state is SaveState.COMMITTED
 
@@ -369,11 +369,11 @@ def test_a_late_rank_is_waited_for(make: Callable[..., list[Rank]]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the copy runs on a stream of its own")
 def test_on_a_gpu_the_compute_stream_waits_and_not_the_host() -> None:
     live = {"a": torch.ones(1 << 24, device="cuda")}
-    staging = Staging(live)
+    snapshot = HostSnapshot(live)
     for value in (2.0, 3.0):
         live["a"].fill_(value)
-        staging.begin()
-        staging.hold()
+        snapshot.begin()
+        snapshot.wait()
         live["a"].fill_(99)
-        staging.copied()
-        assert (staging.arrays["a"] == value).all()
+        snapshot.copied()
+        assert (snapshot.arrays["a"] == value).all()

@@ -13,7 +13,7 @@ import pytest
 from tests.train.data.corpora import contents, texts_of, write_texts
 from zslurm.train.data.build import source_reader
 from zslurm.train.data.build.build import BuildProgress, build
-from zslurm.train.data.build.demo_corpus import STDLIB_GLOB, stdlib_sources
+from zslurm.train.data.build.demo_corpus import DEMO_CORPUS_GLOB, demo_corpus_sources
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.sources import SourceFile
 from zslurm.train.data.build.statistics import unigram_entropy
@@ -216,9 +216,9 @@ def test_an_out_that_appears_meanwhile_is_not_overwritten(texts: Path, tmp_path:
 
 def test_the_standard_library_is_real_text(tmp_path: Path) -> None:
     """One package of it, for the time: tokenized, it compresses, and predicting it needs context."""
-    source = stdlib_sources() / "json"
+    source = demo_corpus_sources() / "json"
     progress: list[BuildProgress] = []
-    summary = build([source], tmp_path / "out", vocab_size=1000, glob=STDLIB_GLOB, report=progress.append)
+    summary = build([source], tmp_path / "out", vocab_size=1000, glob=DEMO_CORPUS_GLOB, report=progress.append)
     assert summary.documents == len([path for path in source.glob("*.py") if path.stat().st_size])
     assert summary.text_bytes / summary.tokens > 2
     assert 4 < unigram_entropy(Corpus.open(tmp_path / "out")) < np.log(1000)
@@ -229,4 +229,4 @@ def test_the_standard_library_is_real_text(tmp_path: Path) -> None:
 def test_a_python_without_sources_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     with pytest.raises(DataError, match="no sources of its standard library; install them"):
-        stdlib_sources()
+        demo_corpus_sources()

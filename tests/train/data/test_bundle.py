@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle
-from zslurm.train.data.build.rolling_writer import BundleSeries
+from zslurm.train.data.build.rolling_writer import RollingWriter
 from zslurm.train.data.build.statistics import unigram_entropy
 from zslurm.train.data.bundle import Bundle, BundleWriter, Corpus
 from zslurm.train.data.schema import bundle_name
@@ -58,12 +58,12 @@ def test_windows_do_not_depend_on_the_bundling(
     directory = tmp_path_factory.mktemp("corpus")
     stream = np.arange(sum(lengths)) % HEADER.vocab_size
     documents = np.split(stream, np.cumsum(lengths)[:-1])
-    with BundleSeries(directory, HEADER, limit) as series:
+    with RollingWriter(directory, HEADER, limit) as writer:
         for document in documents:
-            if not series.has_room_for(document.size):
-                series.finish()
-            series.append(document)
-        assert series.commit() == len(list(directory.iterdir()))
+            if not writer.has_room_for(document.size):
+                writer.finish()
+            writer.append(document)
+        assert writer.commit() == len(list(directory.iterdir()))
     corpus = Corpus.open(directory)
     assert (corpus.token_count, corpus.document_count) == (len(stream), len(lengths))
     for bundle in corpus.bundles:

@@ -23,7 +23,7 @@ from tests.train.data.corpora import contents, texts_of, write_rows, write_texts
 from tests.waiting import wait_for
 from zslurm.train.data.build import source_reader, staging
 from zslurm.train.data.build.build import BuildProgress, build
-from zslurm.train.data.build.build_log import JOURNAL, finished_bundles
+from zslurm.train.data.build.build_log import BUILD_LOG, finished_bundles
 from zslurm.train.data.build.manifest import BuildSummary
 from zslurm.train.data.build.tokenizer import train_tokenizer
 from zslurm.train.data.bundle import Corpus
@@ -66,7 +66,7 @@ def interrupted(sources: list[Path], out: Path, *, after: int, **options: Any) -
 
     def interrupt(progress: BuildProgress) -> None:
         for path in left_behind(out):
-            if (path / JOURNAL).exists() and (path / JOURNAL).read_text().count("\n") > after:
+            if (path / BUILD_LOG).exists() and (path / BUILD_LOG).read_text().count("\n") > after:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -238,12 +238,12 @@ def test_finished_work_is_never_thrown_away_unasked(sources: list[Path], tokeniz
 
 
 def test_a_damaged_remnant_is_made_again(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
-    """A machine that lost power may have lost the end of a file, and of the journal."""
+    """A machine that lost power may have lost the end of a file, and of the build log."""
     left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=3)
     part = left / "corpus" / "part-00001.h5"
     os.truncate(part, part.stat().st_size - 1)
-    journal = left / JOURNAL
-    os.truncate(journal, journal.stat().st_size - 5)
+    log = left / BUILD_LOG
+    os.truncate(log, log.stat().st_size - 5)
     interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=3)
     assert finished_bundles(left) == 3
     assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == 3

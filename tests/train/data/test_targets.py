@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle, write_rows, write_texts
 from zslurm.train.data.build.build import build
-from zslurm.train.data.build.preview import excerpts
+from zslurm.train.data.build.preview import previews
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.tokenizer import encode, load_tokenizer
 from zslurm.train.data.bundle import Bundle, BundleWriter, Corpus
@@ -152,24 +152,24 @@ def test_text_files_have_no_prompts(tmp_path: Path) -> None:
         build([tmp_path / "in"], tmp_path / "out", vocab_size=300, fields=FIELDS)
 
 
-def test_excerpts_show_what_is_learned(tmp_path: Path) -> None:
+def test_previews_show_what_is_learned(tmp_path: Path) -> None:
     rows = [{"question": prompt, "answer": completion} for prompt, completion in PAIRS]
     summary = build([write_rows(tmp_path / "a.jsonl", rows)], tmp_path / "out", vocab_size=300, fields=FIELDS)
     corpus = Corpus.open(summary.path)
-    shown = excerpts(corpus, 3)
-    assert [excerpt.parts for excerpt in shown] == [
+    shown = previews(corpus, 3)
+    assert [preview.parts for preview in shown] == [
         ((False, "Say hello."), (True, " Hello!")),
         ((True, "No prompt at all."),),
         ((False, "2 + 2 ="), (True, " 4")),
     ]
-    assert all(excerpt.complete for excerpt in shown)
-    (first,) = excerpts(corpus, 1, tokens=3)
+    assert all(preview.complete for preview in shown)
+    (first,) = previews(corpus, 1, tokens=3)
     assert (first.document, first.complete, first.text) == (0, False, "Say")
-    assert [excerpt.document for excerpt in excerpts(corpus, 2)] == [0, 1]
-    assert len(excerpts(corpus, 100)) == 3
+    assert [preview.document for preview in previews(corpus, 2)] == [0, 1]
+    assert len(previews(corpus, 100)) == 3
 
 
-def test_excerpts_need_the_tokenizer(tmp_path: Path) -> None:
+def test_previews_need_the_tokenizer(tmp_path: Path) -> None:
     write_bundle(tmp_path / bundle_name(0, 1), [[4, 1]], replace(HEADER, tokenizer_sha256="cd" * 32))
     with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read"):
-        excerpts(Corpus.open(tmp_path), 1)
+        previews(Corpus.open(tmp_path), 1)

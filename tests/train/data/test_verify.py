@@ -71,16 +71,16 @@ def test_a_single_bundle_can_be_verified(corpus: Path) -> None:
     (corpus / "tokenizer.json").unlink()
     path = sorted(corpus.glob("*.h5"))[1]
     assert verify(path, 1).damages == ()
-    flip_bit(path, Bundle.open(path).extents["tokens"].offset)
+    flip_bit(path, Bundle.open(path).ranges["tokens"].offset)
     assert [damage.block for damage in verify(path, 1).damages] == [0]
 
 
 def test_each_damaged_block_is_named(corpus: Path) -> None:
     first, second = sorted(corpus.glob("*.h5"))[:2]
-    extents = Bundle.open(first).extents
+    extents = Bundle.open(first).ranges
     flip_bit(first, extents["tokens"].offset + 2 * 70)
     flip_bit(first, extents["targets"].offset + 130)
-    flip_bit(second, Bundle.open(second).extents["documents"].offset + 9)
+    flip_bit(second, Bundle.open(second).ranges["documents"].offset + 9)
     damages = verify(corpus, 2).damages
     assert [(damage.path, damage.dataset, damage.block) for damage in damages] == [
         (first, "tokens", 1), (first, "targets", 2), (second, "documents", None),
@@ -99,8 +99,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(corpus: Path, sample: int) ->
     """Headers, index, checksums, mask and tokens; what is not found lies between the datasets."""
     path = sorted(corpus.glob("*.h5"))[0]
     content, pristine = path.read_bytes(), Bundle.open(path)
-    arrays = {name: extent.map(path).copy() for name, extent in pristine.extents.items()}
-    parts = {name: range(e.offset, e.offset + e.length * e.dtype.itemsize) for name, e in pristine.extents.items()}
+    arrays = {name: extent.map(path).copy() for name, extent in pristine.ranges.items()}
+    parts = {name: range(e.offset, e.offset + e.length * e.dtype.itemsize) for name, e in pristine.ranges.items()}
     elsewhere = [place for place in range(len(content)) if not any(place in part for part in parts.values())]
     generator = random.Random(0)
     for name, places in [*parts.items(), ("elsewhere", elsewhere)]:
@@ -114,9 +114,9 @@ def test_a_flipped_bit_is_found_or_changes_nothing(corpus: Path, sample: int) ->
                 continue
             assert name == "elsewhere", f"a flipped bit of byte {place} in {name} was not found"
             bundle = Bundle.open(path)
-            assert (bundle.header, bundle.extents) == (pristine.header, pristine.extents)
+            assert (bundle.header, bundle.ranges) == (pristine.header, pristine.ranges)
             for dataset, array in arrays.items():
-                assert np.array_equal(bundle.extents[dataset].map(path), array)
+                assert np.array_equal(bundle.ranges[dataset].map(path), array)
         assert found, f"nothing was found in {name}"
 
 
@@ -130,7 +130,7 @@ def test_truncation_is_found(corpus: Path) -> None:
 def test_a_file_that_shrinks_while_it_is_read_is_reported(corpus: Path) -> None:
     """A mapping of it would kill the reader."""
     path = sorted(corpus.glob("*.h5"))[-1]
-    offset = Bundle.open(path).extents["targets"].offset
+    offset = Bundle.open(path).ranges["targets"].offset
 
     def shrink(done: int, total: int) -> None:
         if not done:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -18,10 +19,11 @@ from tests.train.ranks import Ranks, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
 from zslurm.train.config import EvaluationConfig
-from zslurm.train.evaluation.command import EvaluationCommand, ExportPaths, command_words
+from zslurm.train.evaluation.command import ExportPaths
 from zslurm.train.hub import open_weights
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Ending
+from zslurm.train.telemetry.evaluation_command import EvaluationCommand, command_words
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +44,18 @@ def command_rows(run: Path) -> list[dict[str, Any]]:
 
 
 class Beside:
-    """An EvaluationCommand without a trainer: what it wrote and said."""
+    """An EvaluationCommand without a trainer: what it recorded."""
 
     def __init__(self, run: Path, command: str, *, keep: int = 1) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.said: list[str] = []
         self.run = run
         self.checkpoint = next((run / "checkpoints").iterdir())
         self.command = EvaluationCommand(
-            run, "a name", command, keep=keep, write=self._write, say=self.said.append
+            run,
+            "a name",
+            command,
+            EvaluationConfig(command=command, command_every_steps=1, keep_exports=keep),
+            self._write,
         )
 
     def _write(self, kind: str, **fields: Any) -> None:
@@ -123,13 +128,14 @@ def test_placeholders_are_replaced_inside_of_words_once(command: str, words: lis
     assert command_words(command, model="/a b/m", step=3, run="{model}") == words
 
 
-def test_a_command_that_fails_says_so_and_nothing_more(trained: Path) -> None:
+def test_a_command_that_fails_says_so_and_nothing_more(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     beside = Beside(trained, python("print(5 / 0)"))
     paths = beside.start(3)
     row = beside.end()
     assert (row["outcome"], row["exit_code"], row["reason"]) == ("failed", 1, "exit code 1")
     assert "ZeroDivisionError" in paths.log.read_text()
-    assert beside.said == [f"evaluation.command of step 3 failed: exit code 1; see {paths.log}"]
+    assert caplog.messages == [f"evaluation.command of step 3 failed: exit code 1; see {paths.log}"]
 
 
 @pytest.mark.parametrize(
@@ -172,12 +178,13 @@ def test_it_knows_nothing_of_ranks_and_gives_way(trained: Path, monkeypatch: pyt
     assert not [name for name in environment if name.startswith("TORCHELASTIC")]
 
 
-def test_only_one_runs_at_a_time(trained: Path) -> None:
+def test_only_one_runs_at_a_time(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     beside = Beside(trained, "sleep 1000")
     beside.start(3)
     beside.start(5)
     assert [(row["step"], row["outcome"]) for row in beside.rows] == [(5, "skipped")]
-    assert beside.said == ["evaluation.command: step 5 is left out: that of step 3 still runs"]
+    assert caplog.messages == ["evaluation.command: step 5 is left out: that of step 3 still runs"]
     beside.command.kill()
     assert beside.rows[-1]["outcome"] == "killed"
     assert beside.rows[-1]["step"] == 3
@@ -186,10 +193,10 @@ def test_only_one_runs_at_a_time(trained: Path) -> None:
 def test_its_checkpoint_is_kept_until_it_is_exported(trained: Path) -> None:
     beside = Beside(trained, "sleep 1000")
     paths = beside.start(3)
-    reads = beside.command.reads()
+    reads = beside.command.checkpoints_in_use()
     assert reads == {3} or paths.model.exists()
     wait_for(paths.model.exists, "the export")
-    assert beside.command.reads() == frozenset()
+    assert beside.command.checkpoints_in_use() == frozenset()
     beside.command.kill()
 
 

@@ -1,4 +1,4 @@
-"""Evaluation on held-out text: what it finds, and that the training does not notice."""
+"""Evaluation on validation data: what it finds, and that the training does not notice."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from zslurm.train.config import ModelConfig, load_train_config
 from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.schema import BundleHeader
-from zslurm.train.evaluation.evaluate import Best, better, due
+from zslurm.train.evaluation.evaluate import Best, better
 from zslurm.train.evaluation.validation_data import evenly
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.loop import Trainer
 from zslurm.train.model.zaya import build
 from zslurm.train.parallel.world import open_world
 from zslurm.train.progress import Phase, ProgressWriter
+from zslurm.train.schedule import due
 from zslurm.train.stop import StopRequest
 
 STANDING_STILL: dict[str, Any] = {
@@ -40,8 +41,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("held-out") / "tokens.h5", tokens=1000)
+def validation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("validation") / "tokens.h5", tokens=1000)
 
 
 def rows_of(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -54,12 +55,12 @@ def shards_of(run: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_is_the_same_bits_with_and_without(
-    tmp_path: Path, corpus: Path, held_out: Path, ranks: int
+    tmp_path: Path, corpus: Path, validation: Path, ranks: int
 ) -> None:
     """Losses, and all of every checkpoint: weights, moments, balancing state and random number generators."""
     without = make_run(tmp_path / "without", corpus, steps=6)
     with_it = make_run(
-        tmp_path / "with", corpus, steps=6, evaluation={"data": str(held_out), "every_steps": 2, "sequences": 7}
+        tmp_path / "with", corpus, steps=6, evaluation={"data": str(validation), "every_steps": 2, "sequences": 7}
     )
     for run in (without, with_it):
         done = train_on(run, ranks)
@@ -70,15 +71,15 @@ def test_training_is_the_same_bits_with_and_without(
 
 
 def test_it_is_the_mean_cross_entropy_of_evenly_spread_sequences(
-    tmp_path: Path, corpus: Path, held_out: Path
+    tmp_path: Path, corpus: Path, validation: Path
 ) -> None:
     """Against torch's own cross-entropy of the logits."""
-    evaluation = {"data": str(held_out), "sequences": 5, "micro_batch": 2}
+    evaluation = {"data": str(validation), "sequences": 5, "micro_batch": 2}
     run = make_run(tmp_path / "run", corpus, steps=1, evaluation=evaluation, **STANDING_STILL)
     assert train_on(run, ranks=1).returncode == 0
     (found,) = rows_of(run, "evaluation")
 
-    text = Corpus.open(held_out)
+    text = Corpus.open(validation)
     chosen = [i * text.sequences(16) // 5 for i in range(5)]
     tokens_BS = torch.from_numpy(text.windows(chosen, 16))
     model = build(ModelConfig.model_validate(MODEL), seed=3, dtype=torch.float32)
@@ -93,7 +94,7 @@ def test_it_is_the_mean_cross_entropy_of_evenly_spread_sequences(
 
 
 def test_masked_targets_do_not_count(tmp_path: Path, corpus: Path) -> None:
-    """Every third token of the held-out text counts: the mean is over these."""
+    """Every third token of the validation data counts: the mean is over these."""
     header = BundleHeader(vocab_size=VOCAB, tokenizer_sha256="a" * 64, end_token=1, source="tests")
     tokens = np.random.RandomState(5).randint(2, VOCAB, 200)
     counts = (np.arange(200) % 3 == 0).astype(np.uint8)
@@ -126,11 +127,11 @@ def test_masked_targets_do_not_count(tmp_path: Path, corpus: Path) -> None:
 
 @pytest.mark.parametrize(("sequences", "micro_batch"), [(7, 2), (2, 1)])
 def test_the_number_of_ranks_does_not_change_a_bit(
-    tmp_path: Path, corpus: Path, held_out: Path, sequences: int, micro_batch: int
+    tmp_path: Path, corpus: Path, validation: Path, sequences: int, micro_batch: int
 ) -> None:
     """Also where microbatches do not divide evenly, and where some ranks have none."""
     found = []
-    evaluation = {"data": str(held_out), "sequences": sequences, "micro_batch": micro_batch}
+    evaluation = {"data": str(validation), "sequences": sequences, "micro_batch": micro_batch}
     for ranks in (1, 3):
         run = make_run(tmp_path / f"{ranks}", corpus, steps=1, evaluation=evaluation, **STANDING_STILL)
         done = train_on(run, ranks)
@@ -140,8 +141,8 @@ def test_the_number_of_ranks_does_not_change_a_bit(
     assert found[0] == found[1]
 
 
-def test_a_change_of_context_is_evaluated_at_that_context(tmp_path: Path, corpus: Path, held_out: Path) -> None:
-    run = make_run(tmp_path / "run", corpus, steps=2, evaluation={"data": str(held_out), "every_steps": 2})
+def test_a_change_of_context_is_evaluated_at_that_context(tmp_path: Path, corpus: Path, validation: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, steps=2, evaluation={"data": str(validation), "every_steps": 2})
     config = json.loads((run / "config.json").read_text())
     config["phases"].append(
         config["phases"][0] | {"name": "long", "context": 32, "global_batch": 3, "rope_base": 1e6}
@@ -155,12 +156,12 @@ def test_a_change_of_context_is_evaluated_at_that_context(tmp_path: Path, corpus
 
 
 def test_the_best_checkpoint_stays_and_a_resumed_run_knows_it(
-    tmp_path: Path, corpus: Path, held_out: Path
+    tmp_path: Path, corpus: Path, validation: Path
 ) -> None:
     """The loss rises towards the end, because the learning rate is absurd: the best one is in the middle."""
     sections: dict[str, Any] = {
         "phase": {"lr": 3e-2, "final_lr": 3e-2, "warmup_steps": 0},
-        "evaluation": {"data": str(held_out), "every_steps": 2, "sequences": 10},
+        "evaluation": {"data": str(validation), "every_steps": 2, "sequences": 10},
         "checkpoint": {"every_steps": 2, "keep_last": 1},
     }
     run = make_run(tmp_path / "run", corpus, steps=12, **sections)
@@ -175,17 +176,17 @@ def test_the_best_checkpoint_stays_and_a_resumed_run_knows_it(
         assert row["best_step"] == min(so_far, key=lambda step: so_far[step])
         assert row["best_loss"] == min(so_far.values())
 
-    again = make_run(run, corpus, steps=14, **(sections | {"evaluation": {"data": str(held_out)}}))
+    again = make_run(run, corpus, steps=14, **(sections | {"evaluation": {"data": str(validation)}}))
     assert train_on(again, ranks=1).returncode == 0
     assert rows_of(again, "checkpoint")[-1]["best_step"] in (best, 14)
 
 
-def test_without_keep_best_only_the_newest_stay(tmp_path: Path, corpus: Path, held_out: Path) -> None:
+def test_without_keep_best_only_the_newest_stay(tmp_path: Path, corpus: Path, validation: Path) -> None:
     run = make_run(
         tmp_path / "run",
         corpus,
         steps=6,
-        evaluation={"data": str(held_out), "every_steps": 1, "sequences": 3},
+        evaluation={"data": str(validation), "every_steps": 1, "sequences": 3},
         checkpoint={"every_steps": 1, "keep_last": 1, "keep_best": False, "keep_every": 4},
     )
     assert train_on(run, ranks=1).returncode == 0
@@ -239,12 +240,12 @@ def test_the_lower_loss_is_better_and_only_at_the_same_context() -> None:
 
 
 def test_a_watcher_sees_the_evaluation(
-    tmp_path: Path, corpus: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its phase is EVAL, with a sign of life for every microbatch, and then STEP again."""
     seen: list[Phase | None] = []
     monkeypatch.setattr(ProgressWriter, "update", lambda self, **given: seen.append(given.get("phase")))
-    evaluation = {"data": str(held_out), "sequences": 3, "micro_batch": 1}
+    evaluation = {"data": str(validation), "sequences": 3, "micro_batch": 1}
     run = make_run(tmp_path / "run", corpus, steps=1, evaluation=evaluation, **STANDING_STILL)
     config = load_train_config(run / "config.json")
     with open_world(config.parallel) as world:

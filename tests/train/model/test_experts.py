@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
+from zslurm.kernels.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
 from zslurm.train.model.experts import Experts, dispatch_by_class
-from zslurm.train.model.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
 from zslurm.train.model.router import Routing
 
 

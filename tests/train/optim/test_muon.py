@@ -118,7 +118,7 @@ def test_it_equals_torchs_optimizer_in_wider_formats(settings: dict[str, Any], d
 
 
 def test_large_matrices_equal_torchs_too() -> None:
-    """They are multiplied in panels."""
+    """They are multiplied in column blocks."""
     config = MuonConfig()
     batches = batches_of(((1, 530, 520),))
     expected = trained_by_torch(batches, config)

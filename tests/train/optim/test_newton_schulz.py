@@ -94,17 +94,17 @@ def test_more_steps_converge(coefficients: CoefficientSet) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(2, 40, 72), (1, 72, 40), (2, 40, 40)])
-def test_panels_give_what_whole_products_give(
+def test_column_blocks_give_what_whole_matrices_give(
     shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x_KMN = noise(*shape)
     whole = newton_schulz(x_KMN, dtype=dtype)
-    monkeypatch.setattr(module, "_PANELS_FROM", 1)
-    monkeypatch.setattr(module, "_PANEL", 16)
-    panels = newton_schulz(x_KMN, dtype=dtype)
+    monkeypatch.setattr(module, "_BLOCKS_FROM", 1)
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    blocks = newton_schulz(x_KMN, dtype=dtype)
     if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        assert torch.equal(panels, whole)
-    torch.testing.assert_close(panels, whole, rtol=0, atol=50 * torch.finfo(dtype).eps)
+        assert torch.equal(blocks, whole)
+    torch.testing.assert_close(blocks, whole, rtol=0, atol=50 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("steps", [4, 5])

@@ -19,10 +19,9 @@ from benchmarks.memory import peak_bytes
 from tests.checkout import DOCS
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
-from zslurm.train import products
+from zslurm.kernels.matmul import onednn
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
-from zslurm.train.model import head
-from zslurm.train.model import sdpa as attend
+from zslurm.train.model import head, sdpa
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.muon import MatrixBatch, Muon
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
@@ -157,7 +156,7 @@ def test_the_peak_of_a_microbatch_is_the_profilers(
     _free_gradients(built)
     documents = settings.get("documents", False)
     real = peak_bytes(lambda: losses(built, batch, context, documents).backward())  # type: ignore[no-untyped-call]
-    by_onednn = dtype == torch.bfloat16 or (dtype == torch.float32 and products._USE_ONEDNN)
+    by_onednn = dtype == torch.bfloat16 or (dtype == torch.float32 and onednn.IS_FASTER)
     tolerance = 0.06 if by_onednn else 0.01  # oneDNN's products take further scratch memory, in blocks
     assert planned(model, batch, context, dtype, **settings).peak > (1 - tolerance) * real, "on every processor"
     # The plan does not know the processor and counts the most that one takes: leave out what this one does not.
@@ -361,13 +360,10 @@ def test_without_muon_nothing_is_whole() -> None:
 
 
 def test_the_plan_knows_the_constants_of_the_code() -> None:
-    assert attend._LONGEST == activations.LONGEST_IN_BLOCKS
-    assert attend._BLOCK == activations.ATTENTION_BLOCK
+    assert sdpa._LONGEST == activations.LONGEST_IN_BLOCKS
+    assert sdpa._BLOCK == activations.ATTENTION_BLOCK
     assert head._CHUNK_ELEMENTS["cpu"] == activations.LOGITS_ON_CPU
     assert head._CHUNK_ELEMENTS_ELSEWHERE == activations.LOGITS_ELSEWHERE
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
-    assert products._FEWEST_SUMMED == activations.FEWEST_SUMMED
-    assert products._FEWEST_SUMMED_OF_MANY == activations.FEWEST_SUMMED_OF_MANY
-    assert products._MANY == activations.MANY
     assert head._CHUNK_TOKENS == activations.FEWEST_TOKENS
     assert zero._NORM_ELEMENTS == memory._NORM_ELEMENTS

@@ -10,14 +10,8 @@ import pytest
 import torch
 
 from zslurm.train.jsonl import read_jsonl
-from zslurm.train.telemetry.metrics import (
-    MetricsWriter,
-    describe_step,
-    last_attempt,
-    load_by_layer,
-    memory_metrics,
-    routing_metrics,
-)
+from zslurm.train.telemetry.metrics_file import MetricsFile, last_attempt
+from zslurm.train.telemetry.step_metrics import describe_step, load_by_layer, memory_metrics, routing_metrics
 
 
 def test_skip_share_and_load_entropy_are_what_they_say() -> None:
@@ -99,12 +93,12 @@ def test_counts_beyond_what_fp32_can_hold_are_exact() -> None:
 
 def test_lines_carry_their_attempt_and_the_last_one_is_found(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert last_attempt(path) == 0
+    assert last_attempt(tmp_path) == 0
     for attempt in (1, 2):
-        writer = MetricsWriter(path, attempt)
-        writer.write("step", step=attempt, loss=4.0)
-        writer.close()
+        writer = MetricsFile(path, attempt)
+        writer.recorded("step", {"step": attempt, "loss": 4.0})
+        writer.finish(lambda: False)
     rows = list(read_jsonl(path))
     assert [(row["kind"], row["attempt"], row["step"]) for row in rows] == [("step", 1, 1), ("step", 2, 2)]
     assert rows[0]["time"] <= rows[1]["time"]
-    assert last_attempt(path) == 2
+    assert last_attempt(tmp_path) == 2

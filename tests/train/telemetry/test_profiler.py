@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.train.ranks import Ranks, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from tests.waiting import wait_for
 from zslurm.train.config import MetricsConfig
-from zslurm.train.telemetry.profiler import ProfileWindow
+from zslurm.train.telemetry.profiler import Profiler
 
 CPU = torch.device("cpu")
 
@@ -32,19 +33,22 @@ def events_of(trace: Path) -> list[dict[str, Any]]:
     return events
 
 
-def profiled(
-    directory: Path, window: tuple[int, int] | None, *, done: int, until: int
-) -> tuple[list[str], list[str]]:
-    """Train steps done + 1 to `until`, each one call of an operator with its number; what was traced, and said."""
-    said: list[str] = []
-    with ProfileWindow(window, done=done, directory=directory, device=CPU, say=said.append) as profile:
+def profiled(directory: Path, window: tuple[int, int], *, done: int, until: int) -> list[str]:
+    """Train steps done + 1 to `until`, each one call of an operator with its number; what was traced."""
+    with Profiler(window, done=done, directory=directory, device=CPU) as profile:
         for step in range(done + 1, until + 1):
             with torch.autograd.profiler.record_function(f"step {step}"):
                 torch.ones(3).sum()
             profile.after_step()
     traces = sorted(directory.glob("*"))
     names = {event["name"] for trace in traces for event in events_of(trace)}
-    return sorted(name for name in names if name.startswith("step ")), said
+    return sorted(name for name in names if name.startswith("step "))
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO)
+    return caplog
 
 
 @pytest.mark.parametrize(
@@ -59,42 +63,43 @@ def profiled(
     ],
 )
 def test_the_window_is_traced_and_nothing_else(
-    tmp_path: Path, window: tuple[int, int], done: int, until: int, traced: list[str]
+    tmp_path: Path,
+    window: tuple[int, int],
+    done: int,
+    until: int,
+    traced: list[str],
+    log: pytest.LogCaptureFixture,
 ) -> None:
-    names, said = profiled(tmp_path / "profile", window, done=done, until=until)
-    assert names == traced
+    assert profiled(tmp_path / "profile", window, done=done, until=until) == traced
     first, last = traced[0].removeprefix("step "), traced[-1].removeprefix("step ")
-    (line,) = said
+    (line,) = log.messages
     assert line.startswith(
         f"profiled steps {first} to {last} of rank 0: {tmp_path}/profile/steps-{first}-{last}.json.gz"
     )
 
 
-def test_a_window_that_is_over_is_left_out_with_a_word(tmp_path: Path) -> None:
-    names, said = profiled(tmp_path / "profile", (3, 5), done=7, until=9)
-    assert names == []
-    assert said == ["metrics.profile: steps 3 to 5 are done already; nothing is profiled"]
+def test_a_window_that_is_over_is_left_out_with_a_word(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    assert profiled(tmp_path / "profile", (3, 5), done=7, until=9) == []
+    assert log.messages == ["metrics.profile: steps 3 to 5 are done already; nothing is profiled"]
     assert not (tmp_path / "profile").exists()
 
 
 @pytest.mark.parametrize("until", [1, 2])
-def test_a_run_that_stops_before_its_window_leaves_nothing(tmp_path: Path, until: int) -> None:
-    assert profiled(tmp_path / "profile", (3, 5), done=0, until=until) == ([], [])
+def test_a_run_that_stops_before_its_window_leaves_nothing(
+    tmp_path: Path, until: int, log: pytest.LogCaptureFixture
+) -> None:
+    assert profiled(tmp_path / "profile", (3, 5), done=0, until=until) == []
+    assert log.messages == []
 
 
-def test_without_a_window_nothing_happens(tmp_path: Path) -> None:
-    assert profiled(tmp_path / "profile", None, done=0, until=2) == ([], [])
-
-
-def test_a_run_that_fails_does_not_wait_for_a_trace(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_run_that_fails_does_not_wait_for_a_trace(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     with (
         pytest.raises(OSError),
-        ProfileWindow((1, 3), done=0, directory=tmp_path / "p", device=CPU, say=said.append) as profile,
+        Profiler((1, 3), done=0, directory=tmp_path / "p", device=CPU) as profile,
     ):
         profile.after_step()
         raise OSError
-    assert said == []
+    assert log.messages == []
 
 
 def test_a_run_traces_rank_0_and_trains_the_same(tmp_path: Path, corpus: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from tests.train.ranks import train_on
 from tests.train.runs import losses_of, make_corpus, make_run, train_alone
+from zslurm.train.config import load_train_config
 from zslurm.train.errors import ConfigError
-from zslurm.train.telemetry.tensorboard import TensorBoard, check_installed
+from zslurm.train.telemetry.tensorboard import TensorBoard
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="needs the tensorboard package"
@@ -33,9 +34,9 @@ def scalars_of(directory: Path) -> dict[str, dict[int, float]]:
 def test_every_number_is_a_scalar(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path, first_step=1, attempt=1)
     fields: dict[str, Any] = {"step": 3, "loss": 2.5, "mfu": None, "phase": "train", "parts": {"data": 0.25}}
-    board.show("step", fields | {"load_shares": [[0.5]], "flag": True, "memory": 7})
-    board.show("skipped", {"reason": "no step in it"})
-    board.close()
+    board.recorded("step", fields | {"load_shares": [[0.5]], "flag": True, "memory": 7})
+    board.recorded("skipped", {"reason": "no step in it"})
+    board.finish(lambda: False)
     assert scalars_of(tmp_path) == {"step/loss": {3: 2.5}, "step/parts/data": {3: 0.25}, "step/memory": {3: 7}}
 
 
@@ -45,8 +46,8 @@ def test_a_resumed_run_goes_on_and_repeats_no_step(tmp_path: Path) -> None:
     for attempt, steps in ((1, range(1, 5)), (2, range(3, 6))):
         board = TensorBoard(tmp_path, first_step=steps[0], attempt=attempt)
         for step in steps:
-            board.show("step", {"step": step, "loss": 10.0 * attempt + step})
-        board.close()
+            board.recorded("step", {"step": step, "loss": 10.0 * attempt + step})
+        board.finish(lambda: False)
     assert len(list(tmp_path.iterdir())) == 2
     assert scalars_of(tmp_path)["step/loss"] == {1: 11, 2: 12, 3: 23, 4: 24, 5: 25}
 
@@ -63,10 +64,12 @@ def test_a_run_shows_what_metrics_jsonl_says(tmp_path: Path) -> None:
     assert all(math.isfinite(value) for values in shown.values() for value in values.values())
 
 
-def test_without_the_package_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", tmp_path / "tokens.h5", metrics={"tensorboard": True})
+    config = load_train_config(run / "config.json")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'zslurm\[tensorboard\]'"):
-        check_installed()
+        TensorBoard.check(config)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="the tensorboard package is here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from zslurm.train.config import ParallelConfig, TrainConfig
 from zslurm.train.parallel.world import World, open_world
 from zslurm.train.schedule import Plan
 from zslurm.train.telemetry.flops import token_flops
-from zslurm.train.telemetry.throughput import Speed, device_peak
+from zslurm.train.telemetry.throughput import ThroughputMeter, device_peak
 
 PHASE = {"tokens": 4800, "context": 16, "global_batch": 6, "micro_batch": 1, "lr": 1e-3}
 
@@ -39,18 +40,20 @@ def on_a_gpu_called(name: str, world: World, monkeypatch: pytest.MonkeyPatch) ->
     return dataclasses.replace(world, device=torch.device("cuda", 0))
 
 
-def test_a_gpu_of_the_table_has_its_peak(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    assert (
-        device_peak(config(), on_a_gpu_called("AMD Instinct MI300X", world, monkeypatch), said.append) == 1307.4e12
-    )
-    assert said == []
+def test_a_gpu_of_the_table_has_its_peak(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert device_peak(config(), on_a_gpu_called("AMD Instinct MI300X", world, monkeypatch)) == 1307.4e12
+    assert caplog.messages == []
 
 
-def test_an_unknown_gpu_has_none_and_one_line_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    speed = Speed(config(), on_a_gpu_called("Some GPU 9000", world, monkeypatch), said.append)
-    assert said == [
+def test_an_unknown_gpu_has_none_and_one_line_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    speed = ThroughputMeter(config(), on_a_gpu_called("Some GPU 9000", world, monkeypatch))
+    assert caplog.messages == [
         "note: no MFU, for the peak of Some GPU 9000 in bf16 is not known; metrics.peak_tflops can give it"
     ]
     found = speed.of(Plan(config().phases).at(0), 2.0, 0.0)
@@ -61,12 +64,12 @@ def test_an_unknown_gpu_has_none_and_one_line_says_so(world: World, monkeypatch:
 def test_the_setting_wins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = on_a_gpu_called("AMD Instinct MI300X", world, monkeypatch)
     for each in (world, gpu):
-        assert device_peak(config(metrics={"peak_tflops": 163.4}), each, print) == 163.4e12
+        assert device_peak(config(metrics={"peak_tflops": 163.4}), each) == 163.4e12
 
 
 def test_a_cpu_is_measured_and_draws_no_random_number(world: World) -> None:
     before = torch.get_rng_state()
-    peak = device_peak(config(parallel={"dtype": "fp32"}), world, print)
+    peak = device_peak(config(parallel={"dtype": "fp32"}), world)
     assert peak is not None
     assert 1e7 < peak < 1e15
     assert torch.equal(torch.get_rng_state(), before)
@@ -76,7 +79,7 @@ def test_speed_is_tokens_and_flops_over_seconds_and_ranks(world: World) -> None:
     eight = dataclasses.replace(world, size=8)
     settings = config(metrics={"peak_tflops": 1e-3})
     here = Plan(settings.phases).at(3)
-    found = Speed(settings, eight, print).of(here, seconds=0.5, skip_share=0.25)
+    found = ThroughputMeter(settings, eight).of(here, seconds=0.5, skip_share=0.25)
     assert found["tokens_per_s"] == 6 * 16 / 0.5
     assert found["tokens_per_s_per_rank"] == 6 * 16 / 0.5 / 8
     flops = token_flops(settings.model, 16).at(0.25) * 6 * 16 / 0.5 / 8

@@ -1,11 +1,11 @@
-"""Building a corpus: texts in, a directory of token bundles out, complete or not at all.
+"""Build a corpus: texts in, a directory of token bundles out, complete or not at all.
 
 One process reads the sources in order, others parse and tokenize batches of some 256 KiB (`encode.py`), and the
-first writes what comes back, in order, into bundles (`series.py`). Memory is bounded by the batches under way and
-the largest document, whatever the size of the files. The result is deterministic: the same texts, settings and
-library versions give the same bytes, on any number of processes.
+first writes what comes back, in order, into bundles (`rolling_writer.py`). Memory is bounded by the batches under
+way and the largest document, whatever the size of the files. The result is deterministic: the same texts, settings
+and library versions give the same bytes, on any number of processes.
 
-A build that was killed goes on after its last finished bundle when it is started again (`journal.py`), and ends
+A build that was killed goes on after its last finished bundle when it is started again (`build_log.py`), and ends
 with the same bytes. build.json records a hash of the texts and the settings; building again into the same OUT
 reads the sources once to compare, recognises the build and leaves OUT as it is.
 """
@@ -24,11 +24,12 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.data.build.build_log import Finished, Journal, OtherBuild, finished_bundles, identity
+from zslurm.train.data.build.build_log import BuildLog, Finished, OtherBuild, finished_bundles, identity
 from zslurm.train.data.build.encode import Encoded, Encoder, encode_all
-from zslurm.train.data.build.manifest import BuildRecord, BuildSummary, Tally
-from zslurm.train.data.build.rolling_writer import BUNDLE_BYTES, BundleSeries, part_path, take_names_back
+from zslurm.train.data.build.manifest import BuildManifest, BuildSummary, Tally
+from zslurm.train.data.build.rolling_writer import BUNDLE_BYTES, RollingWriter, part_path, take_names_back
 from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, START, Fields, SourceReader
 from zslurm.train.data.build.sources import EXCLUDED_DIRECTORIES, find_files
 from zslurm.train.data.build.staging import CORPUS, remnants, staging_directory, unfinished_path
@@ -41,7 +42,6 @@ from zslurm.train.data.build.tokenizer import (
     vocabulary_size,
 )
 from zslurm.train.data.build.training_sample import SAMPLE_BYTES, training_texts
-from zslurm.train.data.build.writer import fsync
 from zslurm.train.data.bundle import Bundle, Corpus
 from zslurm.train.data.schema import TOKENIZER_FILE, VERSION, BundleHeader
 from zslurm.train.errors import BuildFailed, DataError
@@ -76,7 +76,7 @@ class _Plan:
     note: Callable[[str], None]
 
     def settings(self) -> dict[str, Any]:
-        """All that decides the result, beside the texts and the libraries."""
+        """Return all that decides the result, beside the texts and the libraries."""
         return {
             "bundle_version": VERSION,
             "vocab_size": self.vocab_size,
@@ -88,12 +88,12 @@ class _Plan:
         }
 
     def beginnings(self) -> dict[str, Any]:
-        """What an unfinished build must have in common with this one to be gone on with."""
+        """Return what an unfinished build must have in common with this one to be gone on with."""
         sample = identity(self.reader.files) if self.tokenizer is None else None
         return self.settings() | {"tokenizers_version": tokenizers.__version__, "sources": sample}
 
     def progress(self, stage: Literal["tokenizer", "tokens", "compare"]) -> Callable[[int, int], None]:
-        """A function that reports bytes done and in all."""
+        """Return a function that reports bytes done and in all."""
         return lambda done, total: self.report(BuildProgress(stage, done, total))
 
 
@@ -178,7 +178,7 @@ def _make(out: Path, plan: _Plan) -> BuildSummary:
             staging_directory(out, lambda staging: finished_bundles(staging) > 0, plan.note) as staging,
             encoding_threads(plan.workers),
         ):
-            return _fill(staging / CORPUS, Journal(staging, plan.reader.files, shown_as=unfinished), plan)
+            return _fill(staging / CORPUS, BuildLog(staging, plan.reader.files, shown_as=unfinished), plan)
     except OtherBuild:
         raise
     except BaseException:
@@ -187,13 +187,13 @@ def _make(out: Path, plan: _Plan) -> BuildSummary:
         raise
 
 
-def _fill(corpus_dir: Path, journal: Journal, plan: _Plan) -> BuildSummary:
+def _fill(corpus_dir: Path, log: BuildLog, plan: _Plan) -> BuildSummary:
     """Write tokenizer, bundles and record, durably, into a directory that may hold some of them."""
-    kept = _go_on(corpus_dir, journal, plan)
+    kept = _go_on(corpus_dir, log, plan)
     header = _header(corpus_dir / TOKENIZER_FILE, plan)
-    tally = _write_bundles(corpus_dir, header, kept, journal, plan)
+    tally = _write_bundles(corpus_dir, header, kept, log, plan)
     corpus = Corpus.open(corpus_dir)
-    record = BuildRecord(
+    record = BuildManifest(
         source=plan.source,
         settings=plan.settings(),
         source_sha256=tally.sha256,
@@ -212,7 +212,7 @@ def _fill(corpus_dir: Path, journal: Journal, plan: _Plan) -> BuildSummary:
     return record.summary(corpus_dir, reused=False, continued=len(kept))
 
 
-def _go_on(corpus_dir: Path, journal: Journal, plan: _Plan) -> list[Finished]:
+def _go_on(corpus_dir: Path, log: BuildLog, plan: _Plan) -> list[Finished]:
     """Bring `corpus_dir` to where an earlier attempt can be gone on with, or to a new beginning.
 
     Afterwards it holds the tokenizer and the bundles that are returned, and nothing else.
@@ -220,7 +220,7 @@ def _go_on(corpus_dir: Path, journal: Journal, plan: _Plan) -> list[Finished]:
     take_names_back(corpus_dir)
     tokenizer_path = corpus_dir / TOKENIZER_FILE
     what = plan.beginnings()
-    earlier = journal.read(what)
+    earlier = log.read(what)
     kept = [] if earlier is None else _intact(corpus_dir, earlier)
     wanted = {tokenizer_path, *(part_path(corpus_dir, part) for part in range(len(kept)))}
     for path in corpus_dir.iterdir():
@@ -228,16 +228,16 @@ def _go_on(corpus_dir: Path, journal: Journal, plan: _Plan) -> list[Finished]:
             path.unlink()
     if earlier is None:
         _make_tokenizer(tokenizer_path, plan)
-        journal.begin(what)
+        log.begin(what)
     else:
-        journal.keep(len(kept))
+        log.keep(len(kept))
     if kept:
         plan.note(f"going on after the finished bundles: {len(kept)}")
     return kept
 
 
 def _intact(corpus_dir: Path, finished: Sequence[Finished]) -> list[Finished]:
-    """The first of the bundles that are there and as long as they were."""
+    """Return the first of the bundles that are there and as long as they were."""
     kept = []
     for part, of in enumerate(finished):
         try:
@@ -263,7 +263,7 @@ def _make_tokenizer(path: Path, plan: _Plan) -> None:
                 f"the vocabulary has {counted(size, 'entry')}, not {plan.vocab_size}: an entry joins two that "
                 "occur together at least twice, and the text has no more such pairs; a larger one needs more text"
             )
-    fsync(path)
+    sync(path)
 
 
 def _header(tokenizer_path: Path, plan: _Plan) -> BundleHeader:
@@ -277,7 +277,7 @@ def _header(tokenizer_path: Path, plan: _Plan) -> BundleHeader:
 
 
 def _write_bundles(
-    corpus_dir: Path, header: BundleHeader, kept: Sequence[Finished], journal: Journal, plan: _Plan
+    corpus_dir: Path, header: BundleHeader, kept: Sequence[Finished], log: BuildLog, plan: _Plan
 ) -> Tally:
     """Tokenize everything after the bundles that are kept; returns what was read in all."""
     reader = plan.reader
@@ -288,30 +288,30 @@ def _write_bundles(
     encoder = Encoder(reader, corpus_dir / TOKENIZER_FILE, header.end_token)
     masked = reader.fields.paired
     with (
-        BundleSeries(corpus_dir, header, plan.bundle_bytes, masked=masked, finished=len(kept)) as series,
+        RollingWriter(corpus_dir, header, plan.bundle_bytes, masked=masked, finished=len(kept)) as writer,
         closing(encode_all(encoder, reader.batches(start), plan.workers)) as encoded,
     ):
         for batch, documents in encoded:
             for document in documents:
                 if document.tokens.size:
-                    if not series.has_room_for(document.tokens.size):
-                        tokens, count = series.finish()
-                        journal.add(Finished(document.cursor, tally, tokens, count))
-                    series.append(document.tokens, _targets(document) if masked else None)
+                    if not writer.has_room_for(document.tokens.size):
+                        tokens, count = writer.finish()
+                        log.add(Finished(document.cursor, tally, tokens, count))
+                    writer.append(document.tokens, _targets(document) if masked else None)
                 tally.add(document)
             report(batch.done, total)
-        if not series.commit():
+        if not writer.commit():
             raise DataError(f"{plan.source}: {_nothing(tally)}")
     return tally
 
 
 def _targets(document: Encoded) -> NDArray[np.uint8]:
-    """The mask of a prompt and its completion, uint8 [tokens]."""
+    """Return the mask of a prompt and its completion, uint8 [tokens]."""
     return (np.arange(document.tokens.size) >= document.prompt_tokens).astype(np.uint8)
 
 
 def _nothing(tally: Tally) -> str:
-    """Why there are no documents."""
+    """Return why there are no documents."""
     first = f" ({tally.skipped_files[0]})" if tally.skipped_files else ""
     return (
         f"no usable text: {counted(tally.empty_documents, 'document is', 'documents are')} empty, "
@@ -320,7 +320,7 @@ def _nothing(tally: Tally) -> str:
 
 
 def _describe(sources: Sequence[Path], glob: str) -> str:
-    """The sources in a line, for people."""
+    """Return the sources in a line, for people."""
     shown = ", ".join(map(str, sources[:3]))
     more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
     return f"{shown}{more} ({glob})"
@@ -331,12 +331,12 @@ def _is_taken(out: Path) -> bool:
 
 
 def _recognise(out: Path, plan: _Plan) -> BuildSummary:
-    """The summary of an OUT that holds this very build; its sources are read to find out.
+    """Return the summary of an OUT that holds this very build; its sources are read to find out.
 
     Raises:
         DataError: it holds something else, or is damaged.
     """
-    record = BuildRecord.read(out)
+    record = BuildManifest.read(out)
     settings = plan.settings()
     changed = sorted(key for key in settings if record.settings.get(key) != settings[key])
     if changed:
@@ -352,7 +352,7 @@ def _recognise(out: Path, plan: _Plan) -> BuildSummary:
 
 
 def _hash_of_texts(plan: _Plan) -> str:
-    """The hash of the documents, without tokenizing them."""
+    """Return the hash of the documents, without tokenizing them."""
     tally = Tally()
     report = plan.progress("compare")
     total = sum(file.size for file in plan.reader.files)

@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.train.data.build.manifest import Tally
 from zslurm.train.data.build.source_reader import Cursor
 from zslurm.train.data.build.sources import SourceFile
-from zslurm.train.data.build.writer import fsync
 from zslurm.train.errors import DataError
 
-JOURNAL = "journal.jsonl"
+BUILD_LOG = "journal.jsonl"
 
 
 class OtherBuild(DataError):
@@ -43,16 +43,16 @@ class Finished:
     documents: int
 
 
-class Journal:
-    """The journal of the build in one staging directory; messages call the directory `shown_as`."""
+class BuildLog:
+    """The log of the build in one staging directory; messages call the directory `shown_as`."""
 
     def __init__(self, directory: Path, files: Sequence[SourceFile], shown_as: Path) -> None:
-        self._path, self._shown_as = directory / JOURNAL, shown_as
+        self._path, self._shown_as = directory / BUILD_LOG, shown_as
         self._files = files
         self._hashes = _FileHashes(files)
 
     def begin(self, what: dict[str, Any]) -> None:
-        """Start the journal of a build of `what`, JSON values."""
+        """Start the log of a build of `what`, JSON values."""
         self._write([what])
 
     def add(self, finished: Finished) -> None:
@@ -64,7 +64,7 @@ class Journal:
         self._write(self._rows()[: 1 + bundles])
 
     def read(self, what: dict[str, Any]) -> list[Finished] | None:
-        """The bundles of an earlier attempt at `what` that can be kept; None: there was no attempt.
+        """Return the bundles of an earlier attempt at `what` that can be kept; None: there was no attempt.
 
         Raises:
             OtherBuild: there are finished bundles, of something else or of files that have changed.
@@ -112,12 +112,12 @@ class Journal:
         return rows
 
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Make these rows the whole journal, at one stroke."""
+        """Make these rows the whole log, at one stroke."""
         path = self._path.with_suffix(".new")
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        fsync(path)
+        sync(path)
         path.replace(self._path)
-        fsync(self._path.parent)
+        sync(self._path.parent)
 
     def _append(self, row: dict[str, Any]) -> None:
         with self._path.open("a") as file:
@@ -127,15 +127,15 @@ class Journal:
 
 
 def finished_bundles(directory: Path) -> int:
-    """How many bundles an unfinished build has finished."""
+    """Return how many bundles an unfinished build has finished."""
     try:
-        return max(0, (directory / JOURNAL).read_text().count("\n") - 1)
+        return max(0, (directory / BUILD_LOG).read_text().count("\n") - 1)
     except OSError:
         return 0
 
 
 def identity(files: Sequence[SourceFile]) -> str:
-    """A hash of names, sizes and times, in hex."""
+    """Return a hash of names, sizes and times, in hex."""
     return _FileHashes(files).up_to(Cursor(len(files)))
 
 

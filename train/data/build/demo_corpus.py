@@ -7,13 +7,13 @@ from pathlib import Path
 
 from zslurm.train.errors import DataError
 
-STDLIB_GLOB = "*.py"
+DEMO_CORPUS_GLOB = "*.py"
 
 
-def stdlib_sources() -> Path:
-    """The directory of the running Python's library.
+def demo_corpus_sources() -> Path:
+    """Return the directory of the running Python's library.
 
-    To be searched for STDLIB_GLOB; `sources.EXCLUDED_DIRECTORIES` leaves installed packages out.
+    To be searched for DEMO_CORPUS_GLOB; `sources.EXCLUDED_DIRECTORIES` leaves installed packages out.
 
     Raises:
         DataError: this Python came without its sources.

@@ -32,7 +32,7 @@ class Document:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to learn: no text, or no completion."""
+        """Return whether there is nothing to learn: no text, or no completion."""
         return not self.texts[-1]
 
 
@@ -78,7 +78,7 @@ def _of_text_file(raw: Raw, reader: SourceReader) -> Document:
 
 
 def _of_line(raw: Raw, line: bytes, names: Sequence[str]) -> tuple[Any, ...]:
-    """The values of the fields in one line of JSON."""
+    """Return the values of the fields in one line of JSON."""
     try:
         text = line.decode("utf-8-sig" if raw.cursor.record == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def _of_line(raw: Raw, line: bytes, names: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _document(contents: Sequence[bytes], texts: tuple[str, ...], skipped: str | None = None) -> Document:
-    """A document and the hash of its bytes: of one text, or of two and where the second begins."""
+    """Return a document and the hash of its bytes: of one text, or of two and where the second begins."""
     digest = hashlib.sha256(" ".join(str(len(content)) for content in contents).encode() + b"\n")
     for content in contents:
         digest.update(content)

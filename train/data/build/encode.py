@@ -70,7 +70,7 @@ class Encoder:
         ]
 
     def _tokens_of(self, documents: Sequence[Document]) -> Iterator[tuple[NDArray[np.uint32], int]]:
-        """Each document's tokens, and how many of them are its prompt's."""
+        """Yield each document's tokens, and how many of them are its prompt's."""
         texts = [text for document in documents for text in document.texts if not document.empty]
         encodings = iter(encode(self._tokenizer, texts) if self._tokenizer is not None else ())
         for document in documents:
@@ -94,7 +94,7 @@ def default_workers() -> int:
 def encode_all(
     encoder: Encoder, batches: Iterable[Batch], workers: int
 ) -> Generator[tuple[Batch, list[Encoded]], None, None]:
-    """Every batch and what became of it, in order.
+    """Yield every batch and what became of it, in order.
 
     Args:
         encoder: what to do.
@@ -140,7 +140,7 @@ def _in_processes(
 
 
 def _until_fault(batches: Iterable[Batch], faults: list[DataError]) -> Iterator[Batch]:
-    """The batches before one that cannot be read; why goes to `faults`, for when these are done."""
+    """Yield the batches before one that cannot be read; why goes to `faults`, for when these are done."""
     try:
         yield from batches
     except DataError as error:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.train.data.build.encode import Encoded
-from zslurm.train.data.build.writer import fsync
 from zslurm.train.data.schema import BUILD_FILE
 from zslurm.train.errors import DataError
 
@@ -36,7 +36,7 @@ class BuildSummary:
 
 
 @dataclass(frozen=True)
-class BuildRecord:
+class BuildManifest:
     """The content of build.json."""
 
     source: str
@@ -57,10 +57,10 @@ class BuildRecord:
         """Write build.json, durably."""
         path = directory / BUILD_FILE
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        fsync(path)
+        sync(path)
 
     @classmethod
-    def read(cls, directory: Path) -> BuildRecord:
+    def read(cls, directory: Path) -> BuildManifest:
         """Read build.json.
 
         Raises:
@@ -74,7 +74,7 @@ class BuildRecord:
             ) from None
 
     def summary(self, path: Path, *, reused: bool, continued: int = 0) -> BuildSummary:
-        """The part that a caller wants to know."""
+        """Return the part that a caller wants to know."""
         return BuildSummary(
             path=path,
             bundles=self.bundles,
@@ -94,7 +94,7 @@ class BuildRecord:
 
 @dataclass
 class Tally:
-    """What was read so far; as JSON in the journal of a build."""
+    """What was read so far; as JSON in the log of a build."""
 
     text_bytes: int = 0
     empty_documents: int = 0

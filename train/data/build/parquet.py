@@ -18,7 +18,7 @@ _STREAMED = {"buffer_size": 1 << 20, "pre_buffer": False}
 def read_rows(
     path: Path, columns: Sequence[str], start: int, rows_at_once: int
 ) -> Iterator[tuple[int, tuple[Any, ...], int]]:
-    """The rows from `start` on: (number, one string or None for each of `columns`, rows in the file).
+    """Yield the rows from `start` on: (number, one string or None for each of `columns`, rows in the file).
 
     Raises:
         DataError: pyarrow is missing; the file cannot be read, is damaged, or lacks a column of text.

@@ -11,11 +11,11 @@ import numpy as np
 from zslurm.train.data.build.tokenizer import load_tokenizer
 from zslurm.train.data.bundle import Bundle, Corpus
 
-EXCERPT_TOKENS = 200
+PREVIEW_TOKENS = 200
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class Preview:
     """The first tokens of a document; `parts` are runs that count as targets (True) or do not."""
 
     document: int  # in the corpus, from 0
@@ -25,11 +25,11 @@ class Excerpt:
 
     @property
     def text(self) -> str:
-        """The parts together."""
+        """Return the parts together."""
         return "".join(text for _, text in self.parts)
 
 
-def excerpts(corpus: Corpus, count: int, tokens: int = EXCERPT_TOKENS) -> list[Excerpt]:
+def previews(corpus: Corpus, count: int, tokens: int = PREVIEW_TOKENS) -> list[Preview]:
     """Up to `count` documents, evenly spread over the corpus, each decoded up to so many tokens.
 
     The end-of-document token is left out.
@@ -50,12 +50,12 @@ def excerpts(corpus: Corpus, count: int, tokens: int = EXCERPT_TOKENS) -> list[E
         if ids[-1] == corpus.header.end_token:
             ids, targets = ids[:-1], targets[:-1]
         parts = tuple((bool(kind), tokenizer.decode(ids[run].tolist())) for kind, run in _runs(targets))
-        shown.append(Excerpt(number, end - start, parts, complete))
+        shown.append(Preview(number, end - start, parts, complete))
     return shown
 
 
 def _find(corpus: Corpus, document: int) -> tuple[Bundle, int]:
-    """The bundle that a document lies in, and its number there."""
+    """Return the bundle that a document lies in, and its number there."""
     for bundle in corpus.bundles:
         if document < bundle.document_count:
             return bundle, document

@@ -12,14 +12,15 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from zslurm.train.data.build.writer import BundleWriter, fsync
+from zslurm.checkpoint_tools.durable import sync
+from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.schema import BUNDLE_NAME, BundleHeader, bundle_name
 
 BUNDLE_BYTES = 2 << 30
 OFFSET_BYTES = 8  # of a document in /documents
 
 
-class BundleSeries:
+class RollingWriter:
     """Writes bundles of at most `bundle_bytes` each; a larger document has one to itself.
 
     As a context manager it discards the unfinished bundle on an exception; finished ones stay.
@@ -34,14 +35,14 @@ class BundleSeries:
         masked: bool = False,
         finished: int = 0,
     ) -> None:
-        """`finished`: bundles of the series that lie in `directory` already."""
+        """`finished`: bundles that are in `directory` already."""
         self.finished = finished
         self._directory, self._header, self._limit, self._masked = directory, header, bundle_bytes, masked
         self._token_bytes = header.token_dtype.itemsize + int(masked)
         self._writer: BundleWriter | None = None
 
     def has_room_for(self, tokens: int) -> bool:
-        """Whether the bundle that is being written has room for a document of so many tokens.
+        """Return whether the bundle that is being written has room for a document of so many tokens.
 
         Where it has not, it is to be finished (`finish`) before the document is appended.
         """
@@ -75,10 +76,10 @@ class BundleSeries:
         self.finish()
         for part in range(self.finished):
             part_path(self._directory, part).replace(self._directory / bundle_name(part, self.finished))
-        fsync(self._directory)
+        sync(self._directory)
         return self.finished
 
-    def __enter__(self) -> BundleSeries:
+    def __enter__(self) -> RollingWriter:
         return self
 
     def __exit__(
@@ -89,7 +90,7 @@ class BundleSeries:
 
 
 def part_path(directory: Path, part: int) -> Path:
-    """Where bundle `part` (from 0) lies before all are finished."""
+    """Return where bundle `part` (from 0) lies before all are finished."""
     return directory / f"part-{part:05d}.h5"
 
 

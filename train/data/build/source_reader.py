@@ -46,14 +46,14 @@ class Fields:
     completion_key: str | None = None
 
     def of(self, kind: Kind) -> tuple[str, ...]:
-        """The names of the fields in a file of this kind."""
+        """Return the names of the fields in a file of this kind."""
         if self.prompt_key is not None and self.completion_key is not None:
             return (self.prompt_key, self.completion_key)
         return (self.text_column if kind is Kind.PARQUET else self.text_key,)
 
     @property
     def paired(self) -> bool:
-        """Whether a document is a prompt and its completion."""
+        """Return whether a document is a prompt and its completion."""
         return self.prompt_key is not None
 
 
@@ -70,7 +70,7 @@ class Raw:
 
     @property
     def where(self) -> str:
-        """The record for people: FILE, FILE:LINE (from 1), or FILE: row ROW (from 0)."""
+        """Return the record for people: FILE, FILE:LINE (from 1), or FILE: row ROW (from 0)."""
         if self.file.kind is Kind.JSON_LINES:
             return f"{self.file.path}:{self.cursor.record + 1}"
         return str(self.file.path) + (f": row {self.cursor.record}" if self.file.kind is Kind.PARQUET else "")
@@ -93,7 +93,7 @@ class SourceReader:
     max_document_bytes: int = MAX_DOCUMENT_BYTES
 
     def batches(self, start: Cursor = START) -> Iterator[Batch]:
-        """All records from `start` on, in batches of about BATCH_BYTES, or of BATCH_RECORDS short ones.
+        """Yield all records from `start` on, in batches of about BATCH_BYTES, or of BATCH_RECORDS short ones.
 
         Raises:
             DataError: a file cannot be read, is damaged, lacks a column, or a record is too large.
@@ -110,7 +110,7 @@ class SourceReader:
             yield Batch(records, sum(file.size for file in self.files))
 
     def records(self, start: Cursor = START) -> Iterator[tuple[Raw, int, int]]:
-        """Each record from `start` on, its bytes, and the bytes of the sources up to its end."""
+        """Yield each record from `start` on, its bytes, and the bytes of the sources up to its end."""
         before = sum(file.size for file in self.files[: start.file])
         for number in range(start.file, len(self.files)):
             file = self.files[number]
@@ -120,7 +120,7 @@ class SourceReader:
             before += file.size
 
     def records_of(self, file: SourceFile, start: Cursor) -> Iterator[tuple[Raw, int, int]]:
-        """The records of one file from `start` on, as `records`, the bytes counted from its beginning."""
+        """Yield the records of one file from `start` on, as `records`, the bytes counted from its beginning."""
         if file.kind is Kind.TEXT:
             if not file.compression:
                 self.check_size(str(file.path), file.size)

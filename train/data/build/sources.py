@@ -57,7 +57,7 @@ class SourceFile:
 
     @cached_property
     def kind(self) -> Kind:
-        """What its name says that it holds."""
+        """Return what its name says that it holds."""
         name = self.path.name.lower()
         inner = Path(name.removesuffix(self.compression)).suffix
         if inner in (".jsonl", ".ndjson") or (inner == ".json" and self.compression):
@@ -71,7 +71,7 @@ def find_files(
     excluded: frozenset[str] = EXCLUDED_DIRECTORIES,
     ours: Sequence[Path] = (),
 ) -> list[SourceFile]:
-    """The files that the sources lead to, in document order.
+    """Return the files that the sources lead to, in document order.
 
     Args:
         sources: files, taken as they are, and directories, searched recursively.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from zslurm.train.data.build.writer import fsync
+from zslurm.checkpoint_tools.durable import sync
 from zslurm.train.errors import DataError
 
 BEAT = 10.0  # seconds
@@ -35,7 +35,7 @@ CORPUS = "corpus"
 def staging_directory(
     final: Path, worth_keeping: Callable[[Path], bool], note: Callable[[str], None]
 ) -> Iterator[Path]:
-    """A directory to fill, with a subdirectory CORPUS, new or taken over from one that was killed.
+    """Yield a directory to fill, with a subdirectory CORPUS, new or taken over from one that was killed.
 
     CORPUS becomes `final` at the end of the body. On an exception the directory becomes `unfinished_path(final)`
     if it is worth keeping, and vanishes otherwise. The body sees to the durability of its files; the renames are
@@ -54,7 +54,7 @@ def staging_directory(
     beat.start()
     try:
         yield staging
-        fsync(staging / CORPUS)
+        sync(staging / CORPUS)
         _publish(staging / CORPUS, final)
     except BaseException:
         if worth_keeping(staging):
@@ -67,7 +67,7 @@ def staging_directory(
 
 
 def unfinished_path(final: Path) -> Path:
-    """Where what is worth keeping waits to be gone on with."""
+    """Return where what is worth keeping waits to be gone on with."""
     return final.with_name(f".{final.name}.unfinished")
 
 
@@ -87,7 +87,7 @@ def _publish(corpus: Path, final: Path) -> None:
         if final.exists():
             raise DataError(f"{final}: was written by someone else meanwhile; nothing was changed") from error
         raise
-    fsync(final.parent)
+    sync(final.parent)
 
 
 def _take_over(final: Path, prefix: str, ours: Path, note: Callable[[str], None]) -> None:
@@ -114,7 +114,7 @@ def _take_over(final: Path, prefix: str, ours: Path, note: Callable[[str], None]
 
 
 def _is_alive(staging: Path, host: str, process: int, note: Callable[[str], None]) -> bool:
-    """Whether the process that fills the directory still does, as far as can be told from here."""
+    """Return whether the process that fills the directory still does, as far as can be told from here."""
     if host != socket.gethostname():
         return _gives_signs_of_life(staging, f"process {process} on {host}", note)
     try:
@@ -144,7 +144,7 @@ def _gives_signs_of_life(staging: Path, who: str, note: Callable[[str], None]) -
 
 
 def _age(path: Path) -> float:
-    """Seconds since the last change, by the clock of the file system that it lies on."""
+    """Return the seconds since the last change, by the clock of the file system that it lies on."""
     probe = path.with_name(f"{path.name}-{os.getpid()}.now")
     probe.touch()
     try:

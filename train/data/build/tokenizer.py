@@ -85,7 +85,7 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 
 def end_token_id(tokenizer: Tokenizer, name: str | None = None) -> int:
-    """The id of the end-of-document token: `name`, or the first of END_TOKENS that the tokenizer has.
+    """Return the id of the end-of-document token: `name`, or the first of END_TOKENS that the tokenizer has.
 
     Raises:
         DataError: it has none of them.

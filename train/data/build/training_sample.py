@@ -28,7 +28,7 @@ def training_shares(files: Sequence[SourceFile], limit: int) -> dict[int, int]:
 
 
 def training_texts(reader: SourceReader, report: Callable[[int, int], None]) -> Iterator[str]:
-    """The texts; `report` gets the bytes done and in all.
+    """Yield the texts; `report` gets the bytes done and in all.
 
     Raises:
         DataError: a file cannot be read, or a record is faulty.

@@ -8,7 +8,6 @@ NAME absent or complete; the leavings are called NAME.spool, NAME.targets.spool 
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.hdf5 import create_hdf5, write_text
 from zslurm.train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader
@@ -43,7 +43,7 @@ class BundleWriter:
 
     @property
     def tokens(self) -> int:
-        """Tokens appended so far."""
+        """Return the tokens appended so far."""
         return self._ends[-1]
 
     @property
@@ -90,9 +90,9 @@ class BundleWriter:
             self._write_documents(file)
             if self._target_spool is not None:
                 self._write_blocks(file, "targets", "target_checksums", self._target_spool, np.dtype("u1"))
-        fsync(self._partial_path)
+        sync(self._partial_path)
         self._partial_path.replace(self.path)
-        fsync(self.path.parent)
+        sync(self.path.parent)
         self.discard()
         return self.path
 
@@ -165,7 +165,7 @@ class _Spool:
 
 
 def _mask(document: NDArray[np.integer], targets: NDArray[np.integer] | None) -> NDArray[np.uint8]:
-    """The mask of one document, uint8 [tokens]."""
+    """Return the mask of one document, uint8 [tokens]."""
     if targets is None:
         return np.ones(document.size, np.uint8)
     if targets.shape != document.shape or targets.min() < 0 or targets.max() > 1:
@@ -173,12 +173,3 @@ def _mask(document: NDArray[np.integer], targets: NDArray[np.integer] | None) ->
             f"a mask is 0 or 1 for each of {counted(document.size, 'token')}, got {targets.shape} of others"
         )
     return targets.astype(np.uint8)
-
-
-def fsync(path: Path) -> None:
-    """Force a file's bytes, or a directory's entries, to stable storage."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

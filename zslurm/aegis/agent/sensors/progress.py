@@ -47,7 +47,7 @@ def ranks_in(
     return tuple(
         RankProgress(
             record.rank, record.pid, record.phase, record.step, record.committed_step,
-            _age_s(record, now_ns, paused_since), record.waiting, record.pace_ns / 1e9,
+            _age_s(record, now_ns, paused_since), record.waiting, record.work_ns / 1e9,
             _is_halted(record.pid),
         )
         for record in found

@@ -1,4 +1,4 @@
-"""Products of groups of rows with one matrix per group, in one call or in a loop.
+"""Multiply groups of rows by one matrix per group, in one call or in a loop.
 
 `torch.nn.functional.grouped_mm` takes the groups' ends from the device, so nobody waits for them, but asks for
 strides that are multiples of 16 bytes and knows few formats. The loop runs anywhere; it needs the number of
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zslurm.train.products import EVEN_ROWS, kernels_are_made, product, write_product
+from zslurm.kernels.matmul.dispatch import ROW_MULTIPLE, kernel_per_shape, matmul, matmul_into
 
 _ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
 
@@ -38,7 +38,7 @@ class Groups(NamedTuple):
 
 
 def grouped_mm_applies(dtype: torch.dtype, device: torch.device, widths: Sequence[int]) -> bool:
-    """Whether `grouped_mm` can multiply matrices of these widths in this format on this device."""
+    """Return whether `grouped_mm` can multiply matrices of these widths in this format on this device."""
     # Its CPU kernel also takes fp32, which the compiler's description of the operator does not know.
     fp32_too = device.type == "cpu" and not torch.compiler.is_compiling()
     formats = (torch.float32, torch.bfloat16) if fp32_too else (torch.bfloat16,)
@@ -48,20 +48,26 @@ def grouped_mm_applies(dtype: torch.dtype, device: torch.device, widths: Sequenc
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
     """Multiply the rows of group e by matrix e; returns [N, O]."""
+    y_NO: Tensor
     if groups.one_call:
-        return F.grouped_mm(x_NI, weight_EIO, offs=groups.ends_E)
-    if groups.rows is None:
-        return _looped_multiply(x_NI, weight_EIO, groups.ends_E)
-    return _multiply_in_loop(x_NI, weight_EIO, groups.rows)
+        y_NO = F.grouped_mm(x_NI, weight_EIO, offs=groups.ends_E)
+    elif groups.rows is None:
+        y_NO = _looped_multiply(x_NI, weight_EIO, groups.ends_E)
+    else:
+        y_NO = _multiply_in_loop(x_NI, weight_EIO, groups.rows)
+    return y_NO
 
 
 def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor:
-    """Left transposed times right, over the rows of each group; returns [E, I, O], zero for empty groups."""
+    """Multiply left transposed by right, over the rows of each group; returns [E, I, O], zero for empty groups."""
+    gradient_EIO: Tensor
     if groups.one_call:
-        return F.grouped_mm(left_NI.T, right_NO, offs=groups.ends_E)
-    if groups.rows is None:
-        return _looped_weight_gradient(left_NI, right_NO, groups.ends_E)
-    return _weight_gradient_in_loop(left_NI, right_NO, groups.rows)
+        gradient_EIO = F.grouped_mm(left_NI.T, right_NO, offs=groups.ends_E)
+    elif groups.rows is None:
+        gradient_EIO = _looped_weight_gradient(left_NI, right_NO, groups.ends_E)
+    else:
+        gradient_EIO = _weight_gradient_in_loop(left_NI, right_NO, groups.rows)
+    return gradient_EIO
 
 
 def _multiply_in_loop(x_NI: Tensor, weight_EIO: Tensor, rows_E: Sequence[int]) -> Tensor:
@@ -69,9 +75,9 @@ def _multiply_in_loop(x_NI: Tensor, weight_EIO: Tensor, rows_E: Sequence[int]) -
     for rows, weight_IO in zip(_slices(rows_E), weight_EIO.unbind(), strict=True):
         wide = _widened(rows, x_NI)
         if wide == rows:
-            write_product(x_NI[rows], weight_IO, y_NO[rows])
+            matmul_into(x_NI[rows], weight_IO, y_NO[rows])
         else:  # what the others' rows give with this group's matrix is left
-            y_NO[rows] = product(x_NI[wide], weight_IO)[rows.start - wide.start : rows.stop - wide.start]
+            y_NO[rows] = matmul(x_NI[wide], weight_IO)[rows.start - wide.start : rows.stop - wide.start]
     return y_NO
 
 
@@ -80,27 +86,29 @@ def _weight_gradient_in_loop(left_NI: Tensor, right_NO: Tensor, rows_E: Sequence
     for rows, gradient_IO in zip(_slices(rows_E), gradient_EIO.unbind(), strict=True):
         missing = _even(rows, left_NI) - (rows.stop - rows.start)
         left, right = (F.pad(x[rows], (0, 0, 0, missing)) if missing else x[rows] for x in (left_NI, right_NO))
-        write_product(left.T, right, gradient_IO)
+        matmul_into(left.T, right, gradient_IO)
     return gradient_EIO
 
 
 def _slices(rows_E: Sequence[int]) -> list[slice]:
-    """The rows of each group."""
+    """Return the rows of each group."""
     ends = list(accumulate(rows_E, initial=0))
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def _even(rows: slice, x_NI: Tensor) -> int:
-    """How many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
+    """Return how many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
 
     Of the small numbers there are few anyway.
     """
     count: int = rows.stop - rows.start
-    return count if count < EVEN_ROWS or not kernels_are_made(x_NI) else -(-count // EVEN_ROWS) * EVEN_ROWS
+    return (
+        count if count < ROW_MULTIPLE or not kernel_per_shape(x_NI) else -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
+    )
 
 
 def _widened(rows: slice, x_NI: Tensor) -> slice:
-    """The rows, and others beside them up to an even number, as far as there are others."""
+    """Return the rows, and others beside them up to an even number, as far as there are others."""
     even = _even(rows, x_NI)
     start = max(0, min(rows.start, len(x_NI) - even))
     return slice(start, min(start + even, len(x_NI)))

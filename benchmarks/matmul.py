@@ -1,4 +1,4 @@
-"""fp32 products on a CPU: `zslurm.train.products` against torch.mm, on one thread.
+"""fp32 products on a CPU: `zslurm.kernels.matmul` against torch.mm, on one thread.
 
 The three products of a linear map (forward, gradient of the input, gradient of the weight) of the tiny recipe's
 and the larger model's shapes, turn by turn. Where the processor is not one of AMD with AVX-512, both are the same.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import alternate, write_result
-from zslurm.train.products import kernels_are_made, product
+from zslurm.kernels.matmul.dispatch import kernel_per_shape, matmul
 
 SHAPES = {  # tokens, inputs, outputs
     "tiny: attention": (1024, 128, 256),
@@ -27,14 +27,14 @@ RUNS = 50
 
 
 def run() -> None:
-    """Measure and write results/products.json."""
+    """Measure and write results/matmul.json."""
     torch.set_num_threads(1)
     write_result(
-        "products",
+        "matmul",
         {
             "torch": torch.__version__,
             "threads": 1,
-            "by_onednn": kernels_are_made(torch.empty(0)),
+            "by_onednn": kernel_per_shape(torch.empty(0)),
             "products": [row for name, sizes in SHAPES.items() for row in _rows(name, *sizes)],
         },
     )
@@ -52,7 +52,7 @@ def _rows(name: str, tokens: int, inputs: int, outputs: int) -> list[dict[str, A
     rows = []
     for what, (left, right) in operands.items():
         timings = alternate(
-            {"ours": partial(product, left, right), "torch": partial(torch.mm, left, right)},
+            {"ours": partial(matmul, left, right), "torch": partial(torch.mm, left, right)},
             runs=RUNS,
             warm_up=5,
         )

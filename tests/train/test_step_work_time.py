@@ -31,9 +31,9 @@ def test_each_step_says_when_it_waits_and_how_long_its_own_work_took(
     words = [("waits", 0) if given.get("waiting") else ("step", given["step"]) for given in seen if
              given.get("waiting") or "step" in given]  # fmt: skip
     assert words == [word for step in range(1, STEPS + 1) for word in (("waits", 0), ("step", step))]
-    paces = [given["pace_ns"] for given in seen if "step" in given]
-    assert paces[0] == 0, "a step is counted when the next one is done"
-    assert paces == sorted(set(paces))
+    works = [given["work_ns"] for given in seen if "step" in given]
+    assert works[0] == 0, "a step is counted when the next one is done"
+    assert works == sorted(set(works))
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["kind"] == "step"]
     own = [sum(row["time_split_s"][part] for part in ("data", "forward", "backward")) for row in rows]
-    assert paces[-1] / 1e9 == pytest.approx(sum(own[: STEPS - 1]) / MICROBATCHES, rel=1e-6)
+    assert works[-1] / 1e9 == pytest.approx(sum(own[: STEPS - 1]) / MICROBATCHES, rel=1e-6)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.runs import MODEL
-from zslurm.train import products
+from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
+from zslurm.kernels.matmul import limits, onednn
+from zslurm.kernels.matmul.dispatch import add_matmul, batched_matmul, linear, matmul, matmul_into
 from zslurm.train.config import ModelConfig
-from zslurm.train.model.grouped_gemm import Groups, multiply, weight_gradient
 from zslurm.train.model.zaya import build
-from zslurm.train.products import add_product, batched_product, linear, product, write_product
 
 needs_onednn = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
@@ -34,14 +34,14 @@ def seed() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """oneDNN on any processor; the operands that it got."""
     got: list[tuple[Tensor, Tensor]] = []
-    operator = products._by_operator
+    operator = onednn._by_operator
 
     def recorded(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None) -> Tensor:
         got.append((left_MK, right_NK))
         return operator(left_MK, right_NK, bias_N)
 
-    monkeypatch.setattr(products, "_USE_ONEDNN", True)
-    monkeypatch.setattr(products, "_by_operator", recorded)
+    monkeypatch.setattr(onednn, "IS_FASTER", True)
+    monkeypatch.setattr(onednn, "_by_operator", recorded)
     yield got
 
 
@@ -82,7 +82,7 @@ def test_strides_do_not_matter(
 ) -> None:
     left_MK, right_KN = left(96, 300), right(300, 80)
     expected = left_MK.double() @ right_KN.double()
-    torch.testing.assert_close(product(left_MK, right_KN).double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(matmul(left_MK, right_KN).double(), expected, rtol=1e-5, atol=1e-4)
     assert len(calls) == 1
     # For anything else oneDNN has only its slow reference implementation.
     right_NK = calls[0][1]
@@ -110,23 +110,23 @@ def test_any_size_is_right(
     expected = left_MK.double() @ right_KN.double()
     close = {"rtol": 1e-5, "atol": 1e-4}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "_USE_ONEDNN", True)
-        torch.testing.assert_close(product(left_MK, right_KN).double(), expected, **close)
+        patch.setattr(onednn, "IS_FASTER", True)
+        torch.testing.assert_close(matmul(left_MK, right_KN).double(), expected, **close)
         out_MN, total_MN = torch.full((rows, columns), torch.nan), torch.ones(rows, columns)
-        write_product(left_MK, right_KN, out_MN)
+        matmul_into(left_MK, right_KN, out_MN)
         torch.testing.assert_close(out_MN.double(), expected, **close)
-        add_product(left_MK, right_KN, total_MN)
+        add_matmul(left_MK, right_KN, total_MN)
         torch.testing.assert_close(total_MN.double(), expected + 1, **close)
-        y_XMN = batched_product(torch.stack([left_MK, -left_MK]), torch.stack([right_KN, right_KN]))
+        y_XMN = batched_matmul(torch.stack([left_MK, -left_MK]), torch.stack([right_KN, right_KN]))
         torch.testing.assert_close(y_XMN.double(), torch.stack([expected, -expected]), **close)
 
 
 @needs_onednn
 def test_the_smaller_operand_is_turned_for_the_gradient_of_a_weight(calls: list[tuple[Tensor, Tensor]]) -> None:
     gradient_NO, x_NI = torch.randn(512, 4096), torch.randn(512, 128)
-    assert product(gradient_NO.T, x_NI).shape == (4096, 128)
+    assert matmul(gradient_NO.T, x_NI).shape == (4096, 128)
     assert calls[0][0].shape == (128, 512), "4,096 columns are not copied"
-    product(torch.randn(512, 64).T, torch.randn(512, 2048))
+    matmul(torch.randn(512, 64).T, torch.randn(512, 2048))
     assert calls[1][0].shape == (64, 512)
 
 
@@ -177,31 +177,31 @@ def test_torch_multiplies_what_does_not_pay_and_other_formats(
     calls: list[tuple[Tensor, Tensor]],
 ) -> None:
     left, right = layout(rows, terms).to(dtype), plain(terms, columns).to(dtype)
-    assert torch.equal(product(left, right), torch.mm(left, right))
+    assert torch.equal(matmul(left, right), torch.mm(left, right))
     assert torch.equal(linear(left, right.T), F.linear(left, right.T))
     total = torch.ones(left.shape[0], right.shape[1], dtype=left.dtype)
     expected = total.clone().addmm_(left, right)
-    add_product(left, right, total)
+    add_matmul(left, right, total)
     assert torch.equal(total, expected)
     assert not calls
 
 
 def test_elsewhere_all_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_USE_ONEDNN", False)
+    monkeypatch.setattr(onednn, "IS_FASTER", False)
     left, right = torch.randn(256, 256), torch.randn(256, 256)
-    assert torch.equal(product(left, right), left @ right)
+    assert torch.equal(matmul(left, right), left @ right)
     assert torch.equal(linear(left, right), F.linear(left, right))
     batch = torch.randn(3, 256, 256)
-    assert torch.equal(batched_product(batch, batch), torch.bmm(batch, batch))
+    assert torch.equal(batched_matmul(batch, batch), torch.bmm(batch, batch))
     bias = torch.randn(3, 256)
-    assert torch.equal(batched_product(batch, batch, bias), torch.baddbmm(bias.unsqueeze(1), batch, batch))
+    assert torch.equal(batched_matmul(batch, batch, bias), torch.baddbmm(bias.unsqueeze(1), batch, batch))
 
 
 @needs_onednn
 def test_a_bias_is_added_to_each_product_of_a_batch(calls: list[tuple[Tensor, Tensor]]) -> None:
     left, right, bias = torch.randn(3, 200, 128), torch.randn(3, 128, 96), torch.randn(3, 96)
     expected = left.double() @ right.double() + bias.double().unsqueeze(1)
-    torch.testing.assert_close(batched_product(left, right, bias).double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(batched_matmul(left, right, bias).double(), expected, rtol=1e-5, atol=1e-4)
     assert len(calls) == 3
 
 
@@ -210,14 +210,14 @@ def test_vectors_and_empty_batches_are_torchs(calls: list[tuple[Tensor, Tensor]]
     weight_OI, vector_I = torch.randn(2048, 1024), torch.randn(1024)
     assert torch.equal(linear(vector_I, weight_OI), F.linear(vector_I, weight_OI))
     assert linear(torch.randn(0, 1024), weight_OI).shape == (0, 2048)
-    assert batched_product(torch.randn(0, 256, 256), torch.randn(0, 256, 256)).shape == (0, 256, 256)
+    assert batched_matmul(torch.randn(0, 256, 256), torch.randn(0, 256, 256)).shape == (0, 256, 256)
     assert not calls
 
 
 @needs_onednn
 def test_the_same_operands_give_the_same_bits(calls: list[tuple[Tensor, Tensor]]) -> None:
     left, right = torch.randn(300, 700), torch.randn(700, 200)
-    assert all(torch.equal(product(left, right), product(left.clone(), right.clone())) for _ in range(5))
+    assert all(torch.equal(matmul(left, right), matmul(left.clone(), right.clone())) for _ in range(5))
 
 
 @needs_onednn
@@ -244,16 +244,16 @@ def test_a_compiled_function_multiplies_by_onednn_too(calls: list[tuple[Tensor, 
 def test_onednn_is_for_processors_of_amd_with_avx512(
     vendor: str, capability: str, onednns: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_vendor", lambda: vendor)
+    monkeypatch.setattr(onednn, "_vendor", lambda: vendor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(products, "_onednn_has_avx512", lambda: onednns)
+    monkeypatch.setattr(onednn, "_onednn_has_avx512", lambda: onednns)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert products._onednn_is_faster() is faster
-    monkeypatch.setattr(products, "_ARGUMENTS", ["Tensor", "Tensor"])
-    assert not products._onednn_is_faster(), "the operator of another torch"
+    assert onednn.is_faster() is faster
+    monkeypatch.setattr(onednn, "_ARGUMENTS", ["Tensor", "Tensor"])
+    assert not onednn.is_faster(), "the operator of another torch"
     monkeypatch.undo()
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    assert not products._onednn_is_faster(), "another library than MKL"
+    assert not onednn.is_faster(), "another library than MKL"
 
 
 @needs_onednn
@@ -308,8 +308,8 @@ def test_a_model_is_the_same_by_onednn(
 ) -> None:
     """Every product of a small model, forward and backward, run plainly, recomputed and compiled."""
     torch.compiler.reset()
-    for fewest in ("_FEWEST_MULTIPLICATIONS", "_FEWEST_IN_A_BATCH", "_FEWEST_TERMS", "_FEWEST_SUMMED"):
-        monkeypatch.setattr(products, fewest, 1)
+    for fewest in ("FEWEST_MULTIPLICATIONS", "FEWEST_IN_A_BATCH", "FEWEST_TERMS", "FEWEST_COPIED_TERMS"):
+        monkeypatch.setattr(limits, fewest, 1)
     config = ModelConfig.model_validate(MODEL)
     for length in lengths:
         tokens_BS = torch.arange(3 * length).view(3, length) * 7 % config.vocab_size
@@ -317,7 +317,7 @@ def test_a_model_is_the_same_by_onednn(
         other_way.run_with(**way)
         found = []
         for model, use in ((by_torch, False), (plainly, True), (other_way, True)):
-            monkeypatch.setattr(products, "_USE_ONEDNN", use)
+            monkeypatch.setattr(onednn, "IS_FASTER", use)
             loss, _ = model(tokens_BS, tokens_BS.flip(1), rope_base=1e4)
             loss.backward()
             assert bool(calls) is use

@@ -1,13 +1,13 @@
-"""Host memory that a save copies into: allocated once, touched once, used again and again.
+"""Copy the state that a save writes into host memory: allocated once, touched once, used again and again.
 
 Fresh memory costs several times the copy itself (page faults), and a save that finds no memory must be refused
 before training, not at step 500: so all of it is there from the start, page-locked where the tensors are on a GPU.
 
     begin()    take the values that the tensors have now; returns at once
-    hold()     before they change: wait until the copy has them. The only wait of a save
+    wait()     before they change: wait until the copy has them. The only wait of a save
     copied()   in the writer: wait until the copy is in host memory
 
-On a GPU the copy runs on a stream of its own, and `hold` makes the compute stream wait for it, not the host. On a
+On a GPU the copy runs on a stream of its own, and `wait` makes the compute stream wait for it, not the host. On a
 CPU a thread copies. Either way it runs beside the next forward and backward, during which the tensors stand still.
 
 Cost: one copy of the tensors in host memory for the whole run.
@@ -31,8 +31,8 @@ from torch import Tensor
 _PIECE = 16 << 20  # bytes that the thread copies at once; numpy releases the GIL meanwhile
 
 
-class Staging:
-    """One host copy of some flat, contiguous tensors.
+class HostSnapshot:
+    """Keeps one host copy of some flat, contiguous tensors.
 
     Attributes:
         arrays: the copies, by name: what the tensors held at the last `begin`, once `copied` returned.
@@ -60,7 +60,7 @@ class Staging:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory."""
+        """Return the bytes of host memory."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def begin(self) -> None:
@@ -74,9 +74,9 @@ class Staging:
                 self._done.record(self._stream)
             self._copied.set()
         else:
-            threading.Thread(target=self._copy, name="staging", daemon=True).start()
+            threading.Thread(target=self._copy, name="snapshot", daemon=True).start()
 
-    def hold(self) -> float:
+    def wait(self) -> float:
         """Let the tensors change only after the copy has their values; returns the seconds that took the host.
 
         Raises:
@@ -118,8 +118,8 @@ class Staging:
             raise self._error
 
 
-class Unstaged:
-    """What `Staging` is, without memory of its own: for saves that training waits for.
+class DirectSnapshot:
+    """Serves as a `HostSnapshot` without memory of its own: for saves that training waits for.
 
     On a CPU the arrays are the tensors themselves; from a GPU each save makes copies, and lets them go.
     """
@@ -127,6 +127,7 @@ class Unstaged:
     nbytes = 0
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the tensors; nothing is allocated."""
         self._live = dict(tensors)
         self.arrays: dict[str, npt.NDArray[Any]] = {}
 
@@ -134,17 +135,17 @@ class Unstaged:
         """Take the values; they must not change until the save is done."""
         self.arrays = {name: live.detach().cpu().numpy() for name, live in self._live.items()}
 
-    def hold(self) -> float:
-        """Nothing to wait for: nobody may come here before the save is done."""
+    def wait(self) -> float:
+        """Return at once: training waits for the whole save anyway."""
         self.arrays = {}
         return 0.0
 
     def copied(self) -> None:
-        """They are there."""
+        """Return at once: the values are there."""
 
 
 def available_memory() -> int:
-    """Bytes of host memory that this process may still take: the machine's, or its control group's if less."""
+    """Return the bytes of host memory left to this process: the machine's, or its control group's if less."""
     free: int = psutil.virtual_memory().available
     with suppress(OSError, ValueError, IndexError):
         group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip(
@@ -158,6 +159,6 @@ def available_memory() -> int:
     return max(0, free)
 
 
-def staging_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes that staging them takes."""
+def snapshot_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return the bytes that a snapshot of them takes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

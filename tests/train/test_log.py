@@ -1,0 +1,34 @@
+"""What ranks print: rank 0 everything as it is, another its warnings with its rank in front."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from zslurm.train import log
+
+
+@pytest.fixture(autouse=True)
+def logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger("zslurm.train")
+    before = root.handlers, root.propagate, root.level
+    yield root
+    root.handlers, root.propagate = before[:2]
+    root.setLevel(before[2])
+
+
+@pytest.mark.parametrize(
+    ("rank", "printed"),
+    [(0, "step 5 of 50 %\nnote: a copy failed\n"), (3, "rank 3: note: a copy failed\n")],
+)
+def test_messages_are_printed_once_and_warnings_with_their_rank(
+    rank: int, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.set_up(rank)
+    log.set_up(rank)  # again, as in a second run of one process: still one handler
+    module = logging.getLogger("zslurm.train.anything")
+    module.info("step 5 of 50 %")
+    module.warning("note: %s", "a copy failed")
+    assert capsys.readouterr() == (printed, "")

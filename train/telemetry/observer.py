@@ -1,0 +1,126 @@
+"""Define what watches a run: one small protocol, one file for each observer.
+
+An observer reads what the loop hands it and changes nothing in the training. To add one, write a subclass of
+`Observer` in a file of this folder and add it to `OBSERVERS` in observers.py; the loop stays as it is. Every
+method has a default, so an observer has those that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from zslurm.train.config import TrainConfig
+from zslurm.train.jsonl import Record
+from zslurm.train.parallel.world import World
+from zslurm.train.schedule import Position
+from zslurm.train.telemetry.timing import Part
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step did; the same on every rank.
+
+    Attributes:
+        loss: mean cross-entropy of the step's targets, in nats.
+        z_loss: mean z-loss of the step's targets, with its weight; 0 without one.
+        grad_norm: global norm of the gradient, before clipping.
+        counts_LC: choices of each router class in each layer.
+        stop: some rank was asked to stop.
+        taken: the weights were updated; false where the step was skipped.
+    """
+
+    loss: float
+    z_loss: float
+    grad_norm: float
+    counts_LC: Tensor
+    stop: bool
+    taken: bool
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """What an observer may know of the run when it is made.
+
+    Attributes:
+        run_dir: the run's directory.
+        config: its configuration.
+        world: who takes part.
+        attempt: number of this start, from 1.
+        done: steps that a checkpoint brought along.
+        total_steps: steps of the whole run.
+        record: writes a line of metrics.jsonl, which all observers see.
+    """
+
+    run_dir: Path
+    config: TrainConfig
+    world: World
+    attempt: int
+    done: int
+    total_steps: int
+    record: Record
+
+
+class Observer:
+    """Watches a run. All ranks make the same observers and call them at the same points."""
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Refuse a configuration that cannot be observed; called before anything is built.
+
+        Raises:
+            ConfigError: naming the key.
+        """
+
+    @classmethod
+    def create(cls, run: ObservedRun) -> Observer | None:
+        """Return the observer of this rank; None where it has nothing to do. All ranks call it together."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        """Training begins."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Training has ended, or failed."""
+
+    def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
+        """Observe a step.
+
+        Args:
+            step: its number, from 1.
+            here: its place in the run.
+            result: what it did.
+            split: its seconds in each part.
+        """
+
+    def recorded(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Observe a line of metrics: a step, a skipped step, an evaluation, a state of a save, and so on."""
+
+    def needs_checkpoint(self) -> bool:
+        """Return whether to make a checkpoint after the step that was observed last; the same on all ranks."""
+        return False
+
+    def checkpoint_requested(self, step: int) -> None:
+        """Observe that a save begins."""
+
+    def checkpoint_committed(self, step: int, path: Path) -> None:
+        """Observe that a checkpoint is complete."""
+
+    def checkpoints_in_use(self) -> frozenset[int]:
+        """Return the steps whose checkpoints must stay for now."""
+        return frozenset()
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """End once the run has ended in order, when the other ranks may have left.
+
+        Args:
+            give_up: true when nothing is to be waited for any more; asked again and again.
+        """
