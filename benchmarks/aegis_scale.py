@@ -95,7 +95,7 @@ def supervise(directory: Path, *, with_agents: bool) -> dict[str, Any]:
         for heard in agents.reports():
             detector.feed(heard.report, heard.time)
             reports += 1
-        faults += detector.check(time.monotonic(), time.time(), trouble=agents.unreachable() | agents.slurm_says())
+        faults += detector.check(time.monotonic(), time.time(), trouble=agents.liveness.trouble())
         time.sleep(_LOOK_S)
     assert cpu is not None
     spent = time.process_time() - cpu

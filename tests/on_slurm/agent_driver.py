@@ -54,7 +54,7 @@ def watch(run: RunDir) -> None:
         while True:
             for heard in agents.reports():
                 detector.feed(heard.report, heard.time)
-            if (trouble := agents.unreachable() | agents.slurm_says()) != known:
+            if (trouble := agents.liveness.trouble()) != known:
                 known = trouble
                 write("trouble", nodes=trouble)
             for fault in detector.check(time.monotonic(), time.time(), trouble=trouble):

@@ -163,7 +163,7 @@ def test_it_says_which_ranks_it_could_not_ask_for_stacks(agent: AgentProcess, at
 
 
 def test_without_a_supervisor_it_ends(agents: list[AgentProcess], tmp_path: Path) -> None:
-    run = make_run(tmp_path, aegis={"deputy_s": 1})
+    run = make_run(tmp_path, aegis={"standby_s": 1})
     agents.append(AgentProcess.here(run))
     agents[0].hang_up()
     assert agents[0].wait() == 0
@@ -171,7 +171,7 @@ def test_without_a_supervisor_it_ends(agents: list[AgentProcess], tmp_path: Path
 
 
 def test_its_own_sleep_is_not_the_supervisors_silence(agents: list[AgentProcess], tmp_path: Path) -> None:
-    agents.append(AgentProcess.here(make_run(tmp_path, aegis={"deputy_s": 4})))
+    agents.append(AgentProcess.here(make_run(tmp_path, aegis={"standby_s": 4})))
     agent = agents[0]
     agent.keep_beating()
     agent.fresh_progress()
@@ -444,7 +444,7 @@ def test_sensors_that_fail_say_so_once(tmp_path: Path) -> None:
 
 
 def test_progress_that_cannot_be_read_is_told_and_the_node_is_not_silent(tmp_path: Path) -> None:
-    at = fast(tmp_path, deputy_s=3600.0)
+    at = fast(tmp_path, standby_s=3600.0)
     directory = at.run.attempt(2).progress(at.environ)
     directory.touch()
     here = Here(at, {})
@@ -484,7 +484,7 @@ def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back
         asked.append(seconds)
         return len(asked) >= 3 and "heard" in here.events()
 
-    here = Here(fast(tmp_path, deputy_s=1.5), {}, on_silence)
+    here = Here(fast(tmp_path, standby_s=1.5), {}, on_silence)
     here.read_on()
     wait_for(lambda: len(asked) >= 2, "the deputy to be asked")
     assert asked[1] > asked[0] >= 1.5
@@ -496,7 +496,7 @@ def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back
 
 
 def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_deputy(tmp_path: Path) -> None:
-    here = Here(fast(tmp_path, deputy_s=3600.0), {"fine": lambda at: Broken(Reading)})
+    here = Here(fast(tmp_path, standby_s=3600.0), {"fine": lambda at: Broken(Reading)})
     here.agent._out.put(["zslurm-agent nobody reads this\n"] * 5_000)
     here.send(Command("sweep", 1, attempt=1))
     here.quit()

@@ -17,7 +17,7 @@ from zslurm.train.progress import Phase
 WALL = 1_700_000_000.0
 SETTINGS = AegisSection.model_validate(
     {
-        "silent_s": 8,
+        "heartbeat_timeout_s": 8,
         "hang": {"setup_s": 100, "step_s": 20, "step_factor": 5, "save_s": 60, "eval_s": 40},
         "straggler": {"factor": 1.3, "after_s": 100},
     }

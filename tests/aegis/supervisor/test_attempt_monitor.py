@@ -21,7 +21,7 @@ from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.attribution import blame, roots_of
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.supervisor import attempt_monitor as watch_module
-from zslurm.aegis.supervisor.agents import Agents, Heard
+from zslurm.aegis.supervisor.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import Watch
 from zslurm.aegis.supervisor.attempt_starter import Running
 from zslurm.aegis.supervisor.job import Job
@@ -48,7 +48,7 @@ class Speakers:
         self._last = {node: self._silent.get(node, now) for node in NODES}
         self._told: set[str] = set()
 
-    def reports(self) -> list[Heard]:
+    def reports(self) -> list[ReceivedReport]:
         now = time.monotonic()
         for node in NODES:
             if node not in self._silent or now >= self._again.get(node, float("inf")):
@@ -57,22 +57,24 @@ class Speakers:
         fresh = [node for node in NODES if node not in self._told]
         self._told.update(fresh)
         return [
-            Heard(self._last[node], ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1))
+            ReceivedReport(self._last[node], ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1))
             for node in fresh
         ]
 
-    def fell_silent(self, seconds: float) -> set[str]:
+    def missed_heartbeats(self, seconds: float) -> set[str]:
         return {node for node in NODES if time.monotonic() - self._last[node] > seconds}
 
-    quiet = fell_silent
+    not_heard_for = missed_heartbeats
 
-    def watched(self) -> bool:
+    def any_responding(self) -> bool:
         return True
 
-    def unreachable(self) -> dict[str, str]:
+    def trouble(self) -> dict[str, str]:
         return {}
 
-    slurm_says = unreachable
+    @property
+    def liveness(self) -> Speakers:
+        return self
 
     def ask(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {}
@@ -99,7 +101,7 @@ def _watch(
     tmp_path: Path, running: Running, agents: Speakers, events: list[dict[str, Any]] | None = None, **aegis: Any
 ) -> Watch:
     """The watch over the attempt; what it records goes to `events`."""
-    settings = {"silent_s": SILENT_S, "poll_s": 0.1, **aegis}
+    settings = {"heartbeat_timeout_s": SILENT_S, "poll_s": 0.1, **aegis}
     spec = run_spec(tmp_path, aegis=settings, slurm={"nodes": 3, "ranks_per_node": 1})
     told = [] if events is None else events
 
@@ -161,11 +163,11 @@ class Undead(Speakers):
         self._looks = looks
         self._asked = 0
 
-    def reports(self) -> list[Heard]:
+    def reports(self) -> list[ReceivedReport]:
         row = RankProgress(1, 12, Phase.SETUP, -1, -1, 10_000.0)
         now = time.monotonic()
         stuck = ProgressReport(Stamp("node1", 2, time.time(), now), 1, (row,))
-        return [*super().reports(), *([Heard(now, stuck)] if self._asked else [])]
+        return [*super().reports(), *([ReceivedReport(now, stuck)] if self._asked else [])]
 
     def ask(self, do: str, nodes: Sequence[str], **_: Any) -> dict[str, Answer]:
         self._asked += do == "sweep"
@@ -276,9 +278,9 @@ class Signalled(Speakers):
         super().__init__({})
         self._signals = [AgentReport(Stamp("node0", 2, 0.0, 0.0), "signalled", {"signal": "SIGTERM"})]
 
-    def reports(self) -> list[Heard]:
+    def reports(self) -> list[ReceivedReport]:
         signals, self._signals = self._signals, []
-        return [*super().reports(), *(Heard(time.monotonic(), each) for each in signals)]
+        return [*super().reports(), *(ReceivedReport(time.monotonic(), each) for each in signals)]
 
 
 def test_slurm_is_asked_until_it_answers_whether_a_signal_was_a_preemption(

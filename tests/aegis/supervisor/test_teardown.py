@@ -38,10 +38,14 @@ class Nodes:
     asked: list[tuple[tuple[str, ...], bool, float]] = field(default_factory=list)
     """Each time: where, whether to kill, and the patience."""
 
-    def watched(self) -> bool:
+    @property
+    def liveness(self) -> Nodes:
+        return self
+
+    def any_responding(self) -> bool:
         return True
 
-    def quiet(self, _seconds: float) -> set[str]:
+    def not_heard_for(self, _seconds: float) -> set[str]:
         return set()
 
     def ask(

@@ -7,7 +7,7 @@ attempt runs, the supervisor's heartbeats say.
 Whatever may hang has a thread of its own: a wedged driver or file system must not delay the word that ranks make
 progress, nor the next command. It steps back behind the ranks (nice), and does nothing between its looks.
 
-When nothing is heard of the supervisor for aegis.deputy_s, or the pipe from it is closed, `on_silence` is asked
+When nothing is heard of the supervisor for aegis.standby_s, or the pipe from it is closed, `on_silence` is asked
 again and again what becomes of this: the agent acts in the supervisor's place, or waits, or ends, because another
 agent replaces it or it has done all there is to do.
 """
@@ -260,7 +260,7 @@ class Agent:
     def _mind_silence(self) -> None:
         silent_s = self.silent_s
         self._memory.frozen = self._hung_up or silent_s > _UNHEARD_S
-        was_silent, self._silent = self._silent, silent_s >= self.place.aegis.deputy_s
+        was_silent, self._silent = self._silent, silent_s >= self.place.aegis.standby_s
         if self._silent != was_silent:
             event = "silent" if self._silent else "heard"
             self._send(AgentReport(self._stamp(), event, {"seconds": round(silent_s, 1)}))
@@ -326,10 +326,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"agent: {error}", file=sys.stderr)
         return Exit.USAGE
     about = {"index": index, "count": count, "generation": options.generation}
-    deputy = Deputy(run, environ, spec.aegis.deputy_s, generation=options.generation)
+    deputy = Deputy(run, environ, spec.aegis.standby_s, generation=options.generation)
     place = Place.here(run, spec.aegis, spec.cluster, environ)
     agent = Agent(place, on_silence=deputy.on_silence, started=about, attempt=options.attempt, signals=signals)
-    deputy.heard = lambda: agent.silent_s < spec.aegis.deputy_s
+    deputy.heard = lambda: agent.silent_s < spec.aegis.standby_s
     agent.run()
     return Exit.DONE
 

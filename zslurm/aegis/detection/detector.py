@@ -265,7 +265,7 @@ class Detector:
     def _check_nodes(
         self, now: float, wall: float, dead: Mapping[str, str], trouble: Mapping[str, str], *, lost_peers: bool
     ) -> list[Fault]:
-        limit = self._settings.silent_s
+        limit = self._settings.heartbeat_timeout_s
         silent = {name for name in self._ranks_on if self._silence(name, now) >= limit}
         found = []
         declared = dead.keys() & self._ranks_on.keys()
@@ -287,7 +287,7 @@ class Detector:
 
         Agents that all fell silent together did so one after the other, a report's interval apart.
         """
-        limit = self._settings.silent_s
+        limit = self._settings.heartbeat_timeout_s
         later = min(limit / 2, max(_LATE_S, 2 * self._settings.sensors.progress_s))
         last = now - self._silence(name, now)
         return any(
@@ -303,12 +303,12 @@ class Detector:
             rank.row
             for rank in self._ranks
             if rank.node != name and rank.row is not None and not rank.ended
-            and self._silence(rank.node, now) < self._settings.silent_s
+            and self._silence(rank.node, now) < self._settings.heartbeat_timeout_s
         ]  # fmt: skip
         if not others or self._median is None or any(row.phase is not Phase.STEP for row in others):
             return None
         still = now - self._front_moved
-        if still < max(self._settings.silent_s, 2 * self._median):
+        if still < max(self._settings.heartbeat_timeout_s, 2 * self._median):
             return None
         return f"its agent is silent, and no rank has finished a step for {still:.0f} s"
 
@@ -356,7 +356,7 @@ class Detector:
         return rank.row is None and node is not None and node.watches and not self._adopted
 
     def _check_hang(self, now: float, wall: float) -> list[Fault]:
-        limit = self._settings.silent_s
+        limit = self._settings.heartbeat_timeout_s
         silent = {name for name in self._ranks_on if self._silence(name, now) >= limit}
         suspects = {name for name in silent - self._dead if not self._is_lost(name)}
         if any(self._ranks[number].node not in silent for number in self._over) and suspects:

@@ -361,7 +361,7 @@ class Watch:
             time.monotonic(),
             time.time(),
             dead={node: f"Slurm reports node {node} as failed" for node in dead},
-            trouble={**self.agents.unreachable(), **self.agents.slurm_says()},
+            trouble=self.agents.liveness.trouble(),
             lost_peers=self._failed_at is not None and (over or not self._has_root()),
         )
         self.note(fault for fault in found if not (over and fault.kind == "rank_hang"))
@@ -396,7 +396,7 @@ class Watch:
         if self._has_root():
             patience = aegis.settle_s
             why = f"the other ranks did not end within {aegis.settle_s:g} s of the first"
-        elif self.agents is not None and self.agents.watched():
+        elif self.agents is not None and self.agents.liveness.any_responding():
             patience = aegis.grace_s
             why = f"ranks lost their peers, and nothing else was found within {aegis.grace_s:g} s"
         else:
@@ -442,7 +442,7 @@ class Watch:
             self.running, self._alive, self.agents, job.slurm_id, job.spec.aegis, job.event, self._hear_meanwhile
         )
         self.note(found)
-        if self.agents is not None and self.agents.watched():
+        if self.agents is not None and self.agents.liveness.any_responding():
             time.sleep(_LAST_LOOK_S)
             self._hear_of_every_node(self.agents)
         self._look_at_nodes(over=True)
@@ -459,10 +459,10 @@ class Watch:
         that is found last would be lost.
         """
         aegis = self.job.spec.aegis
-        deadline = time.monotonic() + aegis.silent_s
+        deadline = time.monotonic() + aegis.heartbeat_timeout_s
         while time.monotonic() < deadline:
             self._look_at_nodes(over=True)
-            if not agents.fell_silent(quiet_s(aegis)) & set(self._alive()):
+            if not agents.liveness.missed_heartbeats(quiet_s(aegis)) & set(self._alive()):
                 return
             time.sleep(aegis.poll_s)
 

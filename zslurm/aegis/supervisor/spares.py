@@ -15,7 +15,7 @@ def unfit(nodes: Sequence[str], agents: Agents | None, event: Callable[..., None
     A node whose agent does not answer is unfit: a dead one looks just like that. Without agents nothing is known,
     and nothing is held against a node.
     """
-    if agents is None or not agents.watched() or not nodes:
+    if agents is None or not agents.liveness.any_responding() or not nodes:
         return {}
     answers = agents.ask("check", nodes, timeout_s=_CHECK_S)
     found = {}

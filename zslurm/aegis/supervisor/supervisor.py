@@ -235,7 +235,7 @@ class Supervisor:
     def _bury(self, dead: set[str]) -> None:
         self.nodes.died |= dead
         if self.agents is not None and dead:
-            self.agents.forget(sorted(dead))
+            self.agents.liveness.forget(sorted(dead))
 
     def _decide(self, watch: Watch, verdict: Verdict, running: Running) -> tuple[Decision, Resources]:
         """What the policy says, once the nodes and GPUs that it names are looked at."""

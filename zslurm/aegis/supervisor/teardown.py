@@ -92,8 +92,12 @@ def clear(
 
     answers: dict[str, Answer] = {}
     if agents is not None and running.adopted:  # whose step ended before our agents could say a word
-        _wait(agents.watched, _FIRST_WORD_S)
-    heard = [node for node in nodes if agents is not None and node not in agents.quiet(quiet_s(settings))]
+        _wait(agents.liveness.any_responding, _FIRST_WORD_S)
+    heard = [
+        node
+        for node in nodes
+        if agents is not None and node not in agents.liveness.not_heard_for(quiet_s(settings))
+    ]
     if agents is not None and heard:
         answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
     if not ended() and len(answers) == len(running.nodes):
