@@ -23,7 +23,7 @@ import psutil
 from benchmarks.common import write_result
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp, encode_report
-from zslurm.aegis.supervisor.agents import Agents
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec

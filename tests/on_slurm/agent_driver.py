@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.supervisor.agents import Agents
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.config.load import load_spec
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir

@@ -163,7 +163,7 @@ class Deputy:
 
     # --- whether --------------------------------------------------------------------------------------------
 
-    def why_not(self) -> Outcome | None:
+    def blocking_reason(self) -> Outcome | None:
         """Why nothing must be done now, by the files of the run; None where something must."""
         assert self._job_id is not None
         if self.heard():
@@ -224,7 +224,7 @@ class Deputy:
 
     def _act_with_lease(self) -> Outcome:
         """Raises OSError: the run directory is away."""
-        if (reason := self.why_not()) is not None:
+        if (reason := self.blocking_reason()) is not None:
             return reason
         lease = self._take_lease()
         if lease is None:
@@ -246,7 +246,7 @@ class Deputy:
             signal.signal(signal.SIGTERM, ignored)
 
     def _until_done(self) -> Outcome:
-        while (reason := self.why_not()) is None:
+        while (reason := self.blocking_reason()) is None:
             try:
                 return self._requeue_or_end()
             except (SlurmRefused, SlurmUnavailable) as error:
@@ -272,10 +272,10 @@ class Deputy:
             down = wait_until_down(
                 self._client,
                 [] if self.batch_node is None else [self.batch_node],
-                given_up=lambda: self.why_not() is not None,
+                given_up=lambda: self.blocking_reason() is not None,
                 sleep=self._sleep,
             )
-            if (reason := self.why_not()) is not None:
+            if (reason := self.blocking_reason()) is not None:
                 return reason
             if self._job() is None:
                 return Outcome.NOT_NEEDED
@@ -383,7 +383,7 @@ class Deputy:
             if first is None or (read_json(lease) or {}).get("impossible"):
                 return False
             self._sleep(_RENEW_S)
-            if _renewed(lease) != first or self.why_not() is not None:
+            if _renewed(lease) != first or self.blocking_reason() is not None:
                 return False
         return True
 

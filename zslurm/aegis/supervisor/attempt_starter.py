@@ -31,7 +31,7 @@ from zslurm.train.jsonl import read_jsonl
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningAttempt:
     """An attempt whose step was started.
 
     Attributes:
@@ -48,7 +48,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Decided:
+class PendingDecision:
     """What was decided after an attempt, and perhaps not done.
 
     Attributes:
@@ -89,14 +89,14 @@ def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> st
     return what + recovered
 
 
-class Starts:
+class AttemptStarter:
     """Starts attempts in one start of the job."""
 
     def __init__(self, job: Job, nodes: Nodes) -> None:
         self._job, self._nodes = job, nodes
         self._python: Interpreter | None = None
 
-    def why_not(self) -> Verdict | None:
+    def blocking_reason(self) -> Verdict | None:
         """What keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
 
         The nodes are looked at once.
@@ -104,7 +104,7 @@ class Starts:
         job = self._job
         if self._python is not None:
             return None
-        self._nodes.died |= self._nodes.taken_back()
+        self._nodes.dead |= self._nodes.taken_back()
         nodes = self._candidates()
         if job.on_slurm and job.spec.cluster.nics:
             verdict = check_rails(
@@ -140,8 +140,8 @@ class Starts:
     def _exclusions(self) -> dict[str, Exclusion]:
         return active_exclusions(self._job.history(), time.time(), self._job.spec.aegis)
 
-    def start(self, nodes: tuple[str, ...]) -> Running:
-        """Begin the next attempt on these nodes. Call `why_not` first.
+    def start(self, nodes: tuple[str, ...]) -> RunningAttempt:
+        """Begin the next attempt on these nodes. Call `blocking_reason` first.
 
         Raises:
             OSError: the run directory cannot be written.
@@ -161,7 +161,7 @@ class Starts:
         job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
         return running
 
-    def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> Running:
+    def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> RunningAttempt:
         """Describe the attempt, and start its step last.
 
         Raises:
@@ -189,9 +189,9 @@ class Starts:
         write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
         if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
             job.event("lock_taken_over", holder=str(dead))
-        return Running(attempt, plan.start(attempt), nodes)
+        return RunningAttempt(attempt, plan.start(attempt), nodes)
 
-    def left_over(self) -> Running | Decided | None:
+    def left_over(self) -> RunningAttempt | PendingDecision | None:
         """Where an earlier supervisor of this start of the job left off; the nodes that died under it stay dead.
 
         Returns:
@@ -202,7 +202,7 @@ class Starts:
             return None
         last, found = attempts[-1], None
         events = list(read_jsonl(self._job.run.events))
-        self._nodes.died |= self._died(events)
+        self._nodes.dead |= self._died(events)
         rows = [row for row in events if row.get("attempt") == last.number]
         if (described := self._of_this_start(last)) is not None:
             found = self._left_by(last, described, rows)
@@ -230,13 +230,13 @@ class Starts:
 
     def _left_by(
         self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
-    ) -> Running | Decided | None:
+    ) -> RunningAttempt | PendingDecision | None:
         """An attempt of this start of the job, or what was decided after it."""
         decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
         ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
         if decided and ended:
-            return Decided(decided[-1], ended[-1])
+            return PendingDecision(decided[-1], ended[-1])
         process = DetachedProcess.adopt(last.step_process, last.step_exit)
         if process is None:
             return None
-        return Running(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)
+        return RunningAttempt(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)

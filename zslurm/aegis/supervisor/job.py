@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,6 +128,12 @@ class Job:
     def slurm_id(self) -> str | None:
         """Slurm's job; None on the local launcher."""
         return self.job_id if self.on_slurm else None
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the run is asked to stop."""
+        until = time.monotonic() + seconds
+        while not self.stop.asked and time.monotonic() < until:
+            time.sleep(min(self.spec.aegis.poll_s, seconds))
 
     def look_for_preemption(self) -> bool:
         """Ask Slurm whether it preempts the job; record it when that is new.

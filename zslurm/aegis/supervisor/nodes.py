@@ -23,7 +23,7 @@ class Nodes:
     Attributes:
         every: all of them, spares included, in the order in which ranks are numbered.
         by_leaf: true where that order was chosen, by leaf switch; false where it is Slurm's.
-        died: those that died since the job started here.
+        dead: those that died since the job started here.
     """
 
     def __init__(self, spec: RunSpec, environ: Mapping[str, str]) -> None:
@@ -39,11 +39,11 @@ class Nodes:
         ordered = rank_order(spec.cluster, nodes, SlurmClient()) if self.on_slurm else None
         self.by_leaf = ordered is not None
         self.every = tuple(ordered or nodes)
-        self.died: set[str] = set()
+        self.dead: set[str] = set()
 
     def usable(self, exclusions: Iterable[Exclusion]) -> tuple[str, ...]:
         """Those that live and are not excluded."""
-        out = self.died | {exclusion.node for exclusion in exclusions}
+        out = self.dead | {exclusion.node for exclusion in exclusions}
         return tuple(node for node in self.every if node not in out)
 
     def taken_back(self) -> set[str]:
@@ -110,4 +110,4 @@ class Nodes:
             usable = {node.name for node in client.nodes() if node.is_usable and partition in node.partitions}
         except ZslurmError:
             return None
-        return len(usable - excluded - self.died)
+        return len(usable - excluded - self.dead)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.protocol import Answer
-from zslurm.aegis.supervisor.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import Running
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.job.step import kill_step
@@ -50,18 +50,18 @@ _ONE_NODE, _SEVERAL_NODES = 10, 60
 """How many times aegis.teardown_s killed processes get to die where they are left on one node, or on several."""
 
 
-def quiet_s(settings: AegisSection) -> float:
+def patience_s(settings: AegisSection) -> float:
     """Seconds after which an agent that has said nothing is not waited for."""
     return max(_QUIET_S, 3 * settings.sensors.progress_s)
 
 
-def end_step(running: Running, job_id: str | None) -> None:
+def end_step(running: RunningAttempt, job_id: str | None) -> None:
     """End every task of the step by asking Slurm, and srun itself."""
     kill_step(running.process, running.attempt, job_id)
 
 
 def clear(
-    running: Running,
+    running: RunningAttempt,
     alive: Callable[[], Sequence[str]],
     agents: Agents | None,
     job_id: str | None,
@@ -96,7 +96,7 @@ def clear(
     heard = [
         node
         for node in nodes
-        if agents is not None and node not in agents.liveness.not_heard_for(quiet_s(settings))
+        if agents is not None and node not in agents.liveness.not_heard_for(patience_s(settings))
     ]
     if agents is not None and heard:
         answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
@@ -113,8 +113,8 @@ def clear(
     killed = sum(len(answer.values.get("killed", ())) for answer in answers.values())
     faults: list[Fault] = []
     if agents is not None and _with_processes(answers):
-        undead = _Undead(agents, number, answers, alive, settings)
-        faults = undead.outlast(event, is_asked_to_stop)
+        unkillable = _Unkillable(agents, number, answers, alive, settings)
+        faults = unkillable.wait_for_exit(event, is_asked_to_stop)
     left = {node: answer.why for node, answer in answers.items() if not answer.ok}
     silent = [node for node in nodes if node not in answers] if agents is not None else []
     seconds = round(time.monotonic() - started, 3)
@@ -124,7 +124,7 @@ def clear(
 
 
 @dataclass(frozen=True)
-class _Undead:
+class _Unkillable:
     """Processes of an attempt that were killed, and are not gone.
 
     Attributes:
@@ -141,7 +141,7 @@ class _Undead:
     alive: Callable[[], Sequence[str]]
     settings: AegisSection
 
-    def outlast(self, event: Callable[..., None], is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
+    def wait_for_exit(self, event: Callable[..., None], is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
         """Wait until they are gone; returns what is to be said of them, nothing where the run is asked to stop."""
         began, seen = time.monotonic(), time.time()
         nodes = most = self._nodes()

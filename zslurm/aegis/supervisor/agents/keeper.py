@@ -12,9 +12,9 @@ from collections.abc import Callable
 from threading import Event
 
 from zslurm.aegis.protocol import Command, encode_command
-from zslurm.aegis.supervisor.agent_link import AgentLink
-from zslurm.aegis.supervisor.agent_liveness import STARTUP_TIMEOUT_S, Liveness, NodeAgent
-from zslurm.aegis.supervisor.agent_step import AgentLauncher
+from zslurm.aegis.supervisor.agents.link import AgentLink
+from zslurm.aegis.supervisor.agents.liveness import STARTUP_TIMEOUT_S, Liveness, NodeAgent
+from zslurm.aegis.supervisor.agents.step import AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.core.errors import ZslurmError
 from zslurm.slurm.hostlist import compress

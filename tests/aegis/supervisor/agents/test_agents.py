@@ -1,6 +1,6 @@
 """The supervisor's side of the agents: real child processes, on this machine and behind an srun that is a script.
 
-tests/on_slurm/test_agent_link.py has the real srun.
+tests/on_slurm/test_link.py has the real srun.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.checkout import ROOT, TESTS
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import AgentReport, Command, Heartbeat, ProgressReport, decode_command
-from zslurm.aegis.supervisor import agent_keeper, agent_liveness
-from zslurm.aegis.supervisor.agent_step import AGENT, STEP_PREFIX, agent_step
-from zslurm.aegis.supervisor.agents import Agents, ReceivedReport
+from zslurm.aegis.supervisor.agents import keeper, liveness
+from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
+from zslurm.aegis.supervisor.agents.step import AGENT, STEP_PREFIX, agent_step
 from zslurm.config.spec import RunSpec
 from zslurm.run.run_dir import RunDir
 from zslurm.run.supervisor_lease import read, take
@@ -318,8 +318,8 @@ def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
     slurm: SteeredAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses any step with it, whatever other nodes that has."""
-    monkeypatch.setattr(agent_liveness, "STARTUP_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(agent_keeper, "STARTUP_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(liveness, "STARTUP_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(keeper, "STARTUP_TIMEOUT_S", 3.0)
     slurm.nodes = [f"node{index}" for index in range(9)]
     (slurm.directory / "gone").write_text("node5")
     slurm.start()
@@ -333,7 +333,7 @@ def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
 def test_steps_that_slurm_refuses_whatever_their_nodes_do_not_become_ever_more(
     slurm: SteeredAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_liveness, "PARTS_BEFORE_FIRST_REPORT", 2)
+    monkeypatch.setattr(liveness, "PARTS_BEFORE_FIRST_REPORT", 2)
     slurm.nodes = [f"node{index}" for index in range(8)]
     (slurm.directory / "gone").write_text(" ".join(slurm.nodes))
     slurm.start()

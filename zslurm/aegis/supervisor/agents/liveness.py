@@ -1,6 +1,6 @@
 """What the supervisor knows of the agent on each node: when it was heard last, and what Slurm reports of the node.
 
-The threads of agents.py and agent_keeper.py share one `Liveness`. Each of its methods takes its lock; who reads or
+The threads of agents.py and keeper.py share one `Liveness`. Each of its methods takes its lock; who reads or
 changes several nodes at once, or `nodes` and `links` directly, holds the lock meanwhile.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from zslurm.aegis.supervisor.agent_link import AgentLink
+from zslurm.aegis.supervisor.agents.link import AgentLink
 from zslurm.slurm.inventory import Node
 
 STARTUP_TIMEOUT_S = 90.0

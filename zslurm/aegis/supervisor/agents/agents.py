@@ -16,7 +16,7 @@ older ones.
 
 Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Four kinds of threads do the
 work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
-agents alive (agent_keeper.py); two for each link read (agent_link.py). Where no agent can be started the
+agents alive (keeper.py); two for each link read (agent_link.py). Where no agent can be started the
 supervisor goes on without, and one event records it.
 """
 
@@ -41,11 +41,11 @@ from zslurm.aegis.protocol import (
     decode_report,
     encode_command,
 )
-from zslurm.aegis.supervisor.agent_answers import AgentAnswers
-from zslurm.aegis.supervisor.agent_keeper import AgentKeeper
-from zslurm.aegis.supervisor.agent_link import AgentLink
-from zslurm.aegis.supervisor.agent_liveness import Liveness
-from zslurm.aegis.supervisor.agent_step import AGENT, AgentLauncher
+from zslurm.aegis.supervisor.agents.answers import AgentAnswers
+from zslurm.aegis.supervisor.agents.keeper import AgentKeeper
+from zslurm.aegis.supervisor.agents.link import AgentLink
+from zslurm.aegis.supervisor.agents.liveness import Liveness
+from zslurm.aegis.supervisor.agents.step import AGENT, AgentLauncher
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
 from zslurm.run import supervisor_lease

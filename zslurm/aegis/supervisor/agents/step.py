@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Event
 
 from zslurm.aegis.protocol import BATCH_NODE
-from zslurm.aegis.supervisor.agent_link import AgentLink
+from zslurm.aegis.supervisor.agents.link import AgentLink
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.core.processes import ProcessRecord
