@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -159,33 +159,64 @@ def test_no_agent_is_started_on_a_node_that_died_under_an_earlier_supervisor(
     assert FakeAgents.started_on == ("node1", "node2", "node3")
 
 
-def test_an_excluded_node_is_no_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a slow node would be given up for the sake of one that will not be used."""
-    counted: list[int] = []
+class FakeMonitor:
+    """In place of AttemptMonitor: the attempt completes at once."""
 
-    class FakeMonitor:
-        collected = SimpleNamespace(dead_nodes=frozenset())
+    spares: ClassVar[list[int]] = []
+    """Of each attempt so far."""
+    collected = SimpleNamespace(dead_nodes=frozenset())
 
-        def __init__(
-            self, job: Any, running: Any, signatures: Any, agents: Any, detector: Any, spares: int, reported: Any
-        ):
-            counted.append(spares)
+    def __init__(
+        self, job: Any, running: Any, signatures: Any, agents: Any, detector: Any, spares: int, reported: Any
+    ) -> None:
+        self.spares.append(spares)
 
-        def until_end(self) -> Verdict:
-            return Verdict("completed", 0)
+    def until_end(self) -> Verdict:
+        return Verdict("completed", 0)
 
+
+@pytest.fixture
+def successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Successor:
+    """One whose attempts complete at once."""
     monkeypatch.setattr(supervisor_module, "AttemptMonitor", FakeMonitor)
-    successor = Successor(tmp_path)
-    successor.run.config.write_text(successor.job.spec.model_dump_json())
+    monkeypatch.setattr(FakeMonitor, "spares", [])
+    made = Successor(tmp_path)
+    made.run.config.write_text(made.job.spec.model_dump_json())
+    return made
+
+
+def _supervise(successor: Successor, detector: Any, agents: Any = None, **attempt: Any) -> None:
+    """Have a supervisor see one attempt to its end."""
     supervisor = Supervisor(successor.run, JOB)
-    supervisor.job, supervisor.nodes, supervisor.agents = successor.job, successor.nodes, None
-    supervisor.signatures, supervisor.detector = Signatures.load(), Detector(supervisor.settings)
+    supervisor.job, supervisor.nodes, supervisor.agents = successor.job, successor.nodes, agents
+    supervisor.signatures, supervisor.detector = Signatures.load(), detector
     process: Any = None
-    running = RunningAttempt(successor.run.attempt(1), process, ("node0", "node1"))
+    supervisor._one(RunningAttempt(successor.run.attempt(2), process, ("node0", "node1"), **attempt))
+
+
+def test_an_excluded_node_is_no_spare(successor: Successor) -> None:
+    """Or a slow node would be given up for the sake of one that will not be used."""
     for reason in ("nobody is excluded", "node3 is"):
-        supervisor._one(running)
+        _supervise(successor, Detector(successor.job.spec.aegis))
         successor.write("nodes_excluded", nodes="node3", reason=reason)
-    assert counted == [2, 1]
+    assert FakeMonitor.spares == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("adopted", "newest", "known"),
+    [(True, 2, (1.5, 1.25)), (True, 1, ()), (False, 2, ())],
+    ids=["adopted", "adopted before its first step", "started"],
+)
+def test_a_supervisor_that_adopts_an_attempt_knows_how_long_its_steps_take(
+    successor: Successor, adopted: bool, newest: int, known: tuple[float, ...]
+) -> None:
+    """By its metrics, or a rank that stopped before would have as long as a setup may take."""
+    rows = [{"kind": "step", "attempt": newest, "step": step, "step_time_s": 1.0 + step / 4} for step in (1, 2)]
+    successor.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    begun: list[tuple[float, ...]] = []
+    detector = SimpleNamespace(begin=lambda *_, step_times, **__: begun.append(tuple(step_times)))
+    _supervise(successor, detector, SimpleNamespace(attempt=0), adopted=adopted)
+    assert begun == [known]
 
 
 @pytest.mark.parametrize(

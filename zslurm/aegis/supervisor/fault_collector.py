@@ -27,7 +27,7 @@ from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.attribution import roots_of
 from zslurm.aegis.policy.outcome import Verdict, stopped_in_order
 from zslurm.aegis.protocol import AgentReport
-from zslurm.aegis.supervisor.agents import Agents
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault, Situation

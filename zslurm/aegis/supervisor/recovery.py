@@ -14,7 +14,7 @@ from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import Cause, Verdict
 from zslurm.aegis.policy.policy import decide
-from zslurm.aegis.supervisor.agents import Agents
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, committed_step
 from zslurm.aegis.supervisor.gpu_test import try_gpu

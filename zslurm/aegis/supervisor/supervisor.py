@@ -36,6 +36,7 @@ from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.prepare import clear_up
 from zslurm.job.successor import dismiss_successor, why_not_needed
+from zslurm.run.metrics_tail import newest_rows
 from zslurm.run.run_dir import RunDir
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
@@ -206,7 +207,8 @@ class Supervisor:
         if self.agents is not None:
             self.agents.attempt = number
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
-            self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted)
+            known = recent_step_times(self.job.run, number) if running.adopted else ()
+            self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=known)
         exclusions = active_exclusions(self.job.history(), time.time(), self.settings).values()
         spares = len(set(self.nodes.usable(exclusions)) - set(running.nodes))
         monitor = AttemptMonitor(
@@ -225,6 +227,18 @@ class Supervisor:
         self.nodes.dead |= dead
         if self.agents is not None and dead:
             self.agents.liveness.forget(sorted(dead))
+
+
+def recent_step_times(run: RunDir, attempt: int) -> tuple[float, ...]:
+    """Return the times of the last steps before a supervisor adopted their attempt; empty where it finished none.
+
+    Without them a rank that stopped before its attempt was adopted would have as long as a setup may take.
+    """
+    try:
+        newest = newest_rows(run.metrics)
+    except OSError:  # the file system does not answer
+        return ()
+    return tuple(newest.step_times) if newest.step.get("attempt") == attempt else ()
 
 
 def supervise(run_dir: str) -> int:

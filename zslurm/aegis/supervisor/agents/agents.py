@@ -16,7 +16,7 @@ older ones.
 
 Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Four kinds of threads do the
 work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
-agents alive (keeper.py); two for each link read (agent_link.py). Where no agent can be started the
+agents alive (keeper.py); two for each link read (link.py). Where no agent can be started the
 supervisor goes on without, and one event records it.
 """
 
