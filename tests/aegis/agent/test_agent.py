@@ -22,7 +22,7 @@ from tests.aegis.places import place
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
-from zslurm.aegis.agent.main import Agent, OnSilence
+from zslurm.aegis.agent.main import Agent, OnMissedHeartbeats
 from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
 from zslurm.aegis.protocol import (
     AgentReport,
@@ -315,7 +315,7 @@ def test_an_agent_whose_generation_was_replaced_ends(agents: list[AgentProcess],
 
 def test_it_is_light() -> None:
     program = (
-        "import sys; from zslurm.aegis import agent, sensor; sensor.all_sensors(); "
+        "import sys; from zslurm.aegis.agent import main, sensor; sensor.all_sensors(); "
         "print(*{'torch', 'numpy', 'h5py', 'submitit'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -349,12 +349,15 @@ class Here:
     """An agent in a thread of the test, on a pair of pipes."""
 
     def __init__(
-        self, at: Place, sensors: dict[str, Make], on_silence: OnSilence = lambda seconds, hung_up: True
+        self,
+        at: Place,
+        sensors: dict[str, Make],
+        missed: OnMissedHeartbeats = lambda seconds, hung_up: True,
     ) -> None:
         commands, self._in = os.pipe()
         self._out, reports = os.pipe()
         self._fds = (commands, self._in, self._out, reports)
-        self.agent = Agent(at, on_silence=on_silence, sensors=sensors, commands=commands, reports=reports)
+        self.agent = Agent(at, on_missed_heartbeats=missed, sensors=sensors, commands=commands, reports=reports)
         self.reports: list[Report] = []
         self._thread = threading.Thread(target=self.agent.run)
         self._thread.start()
@@ -476,17 +479,19 @@ def test_readings_without_news_are_not_repeated(tmp_path: Path) -> None:
     here.quit()
 
 
-def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back(tmp_path: Path) -> None:
+def test_the_standby_is_asked_until_it_is_done_or_the_supervisor_is_back(
+    tmp_path: Path,
+) -> None:
     asked: list[float] = []
 
-    def on_silence(seconds: float, hung_up: bool) -> bool:
+    def on_missed_heartbeats(seconds: float, hung_up: bool) -> bool:
         assert not hung_up
         asked.append(seconds)
         return len(asked) >= 3 and "heard" in here.events()
 
-    here = Here(fast(tmp_path, standby_s=1.5), {}, on_silence)
+    here = Here(fast(tmp_path, standby_s=1.5), {}, on_missed_heartbeats)
     here.read_on()
-    wait_for(lambda: len(asked) >= 2, "the deputy to be asked")
+    wait_for(lambda: len(asked) >= 2, "the standby to be asked")
     assert asked[1] > asked[0] >= 1.5
     here.send(Heartbeat(1.0, 7, "second"))
     wait_for(lambda: "heard" in here.events(), "the supervisor to be heard")
@@ -495,7 +500,7 @@ def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back
     assert here.events() == ["started", "silent", "heard", "silent", "ended"]
 
 
-def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_deputy(tmp_path: Path) -> None:
+def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_standby(tmp_path: Path) -> None:
     here = Here(fast(tmp_path, standby_s=3600.0), {"fine": lambda at: Broken(Reading)})
     here.agent._out.put(["zslurm-agent nobody reads this\n"] * 5_000)
     here.send(Command("sweep", 1, attempt=1))

@@ -58,8 +58,8 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What a sweep came to.
+class CleanupResult:
+    """What a cleanup came to.
 
     Attributes:
         killed: processes that were sent SIGKILL and are gone.
@@ -83,7 +83,7 @@ class Swept:
         return not self.left and self.gpu_released is not False
 
 
-def sweep(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | None = None) -> Swept:
+def clean_up(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | None = None) -> CleanupResult:
     """End every process of an attempt on this node; wait until all are gone and the GPUs' memory is released.
 
     Args:
@@ -111,7 +111,7 @@ def sweep(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | Non
     if kill and not left:  # by its record alone a thread is found whose process is a zombie
         shutil.rmtree(progress, ignore_errors=True)
     stayed = {(member.pid, member.started) for member in left}
-    return Swept(
+    return CleanupResult(
         killed=tuple(member for key, member in seen.items() if kill and key not in stayed),
         left=tuple(left),
         seconds=time.monotonic() - began,

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
-from zslurm.aegis.agent.kernel_source import Ended, Position, Source, Unavailable, open_source
+from zslurm.aegis.agent.kernel_source.choose import open_source
+from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
 from zslurm.aegis.types import Fault, Role, Scope
 
