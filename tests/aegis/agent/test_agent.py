@@ -410,7 +410,7 @@ def test_a_sensor_that_hangs_is_told_once_and_holds_up_nobody(tmp_path: Path) ->
     seen = len(here.progress())
     wait_for(lambda: len(here.progress()) > seen + 150, "progress to be told on")
     (report,) = here.sensed("wedged")
-    assert (report.ok, report.why) == (False, "it has said nothing for 0.1 s: it hangs")
+    assert (report.ok, report.why) == (False, "nothing was read for 0.1 s: it hangs")
     assert here.sensed("fine")[0].ok
     wedged.set()
     wait_for(lambda: here.sensed("wedged")[1:], "the sensor to come back")

@@ -46,16 +46,16 @@ class Speakers:
         self._silent = {node: now - ago for node, ago in silent_since.items()}
         self._again = {node: now + later for node, later in (again_at or {}).items()}
         self._last = {node: self._silent.get(node, now) for node in NODES}
-        self._told: set[str] = set()
+        self._delivered: set[str] = set()
 
     def reports(self) -> list[ReceivedReport]:
         now = time.monotonic()
         for node in NODES:
             if node not in self._silent or now >= self._again.get(node, float("inf")):
                 self._last[node] = now
-                self._told.discard(node)
-        fresh = [node for node in NODES if node not in self._told]
-        self._told.update(fresh)
+                self._delivered.discard(node)
+        fresh = [node for node in NODES if node not in self._delivered]
+        self._delivered.update(fresh)
         return [
             ReceivedReport(self._last[node], ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1))
             for node in fresh
@@ -81,20 +81,32 @@ class Speakers:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> RunningAttempt:
-    """An attempt whose first rank has lost its peers, and whose srun waits for the others."""
-    run = RunDir(tmp_path / "runs" / "tiny")
-    run.create(group_readable=False)
+def run(tmp_path: Path) -> RunDir:
+    """A run whose first attempt has begun."""
+    made = RunDir(tmp_path / "runs" / "tiny")
+    made.create(group_readable=False)
+    made.attempt(1).logs.mkdir(parents=True)
+    made.attempt(1).ranks.mkdir()
+    return made
+
+
+def _step(run: RunDir, output: str, then: str) -> RunningAttempt:
+    """The first attempt, whose srun prints this and goes on with a shell command."""
     attempt = run.attempt(1)
-    attempt.logs.mkdir(parents=True)
     process = DetachedProcess.start(
-        ["sh", "-c", f"echo '{LOST_PEERS}'; sleep 60"],
+        ["sh", "-c", f"echo '{output}'; {then}"],
         env=os.environ,
         log=attempt.step_log,
         record_file=attempt.path / "step.json",
         exit_file=attempt.path / "step.exit",
     )
     return RunningAttempt(attempt, process, NODES)
+
+
+@pytest.fixture
+def running(run: RunDir) -> RunningAttempt:
+    """An attempt whose first rank has lost its peers, and whose srun waits for the others."""
+    return _step(run, LOST_PEERS, "sleep 60")
 
 
 def _monitor(
@@ -138,11 +150,10 @@ def test_a_node_that_is_heard_again_is_not_dead(tmp_path: Path, running: Running
 
 
 def test_a_file_system_that_does_not_answer_tells_nothing_new(
-    tmp_path: Path, running: RunningAttempt, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: RunDir, running: RunningAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = running.attempt.step_log
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
-    run = RunDir(tmp_path / "runs" / "tiny")
     spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
     job = Job(run, spec, {}, "local-1", 0, lambda *_, **__: None)
     monitor = AttemptMonitor(job, running, Signatures.load(), None, Detector(spec.aegis))
@@ -187,17 +198,16 @@ def test_what_cannot_die_yet_is_waited_for_and_does_not_hang(tmp_path: Path, run
 
 
 def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(
-    tmp_path: Path, running: RunningAttempt
+    tmp_path: Path, run: RunDir, running: RunningAttempt
 ) -> None:
     """Those who lost their peers get the time in which the cause may still show."""
     end = {"rank": 0, "node": "node0", "exit_code": 1, "time": time.time(), "error": "RuntimeError"}
-    running.attempt.ranks.mkdir()
     running.attempt.rank_end(0).write_text(json.dumps({**end, "message": "Connection closed by peer"}))
-    run, now = RunDir(tmp_path / "runs" / "tiny"), time.time()
+    now = time.time()
     flap = Fault("nic_link_down", "root", "nic", now - 900.0, "nic", "down", "node1", nic="n1")
     rows = [flap, replace(flap, time=now - 890.0, cleared=True)]
-    told = [{**row.fields(), "event": "fault_detected", "attempt": 1, "fault_time": row.time} for row in rows]
-    run.events.write_text("".join(json.dumps(row) + "\n" for row in told))
+    recorded = [{**row.fields(), "event": "fault_detected", "attempt": 1, "fault_time": row.time} for row in rows]
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in recorded))
     run.metrics.write_text(json.dumps({"kind": "step", "attempt": 1, "step": 7, "time": now - 1.0}) + "\n")
     events: list[dict[str, Any]] = []
     monitor = _monitor(tmp_path, running, Speakers({}), events, settle_s=0.1, grace_s=0.5)
@@ -209,26 +219,15 @@ def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(
     )
 
 
-def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "runs" / "tiny")
-    run.create(group_readable=False)
-    attempt = run.attempt(1)
-    attempt.logs.mkdir(parents=True)
-    attempt.rank_log(0).write_text(
+def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: Path, run: RunDir) -> None:
+    run.attempt(1).rank_log(0).write_text(
         "slurmstepd: error: *** STEP 1.2 ON node0 CANCELLED AT 2026-11-23T00:38:33 ***\n"
     )
-    words = (
+    printed = (
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
         "srun: error: node1: task 1: Killed"
     )
-    process = DetachedProcess.start(
-        ["sh", "-c", f"echo '{words}'; exit 137"],
-        env=os.environ,
-        log=attempt.step_log,
-        record_file=attempt.path / "step.json",
-        exit_file=attempt.path / "step.exit",
-    )
-    monitor = _monitor(tmp_path, RunningAttempt(attempt, process, NODES), Speakers({}))
+    monitor = _monitor(tmp_path, _step(run, printed, "exit 137"), Speakers({}))
     verdict = monitor.until_end()
     assert verdict.cause is not None and verdict.cause.rank is None
     assert verdict.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
@@ -238,9 +237,8 @@ def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: 
 
 
 def test_what_the_supervisor_before_ended_itself_was_not_cancelled(
-    tmp_path: Path, running: RunningAttempt
+    tmp_path: Path, run: RunDir, running: RunningAttempt
 ) -> None:
-    run = RunDir(tmp_path / "runs" / "tiny")
     run.events.write_text(json.dumps({"event": "step_killed", "attempt": 1, "reason": "so"}) + "\n")
     wait_for(lambda: running.attempt.step_log.exists(), "srun to start")
     with running.attempt.step_log.open("a") as log:
@@ -252,10 +250,9 @@ def test_what_the_supervisor_before_ended_itself_was_not_cancelled(
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_supervisor_that_died_between_a_failure_and_its_fault_is_followed_by_one_that_finds_it(
-    tmp_path: Path, running: RunningAttempt, recorded: bool
+    tmp_path: Path, run: RunDir, running: RunningAttempt, recorded: bool
 ) -> None:
     """The failure is recorded first; with the fault, too, nothing is found twice."""
-    run = RunDir(tmp_path / "runs" / "tiny")
     fault = Fault("rank_exit", "root", "unknown", time.time(), "srun", "x", node="node0", rank=0).fields()
     fault_row = {"event": "fault_detected", "attempt": 1, "fault_time": fault.pop("time"), **fault}
     rows = [{"event": "ranks_ended", "attempt": 1, "ranks": [0], "node": "node0"}] + [fault_row] * recorded
@@ -312,26 +309,14 @@ def test_slurm_is_asked_until_it_answers_whether_a_signal_was_a_preemption(
 
 
 def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDir(tmp_path / "runs" / "tiny")
-    run.create(group_readable=False)
-    attempt = run.attempt(1)
-    attempt.logs.mkdir(parents=True)
-    attempt.ranks.mkdir()
     for rank in range(3):
         end = {"rank": rank, "node": f"node{rank}", "exit_code": 75, "time": time.time(), "signal": "SIGTERM"}
-        write_atomically(attempt.rank_end(rank), json.dumps(end))
-    words = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
-    process = DetachedProcess.start(
-        ["sh", "-c", f"echo '{words}'; exit 75"],
-        env=os.environ,
-        log=attempt.step_log,
-        record_file=attempt.path / "step.json",
-        exit_file=attempt.path / "step.exit",
-    )
+        write_atomically(run.attempt(1).rank_end(rank), json.dumps(end))
+    printed = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
     away = Away()
     monkeypatch.setattr(Job, "look_for_preemption", lambda job: away(job))
-    monitor = _monitor(tmp_path, RunningAttempt(attempt, process, NODES), Speakers({}))
+    monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}))
     assert monitor.until_end().outcome == "interrupted"
     assert (monitor.job.stop.preempted, monitor.job.stop.signum, away.asked) == ("requeue", None, 3)

@@ -79,7 +79,8 @@ class Agent:
         attempt: int = 0,
         signals: deque[int] | None = None,
     ) -> None:
-        """
+        """Prepare; `run` does the work.
+
         Args:
             place: the node, and the run.
             on_missed_heartbeats: see OnMissedHeartbeats.
@@ -146,7 +147,7 @@ class Agent:
                 name = signal.Signals(self._signals.popleft()).name
                 self._send(AgentReport(self._stamp(), "signalled", {"signal": name}))
             for runner in self._runners:
-                if (reading := runner.silent_reading(self._patience_s)) is not None:
+                if (reading := runner.hanging_reading(self._patience_s)) is not None:
                     self._sensed(runner.name, reading)
             self._check_heartbeat()
             looked_at = time.monotonic()

@@ -57,7 +57,7 @@ def _blocking_reason(record: Progress, place: Place, attempt: AttemptDir) -> str
 
 
 def _handles(pid: int) -> bool:
-    """Whether a process has a handler for STACK_SIGNAL: SigCgt is a mask whose lowest bit is signal 1."""
+    """Return whether a process has a handler for STACK_SIGNAL: SigCgt is a mask whose lowest bit is signal 1."""
     try:
         caught = int(key_values(Path("/proc") / str(pid) / "status").get("SigCgt", ""), 16)
     except ValueError:

@@ -48,7 +48,7 @@ STAGGER_S = 2.0
 
 
 class StandbySupervisor:
-    """One agent's readiness to act for the supervisor."""
+    """One agent, ready to act for the supervisor."""
 
     def __init__(
         self,

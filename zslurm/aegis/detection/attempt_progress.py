@@ -126,7 +126,7 @@ class AttemptProgress:
         """Count time in which no report of any node was read as no agent's missed heartbeat.
 
         Returns:
-            Whether there was such a time. Perhaps the whole job was suspended: nobody could start, finish a step,
+            Whether there was such a time. Perhaps the whole job was suspended: no rank could start, finish a step,
             or be slow meanwhile.
         """
         away = now - (now if self._read_at is None else self._read_at)

@@ -51,7 +51,7 @@ class DeadNodes:
             why = declared.get(name)
             self._declared |= {name} & ours
             if why is None and name in trouble:
-                why = f"its agent is silent; {trouble[name]}"
+                why = f"its agent misses heartbeats; {trouble[name]}"
             elif why is None and progress.others_report(name, now) and not progress.is_lost(name):
                 why = self._why_dead(name, now, lost_peers=lost_peers)
             if why is not None:
@@ -66,14 +66,14 @@ class DeadNodes:
 
     def by_passed_limit(self, suspects: set[str], now: float, wall: float) -> list[Fault]:
         """Return the suspects as dead where a rank elsewhere has passed its limit and their peers report."""
-        why = "its agent is silent, and a rank elsewhere has passed its limit without progress"
+        why = "its agent misses heartbeats, and a rank elsewhere has passed its limit without progress"
         dead = [name for name in sorted(suspects) if self._progress.others_report(name, now)]
         return [self._node_dead(name, why, now, wall) for name in dead]
 
     def _why_dead(self, name: str, now: float, *, lost_peers: bool) -> str | None:
         """Return why an unheard node is dead, by what is seen elsewhere; None where it may be alive."""
         if lost_peers:
-            return "its agent is silent, and ranks elsewhere have lost their peers"
+            return "its agent misses heartbeats, and ranks elsewhere have lost their peers"
         progress, limit = self._progress, self._progress.settings.heartbeat_timeout_s
         others = [
             rank.row
@@ -87,7 +87,7 @@ class DeadNodes:
         halted_s = now - progress.front_moved
         if halted_s < max(limit, 2 * usual):
             return None
-        return f"its agent is silent, and no rank has finished a step for {halted_s:.0f} s"
+        return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
 
     def _node_dead(self, name: str, why: str, now: float, wall: float) -> Fault:
         self.dead.add(name)
@@ -113,5 +113,7 @@ class DeadNodes:
         if node.lost:
             return []
         node.lost = True
-        line = f"no word of the agent on {name} for {self._progress.unheard_s(name, now):.0f} s; its ranks go on"
+        line = (
+            f"no heartbeat of the agent on {name} for {self._progress.unheard_s(name, now):.0f} s; its ranks go on"
+        )
         return [Fault("agent_lost", "advisory", "node", wall, "agent", line, node=name)]

@@ -135,7 +135,7 @@ class AttemptMonitor:
         self._stop.look_once_signalled()
 
     def _excuse_pause(self) -> None:
-        """Where we were stopped ourselves, the ranks were, too: no deadline of theirs runs meanwhile."""
+        """Extend the ranks' deadlines by a time in which we were stopped ourselves: the ranks were, too."""
         paused_s = self._pauses.tick()
         if paused_s and self.job.stop.deadline is not None:
             self.job.stop.deadline += paused_s

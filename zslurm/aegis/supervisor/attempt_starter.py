@@ -36,7 +36,7 @@ class RunningAttempt:
 
     Attributes:
         attempt: its directory.
-        process: srun, or its local twin.
+        process: srun, or the local launcher's.
         nodes: where its ranks are, in their order.
         adopted: another supervisor has started it.
     """
@@ -61,7 +61,7 @@ class PendingDecision:
 
 
 def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> str:
-    """Say what ended an attempt of an earlier start of the job before its supervisor could say how it ended.
+    """Describe what ended an attempt of an earlier start of the job before its supervisor could record its end.
 
     Args:
         job: the present start.
@@ -93,11 +93,12 @@ class AttemptStarter:
     """Starts attempts in one start of the job."""
 
     def __init__(self, job: Job, nodes: Nodes) -> None:
+        """Prepare; no node was looked at yet."""
         self._job, self._nodes = job, nodes
         self._python: Interpreter | None = None
 
     def blocking_reason(self) -> Verdict | None:
-        """What keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
+        """Return what keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
 
         The nodes are looked at once.
         """
@@ -121,7 +122,7 @@ class AttemptStarter:
         return None
 
     def first_nodes(self) -> tuple[str, ...]:
-        """The nodes for the first attempt of a start of the job, spares left over.
+        """Return the nodes for the first attempt of a start of the job, spares left over.
 
         A job that was submitted again may have got nodes that are excluded. They are used where there are no
         others: to wait for better ones is the queue's business.
@@ -132,7 +133,7 @@ class AttemptStarter:
         return nodes[: self._nodes.needed]
 
     def _candidates(self) -> tuple[str, ...]:
-        """The nodes on which ranks may be started: without excluded ones, unless too few would be left."""
+        """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""
         usable, needed = self._nodes.usable(self._exclusions().values()), self._nodes.needed
         enough = len(usable) >= min(needed, self._job.spec.aegis.min_nodes or needed)
         return usable if enough else self._nodes.usable(())
@@ -192,7 +193,7 @@ class AttemptStarter:
         return RunningAttempt(attempt, plan.start(attempt), nodes)
 
     def left_over(self) -> RunningAttempt | PendingDecision | None:
-        """Where an earlier supervisor of this start of the job left off; the nodes that died under it stay dead.
+        """Find where an earlier supervisor of this start of the job left off; its dead nodes stay dead.
 
         Returns:
             The attempt that runs, or ended unseen; or what was decided after it, and perhaps not done; or None.
@@ -212,7 +213,7 @@ class AttemptStarter:
         return found
 
     def _died(self, events: Sequence[dict[str, Any]]) -> set[str]:
-        """Nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
+        """Return nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
         found: dict[int, set[str]] = {}
         for row in events:
             fault = Fault.of_event(row) if row.get("event") == "fault_detected" else None
@@ -223,7 +224,7 @@ class AttemptStarter:
         return set().union(*ours)
 
     def _of_this_start(self, attempt: AttemptDir) -> dict[str, Any] | None:
-        """The description of an attempt; None where it is not of this start of the job."""
+        """Return the description of an attempt; None where it is not of this start of the job."""
         described = read_json(attempt.description) or {}
         ours = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
         return described if ours else None
@@ -231,7 +232,7 @@ class AttemptStarter:
     def _left_by(
         self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
     ) -> RunningAttempt | PendingDecision | None:
-        """An attempt of this start of the job, or what was decided after it."""
+        """Return an attempt of this start of the job, or what was decided after it."""
         decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
         ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
         if decided and ended:

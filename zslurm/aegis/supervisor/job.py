@@ -45,6 +45,7 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
+        """Whether anything asked for it."""
         return self.signum is not None or self.preemption is not None
 
     @property
@@ -99,7 +100,7 @@ class Job:
 
     @classmethod
     def of(cls, run: RunDir, environ: dict[str, str], event: Record) -> Job:
-        """The job that this process runs in.
+        """Return the job that this process runs in.
 
         Raises:
             ConfigError: config.json is missing or damaged, or this is not a job.
@@ -122,6 +123,7 @@ class Job:
 
     @property
     def on_slurm(self) -> bool:
+        """Whether the job is one of Slurm."""
         return self.spec.cluster.launcher == "slurm"
 
     @property
@@ -158,5 +160,5 @@ class Job:
         return True
 
     def history(self) -> History:
-        """What the run went through until now."""
+        """Return what the run went through until now."""
         return history_of(read_jsonl(self.run.events))

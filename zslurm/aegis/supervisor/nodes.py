@@ -42,12 +42,12 @@ class Nodes:
         self.dead: set[str] = set()
 
     def usable(self, exclusions: Iterable[Exclusion]) -> tuple[str, ...]:
-        """Those that live and are not excluded."""
+        """Return those that live and are not excluded."""
         out = self.dead | {exclusion.node for exclusion in exclusions}
         return tuple(node for node in self.every if node not in out)
 
     def taken_back(self) -> set[str]:
-        """Nodes that Slurm took from the job because they failed; none where it does not say."""
+        """Return nodes that Slurm took from the job because they failed; none where that is unknown."""
         if not self.on_slurm:
             return set()
         job_id = self._environ["SLURM_JOB_ID"]
@@ -65,7 +65,7 @@ class Nodes:
         return min(self._spec.slurm.nodes, len(self.every)) if self.on_slurm else 1
 
     def slurm_is_away(self) -> str | None:
-        """Why no step can be started now, because the controller does not answer; None where it does."""
+        """Return why no step can be started now, because the controller does not answer; None where it does."""
         client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
         if not self.on_slurm or not client.can_control():
             return None
@@ -80,7 +80,7 @@ class Nodes:
     def resources(
         self, exclusions: Iterable[Exclusion], in_use: tuple[str, ...], *, look_elsewhere: bool
     ) -> Resources:
-        """What there is to go on with.
+        """Return what there is to continue with.
 
         Args:
             exclusions: those in force.
@@ -103,7 +103,7 @@ class Nodes:
         )
 
     def _elsewhere(self, excluded: set[str]) -> int | None:
-        """Nodes of the job's partition on which it could run, now or later; None where Slurm does not say."""
+        """Return how many nodes of its partition the job could run on, now or later; None where unknown."""
         partition = self._environ.get("SLURM_JOB_PARTITION")
         client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
         try:

@@ -74,7 +74,7 @@ class Recovery:
     def _decide(
         self, collected: FaultCollector, verdict: Verdict, running: RunningAttempt
     ) -> tuple[Decision, Resources]:
-        """What the policy says, once the nodes and GPUs that it names are looked at."""
+        """Return what the policy decides, once the nodes and GPUs that it names were tested."""
         settings, acts = self.settings, self.settings.mode == "act"
         tested: set[tuple[str, str]] = set()
         while True:
@@ -127,12 +127,12 @@ class Recovery:
             self._exclude(decision.exclude, decision.reason, situation.attempt)
 
     def _exclude(self, nodes: Sequence[str], reason: str, attempt: int) -> None:
-        """Nodes that are not used from now on."""
+        """Record that nodes are not used from now on."""
         expires = time.time() + self.settings.exclude_for_s
         self.job.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
 
     def carry_out(self, decision: Decision, verdict: Verdict) -> tuple[Verdict | None, tuple[str, ...]]:
-        """Do it: how the run ends in this job, or the nodes on which to start again."""
+        """Do it; return how the run ends in this job, or the nodes on which to start again."""
         if decision.action == "finish" or self.settings.mode != "act":
             return verdict, ()
         stop = self.job.stop
@@ -150,7 +150,7 @@ class Recovery:
         return None, decision.nodes
 
     def _interrupted(self, failed: Verdict | None) -> Verdict:
-        """The outcome of a run that is asked to stop while it recovers from a failure.
+        """Return the outcome of a run that is asked to stop while it recovers from a failure.
 
         Args:
             failed: of the attempt that failed; None where none did.
@@ -162,7 +162,7 @@ class Recovery:
         return Verdict("interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}"))
 
     def asked_between(self, verdict: Verdict | None = None) -> Verdict:
-        """How the run ends in this job where it is asked to stop while no ranks run.
+        """Return how the run ends in this job where it is asked to stop while no ranks run.
 
         Args:
             verdict: on the attempt that has just ended; None where that is decided upon.
@@ -188,7 +188,7 @@ class Recovery:
         return self.carry_out(decision, verdict)[0] or verdict
 
     def leave_to_slurm(self) -> None:
-        """Where Aegis does not act: wait until Slurm itself requeues the job that it preempts.
+        """Wait until Slurm itself requeues the job that it preempts.
 
         That is at the end of the grace time; a job that ended before would not come back.
         """
@@ -252,7 +252,7 @@ def _unfit(nodes: Sequence[str], agents: Agents | None, event: Callable[..., Non
 
 
 def _with_root(verdict: Verdict, root: Fault | None) -> Verdict:
-    """The verdict with the policy's root as its cause, unless it names that rank already."""
+    """Return the verdict with the policy's root as its cause, unless it names that rank already."""
     cause = verdict.cause
     if root is None or (cause is not None and cause.rank is not None and cause.rank == root.rank):
         return verdict
@@ -261,5 +261,5 @@ def _with_root(verdict: Verdict, root: Fault | None) -> Verdict:
 
 
 def _is_users_mistake(root: Fault | None) -> bool:
-    """Whether the configuration is wrong, which has an exit code of its own."""
+    """Return whether the configuration is wrong, which has an exit code of its own."""
     return root is not None and root.kind == "config_error"

@@ -130,7 +130,7 @@ class _Requeue:
         return bool(self.excluded or self.expired or self.size)
 
     def _change(self) -> str | None:
-        """It was requeued already: from here, though Slurm did not say so, or by Slurm itself; or cancelled."""
+        """Set the exclusions of a job that was requeued already, from here or by Slurm itself."""
         if not self._changes:
             return "" if self.asked else None
         try:
@@ -176,7 +176,7 @@ def _is_cancelled(job: Job) -> bool:
 def _wait_until_down(
     client: SlurmClient, job: Job, dead: Collection[str], sleep: Callable[[float], None]
 ) -> set[str]:
-    """Those that Slurm calls down, once it should have noticed all; not longer than the time limit leaves."""
+    """Wait until Slurm calls them down, as long as it may take and the time limit leaves; return those it does."""
     ends_at = float("inf")
     with contextlib.suppress(ZslurmError):
         record = client.queue([job.job_id]).get(job.job_id)
@@ -192,7 +192,7 @@ def _wait_until_down(
 
 
 def _dead_s(job: Job) -> dict[str, float]:
-    """Seconds since each node of the job died last."""
+    """Return seconds since each node of the job died last."""
     now, dead_s = time.time(), dict[str, float]()
     with contextlib.suppress(OSError):
         for row in read_jsonl(job.run.events):

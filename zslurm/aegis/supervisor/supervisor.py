@@ -1,12 +1,12 @@
 """The supervisor: starts the ranks, watches them, and brings the run back when they fail.
 
-It stands beside the ranks, never above them. They live in a step of their own; all it knows lies in files of
-the run directory. So it may be killed at any moment: the batch script starts it again, and it takes the running
+It runs beside the ranks, never above them. They have their own step; all it knows is in files of the run
+directory. So it may be killed at any moment: the batch script starts it again, and it takes the running
 step up where its predecessor left it, or records how the step ended meanwhile, or carries out what was decided.
 
-    start the ranks -> watch -> end what is left of them -> decide -> start again, requeue the job, or stop
+    start the ranks -> monitor the attempt -> clean up -> decide -> start again, requeue the job, or stop
 
-What a fault means and what to do about it is the policy's to say (aegis/policy/policy.py); here it is done.
+What follows an attempt is decided and done in recovery.py.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _agents(self, adopted: int) -> Iterator[Agents | None]:
-        """Somebody on each node that lives; nobody where Aegis is off.
+        """Have an agent on each node that lives; none where Aegis is off.
 
         Args:
             adopted: number of the attempt that an earlier supervisor's agents have watched; 0: none.
@@ -129,9 +129,9 @@ class Supervisor:
             agents.stop()
 
     def _end(self, code: int) -> int:
-        """Tell the batch script that the run is over in this job.
+        """Have the batch script know that the run is over in this job.
 
-        Where the run directory is lost there is no file to write it into: the exit code of this process tells.
+        Where the run directory is lost there is no file to write it into: the exit code of this process shows it.
         """
         if self.job.presence.lost() is not None:
             os._exit(Exit.STOPPED)
@@ -202,7 +202,7 @@ class Supervisor:
         return None
 
     def _one(self, running: RunningAttempt) -> tuple[Verdict | None, tuple[str, ...]]:
-        """Watch an attempt to its end and do what follows: how the run ends here, or the nodes to go on with."""
+        """Watch an attempt to its end and do what follows: end the run here, or return nodes to continue with."""
         number = running.attempt.number
         if self.agents is not None:
             self.agents.attempt = number

@@ -7,9 +7,9 @@ again.
 A process that waits for a file system or a driver cannot die before that answers, and may still write into the
 checkpoint. Nothing starts beside it: the supervisor waits, and looks again and again. On one node it gets ten
 minutes (ten times aegis.teardown_s); then the node is broken, and not used again. On several it is hardly they,
-but what they share: nobody is blamed, and they get an hour (60 times). What is left there after that is Slurm's
+but what they share: no node is excluded, and they get an hour (60 times). What is left there after that is Slurm's
 to end: the job is requeued, and gets no node on which Slurm could not end everything. Where the run is asked to
-stop, nobody waits.
+stop, nothing is waited for.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from zslurm.slurm.hostlist import compress
 _SRUN_ENDS_S = 3.0
 """How long srun gets to see that its ranks are gone."""
 
-_TOLD_S = 1.0
+_TAKES_ORDER_S = 1.0
 """How long Slurm gets to take the order to end the step, before srun itself is killed."""
 
-_QUIET_S = 2.5
-"""An agent that has said nothing for so long is not waited for: it reports every second, or as is set."""
+_PATIENCE_S = 2.5
+"""An agent that has not reported for so long is not waited for: it reports every second, or as is set."""
 
-_FIRST_WORD_S = 15.0
-"""How long agents that have just been started get to say their first word."""
+_FIRST_REPORT_S = 15.0
+"""How long agents that have just been started get for their first report."""
 
 _ANSWER_S = 5.0
-"""How long an answer may take besides the work that it tells of."""
+"""How long an answer may take besides the work that it is about."""
 
 _LOOK_S = 2.0
 """Between two looks whether processes that could not die are gone."""
@@ -51,8 +51,8 @@ _ONE_NODE, _SEVERAL_NODES = 10, 60
 
 
 def patience_s(settings: AegisSection) -> float:
-    """Seconds after which an agent that has said nothing is not waited for."""
-    return max(_QUIET_S, 3 * settings.sensors.progress_s)
+    """Return seconds after which an agent that has not reported is not waited for."""
+    return max(_PATIENCE_S, 3 * settings.sensors.progress_s)
 
 
 def end_step(running: RunningAttempt, job_id: str | None) -> None:
@@ -91,8 +91,8 @@ def clear(
         return process.poll() is not None
 
     answers: dict[str, Answer] = {}
-    if agents is not None and running.adopted:  # whose step ended before our agents could say a word
-        _wait(agents.liveness.any_responding, _FIRST_WORD_S)
+    if agents is not None and running.adopted:  # whose step ended before our agents could report
+        _wait(agents.liveness.any_responding, _FIRST_REPORT_S)
     heard = [
         node
         for node in nodes
@@ -105,7 +105,7 @@ def clear(
     if not ended():
         if answers:  # the ranks are gone: what is left is Slurm's own tidying, which may wait for a dead node
             threading.Thread(target=kill_step, args=(process, running.attempt, job_id), daemon=True).start()
-            _wait(ended, _TOLD_S)
+            _wait(ended, _TAKES_ORDER_S)
         else:
             kill_step(process, running.attempt, job_id)
         process.signal_group(signal.SIGKILL)
@@ -116,10 +116,10 @@ def clear(
         unkillable = _Unkillable(agents, number, answers, alive, settings)
         faults = unkillable.wait_for_exit(event, is_asked_to_stop)
     left = {node: answer.why for node, answer in answers.items() if not answer.ok}
-    silent = [node for node in nodes if node not in answers] if agents is not None else []
+    unseen = [node for node in nodes if node not in answers] if agents is not None else []
     seconds = round(time.monotonic() - started, 3)
     # GPU memory that stays in use is recorded, no more: on a shared node it may be somebody else's.
-    event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=silent)
+    event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=unseen)
     return faults
 
 
@@ -142,7 +142,10 @@ class _Unkillable:
     settings: AegisSection
 
     def wait_for_exit(self, event: Callable[..., None], is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
-        """Wait until they are gone; returns what is to be said of them, nothing where the run is asked to stop."""
+        """Wait until they are gone; return faults for what held them up and for those that stay.
+
+        There are none where the run is asked to stop.
+        """
         began, seen = time.monotonic(), time.time()
         nodes = most = self._nodes()
         while nodes and self.settings.mode == "act":
@@ -170,7 +173,7 @@ class _Unkillable:
         return faults
 
     def _nodes(self) -> list[str]:
-        """Where they are."""
+        """Return where they are."""
         alive = self.alive()
         return [node for node in _with_processes(self.answers) if node in alive]
 
@@ -184,7 +187,7 @@ class _Unkillable:
 
 
 def _with_processes(answers: Mapping[str, Answer]) -> list[str]:
-    """Nodes on which processes are left."""
+    """Return nodes on which processes are left."""
     return [node for node, answer in answers.items() if answer.values.get("left")]
 
 

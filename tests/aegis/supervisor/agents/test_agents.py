@@ -293,7 +293,7 @@ def test_a_silent_agent_is_replaced_and_not_heard_any_more(slurm: SteeredAgents)
     slurm.ask_for("mute", "node2")
     (lost,) = slurm.wait_for_event("agent_lost")
     assert lost["node"] == "node2"
-    assert "no word of the agent" in lost["reason"]
+    assert "no heartbeat of the agent" in lost["reason"]
     slurm.no_more("mute", "node2")
     slurm.wait_for_event("agent_restarted")
     slurm.wait_for_report("node2")

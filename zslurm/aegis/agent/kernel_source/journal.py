@@ -66,6 +66,7 @@ class Journal(Source):
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def lines(self) -> list[str]:
+        """See Source."""
         assert self._process is not None and self._process.stdout is not None
         began = time.time()
         found: list[str] = []
@@ -81,9 +82,11 @@ class Journal(Source):
         return [text_of(line) for line in found]
 
     def position(self) -> Position:
+        """See Source."""
         return {"since": self._at}
 
     def close(self) -> None:
+        """See Source."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

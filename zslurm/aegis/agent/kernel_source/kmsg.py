@@ -41,7 +41,7 @@ class Kmsg(Source):
         except OSError as error:
             raise Unavailable(f"{path}: {error.strerror}") from error
         try:
-            os.lseek(self._fd, 0, os.SEEK_SET)  # the oldest record; only reading tells the number of the newest
+            os.lseek(self._fd, 0, os.SEEK_SET)  # the oldest record; only reading shows the number of the newest
             self._skip(known if isinstance(known, int) else None)
         except (OSError, Unavailable) as error:
             self.close()
@@ -77,6 +77,7 @@ class Kmsg(Source):
                 raise Unavailable(f"{self._path}: {error.strerror}") from error
 
     def lines(self) -> list[str]:
+        """See Source."""
         found: list[str] = []
         for _ in range(MOST_RECORDS):
             record, self._next = self._next or self._take(), None
@@ -89,9 +90,11 @@ class Kmsg(Source):
         return found
 
     def position(self) -> Position:
+        """See Source."""
         return {"boot": self._boot, "record": self._record}
 
     def close(self) -> None:
+        """See Source."""
         with suppress(OSError):
             os.close(self._fd)
 

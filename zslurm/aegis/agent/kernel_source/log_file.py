@@ -72,6 +72,7 @@ class LogFile(Source):
         os.lseek(self._fd, self._read, os.SEEK_SET)
 
     def position(self) -> Position:
+        """See Source."""
         if self._fd is None:
             return {"device": 0, "inode": 0, "offset": 0}
         status = os.fstat(self._fd)
@@ -79,6 +80,7 @@ class LogFile(Source):
         return {"device": status.st_dev, "inode": status.st_ino, "offset": offset}
 
     def lines(self) -> list[str]:
+        """See Source."""
         found: list[str] = []
         if self._fd is None:
             self._open()
@@ -124,6 +126,7 @@ class LogFile(Source):
         return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
 
     def close(self) -> None:
+        """See Source."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -124,7 +124,7 @@ class AgentKeeper:
             if node.link is None:
                 continue
             if node.heard is not None and now - node.heard > self._timeout_s:
-                self.mark_lost(name, node, f"no word of the agent for {now - node.heard:.0f} s", now)
+                self.mark_lost(name, node, f"no heartbeat of the agent for {now - node.heard:.0f} s", now)
             elif node.heard is None and not node.is_starting(now):
                 self.mark_lost(name, node, f"the agent did not report within {STARTUP_TIMEOUT_S:.0f} s", now)
 

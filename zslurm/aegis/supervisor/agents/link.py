@@ -126,7 +126,7 @@ class AgentLink:
 
     @property
     def refused(self) -> bool:
-        """Whether the command ended and names no node: Slurm started nothing, perhaps for the sake of one."""
+        """Whether the command ended and names no node: Slurm started nothing, perhaps because of one."""
         return self.over and not task_failures(self.error_output()) and not self.without_node()
 
     @property
