@@ -2,7 +2,7 @@
 
 A sensor reports changes. What it compares with belongs to the attempt and not to the agent: an agent that is
 started anew in mid-attempt must see what broke meanwhile. So each sensor leaves what it saw when the
-attempt began (`Sensor.memory`), and the next agent's sensor goes on from there (`Sensor.recall`).
+attempt began (`Sensor.memory`), and the next agent's sensor continues from there (`Sensor.recall`).
 
 The file is written whole and put in place by rename. One that is missing, damaged, or somebody else's is as good
 as none: sensors then begin anew, and the agent reports that they did. The directory is open to every user, so a

@@ -1,6 +1,6 @@
 """Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not show, beside everything else.
 
-The tool takes a second of CPU time, or for ever where the driver is wedged. So it is asked in a thread of its own,
+The tool takes a second of CPU time, or for ever where the driver is wedged. So it is asked in a separate thread,
 rests ten times as long as it worked (a hundred times where sysfs already counts errors), and is asked again only
 now and then once it failed.
 """

@@ -4,7 +4,7 @@ It reports on its standard output where the ranks of the node are, and what its 
 from its standard input (zslurm.aegis.protocol). It lives as long as the start of the job, across attempts; the
 supervisor's heartbeats name the attempt that runs.
 
-Whatever may hang has a thread of its own: a wedged driver or file system must not delay the report that ranks make
+Whatever may hang has a separate thread: a wedged driver or file system must not delay the report that ranks make
 progress, nor the next command. It runs behind the ranks (nice), and does nothing between its looks.
 
 When the supervisor sends no heartbeat for aegis.standby_s, or the pipe from it is closed, `on_missed_heartbeats`

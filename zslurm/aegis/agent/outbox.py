@@ -12,7 +12,7 @@ _MOST_WAITING = 2000
 
 
 class Outbox:
-    """Writes lines to a file descriptor in a thread of its own."""
+    """Writes lines to a file descriptor in a separate thread."""
 
     def __init__(self, fd: int) -> None:
         """Start the thread that writes to `fd`."""

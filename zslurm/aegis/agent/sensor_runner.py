@@ -1,4 +1,4 @@
-"""Runs each sensor in a thread of its own, hands on what is new, and keeps what the next agent must know.
+"""Runs each sensor in a separate thread, hands on what is new, and keeps what the next agent must know.
 
 A sensor that hangs in a driver or a dead mount is reported by the thread that looks (`hanging_reading`); its own
 thread cannot be ended, and is not waited for.

@@ -113,7 +113,6 @@ class DeadNodes:
         if node.lost:
             return []
         node.lost = True
-        line = (
-            f"no heartbeat of the agent on {name} for {self._progress.unheard_s(name, now):.0f} s; its ranks go on"
-        )
+        unheard_s = self._progress.unheard_s(name, now)
+        line = f"no heartbeat of the agent on {name} for {unheard_s:.0f} s; its ranks make progress"
         return [Fault("agent_lost", "advisory", "node", wall, "agent", line, node=name)]

@@ -261,5 +261,5 @@ def _with_root(verdict: Verdict, root: Fault | None) -> Verdict:
 
 
 def _is_users_mistake(root: Fault | None) -> bool:
-    """Return whether the configuration is wrong, which has an exit code of its own."""
+    """Return whether the configuration is wrong, which has its own exit code."""
     return root is not None and root.kind == "config_error"

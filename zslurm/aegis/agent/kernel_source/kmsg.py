@@ -71,7 +71,7 @@ class Kmsg(Source):
                 return os.read(self._fd, CHUNK) or None
             except BlockingIOError:
                 return None
-            except BrokenPipeError:  # records were overwritten before they were read: the next read goes on behind
+            except BrokenPipeError:  # records were overwritten before they were read; the next read continues
                 continue
             except OSError as error:
                 raise Unavailable(f"{self._path}: {error.strerror}") from error

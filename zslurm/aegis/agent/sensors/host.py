@@ -75,7 +75,7 @@ class Host(Sensor):
         return Reading(faults=tuple(faults), values=measured)
 
     def _killed(self, kills: dict[str, int]) -> list[Fault]:
-        """New kills. Those of the job count; the whole host's only where the job has no counter of its own."""
+        """New kills. Those of the job count; the whole host's only where the job has no counter."""
         before, self._kills = self._kills, {**self._kills, **kills}
         for where, count in kills.items():
             self._began.setdefault(where, count)

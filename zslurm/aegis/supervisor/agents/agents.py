@@ -17,7 +17,7 @@ older ones.
 Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Four kinds of threads do the
 work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
 agents alive (keeper.py); two for each link read (link.py). Where no agent can be started the
-supervisor goes on without, and one event records it.
+supervisor continues without, and one event records it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Agents:
             self._events.append((kind, fields))
 
     def _in_thread(self, name: str, work: Callable[[], None]) -> None:
-        """Do something in a thread of its own. A mistake in it is recorded, and costs the supervisor nothing."""
+        """Do something in a separate thread. A mistake in it is recorded, and costs the supervisor nothing."""
 
         def guarded() -> None:
             try:

@@ -1,6 +1,6 @@
 """Keeps an agent alive on each node: one thread starts them, notices lost ones and starts those again.
 
-It waits for nothing: what asks Slurm, or ends a step, runs in a thread of its own. Where Slurm refuses a step as a
+It waits for nothing: what asks Slurm, or ends a step, runs in a separate thread. Where Slurm refuses a step as a
 whole, as it does for one node that is gone, the step is bisected until the other nodes have their agents.
 """
 
@@ -52,7 +52,7 @@ class AgentKeeper:
                 supervisor.
             on_line: called with each line of an agent's output.
             event: `event(kind, **fields)` records what became of the agents.
-            in_thread: `in_thread(name, work)` runs something in a thread of its own.
+            in_thread: `in_thread(name, work)` runs something in a separate thread.
         """
         self._timeout_s = settings.heartbeat_timeout_s
         self._liveness, self._launcher = liveness, launcher

@@ -39,7 +39,7 @@ class AgentLink:
         name: str,
         heard: Callable[[AgentLink, bytes], None],
     ) -> None:
-        """Start the command, in a session of its own.
+        """Start the command, in a new session.
 
         Args:
             command: srun and its agents, or one agent.
@@ -131,7 +131,7 @@ class AgentLink:
 
     @property
     def pid(self) -> int:
-        """The process of the command, which leads a group of its own."""
+        """The process of the command, which leads its own group."""
         return self._process.pid
 
     @property

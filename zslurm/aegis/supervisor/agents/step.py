@@ -1,6 +1,6 @@
 """How agents are started and ended: on Slurm a step beside the training, elsewhere a child process.
 
-Each method may wait for Slurm, which may be slow or away; call those that do so in a thread of their own.
+Each method may wait for Slurm, which may be slow or away; call those that do so in a separate thread.
 """
 
 from __future__ import annotations
