@@ -23,7 +23,7 @@ import psutil
 from benchmarks.common import write_result
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp, encode_report
-from zslurm.aegis.supervisor.agents import Agents
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import RunSpec
@@ -95,7 +95,7 @@ def supervise(directory: Path, *, with_agents: bool) -> dict[str, Any]:
         for heard in agents.reports():
             detector.feed(heard.report, heard.time)
             reports += 1
-        faults += detector.check(time.monotonic(), time.time(), trouble=agents.unreachable() | agents.slurm_says())
+        faults += detector.check(time.monotonic(), time.time(), trouble=agents.liveness.trouble())
         time.sleep(_LOOK_S)
     assert cpu is not None
     spent = time.process_time() - cpu

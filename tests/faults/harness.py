@@ -32,7 +32,7 @@ AEGIS: dict[str, Any] = {
     "grace_s": 15,
     "save_s": 20,
     "lost_peer_s": 60,
-    "deputy_s": 8,
+    "standby_s": 8,
     "tolerate_s": 30,
     "hang": {"setup_s": 120, "step_s": 6, "step_factor": 20, "save_s": 60, "eval_s": 60},
 }

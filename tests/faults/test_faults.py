@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from tests.faults import checks
@@ -24,25 +27,32 @@ _ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.fau
 
 @pytest.mark.parametrize("row", _ALL)
 def test_the_run_survives(row: Row, site: tuple[User, FaultNodes], undisturbed: Undisturbed, table: Table) -> None:
-    user, nodes = site
-    curve = undisturbed.curve(user, nodes)
-    run = FaultRun(user, nodes, f"fault-{row.number:02d}")
-    try:
-        injected = _inject(row, run)
+    curve = undisturbed.curve(*site)
+    with run_of(row, site) as run:
+        injected = inject(row, run)
         end = run.wait_until_over()
         table.add(_measure(row, run, injected, end["outcome"]))
-        _check(row, run, injected, end["outcome"])
+        check(row, run, injected, end["outcome"])
         if row.ends == "completed" and row.same_size:
             checks.same_curve(run, curve)
         elif row.ends == "completed":
             checks.close_curve(run, curve, undisturbed.spread())
+
+
+@contextmanager
+def run_of(row: Row, site: tuple[User, FaultNodes]) -> Iterator[FaultRun]:
+    """The run that a row's fault happens to; what fails is raised with its story, and nothing of it is left."""
+    run = FaultRun(*site, f"fault-{row.number:02d}")
+    try:
+        yield run
     except (AssertionError, TimeoutError) as error:
         raise AssertionError(f"{error}\n{run.story()}") from error
     finally:
         run.cleanup()
 
 
-def _inject(row: Row, run: FaultRun) -> Injected:
+def inject(row: Row, run: FaultRun) -> Injected:
+    """Submit the run as the row has it, and let the fault happen."""
     if row.small_disk_mb is not None:
         run.put_checkpoints_on_small_disk(row.small_disk_mb)
     slurm = dict(row.slurm)
@@ -59,7 +69,7 @@ def _inject(row: Row, run: FaultRun) -> Injected:
     return row.inject(run)
 
 
-def _check(row: Row, run: FaultRun, injected: Injected, outcome: str) -> None:
+def check(row: Row, run: FaultRun, injected: Injected, outcome: str) -> None:
     """What was noticed and done, and how it ended."""
     state = run.wait_until_idle()
     assert outcome == ("completed" if row.ends == "completed" else "failed"), state

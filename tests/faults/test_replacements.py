@@ -14,7 +14,7 @@ import pytest
 from tests.faults.harness import FaultRun
 from tests.faults.matrix import SPARE, VICTIM, Injected, Row, break_gpu, kill_nodes, pull_cable
 from tests.faults.nodes import FaultNodes
-from tests.faults.test_faults import _check, _inject
+from tests.faults.test_faults import check, inject, run_of
 from tests.on_slurm.test_runs import User
 from zslurm.run.run_dir import RunDir
 
@@ -42,26 +42,14 @@ def without_controller(inject: Inject) -> Inject:
     return happens
 
 
-def without_supervisor(inject: Inject) -> Inject:
-    """The supervisor is killed, and the fault happens before its successor's agents look."""
-
-    def happens(run: FaultRun) -> Injected:
-        run.wait_for_step()
-        run.kill_supervisor()
-        return inject(run)
-
-    return happens
+def kill_supervisor(run: FaultRun) -> None:
+    """So that the fault happens before its successor's agents look."""
+    run.kill_supervisor()
 
 
-def without_agent(inject: Inject) -> Inject:
-    """The agent of the victim's node is killed, and the fault happens before the next one looks."""
-
-    def happens(run: FaultRun) -> Injected:
-        run.wait_for_step()
-        run.agent(run.node_of(VICTIM)).kill()
-        return inject(run)
-
-    return happens
+def kill_agent(run: FaultRun) -> None:
+    """That of the victim's node: the fault happens before the next one looks."""
+    run.agent(run.node_of(VICTIM)).kill()
 
 
 def without_controller_and_agents(run: FaultRun) -> Injected:
@@ -77,6 +65,31 @@ def without_controller_and_agents(run: FaultRun) -> Injected:
     return Injected(now)
 
 
+_NOTICED_AS = {break_gpu: "gpu_ras_uncorrectable", pull_cable: "nic_link_down"}
+
+
+def _while_replaced(
+    number: int, fault: str, replaced: str, inject: Inject, kill: Callable[[FaultRun], None]
+) -> Row:
+    """A fault right after the process that would have noticed it was killed."""
+
+    def happens(run: FaultRun) -> Injected:
+        run.wait_for_step()
+        kill(run)
+        return inject(run)
+
+    return Row(
+        number,
+        f"{fault} while {replaced} is replaced",
+        happens,
+        (_NOTICED_AS[inject],),
+        ("swap",),
+        slurm=SPARE,
+        pace_s=1.0,
+        aegis={"tolerate_s": 10} if inject is pull_cable else {},
+    )
+
+
 ROWS = (
     Row(
         31,
@@ -87,44 +100,10 @@ ROWS = (
         slurm=SPARE,
         pace_s=2.0,
     ),
-    Row(
-        32,
-        "ECC error while the supervisor is replaced",
-        without_supervisor(break_gpu),
-        ("gpu_ras_uncorrectable",),
-        ("swap",),
-        slurm=SPARE,
-        pace_s=1.0,
-    ),
-    Row(
-        33,
-        "NIC down while the supervisor is replaced",
-        without_supervisor(pull_cable),
-        ("nic_link_down",),
-        ("swap",),
-        slurm=SPARE,
-        pace_s=1.0,
-        aegis={"tolerate_s": 10},
-    ),
-    Row(
-        34,
-        "ECC error while the agent is replaced",
-        without_agent(break_gpu),
-        ("gpu_ras_uncorrectable",),
-        ("swap",),
-        slurm=SPARE,
-        pace_s=1.0,
-    ),
-    Row(
-        35,
-        "NIC down while the agent is replaced",
-        without_agent(pull_cable),
-        ("nic_link_down",),
-        ("swap",),
-        slurm=SPARE,
-        pace_s=1.0,
-        aegis={"tolerate_s": 10},
-    ),
+    _while_replaced(32, "ECC error", "the supervisor", break_gpu, kill_supervisor),
+    _while_replaced(33, "NIC down", "the supervisor", pull_cable, kill_supervisor),
+    _while_replaced(34, "ECC error", "the agent", break_gpu, kill_agent),
+    _while_replaced(35, "NIC down", "the agent", pull_cable, kill_agent),
     Row(
         36,
         "srun of the agents gives up while slurmctld is away",
@@ -146,14 +125,8 @@ def memory_left(run: FaultRun, injected: Injected) -> list[Path]:
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.id) for row in ROWS])
 def test_the_run_survives(row: Row, site: tuple[User, FaultNodes]) -> None:
-    user, nodes = site
-    run = FaultRun(user, nodes, f"fault-{row.number:02d}")
-    try:
-        injected = _inject(row, run)
+    with run_of(row, site) as run:
+        injected = inject(row, run)
         end = run.wait_until_over()
-        _check(row, run, injected, end["outcome"])
+        check(row, run, injected, end["outcome"])
         assert not memory_left(run, injected), "what agents remember of an attempt is removed with the run"
-    except (AssertionError, TimeoutError) as error:
-        raise AssertionError(f"{error}\n{run.story()}") from error
-    finally:
-        run.cleanup()

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.supervisor.agents import Agents
+from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.config.load import load_spec
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
@@ -54,7 +54,7 @@ def watch(run: RunDir) -> None:
         while True:
             for heard in agents.reports():
                 detector.feed(heard.report, heard.time)
-            if (trouble := agents.unreachable() | agents.slurm_says()) != known:
+            if (trouble := agents.liveness.trouble()) != known:
                 known = trouble
                 write("trouble", nodes=trouble)
             for fault in detector.check(time.monotonic(), time.time(), trouble=trouble):

@@ -41,7 +41,7 @@ class WatchedJob:
             directory,
             cluster={"name": "lab", "launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x"},
             slurm={"nodes": N_NODES},
-            aegis={"deputy_s": 6.0},
+            aegis={"standby_s": 6.0},
         )
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)

@@ -47,7 +47,7 @@ class Site:
     def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
         self.cluster, self.directory = cluster, directory
         sensors = {"kernel_log": str(directory / "kern-%n.log"), "progress_s": 0.5, "period_s": 0.5}
-        self.run: RunDir = make_run(directory, sensors=sensors, aegis={"deputy_s": 5})
+        self.run: RunDir = make_run(directory, sensors=sensors, aegis={"standby_s": 5})
         (directory / "rank.py").write_text(RANK)
         (directory / "logs").mkdir()
         for path in (directory, *directory.rglob("*")):

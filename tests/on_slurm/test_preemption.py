@@ -115,7 +115,7 @@ def test_a_successor_continues_where_preemption_cancels_the_job(user: User) -> N
 
 def test_a_suspended_run_goes_on_as_if_nothing_had_been(user: User) -> None:
     """No heartbeat, hang limit or clock takes the pause for a fault, though it is longer than all of them."""
-    limits = {"hang": {"step_s": 6, "step_factor": 1.5}, "silent_s": 6, "deputy_s": 8}
+    limits = {"hang": {"step_s": 6, "step_factor": 1.5}, "heartbeat_timeout_s": 6, "standby_s": 8}
     job_id = start(user, "paused", "batch", step=4, aegis={"grace_s": 3, **limits})
     user.cluster.run_as_root(["scontrol", "suspend", job_id])
     assert user.wait_for_state("paused", "suspended")

@@ -127,7 +127,7 @@ class AgentReport:
     """What became of the agent itself.
 
     Attributes:
-        event: `started`; `silent`, when it has not heard of the supervisor for aegis.deputy_s; `heard`, when it
+        event: `started`; `silent`, when it has not heard of the supervisor for aegis.standby_s; `heard`, when it
             has again; `signalled`, when it got a signal; `ended`.
         values: more about it: `pid`, `seconds`, `signal`, `reason`.
     """

@@ -111,11 +111,11 @@ class AegisSection(Section):
         "stopped; see checkpoint.rescue_dir",
     )
     poll_s: Positive = Field(0.25, description="seconds between two looks of the supervisor")
-    silent_s: Positive = Field(
-        8.0, description="seconds without a word of a node's agent, and without progress, after which it is dead"
+    heartbeat_timeout_s: Positive = Field(
+        8.0, description="seconds without a report of a node's agent, and without progress, after which it is dead"
     )
-    deputy_s: Positive = Field(
-        20.0, description="seconds without a word of the supervisor after which an agent acts in its place"
+    standby_s: Positive = Field(
+        20.0, description="seconds without a heartbeat of the supervisor after which an agent acts in its place"
     )
     tolerate_s: Positive = Field(
         60.0, description="seconds that a network fault may last before the attempt is given up for it"

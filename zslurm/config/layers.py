@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.config import yaml12
+from zslurm.config.renamed_keys import RENAMED, present_names, present_path
 from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
 
@@ -63,10 +64,15 @@ class Layers:
         if not isinstance(data, dict):
             raise ConfigError(f"{file}:1: expected sections such as `model:` and `phases:`, not a single value")
 
+        old_lines: dict[KeyPath, int | None] = {
+            (old[0], new): document.lines.get(old) for old, new in RENAMED.items()
+        }
+
         def origin(path: KeyPath) -> Origin:
-            return Origin(layer, file, document.lines.get(path))
+            return Origin(layer, file, document.lines.get(path, old_lines.get(path)))
 
         self.top = Origin(layer, file)
+        data = present_names(data, {key: Origin(layer, file, document.lines.get(key)).place for key in RENAMED})
         # A section whose every line is commented out says nothing.
         self._merge(self.data, {key: {} if value is None else value for key, value in data.items()}, (), origin)
 
@@ -109,7 +115,11 @@ class Layers:
         path = parse_path(text) if equals else ()
         if not path:
             raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as phases[0].lr=3e-4")
+        path = present_path(path, "--set")
         value = yaml12.parse(value_text, f"--set {text}").data
+        if len(path) == 1:
+            section = str(path[0])
+            value = present_names({section: value}, dict.fromkeys(RENAMED, "--set"))[section]
         target: Any = self.data
         for depth, part in enumerate(path[:-1]):
             if isinstance(part, int):

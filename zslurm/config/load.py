@@ -17,6 +17,7 @@ from zslurm.checkpoint_tools.plain import load_json
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers, Origin, show_path
 from zslurm.config.problems import describe
+from zslurm.config.renamed_keys import present_names
 from zslurm.config.spec import CONTROL, RECORDED, RunSpec
 from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
@@ -228,7 +229,7 @@ def load_spec(config_json: Path) -> RunSpec:
     if not isinstance(data, dict):
         raise ConfigError(f"{config_json}: it is no configuration of a run")
     try:
-        return RunSpec.model_validate(data, context=RECORDED)
+        return RunSpec.model_validate(present_names(data), context=RECORDED)
     except ValidationError as error:
         origin = Origin("run file", str(config_json))
         raise ConfigError(describe(error, Layers(data, {(): origin}, origin), RunSpec)[0]) from error

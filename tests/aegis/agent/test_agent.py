@@ -22,7 +22,7 @@ from tests.aegis.places import place
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
-from zslurm.aegis.agent.main import Agent, OnSilence
+from zslurm.aegis.agent.main import Agent, OnMissedHeartbeats
 from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
 from zslurm.aegis.protocol import (
     AgentReport,
@@ -163,7 +163,7 @@ def test_it_says_which_ranks_it_could_not_ask_for_stacks(agent: AgentProcess, at
 
 
 def test_without_a_supervisor_it_ends(agents: list[AgentProcess], tmp_path: Path) -> None:
-    run = make_run(tmp_path, aegis={"deputy_s": 1})
+    run = make_run(tmp_path, aegis={"standby_s": 1})
     agents.append(AgentProcess.here(run))
     agents[0].hang_up()
     assert agents[0].wait() == 0
@@ -171,7 +171,7 @@ def test_without_a_supervisor_it_ends(agents: list[AgentProcess], tmp_path: Path
 
 
 def test_its_own_sleep_is_not_the_supervisors_silence(agents: list[AgentProcess], tmp_path: Path) -> None:
-    agents.append(AgentProcess.here(make_run(tmp_path, aegis={"deputy_s": 4})))
+    agents.append(AgentProcess.here(make_run(tmp_path, aegis={"standby_s": 4})))
     agent = agents[0]
     agent.keep_beating()
     agent.fresh_progress()
@@ -349,12 +349,15 @@ class Here:
     """An agent in a thread of the test, on a pair of pipes."""
 
     def __init__(
-        self, at: Place, sensors: dict[str, Make], on_silence: OnSilence = lambda seconds, hung_up: True
+        self,
+        at: Place,
+        sensors: dict[str, Make],
+        missed: OnMissedHeartbeats = lambda seconds, hung_up: True,
     ) -> None:
         commands, self._in = os.pipe()
         self._out, reports = os.pipe()
         self._fds = (commands, self._in, self._out, reports)
-        self.agent = Agent(at, on_silence=on_silence, sensors=sensors, commands=commands, reports=reports)
+        self.agent = Agent(at, on_missed_heartbeats=missed, sensors=sensors, commands=commands, reports=reports)
         self.reports: list[Report] = []
         self._thread = threading.Thread(target=self.agent.run)
         self._thread.start()
@@ -407,7 +410,7 @@ def test_a_sensor_that_hangs_is_told_once_and_holds_up_nobody(tmp_path: Path) ->
     seen = len(here.progress())
     wait_for(lambda: len(here.progress()) > seen + 150, "progress to be told on")
     (report,) = here.sensed("wedged")
-    assert (report.ok, report.why) == (False, "it has said nothing for 0.1 s: it hangs")
+    assert (report.ok, report.why) == (False, "nothing was read for 0.1 s: it hangs")
     assert here.sensed("fine")[0].ok
     wedged.set()
     wait_for(lambda: here.sensed("wedged")[1:], "the sensor to come back")
@@ -444,7 +447,7 @@ def test_sensors_that_fail_say_so_once(tmp_path: Path) -> None:
 
 
 def test_progress_that_cannot_be_read_is_told_and_the_node_is_not_silent(tmp_path: Path) -> None:
-    at = fast(tmp_path, deputy_s=3600.0)
+    at = fast(tmp_path, standby_s=3600.0)
     directory = at.run.attempt(2).progress(at.environ)
     directory.touch()
     here = Here(at, {})
@@ -476,17 +479,19 @@ def test_readings_without_news_are_not_repeated(tmp_path: Path) -> None:
     here.quit()
 
 
-def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back(tmp_path: Path) -> None:
+def test_the_standby_is_asked_until_it_is_done_or_the_supervisor_is_back(
+    tmp_path: Path,
+) -> None:
     asked: list[float] = []
 
-    def on_silence(seconds: float, hung_up: bool) -> bool:
+    def on_missed_heartbeats(seconds: float, hung_up: bool) -> bool:
         assert not hung_up
         asked.append(seconds)
         return len(asked) >= 3 and "heard" in here.events()
 
-    here = Here(fast(tmp_path, deputy_s=1.5), {}, on_silence)
+    here = Here(fast(tmp_path, standby_s=1.5), {}, on_missed_heartbeats)
     here.read_on()
-    wait_for(lambda: len(asked) >= 2, "the deputy to be asked")
+    wait_for(lambda: len(asked) >= 2, "the standby to be asked")
     assert asked[1] > asked[0] >= 1.5
     here.send(Heartbeat(1.0, 7, "second"))
     wait_for(lambda: "heard" in here.events(), "the supervisor to be heard")
@@ -495,8 +500,8 @@ def test_silence_is_put_to_the_deputy_until_it_is_done_or_the_supervisor_is_back
     assert here.events() == ["started", "silent", "heard", "silent", "ended"]
 
 
-def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_deputy(tmp_path: Path) -> None:
-    here = Here(fast(tmp_path, deputy_s=3600.0), {"fine": lambda at: Broken(Reading)})
+def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_standby(tmp_path: Path) -> None:
+    here = Here(fast(tmp_path, standby_s=3600.0), {"fine": lambda at: Broken(Reading)})
     here.agent._out.put(["zslurm-agent nobody reads this\n"] * 5_000)
     here.send(Command("sweep", 1, attempt=1))
     here.quit()

@@ -18,7 +18,7 @@ from tests.fake_sysfs import mi300x_pollara
 from tests.submit.local_runs import LocalUser
 from tests.waiting import wait_for
 from zslurm.aegis.agent import orphans as module
-from zslurm.aegis.agent.orphans import Member, members, read_member, sweep
+from zslurm.aegis.agent.orphans import Member, clean_up, members, read_member
 from zslurm.aegis.agent.sensor import Place
 from zslurm.aegis.agent.stacks import dump_stacks
 from zslurm.hardware.facts import read_facts
@@ -69,9 +69,9 @@ def test_ranks_and_what_they_started_are_ended(left: Orphans, here: Place, attem
     family = [*ranks, parent, *left.children(parent)]
     assert len(family) == 4
     assert sorted(member.pid for member in members(here, attempt)) == sorted(family)
-    swept = sweep(here, attempt, kill=True)
-    assert sorted(member.pid for member in swept.killed) == sorted(family)
-    assert swept.left == () and swept.clean
+    cleaned = clean_up(here, attempt, kill=True)
+    assert sorted(member.pid for member in cleaned.killed) == sorted(family)
+    assert cleaned.left == () and cleaned.clean
     assert not any(runs(pid) for pid in family)
 
 
@@ -80,15 +80,15 @@ def test_a_process_whose_parents_are_gone_is_found_by_its_environment(
 ) -> None:
     parent = left.start(environ_of(attempt), GRANDCHILD_OF_NOBODY)
     os.kill(parent, signal.SIGKILL)
-    swept = sweep(here, attempt, kill=True)
-    assert len([member for member in swept.killed if member.pid != parent]) == 1
+    cleaned = clean_up(here, attempt, kill=True)
+    assert len([member for member in cleaned.killed if member.pid != parent]) == 1
     assert members(here, attempt) == []
 
 
 def test_stopped_processes_are_ended_too(left: Orphans, here: Place, attempt: AttemptDir) -> None:
     pid = left.start(environ_of(attempt))
     os.kill(pid, signal.SIGSTOP)
-    assert sweep(here, attempt, kill=True).clean
+    assert clean_up(here, attempt, kill=True).clean
     assert not runs(pid)
 
 
@@ -99,24 +99,24 @@ def test_others_are_left_alone(left: Orphans, here: Place, attempt: AttemptDir, 
         left.start(environ_of(attempt, node="node1")),
         left.start({"PATH": os.environ["PATH"], "SLURMD_NODENAME": "node0", "SLURM_JOB_ID": "17"}),
     ]
-    swept = sweep(here, attempt, kill=True)
-    assert (swept.killed, swept.left, swept.clean) == ((), (), True)
+    cleaned = clean_up(here, attempt, kill=True)
+    assert (cleaned.killed, cleaned.left, cleaned.clean) == ((), (), True)
     assert all(runs(pid) for pid in others)
 
 
 def test_without_slurm_the_mark_alone_tells(left: Orphans, here: Place, attempt: AttemptDir) -> None:
     pid = left.start(environ_of(attempt, node=None))
-    swept = sweep(replace(here, environ={}), attempt, kill=True)
-    assert [member.pid for member in swept.killed] == [pid]
+    cleaned = clean_up(replace(here, environ={}), attempt, kill=True)
+    assert [member.pid for member in cleaned.killed] == [pid]
 
 
 def test_looking_kills_nothing(left: Orphans, here: Place, attempt: AttemptDir) -> None:
     pid = left.start(environ_of(attempt))
     progress = attempt.progress(here.environ)
     progress.mkdir()
-    swept = sweep(here, attempt, kill=False)
-    assert [member.pid for member in swept.left] == [pid]
-    assert (swept.killed, swept.clean, swept.progress_removed) == ((), False, False)
+    cleaned = clean_up(here, attempt, kill=False)
+    assert [member.pid for member in cleaned.left] == [pid]
+    assert (cleaned.killed, cleaned.clean, cleaned.progress_removed) == ((), False, False)
     assert runs(pid)
     progress.rmdir()
 
@@ -125,11 +125,13 @@ def test_the_ranks_records_are_removed(here: Place, attempt: AttemptDir) -> None
     progress = attempt.progress(here.environ)
     progress.mkdir()
     ProgressWriter(0, 3, str(progress)).close()
-    assert sweep(here, attempt, kill=True).progress_removed
+    assert clean_up(here, attempt, kill=True).progress_removed
     assert not progress.exists()
 
 
-def test_the_sweeper_is_never_swept(here: Place, attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cleaner_is_never_cleaned_up(
+    here: Place, attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "carries_mark", lambda pid, attempt, environ: pid in (os.getpid(), os.getppid()))
     assert os.getpid() not in {member.pid for member in members(here, attempt)}
     assert os.getppid() not in {member.pid for member in members(here, attempt)}
@@ -162,14 +164,14 @@ def mark_of(attempt: AttemptDir) -> bytes:
 
 def test_a_process_that_waits_in_a_driver_is_left_and_told(here: Place, attempt: AttemptDir, proc: Path) -> None:
     fake_process(proc, NO_PID, state="D", threads=1, mark=mark_of(attempt))
-    swept = sweep(here, attempt, kill=True, limit_s=0.0)
-    (member,) = swept.left
+    cleaned = clean_up(here, attempt, kill=True, limit_s=0.0)
+    (member,) = cleaned.left
     assert (member.pid, member.state, member.name) == (NO_PID, "D", "rank) 3")
-    assert not swept.clean and swept.killed == ()
+    assert not cleaned.clean and cleaned.killed == ()
 
 
 def test_a_zombie_of_which_a_thread_still_lives_is_left(here: Place, attempt: AttemptDir, proc: Path) -> None:
-    """Killed by Slurm before the sweep: it has no environment any more, but the rank's record names it."""
+    """Killed by Slurm before the cleanup: it has no environment any more, but the rank's record names it."""
     fake_process(proc, NO_PID, state="Z", threads=2)
     progress = attempt.progress(here.environ)
     progress.mkdir()
@@ -182,7 +184,7 @@ def test_a_zombie_of_which_a_thread_still_lives_is_left(here: Place, attempt: At
     (progress / "rank-00000").write_bytes(record)
     writer.close()
     for _ in range(2):  # and names it the next time as well
-        assert [member.state for member in sweep(here, attempt, kill=True, limit_s=0.0).left] == ["Z"]
+        assert [member.state for member in clean_up(here, attempt, kill=True, limit_s=0.0).left] == ["Z"]
 
 
 def test_a_zombie_and_another_process_of_the_same_number_are_gone(
@@ -195,9 +197,9 @@ def test_a_zombie_and_another_process_of_the_same_number_are_gone(
         fake_process(proc, member.pid, state="R", threads=1, started=99)
 
     monkeypatch.setattr(module, "_kill", reuse)
-    swept = sweep(here, attempt, kill=True)
-    assert [member.pid for member in swept.killed] == [NO_PID + 1]
-    assert swept.left == ()
+    cleaned = clean_up(here, attempt, kill=True)
+    assert [member.pid for member in cleaned.killed] == [NO_PID + 1]
+    assert cleaned.left == ()
 
 
 @pytest.mark.parametrize("text", ["", "17", "17 (x) R 1", "garbage"])
@@ -230,14 +232,14 @@ def with_gpus(here: Place) -> Place:
 
 
 def test_released_memory(with_gpus: Place, attempt: AttemptDir) -> None:
-    swept = sweep(with_gpus, attempt, kill=True)
-    assert (swept.gpu_released, swept.gpu_used, swept.clean) == (True, (297_771_008,) * 8, True)
+    cleaned = clean_up(with_gpus, attempt, kill=True)
+    assert (cleaned.gpu_released, cleaned.gpu_used, cleaned.clean) == (True, (297_771_008,) * 8, True)
 
 
 def test_memory_that_nobody_releases_is_told(with_gpus: Place, attempt: AttemptDir) -> None:
     vram(with_gpus, 5, 150 << 30)
-    swept = sweep(with_gpus, attempt, kill=True, limit_s=0.0)
-    assert (swept.gpu_released, swept.gpu_used[5], swept.clean) == (False, 150 << 30, False)
+    cleaned = clean_up(with_gpus, attempt, kill=True, limit_s=0.0)
+    assert (cleaned.gpu_released, cleaned.gpu_used[5], cleaned.clean) == (False, 150 << 30, False)
 
 
 def test_memory_that_takes_its_time_is_waited_for(with_gpus: Place, attempt: AttemptDir) -> None:
@@ -254,13 +256,13 @@ def test_memory_that_takes_its_time_is_waited_for(with_gpus: Place, attempt: Att
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "gpu_memory", gpu_memory)
-        assert sweep(with_gpus, attempt, kill=True).gpu_released is True
+        assert clean_up(with_gpus, attempt, kill=True).gpu_released is True
 
 
 def test_gpus_that_do_not_tell(here: Place, attempt: AttemptDir) -> None:
     mi300x_pollara(here.root)
-    swept = sweep(here, attempt, kill=True)
-    assert (swept.gpu_released, swept.gpu_used, swept.clean) == (None, (), True)
+    cleaned = clean_up(here, attempt, kill=True)
+    assert (cleaned.gpu_released, cleaned.gpu_used, cleaned.clean) == (None, (), True)
 
 
 # --- the real thing ---------------------------------------------------------------------------------------------
@@ -279,8 +281,8 @@ def test_real_ranks_write_their_stacks_and_are_ended_and_their_keepers_are_spare
         for rank in range(2):
             log = attempt.rank_log(rank)
             wait_for(partial(_has_stack_of_training, log), f"the stacks of rank {rank}")
-        swept = sweep(at, attempt, kill=True)
-        assert swept.clean and {member.pid for member in swept.killed} >= ranks
+        cleaned = clean_up(at, attempt, kill=True)
+        assert cleaned.clean and {member.pid for member in cleaned.killed} >= ranks
         assert user.wait_for_end("swept")["exit_code"] == 137, "who held the ranks lived to tell"
         assert members(at, attempt) == []
     finally:

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from tests.aegis.places import NOW, place
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
-from zslurm.aegis.agent.kernel_source import Journal, Kmsg, LogFile
+from zslurm.aegis.agent.kernel_source.journal import Journal
+from zslurm.aegis.agent.kernel_source.kmsg import Kmsg
+from zslurm.aegis.agent.kernel_source.log_file import LogFile
 from zslurm.aegis.agent.sensor import Place, Sensor
 from zslurm.aegis.agent.sensors import clock, gpu, host, kernel_log, nic
 from zslurm.aegis.agent.sensors.gpu import GpuState

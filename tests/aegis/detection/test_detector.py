@@ -17,7 +17,7 @@ from zslurm.train.progress import Phase
 WALL = 1_700_000_000.0
 SETTINGS = AegisSection.model_validate(
     {
-        "silent_s": 8,
+        "heartbeat_timeout_s": 8,
         "hang": {"setup_s": 100, "step_s": 20, "step_factor": 5, "save_s": 60, "eval_s": 40},
         "straggler": {"factor": 1.3, "after_s": 100},
     }
@@ -50,13 +50,16 @@ class Training:
     missing: set[int] = field(default_factory=set)
     """Ranks without a record."""
     adopted: bool = False
+    known_step_times: tuple[float, ...] = ()
     detector: Detector = field(init=False)
     found: list[Fault] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.detector = Detector(self.settings)
         self.began = self.now
-        self.detector.begin(self.attempt, self.rank_nodes, self.now, adopted=self.adopted)
+        self.detector.begin(
+            self.attempt, self.rank_nodes, self.now, adopted=self.adopted, step_times=self.known_step_times
+        )
 
     @property
     def rank_nodes(self) -> list[str]:
@@ -222,6 +225,14 @@ def test_the_progress_of_an_earlier_attempt_is_not_looked_at() -> None:
     assert len(training.run(40)) == 1
     training.detector.begin(2, training.rank_nodes, training.now)
     assert training.run(60) == [], "the agents still report the attempt that hung"
+
+
+def test_an_adopted_attempt_hangs_by_the_step_times_before_its_adoption() -> None:
+    """Nobody has finished a step since; without them a step may take as long as a setup."""
+    stopped = {"adopted": True, "stopped": {2: 1000.0}, "now": 1000.0}
+    assert Training(**stopped).run(90) == []
+    known = Training(**stopped, known_step_times=(2.0, 2.1, 40.0))
+    assert known.kinds(known.run(30)) == [("rank_hang", "node1", 2)]
 
 
 # --- silent nodes -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The watch over one attempt, with a step and agents that a test makes up."""
+"""The monitor of one attempt, with a step and agents that a test makes up."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.attribution import blame, roots_of
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
-from zslurm.aegis.supervisor import attempt_monitor as watch_module
-from zslurm.aegis.supervisor.agents import Agents, Heard
-from zslurm.aegis.supervisor.attempt_monitor import Watch
-from zslurm.aegis.supervisor.attempt_starter import Running
+from zslurm.aegis.supervisor import stop_forwarder
+from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
+from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault, History
 from zslurm.config.aegis import AegisSection
@@ -46,114 +46,131 @@ class Speakers:
         self._silent = {node: now - ago for node, ago in silent_since.items()}
         self._again = {node: now + later for node, later in (again_at or {}).items()}
         self._last = {node: self._silent.get(node, now) for node in NODES}
-        self._told: set[str] = set()
+        self._delivered: set[str] = set()
 
-    def reports(self) -> list[Heard]:
+    def reports(self) -> list[ReceivedReport]:
         now = time.monotonic()
         for node in NODES:
             if node not in self._silent or now >= self._again.get(node, float("inf")):
                 self._last[node] = now
-                self._told.discard(node)
-        fresh = [node for node in NODES if node not in self._told]
-        self._told.update(fresh)
+                self._delivered.discard(node)
+        fresh = [node for node in NODES if node not in self._delivered]
+        self._delivered.update(fresh)
         return [
-            Heard(self._last[node], ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1))
+            ReceivedReport(self._last[node], ProgressReport(Stamp(node, 1, time.time(), self._last[node]), 1))
             for node in fresh
         ]
 
-    def fell_silent(self, seconds: float) -> set[str]:
+    def missed_heartbeats(self, seconds: float) -> set[str]:
         return {node for node in NODES if time.monotonic() - self._last[node] > seconds}
 
-    quiet = fell_silent
+    not_heard_for = missed_heartbeats
 
-    def watched(self) -> bool:
+    def any_responding(self) -> bool:
         return True
 
-    def unreachable(self) -> dict[str, str]:
+    def trouble(self) -> dict[str, str]:
         return {}
 
-    slurm_says = unreachable
+    @property
+    def liveness(self) -> Speakers:
+        return self
 
     def ask(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {}
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Running:
-    """An attempt whose first rank has lost its peers, and whose srun waits for the others."""
-    run = RunDir(tmp_path / "runs" / "tiny")
-    run.create(group_readable=False)
+def run(tmp_path: Path) -> RunDir:
+    """A run whose first attempt has begun."""
+    made = RunDir(tmp_path / "runs" / "tiny")
+    made.create(group_readable=False)
+    made.attempt(1).logs.mkdir(parents=True)
+    made.attempt(1).ranks.mkdir()
+    return made
+
+
+def _step(run: RunDir, output: str, then: str) -> RunningAttempt:
+    """The first attempt, whose srun prints this and goes on with a shell command."""
     attempt = run.attempt(1)
-    attempt.logs.mkdir(parents=True)
     process = DetachedProcess.start(
-        ["sh", "-c", f"echo '{LOST_PEERS}'; sleep 60"],
+        ["sh", "-c", f"echo '{output}'; {then}"],
         env=os.environ,
         log=attempt.step_log,
         record_file=attempt.path / "step.json",
         exit_file=attempt.path / "step.exit",
     )
-    return Running(attempt, process, NODES)
+    return RunningAttempt(attempt, process, NODES)
 
 
-def _watch(
-    tmp_path: Path, running: Running, agents: Speakers, events: list[dict[str, Any]] | None = None, **aegis: Any
-) -> Watch:
-    """The watch over the attempt; what it records goes to `events`."""
-    settings = {"silent_s": SILENT_S, "poll_s": 0.1, **aegis}
+@pytest.fixture
+def running(run: RunDir) -> RunningAttempt:
+    """An attempt whose first rank has lost its peers, and whose srun waits for the others."""
+    return _step(run, LOST_PEERS, "sleep 60")
+
+
+def _monitor(
+    tmp_path: Path,
+    running: RunningAttempt,
+    agents: Speakers,
+    events: list[dict[str, Any]] | None = None,
+    **aegis: Any,
+) -> AttemptMonitor:
+    """A monitor of the attempt; what it records goes to `events`."""
+    settings = {"heartbeat_timeout_s": SILENT_S, "poll_s": 0.1, **aegis}
     spec = run_spec(tmp_path, aegis=settings, slurm={"nodes": 3, "ranks_per_node": 1})
-    told = [] if events is None else events
+    recorded = [] if events is None else events
 
     def event(kind: str, /, **fields: Any) -> None:
-        told.append({"event": kind, **fields})
+        recorded.append({"event": kind, **fields})
 
     job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, event)
     detector = Detector(spec.aegis)
     detector.begin(1, list(NODES), time.monotonic() - 60)
-    return Watch(job, running, Signatures.load(), cast(Agents, agents), detector, spares=2)
+    return AttemptMonitor(job, running, Signatures.load(), cast(Agents, agents), detector, spares=2)
 
 
-def _dead(tmp_path: Path, running: Running, agents: Speakers) -> list[str | None]:
+def _dead(tmp_path: Path, running: RunningAttempt, agents: Speakers) -> list[str | None]:
     """Nodes that are dead when the attempt is over."""
-    watch = _watch(tmp_path, running, agents)
-    verdict = watch.until_end()
+    monitor = _monitor(tmp_path, running, agents)
+    verdict = monitor.until_end()
     assert verdict.outcome == "failed"
-    return [fault.node for fault in watch.faults if fault.kind == "node_dead"]
+    return [fault.node for fault in monitor.collected.faults if fault.kind == "node_dead"]
 
 
-def test_nodes_that_die_together_are_found_together(tmp_path: Path, running: Running) -> None:
+def test_nodes_that_die_together_are_found_together(tmp_path: Path, running: RunningAttempt) -> None:
     """The last word of one came a second before that of the other."""
     agents = Speakers({"node1": SILENT_S + 0.5, "node2": SILENT_S - 1.0})
     assert _dead(tmp_path, running, agents) == ["node1", "node2"]
 
 
-def test_a_node_that_is_heard_again_is_not_dead(tmp_path: Path, running: Running) -> None:
+def test_a_node_that_is_heard_again_is_not_dead(tmp_path: Path, running: RunningAttempt) -> None:
     agents = Speakers({"node1": SILENT_S + 0.5, "node2": SILENT_S - 1.5}, again_at={"node2": 1.0})
     assert _dead(tmp_path, running, agents) == ["node1"]
 
 
 def test_a_file_system_that_does_not_answer_tells_nothing_new(
-    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: RunDir, running: RunningAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = running.attempt.step_log
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
-    run = RunDir(tmp_path / "runs" / "tiny")
     spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
     job = Job(run, spec, {}, "local-1", 0, lambda *_, **__: None)
-    watch = Watch(job, running, Signatures.load(), None, Detector(spec.aegis))
+    monitor = AttemptMonitor(job, running, Signatures.load(), None, Detector(spec.aegis))
 
     def stalled(*_: object, **__: object) -> str:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as away:
         away.setattr(Path, "read_text", stalled)
-        watch._look()
-        assert watch.faults == []
-    watch._look()
-    assert [fault.rank for fault in watch.faults] == [0], "it is heard of once it can be read"
+        monitor.collected.collect()
+        assert monitor.collected.faults == []
+    monitor.collected.collect()
+    assert [fault.rank for fault in monitor.collected.faults] == [0], "it is heard of once it can be read"
     running.process.signal_group(signal.SIGKILL)
 
 
-class Undead(Speakers):
+class Unkillable(Speakers):
     """A killed rank of node1 cannot die, and its record stands still, for so many looks."""
 
     def __init__(self, looks: int) -> None:
@@ -161,11 +178,11 @@ class Undead(Speakers):
         self._looks = looks
         self._asked = 0
 
-    def reports(self) -> list[Heard]:
+    def reports(self) -> list[ReceivedReport]:
         row = RankProgress(1, 12, Phase.SETUP, -1, -1, 10_000.0)
         now = time.monotonic()
         stuck = ProgressReport(Stamp("node1", 2, time.time(), now), 1, (row,))
-        return [*super().reports(), *([Heard(now, stuck)] if self._asked else [])]
+        return [*super().reports(), *([ReceivedReport(now, stuck)] if self._asked else [])]
 
     def ask(self, do: str, nodes: Sequence[str], **_: Any) -> dict[str, Answer]:
         self._asked += do == "sweep"
@@ -174,85 +191,79 @@ class Undead(Speakers):
         return {node: Answer(stamp, 1, not left, values={"left": left}) for node in nodes if node == "node1"}
 
 
-def test_what_cannot_die_yet_is_waited_for_and_does_not_hang(tmp_path: Path, running: Running) -> None:
-    watch = _watch(tmp_path, running, Undead(4), settle_s=0.1, grace_s=0.1, teardown_s=0.5)
-    watch.until_end()
-    assert [fault.kind for fault in watch.faults] == ["rank_exit"]
+def test_what_cannot_die_yet_is_waited_for_and_does_not_hang(tmp_path: Path, running: RunningAttempt) -> None:
+    monitor = _monitor(tmp_path, running, Unkillable(4), settle_s=0.1, grace_s=0.1, teardown_s=0.5)
+    monitor.until_end()
+    assert [fault.kind for fault in monitor.collected.faults] == ["rank_exit"]
 
 
-def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(tmp_path: Path, running: Running) -> None:
+def test_a_link_that_came_back_long_ago_does_not_explain_lost_peers(
+    tmp_path: Path, run: RunDir, running: RunningAttempt
+) -> None:
     """Those who lost their peers get the time in which the cause may still show."""
     end = {"rank": 0, "node": "node0", "exit_code": 1, "time": time.time(), "error": "RuntimeError"}
-    running.attempt.ranks.mkdir()
     running.attempt.rank_end(0).write_text(json.dumps({**end, "message": "Connection closed by peer"}))
-    run, now = RunDir(tmp_path / "runs" / "tiny"), time.time()
+    now = time.time()
     flap = Fault("nic_link_down", "root", "nic", now - 900.0, "nic", "down", "node1", nic="n1")
     rows = [flap, replace(flap, time=now - 890.0, cleared=True)]
-    told = [{**row.fields(), "event": "fault_detected", "attempt": 1, "fault_time": row.time} for row in rows]
-    run.events.write_text("".join(json.dumps(row) + "\n" for row in told))
+    recorded = [{**row.fields(), "event": "fault_detected", "attempt": 1, "fault_time": row.time} for row in rows]
+    run.events.write_text("".join(json.dumps(row) + "\n" for row in recorded))
     run.metrics.write_text(json.dumps({"kind": "step", "attempt": 1, "step": 7, "time": now - 1.0}) + "\n")
     events: list[dict[str, Any]] = []
-    watch = _watch(tmp_path, running, Speakers({}), events, settle_s=0.1, grace_s=0.5)
-    watch.until_end()
+    monitor = _monitor(tmp_path, running, Speakers({}), events, settle_s=0.1, grace_s=0.5)
+    monitor.until_end()
     (killed,) = [row for row in events if row["event"] == "step_killed"]
     assert killed["reason"] == "ranks lost their peers, and nothing else was found within 0.5 s"
-    assert [fault.kind for fault in watch.faults] == ["peer_lost"], "what the run overcame is forgotten"
+    assert [fault.kind for fault in monitor.collected.faults] == ["peer_lost"], (
+        "what the run overcame is forgotten"
+    )
 
 
-def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "runs" / "tiny")
-    run.create(group_readable=False)
-    attempt = run.attempt(1)
-    attempt.logs.mkdir(parents=True)
-    attempt.rank_log(0).write_text(
+def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: Path, run: RunDir) -> None:
+    run.attempt(1).rank_log(0).write_text(
         "slurmstepd: error: *** STEP 1.2 ON node0 CANCELLED AT 2026-11-23T00:38:33 ***\n"
     )
-    words = (
+    printed = (
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
         "srun: error: node1: task 1: Killed"
     )
-    process = DetachedProcess.start(
-        ["sh", "-c", f"echo '{words}'; exit 137"],
-        env=os.environ,
-        log=attempt.step_log,
-        record_file=attempt.path / "step.json",
-        exit_file=attempt.path / "step.exit",
-    )
-    watch = _watch(tmp_path, Running(attempt, process, NODES), Speakers({}))
-    verdict = watch.until_end()
+    monitor = _monitor(tmp_path, _step(run, printed, "exit 137"), Speakers({}))
+    verdict = monitor.until_end()
     assert verdict.cause is not None and verdict.cause.rank is None
     assert verdict.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
-    situation, settings = watch.situation(verdict), AegisSection()
+    situation, settings = monitor.collected.situation(verdict), AegisSection()
     blamed = blame(roots_of(situation, settings), situation, History(), settings)
     assert blamed.root is not None and (blamed.root.kind, blamed.exclude) == ("slurm_cancelled", ())
 
 
-def test_what_the_supervisor_before_ended_itself_was_not_cancelled(tmp_path: Path, running: Running) -> None:
-    run = RunDir(tmp_path / "runs" / "tiny")
+def test_what_the_supervisor_before_ended_itself_was_not_cancelled(
+    tmp_path: Path, run: RunDir, running: RunningAttempt
+) -> None:
     run.events.write_text(json.dumps({"event": "step_killed", "attempt": 1, "reason": "so"}) + "\n")
     wait_for(lambda: running.attempt.step_log.exists(), "srun to start")
     with running.attempt.step_log.open("a") as log:
         log.write("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n")
-    watch = _watch(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
-    watch.until_end()
-    assert "slurm_cancelled" not in {fault.kind for fault in watch.faults}
+    monitor = _monitor(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
+    monitor.until_end()
+    assert "slurm_cancelled" not in {fault.kind for fault in monitor.collected.faults}
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_supervisor_that_died_between_a_failure_and_its_fault_is_followed_by_one_that_finds_it(
-    tmp_path: Path, running: Running, recorded: bool
+    tmp_path: Path, run: RunDir, running: RunningAttempt, recorded: bool
 ) -> None:
     """The failure is recorded first; with the fault, too, nothing is found twice."""
-    run = RunDir(tmp_path / "runs" / "tiny")
     fault = Fault("rank_exit", "root", "unknown", time.time(), "srun", "x", node="node0", rank=0).fields()
     fault_row = {"event": "fault_detected", "attempt": 1, "fault_time": fault.pop("time"), **fault}
     rows = [{"event": "ranks_ended", "attempt": 1, "ranks": [0], "node": "node0"}] + [fault_row] * recorded
     run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = running.attempt.step_log
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
-    watch = _watch(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
-    watch.until_end()
-    assert [(fault.kind, fault.rank) for fault in watch.faults if fault.role == "root"] == [("rank_exit", 0)]
+    monitor = _monitor(tmp_path, running, Speakers({}), settle_s=0.1, grace_s=0.1)
+    monitor.until_end()
+    assert [(fault.kind, fault.rank) for fault in monitor.collected.faults if fault.role == "root"] == [
+        ("rank_exit", 0)
+    ]
 
 
 class Away:
@@ -276,21 +287,21 @@ class Signalled(Speakers):
         super().__init__({})
         self._signals = [AgentReport(Stamp("node0", 2, 0.0, 0.0), "signalled", {"signal": "SIGTERM"})]
 
-    def reports(self) -> list[Heard]:
+    def reports(self) -> list[ReceivedReport]:
         signals, self._signals = self._signals, []
-        return [*super().reports(), *(Heard(time.monotonic(), each) for each in signals)]
+        return [*super().reports(), *(ReceivedReport(time.monotonic(), each) for each in signals)]
 
 
 def test_slurm_is_asked_until_it_answers_whether_a_signal_was_a_preemption(
-    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, running: RunningAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = Away()
     monkeypatch.setattr(Job, "look_for_preemption", lambda job: away(job))
-    monkeypatch.setattr(watch_module, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(stop_forwarder, "LOOK_AGAIN_S", 0.0)
     events: list[dict[str, Any]] = []
-    watch = _watch(tmp_path, running, Signalled(), events, save_s=0.2, settle_s=60.0, grace_s=60.0)
-    watch.until_end()
-    assert (watch.job.stop.preempted, away.asked) == ("requeue", 3)
+    monitor = _monitor(tmp_path, running, Signalled(), events, save_s=0.2, settle_s=60.0, grace_s=60.0)
+    monitor.until_end()
+    assert (monitor.job.stop.preempted, away.asked) == ("requeue", 3)
     killed = next(event for event in events if event["event"] == "step_killed")
     assert killed["reason"] == (
         "the ranks did not save and stop within 0.2 s (aegis.save_s) when asked to (preempted)"
@@ -298,26 +309,14 @@ def test_slurm_is_asked_until_it_answers_whether_a_signal_was_a_preemption(
 
 
 def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RunDir(tmp_path / "runs" / "tiny")
-    run.create(group_readable=False)
-    attempt = run.attempt(1)
-    attempt.logs.mkdir(parents=True)
-    attempt.ranks.mkdir()
     for rank in range(3):
         end = {"rank": rank, "node": f"node{rank}", "exit_code": 75, "time": time.time(), "signal": "SIGTERM"}
-        write_atomically(attempt.rank_end(rank), json.dumps(end))
-    words = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
-    process = DetachedProcess.start(
-        ["sh", "-c", f"echo '{words}'; exit 75"],
-        env=os.environ,
-        log=attempt.step_log,
-        record_file=attempt.path / "step.json",
-        exit_file=attempt.path / "step.exit",
-    )
+        write_atomically(run.attempt(1).rank_end(rank), json.dumps(end))
+    printed = "\n".join(f"srun: error: node{rank}: task {rank}: Exited with exit code 75" for rank in range(3))
     away = Away()
     monkeypatch.setattr(Job, "look_for_preemption", lambda job: away(job))
-    watch = _watch(tmp_path, Running(attempt, process, NODES), Speakers({}))
-    assert watch.until_end().outcome == "interrupted"
-    assert (watch.job.stop.preempted, watch.job.stop.signum, away.asked) == ("requeue", None, 3)
+    monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}))
+    assert monitor.until_end().outcome == "interrupted"
+    assert (monitor.job.stop.preempted, monitor.job.stop.signum, away.asked) == ("requeue", None, 3)

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.submit.specs import run_spec
-from zslurm.aegis.supervisor import attempt_starter as starts
-from zslurm.aegis.supervisor import supervisor
-from zslurm.aegis.supervisor.attempt_starter import Running, Starts
+from zslurm.aegis.supervisor import attempt_starter, supervisor
+from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.core import processes
@@ -31,39 +30,39 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """A run whose step sleeps."""
     directory = RunDir(tmp_path / "runs" / "tiny")
     directory.create(group_readable=False)
-    monkeypatch.setattr(starts, "local_step", lambda *_: StepPlan(["sleep", "100"], dict(os.environ)))
-    monkeypatch.setattr(starts, "prepare", lambda *_: Interpreter(("python",), dict(os.environ)))
+    monkeypatch.setattr(attempt_starter, "local_step", lambda *_: StepPlan(["sleep", "100"], dict(os.environ)))
+    monkeypatch.setattr(attempt_starter, "prepare", lambda *_: Interpreter(("python",), dict(os.environ)))
     return directory
 
 
-def _starts(run: RunDir, event: Callable[..., None]) -> Starts:
+def _starter(run: RunDir, event: Callable[..., None]) -> AttemptStarter:
     spec = run_spec(run.path.parent.parent)
-    made = Starts(Job(run, spec, {}, "local-1", 0, event), Nodes(spec, {}))
-    assert made.why_not() is None
+    made = AttemptStarter(Job(run, spec, {}, "local-1", 0, event), Nodes(spec, {}))
+    assert made.blocking_reason() is None
     return made
 
 
 @pytest.fixture
-def begun() -> Iterator[list[Running]]:
-    running: list[Running] = []
+def begun() -> Iterator[list[RunningAttempt]]:
+    running: list[RunningAttempt] = []
     yield running
     for one in running:
         one.process.signal_group(signal.SIGKILL)
 
 
-def test_an_attempt_is_told_of_once_its_step_runs(run: RunDir, begun: list[Running]) -> None:
-    told: list[dict[str, Any]] = []
-    begun.append(_starts(run, lambda kind, **fields: told.append({"event": kind} | fields)).start(("here",)))
-    assert told == [{"event": "attempt_started", "attempt": 1, "nodes": "here", "world_size": 1}]
+def test_an_attempt_is_recorded_once_its_step_runs(run: RunDir, begun: list[RunningAttempt]) -> None:
+    recorded: list[dict[str, Any]] = []
+    begun.append(_starter(run, lambda kind, **fields: recorded.append({"event": kind} | fields)).start(("here",)))
+    assert recorded == [{"event": "attempt_started", "attempt": 1, "nodes": "here", "world_size": 1}]
 
 
 def test_of_an_attempt_that_could_not_begin_nothing_is_left(
-    run: RunDir, begun: list[Running], monkeypatch: pytest.MonkeyPatch
+    run: RunDir, begun: list[RunningAttempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    beginner = _starts(run, lambda *_, **__: None)
+    beginner = _starter(run, lambda *_, **__: None)
     with monkeypatch.context() as disk:
         disk.setattr(processes.ProcessRecord, "write", full)
         with pytest.raises(OSError, match="No space"):
@@ -78,7 +77,7 @@ def test_files_of_a_step_that_runs_are_never_removed(run: RunDir) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        _starts(run, full).start(("here",))
+        _starter(run, full).start(("here",))
     (attempt,) = run.attempt_dirs()
     process = processes.DetachedProcess.adopt(attempt.step_process, attempt.step_exit)
     assert process is not None
@@ -90,7 +89,7 @@ def test_an_attempt_that_a_file_system_hid_is_not_removed(run: RunDir, monkeypat
     run.attempt(1).logs.mkdir(parents=True)
     monkeypatch.setattr(RunDir, "attempt_dirs", lambda _: [])
     with pytest.raises(FileExistsError):
-        _starts(run, lambda *_, **__: None).start(("here",))
+        _starter(run, lambda *_, **__: None).start(("here",))
     assert run.attempt(1).logs.is_dir()
 
 
@@ -107,12 +106,13 @@ class Tries:
         monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
         self.supervisor: Any = object.__new__(supervisor.Supervisor)
         self.supervisor.nodes = SimpleNamespace(slurm_is_away=self.slurm_is_away)
-        self.supervisor.starts = SimpleNamespace(start=self.start)
+        self.supervisor.starter = SimpleNamespace(start=self.start)
         self.supervisor.settings = SimpleNamespace(hang=SimpleNamespace(setup_s=100))
-        self.supervisor._pause = self.pause
         stop = SimpleNamespace(asked=False)
         there = SimpleNamespace(lost=lambda: None)
-        self.supervisor.job = SimpleNamespace(stop=stop, run=run, event=self.event, presence=there)
+        self.supervisor.job = SimpleNamespace(
+            stop=stop, run=run, event=self.event, presence=there, pause=self.pause
+        )
 
     def slurm_is_away(self) -> str | None:
         return self.meets.pop(0) if self.meets[0] == SLURM_AWAY else None

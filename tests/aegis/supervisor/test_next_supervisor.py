@@ -7,7 +7,8 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,7 +19,7 @@ from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.outcome import Verdict
 from zslurm.aegis.supervisor import attempt_starter as module
 from zslurm.aegis.supervisor import supervisor as supervisor_module
-from zslurm.aegis.supervisor.attempt_starter import Decided, Running, Starts
+from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.supervisor import Supervisor
@@ -42,7 +43,7 @@ class Successor:
             self.run, spec, JOB, "7", 1, lambda kind, **fields: self.told.append({"event": kind, **fields})
         )
         self.nodes = Nodes(spec, JOB)
-        self.starts = Starts(self.job, self.nodes)
+        self.starter = AttemptStarter(self.job, self.nodes)
 
     def had_attempt(self, number: int, *, restart: int = 1, dead: str | None = None) -> None:
         """An attempt that failed, and was followed by another."""
@@ -85,8 +86,8 @@ def test_nodes_that_died_in_any_attempt_of_this_start_of_the_job_stay_dead(tmp_p
     successor.had_attempt(1, restart=0, dead="node3")
     successor.had_attempt(2, dead="node0")
     successor.had_attempt(3)
-    assert isinstance(successor.starts.left_over(), Decided)
-    assert successor.nodes.died == {"node0"}, "a requeued job gets nodes that live"
+    assert isinstance(successor.starter.left_over(), PendingDecision)
+    assert successor.nodes.dead == {"node0"}, "a requeued job gets nodes that live"
     assert successor.nodes.usable(()) == ("node1", "node2", "node3")
 
 
@@ -98,10 +99,10 @@ def test_only_nodes_that_ranks_may_use_are_made_ready(
     successor = Successor(tmp_path, nics=["ionic_0"], gpus_per_node=1)
     successor.had_attempt(1, dead="node0")
     successor.write("nodes_excluded", nodes="node3", reason="its NIC is down")
-    successor.starts.left_over()
-    assert successor.starts.why_not() is None
+    successor.starter.left_over()
+    assert successor.starter.blocking_reason() is None
     assert prepared == asked == [("node1", "node2")]
-    assert successor.starts.first_nodes() == ("node1", "node2")
+    assert successor.starter.first_nodes() == ("node1", "node2")
     assert successor.told == []
 
 
@@ -110,9 +111,9 @@ def test_excluded_nodes_are_made_ready_where_there_are_no_others(
 ) -> None:
     successor = Successor(tmp_path)
     successor.write("nodes_excluded", nodes="node[1-3]", reason="uncorrectable memory errors")
-    assert successor.starts.why_not() is None
+    assert successor.starter.blocking_reason() is None
     assert prepared == [("node0", "node1", "node2", "node3")]
-    assert successor.starts.first_nodes() == ("node0", "node1")
+    assert successor.starter.first_nodes() == ("node0", "node1")
     assert successor.told == [{"event": "excluded_nodes_used", "nodes": "node[1-3]"}]
 
 
@@ -124,12 +125,12 @@ def test_a_node_that_slurm_took_from_the_job_is_not_made_ready(
     slurm.gives(RUNNING)  # it has node[0-1]
     monkeypatch.setitem(JOB, "PATH", str(slurm.directory))
     monkeypatch.setitem(JOB, "SLURM_JOB_ID", RUNNING)
-    assert Successor(tmp_path).starts.why_not() is None
+    assert Successor(tmp_path).starter.blocking_reason() is None
     assert prepared == [("node0", "node1")]
 
 
 class FakeAgents:
-    """Agents that only tell on which nodes they were to start."""
+    """Agents that only record on which nodes they were to start."""
 
     started_on: Sequence[str] = ()
 
@@ -158,33 +159,64 @@ def test_no_agent_is_started_on_a_node_that_died_under_an_earlier_supervisor(
     assert FakeAgents.started_on == ("node1", "node2", "node3")
 
 
-def test_an_excluded_node_is_no_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a slow node would be given up for the sake of one that will not be used."""
-    counted: list[int] = []
+class FakeMonitor:
+    """In place of AttemptMonitor: the attempt completes at once."""
 
-    class FakeWatch:
-        faults = ()
+    spares: ClassVar[list[int]] = []
+    """Of each attempt so far."""
+    collected = SimpleNamespace(dead_nodes=frozenset())
 
-        def __init__(
-            self, job: Any, running: Any, signatures: Any, agents: Any, detector: Any, spares: int, told: Any
-        ):
-            counted.append(spares)
+    def __init__(
+        self, job: Any, running: Any, signatures: Any, agents: Any, detector: Any, spares: int, reported: Any
+    ) -> None:
+        self.spares.append(spares)
 
-        def until_end(self) -> Verdict:
-            return Verdict("completed", 0)
+    def until_end(self) -> Verdict:
+        return Verdict("completed", 0)
 
-    monkeypatch.setattr(supervisor_module, "Watch", FakeWatch)
-    successor = Successor(tmp_path)
-    successor.run.config.write_text(successor.job.spec.model_dump_json())
+
+@pytest.fixture
+def successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Successor:
+    """One whose attempts complete at once."""
+    monkeypatch.setattr(supervisor_module, "AttemptMonitor", FakeMonitor)
+    monkeypatch.setattr(FakeMonitor, "spares", [])
+    made = Successor(tmp_path)
+    made.run.config.write_text(made.job.spec.model_dump_json())
+    return made
+
+
+def _supervise(successor: Successor, detector: Any, agents: Any = None, **attempt: Any) -> None:
+    """Have a supervisor see one attempt to its end."""
     supervisor = Supervisor(successor.run, JOB)
-    supervisor.job, supervisor.nodes, supervisor.agents = successor.job, successor.nodes, None
-    supervisor.signatures, supervisor.detector = Signatures.load(), Detector(supervisor.settings)
+    supervisor.job, supervisor.nodes, supervisor.agents = successor.job, successor.nodes, agents
+    supervisor.signatures, supervisor.detector = Signatures.load(), detector
     process: Any = None
-    running = Running(successor.run.attempt(1), process, ("node0", "node1"))
+    supervisor._one(RunningAttempt(successor.run.attempt(2), process, ("node0", "node1"), **attempt))
+
+
+def test_an_excluded_node_is_no_spare(successor: Successor) -> None:
+    """Or a slow node would be given up for the sake of one that will not be used."""
     for reason in ("nobody is excluded", "node3 is"):
-        supervisor._one(running)
+        _supervise(successor, Detector(successor.job.spec.aegis))
         successor.write("nodes_excluded", nodes="node3", reason=reason)
-    assert counted == [2, 1]
+    assert FakeMonitor.spares == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("adopted", "newest", "known"),
+    [(True, 2, (1.5, 1.25)), (True, 1, ()), (False, 2, ())],
+    ids=["adopted", "adopted before its first step", "started"],
+)
+def test_a_supervisor_that_adopts_an_attempt_knows_how_long_its_steps_take(
+    successor: Successor, adopted: bool, newest: int, known: tuple[float, ...]
+) -> None:
+    """By its metrics, or a rank that stopped before would have as long as a setup may take."""
+    rows = [{"kind": "step", "attempt": newest, "step": step, "step_time_s": 1.0 + step / 4} for step in (1, 2)]
+    successor.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    begun: list[tuple[float, ...]] = []
+    detector = SimpleNamespace(begin=lambda *_, step_times, **__: begun.append(tuple(step_times)))
+    _supervise(successor, detector, SimpleNamespace(attempt=0), adopted=adopted)
+    assert begun == [known]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +246,7 @@ def test_an_attempt_that_was_cut_short_names_what_interrupted_the_recovery(
     successor.write("attempt_started", attempt=2)
     for event, fields in rows:
         successor.write(event, **fields)
-    assert successor.starts.left_over() is None
+    assert successor.starter.left_over() is None
     (told,) = [row for row in successor.told if row["event"] == "attempt_ended"]
     assert (told["attempt"], told["outcome"], told["cause"]) == (2, "lost", {"message": cause})
 
@@ -228,6 +260,6 @@ def test_an_attempt_that_trained_and_was_requeued_by_a_user_says_so(tmp_path: Pa
     successor.run.metrics.write_text(json.dumps({"kind": "step", "attempt": 1, "step": 4, "time": 9.0}) + "\n")
     action = {"action": "requeue", "job_id": "7", "user": "ada", "time": time.time() + 60}
     successor.run.submissions.write_text(json.dumps(action) + "\n")
-    successor.starts.left_over()
+    successor.starter.left_over()
     cause = "the job was requeued by ada (zslurm requeue) before the attempt could be judged"
     assert successor.told[-1]["cause"] == {"message": cause}

@@ -106,6 +106,21 @@ def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> 
     assert "Current thread" in log and "train/loop.py" in log
 
 
+@pytest.mark.soak
+def test_a_rank_that_stopped_before_its_supervisor_was_replaced_is_found_by_the_next_one(user: LocalUser) -> None:
+    """By the times of the steps before; the setup's limit is longer than this test may take."""
+    hang = {"setup_s": 3600, "step_s": 3, "step_factor": 10}
+    user.zslurm("submit", user.write_run("adopts", steps=STEPS, ranks=2, checkpoint=SAVES, aegis={"hang": hang}))
+    user.wait_for_step("adopts", 7)
+    user.rank(1).suspend()
+    user.supervisor().kill()
+    state = user.wait_for_end("adopts")
+    assert (state["state"], state["attempt"]) == ("completed", 2)
+    (decision,) = user.events("adopts", "decision")
+    assert (decision["root"]["kind"], decision["root"]["rank"]) == ("rank_hang", 1)
+    assert [event.get("adopted") for event in user.events("adopts", "supervisor_started")] == [None, 1]
+
+
 _BROKEN_STEP = """
     def patch():
         instruments = sys.modules["zslurm.train.telemetry.observers"].Instruments

@@ -14,8 +14,8 @@ import pytest
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor import teardown
-from zslurm.aegis.supervisor.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import Running
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.core.processes import DetachedProcess
@@ -38,10 +38,14 @@ class Nodes:
     asked: list[tuple[tuple[str, ...], bool, float]] = field(default_factory=list)
     """Each time: where, whether to kill, and the patience."""
 
-    def watched(self) -> bool:
+    @property
+    def liveness(self) -> Nodes:
+        return self
+
+    def any_responding(self) -> bool:
         return True
 
-    def quiet(self, _seconds: float) -> set[str]:
+    def not_heard_for(self, _seconds: float) -> set[str]:
         return set()
 
     def ask(
@@ -75,7 +79,7 @@ class Torn:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Running:
+def running(tmp_path: Path) -> RunningAttempt:
     """An attempt whose srun has ended."""
     run = RunDir(tmp_path / "tiny")
     run.create(group_readable=False)
@@ -89,11 +93,11 @@ def running(tmp_path: Path) -> Running:
         exit_file=attempt.step_exit,
     )
     wait_for(lambda: process.poll() is not None, "the step to end")
-    return Running(attempt, process, NODES)
+    return RunningAttempt(attempt, process, NODES)
 
 
 def torn(
-    running: Running, left: dict[str, int], *, asked_after: int = FOR_EVER, dies: str = "", **aegis: Any
+    running: RunningAttempt, left: dict[str, int], *, asked_after: int = FOR_EVER, dies: str = "", **aegis: Any
 ) -> Torn:
     """End it. `left`: looks that see processes on a node; `asked_after`: looks after which the run is to stop;
     `dies`: a node that is dead after the first."""
@@ -113,19 +117,19 @@ def torn(
     return Torn(faults, events, nodes.asked)
 
 
-def test_where_all_is_gone_there_is_nothing_to_wait_for(running: Running) -> None:
+def test_where_all_is_gone_there_is_nothing_to_wait_for(running: RunningAttempt) -> None:
     done = torn(running, {})
     assert (done.faults, [where for where, _, _ in done.asked]) == ([], [NODES])
     assert [event["event"] for event in done.events] == ["attempt_cleared"]
 
 
-def test_who_looks_for_long_is_waited_for(running: Running) -> None:
+def test_who_looks_for_long_is_waited_for(running: RunningAttempt) -> None:
     """Its answer comes when its own patience is over."""
     ((_, _, patience),) = torn(running, {}, teardown_s=60).asked
     assert patience > 60
 
 
-def test_a_file_system_that_stalls_several_nodes_is_outlasted_and_none_is_blamed(running: Running) -> None:
+def test_a_file_system_that_stalls_several_nodes_is_outlasted_and_none_is_blamed(running: RunningAttempt) -> None:
     done = torn(running, {"node0": 30, "node2": 4})
     assert done.kinds == [("storage_fault", None)]
     assert (done.faults[0].role, done.faults[0].scope) == ("root", "storage")
@@ -137,40 +141,40 @@ def test_a_file_system_that_stalls_several_nodes_is_outlasted_and_none_is_blamed
     assert killed == [NODES, ("node2",), ("node0",)], "the memory of each is released too, once they are gone"
 
 
-def test_processes_of_one_node_get_time_as_well(running: Running) -> None:
+def test_processes_of_one_node_get_time_as_well(running: RunningAttempt) -> None:
     done = torn(running, {"node1": 5})
     assert done.faults == []
     assert done.event("attempt_cleared")[0]["left"] == {}
 
 
-def test_a_node_on_which_they_stay_is_broken(running: Running) -> None:
+def test_a_node_on_which_they_stay_is_broken(running: RunningAttempt) -> None:
     done = torn(running, {"node1": FOR_EVER})
     assert done.kinds == [("orphans", "node1")]
     assert done.event("attempt_cleared")[0]["left"] == {"node1": "1 process is left"}
 
 
-def test_where_they_stay_on_several_nodes_none_is_named(running: Running) -> None:
+def test_where_they_stay_on_several_nodes_none_is_named(running: RunningAttempt) -> None:
     done = torn(running, {"node0": FOR_EVER, "node1": FOR_EVER})
     assert done.kinds == [("storage_fault", None), ("orphans_many", None)]
 
 
-def test_the_last_of_several_nodes_is_broken_if_they_stay_there(running: Running) -> None:
+def test_the_last_of_several_nodes_is_broken_if_they_stay_there(running: RunningAttempt) -> None:
     done = torn(running, {"node0": 3, "node1": FOR_EVER})
     assert done.kinds == [("storage_fault", None), ("orphans", "node1")]
 
 
-def test_nobody_waits_for_a_node_that_died(running: Running) -> None:
+def test_nobody_waits_for_a_node_that_died(running: RunningAttempt) -> None:
     done = torn(running, {"node1": FOR_EVER}, dies="node1")
     assert (done.faults, len(done.asked)) == ([], 1)
 
 
 @pytest.mark.parametrize("looks", [0, 3])
-def test_nobody_waits_where_the_run_is_asked_to_stop(running: Running, looks: int) -> None:
+def test_nobody_waits_where_the_run_is_asked_to_stop(running: RunningAttempt, looks: int) -> None:
     done = torn(running, {"node0": FOR_EVER, "node1": FOR_EVER}, asked_after=looks, teardown_s=FOR_EVER)
     assert done.faults == []
     assert set(done.event("attempt_cleared")[0]["left"]) == {"node0", "node1"}
 
 
-def test_nobody_waits_where_nothing_will_be_started(running: Running) -> None:
+def test_nobody_waits_where_nothing_will_be_started(running: RunningAttempt) -> None:
     done = torn(running, {"node1": FOR_EVER}, mode="observe")
     assert (done.kinds, len(done.asked)) == ([("orphans", "node1")], 1)

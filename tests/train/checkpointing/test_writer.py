@@ -246,7 +246,7 @@ def test_a_refusal_of_the_operating_system_is_its_own_message(
     def refused(*_: Any) -> ShardReport:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/scratch/shard")
 
-    monkeypatch.setattr(saver_module, "write_shard", refused)
+    monkeypatch.setattr(writer_module, "write_shard", refused)
     ranks = make()
     for rank in ranks:
         rank.request(1)

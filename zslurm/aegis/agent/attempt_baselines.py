@@ -1,13 +1,13 @@
 """What the agents of one node hand on to each other about an attempt: a file in the node's memory.
 
-A sensor tells of changes. What it compares with belongs to the attempt and not to the agent: an agent that is
-started anew in mid-attempt must see what broke while nobody looked. So each sensor leaves what it saw when the
-attempt began (`Sensor.memory`), and the next agent's sensor goes on from there (`Sensor.recall`).
+A sensor reports changes. What it compares with belongs to the attempt and not to the agent: an agent that is
+started anew in mid-attempt must see what broke meanwhile. So each sensor leaves what it saw when the
+attempt began (`Sensor.memory`), and the next agent's sensor continues from there (`Sensor.recall`).
 
 The file is written whole and put in place by rename. One that is missing, damaged, or somebody else's is as good
 as none: sensors then begin anew, and the agent reports that they did. The directory is open to every user, so a
 file is believed only where this user owns it. The agent that sees another attempt begin removes the files of
-earlier ones, and the one that is told to quit at the end of the run removes the last.
+earlier ones, and the one that gets the command to quit at the end of the run removes the last.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class NodeMemory:
     """The memory of one node. Any thread may use it, and no method raises for what a file system may do."""
 
     def __init__(self, run: RunDir, environ: Mapping[str, str], attempt: int) -> None:
-        """
+        """Load what the agents before left.
+
         Args:
             run: the run.
             environ: of the agent; names the node.
@@ -47,7 +48,7 @@ class NodeMemory:
         self._states: dict[str, Any] = {}
         self._closed = False
         self.frozen = False
-        """Nobody hears this agent: what it sees now is left for the next agent to see."""
+        """This agent is not heard: what it sees now is left for the next agent to see."""
         self.problem = ""
         """Why nothing is known of the beginning of the attempt; empty where it is, or none runs."""
         if attempt:
@@ -61,7 +62,7 @@ class NodeMemory:
         """What each sensor left, by name, when this agent started."""
 
     def path(self, attempt: int) -> Path:
-        """Where the memory of an attempt is."""
+        """Return where the memory of an attempt is."""
         return self._run.node_memory(self._environ, attempt)
 
     def keep(self, attempt: int, sensor: str, state: Any) -> None:

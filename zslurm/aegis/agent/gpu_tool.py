@@ -1,6 +1,6 @@
-"""Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not tell, beside everything else.
+"""Asks the GPUs' own tool (amd-smi, nvidia-smi) for what sysfs does not show, beside everything else.
 
-The tool takes a second of CPU time, or for ever where the driver is wedged. So it is asked in a thread of its own,
+The tool takes a second of CPU time, or for ever where the driver is wedged. So it is asked in a separate thread,
 rests ten times as long as it worked (a hundred times where sysfs already counts errors), and is asked again only
 now and then once it failed.
 """
@@ -29,7 +29,7 @@ _VIOLATIONS = {
     "vr_thermal_violation_status": "voltage regulator too hot",
     "hbm_thermal_violation_status": "memory too hot",
 }
-"""Of `amd-smi metric --throttle`: what is told. At its power limit (`ppt`) a GPU under load always is."""
+"""Of `amd-smi metric --throttle`: what is reported. At its power limit (`ppt`) a GPU under load always is."""
 
 _REST, _LONG_REST = 10.0, 100.0
 _AFTER_FAILURE, _LONGEST = 60.0, 720.0
@@ -49,7 +49,7 @@ class ToolSources(Sources):
         return sources
 
     def find(self, program: str) -> str | None:
-        """Where a program is, or None."""
+        """Return where a program is, or None."""
         if program != "amd-smi" or self.amd_smi == "auto":
             return super().find(program)
         return None if self.amd_smi == "off" else shutil.which(self.amd_smi)
@@ -57,12 +57,12 @@ class ToolSources(Sources):
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """What the tool said.
+    """What the tool printed.
 
     Attributes:
-        health: of the GPUs; None where it said nothing.
+        health: of the GPUs; None where it gave none.
         why: why it did not.
-        throttled: by index of the GPU, what slows it down; without those that do not tell.
+        throttled: by index of the GPU, what slows it down; without those where that is unknown.
     """
 
     health: tuple[GpuHealth, ...] = ()
@@ -72,16 +72,16 @@ class ToolAnswer:
 
 def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
     """One look by amd-smi. It never raises, and never takes longer than five times the limit of each question."""
-    said: list[Said | None] = []
+    answers: list[Said | None] = []
 
     def ask(*question: str) -> str:
-        said.append(sources.run("amd-smi", *question, "--json", timeout_s=timeout_s))
-        return said[-1].out if said[-1] else ""
+        answers.append(sources.run("amd-smi", *question, "--json", timeout_s=timeout_s))
+        return answers[-1].out if answers[-1] else ""
 
     try:
         metric = next((text for more in _METRICS if amd_smi.gpu_rows(text := ask("metric", *more))), "")
         if not metric:
-            return ToolAnswer(why=_why_nothing(said))
+            return ToolAnswer(why=_why_nothing(answers))
         health = amd_smi.parse(metric, ask("bad-pages"), "", ask("list"))
         return ToolAnswer(health, throttled=parse_throttling(metric))
     except CommandHung as error:
@@ -90,15 +90,15 @@ def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
         return ToolAnswer(why=f"amd-smi cannot be run: {error.strerror}")
 
 
-def _why_nothing(said: list[Said | None]) -> str:
-    if said[-1] is None:
+def _why_nothing(answers: list[Said | None]) -> str:
+    if answers[-1] is None:
         return "amd-smi is not there"
-    words = (said[-1].err or said[-1].out).strip().splitlines()
-    return f"amd-smi names no GPU: {words[-1].strip()[:120]}" if words else "amd-smi says nothing"
+    words = (answers[-1].err or answers[-1].out).strip().splitlines()
+    return f"amd-smi names no GPU: {words[-1].strip()[:120]}" if words else "amd-smi prints nothing"
 
 
 def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:
-    """What slows each GPU down, by `amd-smi metric`; without GPUs that do not tell."""
+    """Return what slows each GPU down, by `amd-smi metric`; without GPUs where that is unknown."""
     found = {}
     for row in amd_smi.gpu_rows(metric):
         throttle, power = row.get("throttle"), row.get("power")
@@ -128,10 +128,10 @@ class GpuTool:
         self._failures = 0
 
     def news(self, *, needed: bool) -> ToolAnswer | None:
-        """The answer that came since the last call, if any. Asks again where it is time to; never waits.
+        """Return the answer that came since the last call, if any. Asks again where it is time to; never waits.
 
         Args:
-            needed: nobody else counts the GPUs' errors.
+            needed: nothing else counts the GPUs' errors.
         """
         if self._thread is not None and self._thread.is_alive():
             return None
@@ -158,13 +158,13 @@ class GpuTool:
 
 
 def tool_exists(place: Place, sources: Sources) -> bool:
-    """Whether there is a tool to ask, or the settings insist on one."""
+    """Return whether there is a tool to ask, or the settings insist on one."""
     named = place.settings.amd_smi not in ("auto", "off")
     return named or sources.find("amd-smi") is not None or sources.find("nvidia-smi") is not None
 
 
 def is_there(device: Path) -> bool:
-    """Whether a PCI device still answers: one that fell off the bus is gone, or reads as all ones."""
+    """Return whether a PCI device still answers: one that fell off the bus is gone, or reads as all ones."""
     try:
         return (device / "vendor").read_text().strip() not in ("0xffff", "")
     except OSError:

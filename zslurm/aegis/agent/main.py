@@ -1,21 +1,20 @@
 """`python -m zslurm.aegis.agent.main RUN_DIR`: the eyes and hands of the supervisor on one node.
 
-It tells on its standard output where the ranks of the node are, and what its sensors find; it is told on its
-standard input what to do (zslurm.aegis.protocol). It lives as long as the start of the job, across attempts; which
-attempt runs, the supervisor's heartbeats say.
+It reports on its standard output where the ranks of the node are, and what its sensors find, and reads commands
+from its standard input (zslurm.aegis.protocol). It lives as long as the start of the job, across attempts; the
+supervisor's heartbeats name the attempt that runs.
 
-Whatever may hang has a thread of its own: a wedged driver or file system must not delay the word that ranks make
-progress, nor the next command. It steps back behind the ranks (nice), and does nothing between its looks.
+Whatever may hang has a separate thread: a wedged driver or file system must not delay the report that ranks make
+progress, nor the next command. It runs behind the ranks (nice), and does nothing between its looks.
 
-When nothing is heard of the supervisor for aegis.deputy_s, or the pipe from it is closed, `on_silence` is asked
-again and again what becomes of this: the agent acts in the supervisor's place, or waits, or ends, because another
+When the supervisor sends no heartbeat for aegis.standby_s, or the pipe from it is closed, `on_missed_heartbeats`
+is asked again and again what follows: the agent acts in the supervisor's place, or waits, or ends, because another
 agent replaces it or it has done all there is to do.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
@@ -27,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
-from zslurm.aegis.agent.orphans import sweep
+from zslurm.aegis.agent.commands import handle
+from zslurm.aegis.agent.outbox import Outbox
 from zslurm.aegis.agent.sensor import Make, Place, Reading, all_sensors
 from zslurm.aegis.agent.sensor_runner import BEGINS_ANEW, SensorRunner
 from zslurm.aegis.agent.sensors.progress import ranks_in
-from zslurm.aegis.agent.stacks import dump_stacks
-from zslurm.aegis.agent.standby import Deputy
+from zslurm.aegis.agent.standby import StandbySupervisor
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -46,61 +45,24 @@ from zslurm.aegis.protocol import (
     encode_report,
 )
 from zslurm.checkpoint_tools.plain import reason_of
-from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.load import load_spec
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.core.pauses import Pauses
 from zslurm.run.run_dir import open_run
 from zslurm.train.niceness import lower_process
 
-OnSilence = Callable[[float, bool], bool]
-"""Asked while the supervisor is silent, with the seconds since it was heard last and whether the pipe from it is
-closed; true ends the agent."""
+OnMissedHeartbeats = Callable[[float, bool], bool]
+"""Asked while the supervisor misses heartbeats, with the seconds since it was heard last and whether the pipe from
+it is closed; true ends the agent."""
 
 _TICK_S = 1.0
 _UNHEARD_S = 4.0
-"""Seconds without a heartbeat, of which one comes every second, after which nobody may hear this agent either."""
-_MOST_WAITING = 2000
-"""Lines that wait for a reader; then the oldest are dropped: where the ranks were is of no use later."""
-
+"""Seconds without a heartbeat, of which one comes every second, after which this agent may not be heard either."""
 _LONGEST_COMMAND = 1 << 16
 _FLUSH_S = 2.0
 # The agents stay as long as the ranks do, which save when they are asked to stop. SIGKILL and `quit` end them.
 # They report what they got: where Slurm signals the steps and not the batch script, the supervisor hears of it so.
 _REPORTED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Outbox:
-    """Lines on their way out. A reader that does not read holds up only the thread that writes."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._lines: deque[str] = deque(maxlen=_MOST_WAITING)
-        self._filled = threading.Condition()
-        self._writing = False
-        threading.Thread(target=self._write, name="outbox", daemon=True).start()
-
-    def put(self, lines: list[str]) -> None:
-        """Send lines; returns at once."""
-        with self._filled:
-            self._lines.extend(lines)
-            self._filled.notify_all()
-
-    def flush(self, limit_s: float) -> None:
-        """Wait until everything is written, or for so long."""
-        with self._filled:
-            self._filled.wait_for(lambda: not self._lines and not self._writing, limit_s)
-
-    def _write(self) -> None:
-        while True:
-            with self._filled:
-                self._writing = False
-                self._filled.notify_all()
-                self._filled.wait_for(lambda: bool(self._lines))
-                line = self._lines.popleft()
-                self._writing = True
-            with contextlib.suppress(OSError):  # nobody reads any more; the deputy still has its work to do
-                os.write(self._fd, line.encode("ascii"))
 
 
 class Agent:
@@ -110,7 +72,7 @@ class Agent:
         self,
         place: Place,
         *,
-        on_silence: OnSilence,
+        on_missed_heartbeats: OnMissedHeartbeats,
         sensors: Mapping[str, Make] | None = None,
         commands: int = 0,
         reports: int = 1,
@@ -118,14 +80,15 @@ class Agent:
         attempt: int = 0,
         signals: deque[int] | None = None,
     ) -> None:
-        """
+        """Prepare; `run` does the work.
+
         Args:
             place: the node, and the run.
-            on_silence: see OnSilence.
+            on_missed_heartbeats: see OnMissedHeartbeats.
             sensors: by name; default: all of them.
             commands: file descriptor of the commands.
             reports: file descriptor of the reports.
-            started: what the first report says besides the pid.
+            started: what the first report holds besides the pid.
             attempt: that runs already, and that other agents have watched before this one; 0: none.
             signals: that this process got; a handler adds to them, and each is reported.
         """
@@ -133,7 +96,7 @@ class Agent:
         self._first_attempt = attempt
         self._memory = NodeMemory(place.run, place.environ, attempt)
         self.heartbeat: Heartbeat | None = None
-        self._on_silence = on_silence
+        self._on_missed_heartbeats = on_missed_heartbeats
         self._commands, self._out = commands, Outbox(reports)
         self._about = dict(started or {})
         self._signals = signals if signals is not None else deque()
@@ -147,23 +110,23 @@ class Agent:
         ]
         self._heard_at = time.monotonic()
         self._pauses = Pauses()
-        self._silent = self._hung_up = False
+        self._missed = self._hung_up = False
         self._seq, self._seq_lock = 0, threading.Lock()
         # After this long a sensor counts as hanging; the slowest thing that any of them waits for is amd-smi.
         self._patience_s = max(2 * place.settings.period_s, place.settings.amd_smi_timeout_s)
 
     @property
     def attempt(self) -> int:
-        """Number of the present attempt, as the supervisor says; 0 before it said so."""
+        """Number of the present attempt by the supervisor's heartbeat; 0 before the first."""
         return self.heartbeat.attempt if self.heartbeat else 0
 
     @property
-    def silent_s(self) -> float:
+    def unheard_s(self) -> float:
         """Seconds since the supervisor was heard last, or since the start."""
         return time.monotonic() - self._heard_at
 
     def run(self) -> None:
-        """Work until told to quit, or until there is nothing left to do without a supervisor."""
+        """Work until the command to quit comes, or until there is nothing left to do without a supervisor."""
         self._send(AgentReport(self._stamp(), "started", {"pid": os.getpid(), **self._about}))
         if self._memory.problem:
             line = f"attempt {self._first_attempt}: {self._memory.problem}; sensors begin anew"
@@ -171,12 +134,12 @@ class Agent:
             self._sensed("agent", Reading(faults=(fault,)))
         for runner in self._runners:
             runner.start()
-        for work in (self._listen, self._tell_progress):
+        for work in (self._listen, self._report_progress):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
         looked_at = time.monotonic()
         while not self._stop.wait(_TICK_S):
             self._pauses.tick()
-            # If this process itself was stopped, what it did not hear meanwhile is not the supervisor's silence.
+            # If this process itself was stopped, the supervisor missed no heartbeat meanwhile.
             away_s = max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
             self._heard_at += away_s
             for runner in self._runners:
@@ -185,16 +148,16 @@ class Agent:
                 name = signal.Signals(self._signals.popleft()).name
                 self._send(AgentReport(self._stamp(), "signalled", {"signal": name}))
             for runner in self._runners:
-                if (reading := runner.silent_reading(self._patience_s)) is not None:
+                if (reading := runner.hanging_reading(self._patience_s)) is not None:
                     self._sensed(runner.name, reading)
-            self._mind_silence()
+            self._check_heartbeat()
             looked_at = time.monotonic()
         self._send(AgentReport(self._stamp(), "ended"))
         self._out.flush(_FLUSH_S)
         for runner in self._runners:
             runner.close()
 
-    # --- what it tells --------------------------------------------------------------------------------------
+    # --- what it reports --------------------------------------------------------------------------------------
 
     def _stamp(self) -> Stamp:
         with self._seq_lock:
@@ -210,7 +173,7 @@ class Agent:
         )
         self._send(report)
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         while not self._stop.wait(self.place.settings.progress_s):
             self._send(self._progress(self.attempt))
 
@@ -220,12 +183,12 @@ class Agent:
         try:
             ranks = ranks_in(directory, paused_since=self._pauses.since) if attempt else ()
             return ProgressReport(self._stamp(), attempt, ranks)
-        except Exception as error:  # whatever it is: a node that says nothing any more is taken for dead
+        except Exception as error:  # whatever it is: a node that reports nothing any more is taken for dead
             return ProgressReport(
                 self._stamp(), attempt, ok=False, why=f"the ranks' progress cannot be read: {reason_of(error)}"
             )
 
-    # --- what it is told ------------------------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------
 
     def _listen(self) -> None:
         with open(self._commands, "rb", closefd=False) as lines:
@@ -237,10 +200,10 @@ class Agent:
                     for runner in self._runners if began else ():  # what it begins with
                         runner.look_now()
                 elif command is not None and (not command.nodes or self.place.node in command.nodes):
-                    self._obey(command)
+                    self._handle(command)
         self._hung_up = self._memory.frozen = True
 
-    def _obey(self, command: Command) -> None:
+    def _handle(self, command: Command) -> None:
         if command.do == "quit":
             if not command.nodes:  # all of them: the run is over in this job
                 self._memory.forget()
@@ -254,56 +217,18 @@ class Agent:
         ).start()
 
     def _answer(self, command: Command) -> None:
-        try:
-            ok, why, values = _DEEDS[command.do](self.place, command)
-        except Exception as error:
-            ok, why, values = False, f"{command.do} failed: {reason_of(error)}", {}
+        ok, why, values = handle(self.place, command)
         self._send(Answer(self._stamp(), command.id, ok, why, values))
 
-    def _mind_silence(self) -> None:
-        silent_s = self.silent_s
-        self._memory.frozen = self._hung_up or silent_s > _UNHEARD_S
-        was_silent, self._silent = self._silent, silent_s >= self.place.aegis.deputy_s
-        if self._silent != was_silent:
-            event = "silent" if self._silent else "heard"
-            self._send(AgentReport(self._stamp(), event, {"seconds": round(silent_s, 1)}))
-        if (self._silent or self._hung_up) and self._on_silence(silent_s, self._hung_up):
+    def _check_heartbeat(self) -> None:
+        unheard_s = self.unheard_s
+        self._memory.frozen = self._hung_up or unheard_s > _UNHEARD_S
+        before, self._missed = self._missed, unheard_s >= self.place.aegis.standby_s
+        if self._missed != before:
+            event = "silent" if self._missed else "heard"
+            self._send(AgentReport(self._stamp(), event, {"seconds": round(unheard_s, 1)}))
+        if (self._missed or self._hung_up) and self._on_missed_heartbeats(unheard_s, self._hung_up):
             self._stop.set()
-
-
-Deed = tuple[bool, str, dict[str, Any]]
-
-
-def _stacks(place: Place, command: Command) -> Deed:
-    done = dump_stacks(place, place.run.attempt(command.attempt))
-    why = "; ".join(f"rank {rank}: {words}" for rank, words in done.missed.items())
-    return not done.missed, why, {"ranks": list(done.ranks), "missed": [*map(list, done.missed.items())]}
-
-
-def _sweep(place: Place, command: Command) -> Deed:
-    done = sweep(place, place.run.attempt(command.attempt), kill=command.kill)
-    problems = [counted(len(done.left), "process is left", "processes are left")] if done.left else []
-    problems += ["memory of GPUs is not released"] if done.gpu_released is False else []
-    values = {
-        "killed": [[member.pid, member.state, member.name] for member in done.killed],
-        "left": [[member.pid, member.state, member.name] for member in done.left],
-        "seconds": round(done.seconds, 2),
-        "gpu_used": list(done.gpu_used),
-        "gpu_released": done.gpu_released,
-        "progress_removed": done.progress_removed,
-    }
-    return done.clean, "; ".join(problems), values
-
-
-def _check(place: Place, _command: Command) -> Deed:
-    from zslurm.aegis.agent.node_check import check_node  # a hundred modules that few agents ever need
-
-    health = check_node(place)
-    values = {"problems": list(health.problems), "notes": list(health.notes)}
-    return not health.problems, "; ".join(health.problems), values
-
-
-_DEEDS: dict[str, Callable[[Place, Command], Deed]] = {"stacks": _stacks, "sweep": _sweep, "check": _check}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -329,10 +254,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"agent: {error}", file=sys.stderr)
         return Exit.USAGE
     about = {"index": index, "count": count, "generation": options.generation}
-    deputy = Deputy(run, environ, spec.aegis.deputy_s, generation=options.generation)
+    standby = StandbySupervisor(run, environ, spec.aegis.standby_s, generation=options.generation)
     place = Place.here(run, spec.aegis, spec.cluster, environ)
-    agent = Agent(place, on_silence=deputy.on_silence, started=about, attempt=options.attempt, signals=signals)
-    deputy.heard = lambda: agent.silent_s < spec.aegis.deputy_s
+    agent = Agent(
+        place,
+        on_missed_heartbeats=standby.on_missed_heartbeats,
+        started=about,
+        attempt=options.attempt,
+        signals=signals,
+    )
+    standby.heard = lambda: agent.unheard_s < spec.aegis.standby_s
     agent.run()
     return Exit.DONE
 

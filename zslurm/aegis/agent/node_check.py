@@ -71,7 +71,7 @@ def _examine(sensor: Sensor) -> Callable[[Sources], Outcome]:
 
 
 def _mounted(directory: Path, examine: Callable[[Sources], Outcome]) -> Callable[[Sources], Outcome]:
-    """The same, once the directory is there: without it this node lacks a mount that the others have."""
+    """Return the same, once the directory is there: without it this node lacks a mount that the others have."""
 
     def found(sources: Sources) -> Outcome:
         try:

@@ -3,11 +3,11 @@
 A process belongs to an attempt if it carries ATTEMPT_VARIABLE in its environment, which each rank is started with
 and hands down, or descends from one that does. Never by its name: another run may be here. The process that holds
 the Slurm step, the supervisor and the agents do not carry it. Several nodes of a test share one /proc: there
-SLURMD_NODENAME, which Slurm sets for each task, tells whose a process is.
+SLURMD_NODENAME, which Slurm sets for each task, shows whose a process is.
 
 A process that was killed may not be gone: a thread of it waits in a driver (state D), and its memory is held. Then
 even its leader may be a zombie already, and no longer have an environment; it is still known from the look before,
-or from the ranks' own records. What is left at the end is told, never assumed away.
+or from the ranks' own records. What is left at the end is reported, never assumed away.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What a sweep came to.
+class CleanupResult:
+    """What a cleanup came to.
 
     Attributes:
         killed: processes that were sent SIGKILL and are gone.
         left: those that are still there.
         seconds: that it took.
-        gpu_used: memory in use on each GPU, bytes; empty where no GPU tells.
-        gpu_released: whether it is no more than that of an idle GPU; None where no GPU tells.
+        gpu_used: memory in use on each GPU, bytes; empty where that is unknown.
+        gpu_released: whether it is no more than that of an idle GPU; None where that is unknown.
         progress_removed: whether the ranks' records are gone.
     """
 
@@ -83,13 +83,13 @@ class Swept:
         return not self.left and self.gpu_released is not False
 
 
-def sweep(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | None = None) -> Swept:
+def clean_up(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | None = None) -> CleanupResult:
     """End every process of an attempt on this node; wait until all are gone and the GPUs' memory is released.
 
     Args:
         place: this node.
         attempt: whose ranks are meant.
-        kill: otherwise nothing is killed, waited for or removed: only what is there is told.
+        kill: otherwise nothing is killed, waited for or removed: what is there is only reported.
         limit_s: patience; default: aegis.teardown_s.
     """
     began = time.monotonic()
@@ -111,7 +111,7 @@ def sweep(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | Non
     if kill and not left:  # by its record alone a thread is found whose process is a zombie
         shutil.rmtree(progress, ignore_errors=True)
     stayed = {(member.pid, member.started) for member in left}
-    return Swept(
+    return CleanupResult(
         killed=tuple(member for key, member in seen.items() if kill and key not in stayed),
         left=tuple(left),
         seconds=time.monotonic() - began,
@@ -122,7 +122,7 @@ def sweep(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | Non
 
 
 def members(place: Place, attempt: AttemptDir) -> list[Member]:
-    """The processes of an attempt on this node that are not gone."""
+    """Return the processes of an attempt on this node that are not gone."""
     everything = {member.pid: member for member in _processes()}
     mine = _marked(everything, attempt, place.environ) | _by_record(everything, place, attempt)
     children: dict[int, list[int]] = {}
@@ -138,7 +138,7 @@ def members(place: Place, attempt: AttemptDir) -> list[Member]:
 
 
 def carries_mark(pid: int, attempt: AttemptDir, environ: Mapping[str, str]) -> bool:
-    """Whether a process was started as part of an attempt, on the node of `environ`."""
+    """Return whether a process was started as part of an attempt, on the node of `environ`."""
     try:
         words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -167,7 +167,7 @@ def read_member(pid: int) -> Member | None:
 
 
 def gpu_memory(root: Path) -> dict[str, int]:
-    """Memory in use on each GPU, bytes, by PCI address; without those that do not tell."""
+    """Return memory in use on each GPU, bytes, by PCI address; without those where that is unknown."""
     used: dict[str, int] = {}
     for gpu in read_gpus(root):
         if gpu.pci is not None:
@@ -177,7 +177,7 @@ def gpu_memory(root: Path) -> dict[str, int]:
 
 
 def _is_held(place: Place, used: Mapping[str, int]) -> bool:
-    """Whether a GPU's memory is in use beyond what the doctor grants an idle one."""
+    """Return whether a GPU's memory is in use beyond what the doctor grants an idle one."""
     return any(held >= place.cluster.doctor.vram_used_gib * _GIB for held in used.values())
 
 
@@ -210,7 +210,7 @@ def _ourselves(everything: Mapping[int, Member]) -> set[int]:
 
 
 def _again(member: Member) -> Member | None:
-    """The same process as it is now; None where it is gone."""
+    """Return the same process as it is now; None where it is gone."""
     now = read_member(member.pid)
     return None if now is None or now.started != member.started or now.is_gone else now
 

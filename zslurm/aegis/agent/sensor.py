@@ -1,8 +1,8 @@
-"""What a sensor is, what it says, and how sensors are found: one file for each in `sensors/`.
+"""What a sensor is, what it reports, and how sensors are found: one file for each in `sensors/`.
 
-A sensor is made and read in a thread of its own, so it may take its time, and may hang: only what it would say is
-then missing. It remembers what it saw when the attempt began and tells of changes, whichever agent sees them
-(node_memory.py); what was wrong before the run is the preflight's and the doctor's business.
+A sensor is made and read in a separate thread, so it may take its time, and may hang: only its readings are then
+missing. It remembers what it saw when the attempt began and reports changes, whichever agent sees them
+(attempt_baselines.py); what was wrong before the run is the preflight's and the doctor's business.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from zslurm.run.run_dir import RunDir
 
 @dataclass(frozen=True)
 class Reading:
-    """What a sensor said once.
+    """What a sensor read once.
 
     Attributes:
         ok: false where nothing could be read: then nothing is known, good or bad.
         why: why not.
         faults: new since the last reading.
         values: what was measured, for people.
-        pending: it waits for its first answer, which is not worth telling.
+        pending: it waits for its first answer, which is not worth a report.
         first: nothing was read before by this agent: whatever is wrong now is among the faults.
     """
 
@@ -45,7 +45,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an agent stands: its node, and the run that it watches over.
+    """Where an agent runs: its node, and the run that it watches.
 
     Attributes:
         root: where /sys and /proc of the node are; see `sysfs.sysroot`.
@@ -63,11 +63,12 @@ class Place:
 
     @classmethod
     def here(cls, run: RunDir, aegis: AegisSection, cluster: ClusterSection, environ: Mapping[str, str]) -> Place:
-        """This node."""
+        """Return the place of this process."""
         return cls(node_name(environ), run, aegis, cluster, sysroot(environ), environ)
 
     @property
     def settings(self) -> SensorSettings:
+        """What the run's settings ask of the sensors."""
         return self.aegis.sensors
 
     def fault(self, kind: str, role: Role, scope: Scope, source: str, line: str, **more: Any) -> Fault:
@@ -89,14 +90,14 @@ class Sensor:
         """A new attempt begins: what was seen last is what it begins with."""
 
     def memory(self) -> Any:
-        """What the sensor of this attempt's next agent must know, as JSON has it; None where that is nothing."""
+        """Return what the sensor of the attempt's next agent must know, as JSON has it; None for nothing."""
         return None
 
     def recall(self, memory: Any) -> None:
         """Go on from what another agent's sensor saw when the attempt began, in place of the first look.
 
         Args:
-            memory: what `memory` of that sensor gave; nobody knows what became of the file since.
+            memory: what `memory` of that sensor gave; the file may have changed since.
 
         Raises:
             ValueError: it cannot be such a memory; nothing has changed, and the sensor begins anew.
@@ -111,7 +112,7 @@ Make = Callable[[Place], Sensor | None]
 
 
 def all_sensors() -> dict[str, Make]:
-    """Every sensor by name: each module of `sensors/` with a function `make`; its name is the sensor's."""
+    """Return every sensor by name: each module of `sensors/` with a function `make`; its name is the sensor's."""
     from zslurm.aegis.agent import sensors
 
     found = {

@@ -1,7 +1,7 @@
-"""Runs each sensor in a thread of its own, hands on what is new, and keeps what the next agent must know.
+"""Runs each sensor in a separate thread, hands on what is new, and keeps what the next agent must know.
 
-A sensor that hangs in a driver or a dead mount is told as silent by whoever looks (`silent_reading`); its thread
-cannot be ended, and nobody waits for it.
+A sensor that hangs in a driver or a dead mount is reported by the thread that looks (`hanging_reading`); its own
+thread cannot be ended, and is not waited for.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class SensorRunner:
         memory: NodeMemory,
         attempt: Callable[[], int],
     ) -> None:
-        """
+        """Prepare; `start` makes and reads the sensor.
+
         Args:
             name: of the sensor.
             make: makes it, in the thread.
             place: for `make`.
-            hand_on: gets readings that are news: faults, or another word on whether the sensor can read, or
+            hand_on: gets readings that are news: faults, or news of whether the sensor can read, or
                 values that differ.
             stop: ends the thread after its reading.
             memory: of the node.
@@ -56,12 +57,13 @@ class SensorRunner:
         self._busy_since: float | None = None
         self._last: Reading | None = None
         self._handed_at = 0.0
-        self._said_silent = False
+        self._hang_reported = False
         self._sensor: Sensor | None = None
         self._due = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"sensor-{name}", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._busy_since = time.monotonic()
         self._thread.start()
 
@@ -70,30 +72,30 @@ class SensorRunner:
         self._due.set()
 
     def close(self) -> None:
-        """End what the sensor started, once it was told to stop. One that hangs is left alone."""
+        """End what the sensor started, once it has to stop. One that hangs is left alone."""
         self._due.set()
         self._thread.join(0.1)
         if self._sensor is not None and not self._thread.is_alive():
             self._sensor.close()
 
-    def silent_reading(self, limit_s: float) -> Reading | None:
-        """What to say, once, where the sensor has said nothing for longer than the limit; else None."""
+    def hanging_reading(self, limit_s: float) -> Reading | None:
+        """Return a reading, once, where the sensor has read nothing for longer than the limit; else None."""
         since = self._busy_since
-        if since is None or time.monotonic() - since <= limit_s or self._said_silent:
+        if since is None or time.monotonic() - since <= limit_s or self._hang_reported:
             return None
-        self._said_silent = True
-        self._last = Reading(ok=False, why=f"it has said nothing for {limit_s:g} s: it hangs")
+        self._hang_reported = True
+        self._last = Reading(ok=False, why=f"nothing was read for {limit_s:g} s: it hangs")
         return self._last
 
     def excuse(self, seconds: float) -> None:
-        """This process was stopped for so long: the sensor was, too, and does not hang for that."""
+        """Excuse the sensor for a time in which this whole process was stopped."""
         if (since := self._busy_since) is not None:
             self._busy_since = since + seconds
 
     def _work(self) -> None:
         try:
             self._sensor = self._make(self._place)
-        except Exception as error:  # one broken sensor must not silence the others
+        except Exception as error:  # one broken sensor must not stop the others
             self._news(Reading(ok=False, why=f"it cannot be made: {reason_of(error)}"))
             self._busy_since = None
             return
@@ -106,7 +108,7 @@ class SensorRunner:
             except Exception as error:
                 reading = Reading(ok=False, why=f"it failed: {reason_of(error)}")
             self._busy_since = None
-            self._said_silent = False
+            self._hang_reported = False
             self._news(reading)
             self._due.wait(self._sensor.period_s)
             self._due.clear()
@@ -126,7 +128,7 @@ class SensorRunner:
             self._hand_on(self.name, Reading(faults=(fault,)))
 
     def _look(self, sensor: Sensor) -> Reading:
-        """One reading, with the attempt that it belongs to."""
+        """Read once, for the attempt that it belongs to."""
         number = self._attempt()
         if number > self._number:
             self._number = number

@@ -35,7 +35,7 @@ def dump_stacks(place: Place, attempt: AttemptDir) -> Dumped:
     """
     asked, missed = [], {}
     for record in records(attempt.progress(place.environ)):
-        why = _why_not(record, place, attempt)
+        why = _blocking_reason(record, place, attempt)
         if why is None:
             asked.append(record.rank)
         else:
@@ -43,7 +43,7 @@ def dump_stacks(place: Place, attempt: AttemptDir) -> Dumped:
     return Dumped(tuple(asked), missed)
 
 
-def _why_not(record: Progress, place: Place, attempt: AttemptDir) -> str | None:
+def _blocking_reason(record: Progress, place: Place, attempt: AttemptDir) -> str | None:
     """Ask one rank; None where that was possible."""
     if record.attempt != attempt.number or not carries_mark(record.pid, attempt, place.environ):
         return f"process {record.pid} is gone"
@@ -57,7 +57,7 @@ def _why_not(record: Progress, place: Place, attempt: AttemptDir) -> str | None:
 
 
 def _handles(pid: int) -> bool:
-    """Whether a process has a handler for STACK_SIGNAL: SigCgt is a mask whose lowest bit is signal 1."""
+    """Return whether a process has a handler for STACK_SIGNAL: SigCgt is a mask whose lowest bit is signal 1."""
     try:
         caught = int(key_values(Path("/proc") / str(pid) / "status").get("SigCgt", ""), 16)
     except ValueError:

@@ -32,12 +32,12 @@ from zslurm.train.jsonl import read_jsonl
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningAttempt:
     """An attempt whose step was started.
 
     Attributes:
         attempt: its directory.
-        process: srun, or its local twin.
+        process: srun, or the local launcher's.
         nodes: where its ranks are, in their order.
         adopted: another supervisor has started it.
     """
@@ -49,7 +49,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Decided:
+class PendingDecision:
     """What was decided after an attempt, and perhaps not done.
 
     Attributes:
@@ -62,7 +62,7 @@ class Decided:
 
 
 def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> str:
-    """Say what ended an attempt of an earlier start of the job before its supervisor could say how it ended.
+    """Describe what ended an attempt of an earlier start of the job before its supervisor could record its end.
 
     Args:
         job: the present start.
@@ -90,22 +90,23 @@ def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> st
     return what + recovered
 
 
-class Starts:
+class AttemptStarter:
     """Starts attempts in one start of the job."""
 
     def __init__(self, job: Job, nodes: Nodes) -> None:
+        """Prepare; no node was looked at yet."""
         self._job, self._nodes = job, nodes
         self._python: Interpreter | None = None
 
-    def why_not(self) -> Verdict | None:
-        """What keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
+    def blocking_reason(self) -> Verdict | None:
+        """Return what keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
 
         The nodes are looked at once.
         """
         job = self._job
         if self._python is not None:
             return None
-        self._nodes.died |= self._nodes.taken_back()
+        self._nodes.dead |= self._nodes.taken_back()
         nodes = self._candidates()
         if job.on_slurm and job.spec.cluster.nics:
             verdict = check_rails(
@@ -122,7 +123,7 @@ class Starts:
         return None
 
     def first_nodes(self) -> tuple[str, ...]:
-        """The nodes for the first attempt of a start of the job, spares left over.
+        """Return the nodes for the first attempt of a start of the job, spares left over.
 
         A job that was submitted again may have got nodes that are excluded. They are used where there are no
         others: to wait for better ones is the queue's business.
@@ -133,7 +134,7 @@ class Starts:
         return nodes[: self._nodes.needed]
 
     def _candidates(self) -> tuple[str, ...]:
-        """The nodes on which ranks may be started: without excluded ones, unless too few would be left."""
+        """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""
         usable, needed = self._nodes.usable(self._exclusions().values()), self._nodes.needed
         enough = len(usable) >= min(needed, self._job.spec.aegis.min_nodes or needed)
         return usable if enough else self._nodes.usable(())
@@ -141,8 +142,8 @@ class Starts:
     def _exclusions(self) -> dict[str, Exclusion]:
         return active_exclusions(self._job.history(), time.time(), self._job.spec.aegis)
 
-    def start(self, nodes: tuple[str, ...]) -> Running:
-        """Begin the next attempt on these nodes. Call `why_not` first.
+    def start(self, nodes: tuple[str, ...]) -> RunningAttempt:
+        """Begin the next attempt on these nodes. Call `blocking_reason` first.
 
         Raises:
             OSError: the run directory cannot be written.
@@ -162,7 +163,7 @@ class Starts:
         job.event("attempt_started", attempt=attempt.number, nodes=hosts, world_size=world_size)
         return running
 
-    def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> Running:
+    def _begin(self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter) -> RunningAttempt:
         """Describe the attempt, and start its step last.
 
         Raises:
@@ -190,10 +191,10 @@ class Starts:
         write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
         if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
             job.event("lock_taken_over", holder=str(dead))
-        return Running(attempt, plan.start(attempt), nodes)
+        return RunningAttempt(attempt, plan.start(attempt), nodes)
 
-    def left_over(self) -> Running | Decided | None:
-        """Where an earlier supervisor of this start of the job left off; the nodes that died under it stay dead.
+    def left_over(self) -> RunningAttempt | PendingDecision | None:
+        """Find where an earlier supervisor of this start of the job left off; its dead nodes stay dead.
 
         Returns:
             The attempt that runs, or ended unseen; or what was decided after it, and perhaps not done; or None.
@@ -203,7 +204,7 @@ class Starts:
             return None
         last, found = attempts[-1], None
         events = list(read_jsonl(self._job.run.events))
-        self._nodes.died |= self._died(events)
+        self._nodes.dead |= self._died(events)
         rows = [row for row in events if row.get("attempt") == last.number]
         if (described := self._of_this_start(last)) is not None:
             found = self._left_by(last, described, rows)
@@ -213,7 +214,7 @@ class Starts:
         return found
 
     def _died(self, events: Sequence[dict[str, Any]]) -> set[str]:
-        """Nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
+        """Return nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
         found: dict[int, set[str]] = {}
         for row in events:
             fault = Fault.of_event(row) if row.get("event") == "fault_detected" else None
@@ -224,20 +225,20 @@ class Starts:
         return set().union(*ours)
 
     def _of_this_start(self, attempt: AttemptDir) -> dict[str, Any] | None:
-        """The description of an attempt; None where it is not of this start of the job."""
+        """Return the description of an attempt; None where it is not of this start of the job."""
         described = read_json(attempt.description) or {}
         ours = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
         return described if ours else None
 
     def _left_by(
         self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
-    ) -> Running | Decided | None:
-        """An attempt of this start of the job, or what was decided after it."""
+    ) -> RunningAttempt | PendingDecision | None:
+        """Return an attempt of this start of the job, or what was decided after it."""
         decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
         ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
         if decided and ended:
-            return Decided(decided[-1], ended[-1])
+            return PendingDecision(decided[-1], ended[-1])
         process = DetachedProcess.adopt(last.step_process, last.step_exit)
         if process is None:
             return None
-        return Running(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)
+        return RunningAttempt(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)

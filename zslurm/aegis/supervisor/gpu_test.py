@@ -79,13 +79,13 @@ def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Map
     except ZslurmError as error:
         return Tested(None, str(error))
     if not isinstance(found.value, dict):
-        return Tested(None, found.error or "the test said nothing")
+        return Tested(None, found.error or "the test printed nothing")
     reason, device = found.value.get("reason"), found.value.get("device")
     return Tested(reason is None, reason, device)
 
 
 def _why_expected(spec: RunSpec) -> str:
-    """Why a node of the run should have GPUs, in words; `cpu`: it computes on CPUs; empty: the node knows."""
+    """Return a reason why a node of the run should have GPUs; `cpu`: it computes on CPUs; empty: it knows."""
     if spec.parallel.device == "cpu":
         return _ON_CPU
     if spec.cluster.gpus_per_node:
@@ -147,7 +147,7 @@ def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str
 
 
 def pci_address(properties: Any) -> str | None:
-    """The PCI address of a GPU, such as `0000:c1:00.0`; None where this version of torch does not give it."""
+    """Return the PCI address of a GPU, such as `0000:c1:00.0`; None where this torch does not know it."""
     try:
         domain, bus, device = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
     except AttributeError:
@@ -163,7 +163,7 @@ def _uuid(properties: Any) -> str | None:
 
 
 def fault_of(device: Any) -> str | None:
-    """What a torch device computes wrongly, in one line; None where nothing is wrong."""
+    """Return what a torch device computes wrongly, in one line; None where nothing is wrong."""
     import torch
 
     n = _N_GPU if device.type == "cuda" else _N_CPU

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,6 +45,7 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
+        """Whether anything asked for it."""
         return self.signum is not None or self.preemption is not None
 
     @property
@@ -98,7 +100,7 @@ class Job:
 
     @classmethod
     def of(cls, run: RunDir, environ: dict[str, str], event: Record) -> Job:
-        """The job that this process runs in.
+        """Return the job that this process runs in.
 
         Raises:
             ConfigError: config.json is missing or damaged, or this is not a job.
@@ -121,12 +123,19 @@ class Job:
 
     @property
     def on_slurm(self) -> bool:
+        """Whether the job is one of Slurm."""
         return self.spec.cluster.launcher == "slurm"
 
     @property
     def slurm_id(self) -> str | None:
         """Slurm's job; None on the local launcher."""
         return self.job_id if self.on_slurm else None
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the run is asked to stop."""
+        until = time.monotonic() + seconds
+        while not self.stop.asked and time.monotonic() < until:
+            time.sleep(min(self.spec.aegis.poll_s, seconds))
 
     def look_for_preemption(self) -> bool:
         """Ask Slurm whether it preempts the job; record it when that is new.
@@ -151,5 +160,5 @@ class Job:
         return True
 
     def history(self) -> History:
-        """What the run went through until now."""
+        """Return what the run went through until now."""
         return history_of(read_jsonl(self.run.events))

@@ -23,7 +23,7 @@ class Nodes:
     Attributes:
         every: all of them, spares included, in the order in which ranks are numbered.
         by_leaf: true where that order was chosen, by leaf switch; false where it is Slurm's.
-        died: those that died since the job started here.
+        dead: those that died since the job started here.
     """
 
     def __init__(self, spec: RunSpec, environ: Mapping[str, str]) -> None:
@@ -39,15 +39,15 @@ class Nodes:
         ordered = rank_order(spec.cluster, nodes, SlurmClient()) if self.on_slurm else None
         self.by_leaf = ordered is not None
         self.every = tuple(ordered or nodes)
-        self.died: set[str] = set()
+        self.dead: set[str] = set()
 
     def usable(self, exclusions: Iterable[Exclusion]) -> tuple[str, ...]:
-        """Those that live and are not excluded."""
-        out = self.died | {exclusion.node for exclusion in exclusions}
+        """Return those that live and are not excluded."""
+        out = self.dead | {exclusion.node for exclusion in exclusions}
         return tuple(node for node in self.every if node not in out)
 
     def taken_back(self) -> set[str]:
-        """Nodes that Slurm took from the job because they failed; none where it does not say."""
+        """Return nodes that Slurm took from the job because they failed; none where that is unknown."""
         if not self.on_slurm:
             return set()
         job_id = self._environ["SLURM_JOB_ID"]
@@ -65,7 +65,7 @@ class Nodes:
         return min(self._spec.slurm.nodes, len(self.every)) if self.on_slurm else 1
 
     def slurm_is_away(self) -> str | None:
-        """Why no step can be started now, because the controller does not answer; None where it does."""
+        """Return why no step can be started now, because the controller does not answer; None where it does."""
         client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
         if not self.on_slurm or not client.can_control():
             return None
@@ -80,7 +80,7 @@ class Nodes:
     def resources(
         self, exclusions: Iterable[Exclusion], in_use: tuple[str, ...], *, look_elsewhere: bool
     ) -> Resources:
-        """What there is to go on with.
+        """Return what there is to continue with.
 
         Args:
             exclusions: those in force.
@@ -103,11 +103,11 @@ class Nodes:
         )
 
     def _elsewhere(self, excluded: set[str]) -> int | None:
-        """Nodes of the job's partition on which it could run, now or later; None where Slurm does not say."""
+        """Return how many nodes of its partition the job could run on, now or later; None where unknown."""
         partition = self._environ.get("SLURM_JOB_PARTITION")
         client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
         try:
             usable = {node.name for node in client.nodes() if node.is_usable and partition in node.partitions}
         except ZslurmError:
             return None
-        return len(usable - excluded - self.died)
+        return len(usable - excluded - self.dead)

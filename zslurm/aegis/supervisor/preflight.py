@@ -35,7 +35,7 @@ class Decision:
 
 
 def faults(incomplete: Mapping[str, RailMap]) -> str:
-    """Every fault of the first node, and how many other nodes have some: `node3: rail 6: ionic_6 is DOWN`."""
+    """Return every fault of the first node, and how many others have some: `node3: rail 6: ionic_6 is DOWN`."""
     if not incomplete:
         return ""
     first, *others = incomplete.values()
@@ -53,7 +53,7 @@ def decide(
     demanded: Collection[str] = (),
     excluded_before: Collection[str] = (),
 ) -> Decision:
-    """What to do about nodes whose rails are incomplete. It never excludes a node twice, so it never loops.
+    """Return what to do about nodes whose rails are incomplete. It never excludes a node twice, so it never loops.
 
     Args:
         policy: `cluster.rail_policy`.

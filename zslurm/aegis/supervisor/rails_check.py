@@ -50,7 +50,7 @@ def check_rails(
     try:
         found = survey_rails(spec.cluster, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S, environ=environ)
     except ZslurmError as error:
-        if not stopped():  # which ends the survey as well
+        if not stopped():  # which ends the check as well
             record("rails_unknown", reason=str(error))
         return None
     if stopped():
@@ -120,7 +120,7 @@ def _excluded_before(run: RunDir, job_id: str) -> set[str]:
 def _exclude(job_id: str, decision: Decision, cause: Cause, environ: Mapping[str, str], record: Record) -> Verdict:
     """Put the job back into the queue without the faulty nodes. Slurm ends this process soon after."""
     record("nodes_excluded", nodes=compress(decision.nodes), reason=decision.reason)
-    # Slurm terminates every process of the job now; what is started from here is deaf to that as well.
+    # Slurm terminates every process of the job now; what is started from here ignores that as well.
     for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     try:

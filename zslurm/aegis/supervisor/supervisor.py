@@ -1,12 +1,12 @@
 """The supervisor: starts the ranks, watches them, and brings the run back when they fail.
 
-It stands beside the ranks, never above them. They live in a step of their own; all it knows lies in files of
-the run directory. So it may be killed at any moment: the batch script starts it again, and it takes the running
+It runs beside the ranks, never above them. They have their own step; all it knows is in files of the run
+directory. So it may be killed at any moment: the batch script starts it again, and it takes the running
 step up where its predecessor left it, or records how the step ended meanwhile, or carries out what was decided.
 
-    start the ranks -> watch -> end what is left of them -> decide -> start again, requeue the job, or stop
+    start the ranks -> monitor the attempt -> clean up -> decide -> start again, requeue the job, or stop
 
-What a fault means and what to do about it is the policy's to say (aegis/policy/policy.py); here it is done.
+What follows an attempt is decided and done in recovery.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -26,24 +25,19 @@ from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import Cause, Verdict
-from zslurm.aegis.policy.policy import decide
-from zslurm.aegis.supervisor.actions import requeue_job
-from zslurm.aegis.supervisor.agents import Agents
-from zslurm.aegis.supervisor.attempt_monitor import Watch, committed_step
-from zslurm.aegis.supervisor.attempt_starter import Decided, Running, Starts
-from zslurm.aegis.supervisor.gpu_test import try_gpu
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
+from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
 from zslurm.aegis.supervisor.job import TIME_IS_UP, Job
 from zslurm.aegis.supervisor.nodes import Nodes
-from zslurm.aegis.supervisor.spares import unfit
-from zslurm.aegis.types import Decision, Fault, Resources, Situation
+from zslurm.aegis.supervisor.recovery import Recovery
 from zslurm.core.errors import Exit, RunDirLost, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
 from zslurm.job.prepare import clear_up
 from zslurm.job.successor import dismiss_successor, why_not_needed
+from zslurm.run.metrics_tail import newest_rows
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state_events import IN_PLACE
-from zslurm.slurm.hostlist import compress, expand
 
 # Signals that ask the run to save and stop: Slurm's warning before the time limit, and its termination.
 STOP_SIGNALS = (*TIME_IS_UP, signal.SIGTERM, signal.SIGINT)
@@ -85,9 +79,7 @@ class Supervisor:
         self.recorder = Recorder(run)
         self.job = Job.of(run, environ, self.recorder.event)
         self.settings = self.job.spec.aegis
-        self.told: set[tuple[str, bool]] = set()
-        self.recovering: Verdict | None = None
-        """The failed attempt from which the run recovers; None where the one before ended in order."""
+        self.reported: set[tuple[str, bool]] = set()
 
     def supervise(self) -> int:
         """Watch until the run is over in this job; returns its exit code."""
@@ -105,11 +97,12 @@ class Supervisor:
                 job.event("successor_ended", reason=reason)
                 return self._end(Exit.DONE)
             self.nodes = Nodes(job.spec, job.environ)
-            self.starts = Starts(job, self.nodes)
+            self.starter = AttemptStarter(job, self.nodes)
             self.signatures, self.detector = Signatures.load(), Detector(self.settings)
-            found = self.starts.left_over()
-            adopted = found.attempt.number if isinstance(found, Running) else 0
+            found = self.starter.left_over()
+            adopted = found.attempt.number if isinstance(found, RunningAttempt) else 0
             with self._agents(adopted) as self.agents:
+                self.recovery = Recovery(job, self.nodes, self.agents, self.recorder)
                 verdict = self._attempts(found)
             job.event("run_ended", **verdict.fields())
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
@@ -119,7 +112,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _agents(self, adopted: int) -> Iterator[Agents | None]:
-        """Somebody on each node that lives; nobody where Aegis is off.
+        """Have an agent on each node that lives; none where Aegis is off.
 
         Args:
             adopted: number of the attempt that an earlier supervisor's agents have watched; 0: none.
@@ -136,9 +129,9 @@ class Supervisor:
             agents.stop()
 
     def _end(self, code: int) -> int:
-        """Tell the batch script that the run is over in this job.
+        """Have the batch script know that the run is over in this job.
 
-        Where the run directory is lost there is no file to write it into: the exit code of this process tells.
+        Where the run directory is lost there is no file to write it into: the exit code of this process shows it.
         """
         if self.job.presence.lost() is not None:
             os._exit(Exit.STOPPED)
@@ -150,24 +143,24 @@ class Supervisor:
 
     # --- one attempt after the other ------------------------------------------------------------------------
 
-    def _attempts(self, found: Running | Decided | None) -> Verdict:
+    def _attempts(self, found: RunningAttempt | PendingDecision | None) -> Verdict:
         """Attempt after attempt, until one completes or the policy ends them in this job.
 
         Args:
             found: where an earlier supervisor left off.
         """
-        running = found if isinstance(found, Running) else None
+        running = found if isinstance(found, RunningAttempt) else None
         nodes: tuple[str, ...] = ()
         adopted = {"adopted": running.attempt.number} if running is not None else {}
         self.job.event("supervisor_started", pid=os.getpid(), host=socket.gethostname(), **adopted)
         verdict: Verdict | None = None
-        if isinstance(found, Decided):
-            verdict, nodes = self._carry_out(found.decision, found.verdict)
+        if isinstance(found, PendingDecision):
+            verdict, nodes = self.recovery.carry_out(found.decision, found.verdict)
         while verdict is None:
             if running is None:
                 if self.job.stop.asked:
-                    return self._asked_between()
-                verdict = self.starts.why_not()
+                    return self.recovery.asked_between()
+                verdict = self.starter.blocking_reason()
                 if verdict is not None:
                     break
                 try:
@@ -180,13 +173,13 @@ class Supervisor:
             running = None
         return verdict
 
-    def _start(self, nodes: tuple[str, ...]) -> Running | None:
+    def _start(self, nodes: tuple[str, ...]) -> RunningAttempt | None:
         """Begin an attempt once Slurm answers and the run directory can be written; None where asked to stop.
 
         Raises:
             ZslurmError: for as long as a setup may take (aegis.hang.setup_s) no try could write the directory.
         """
-        told = ""
+        reported = ""
         failed_at: float | None = None
         while not self.job.stop.asked:
             if (lost := self.job.presence.lost()) is not None:
@@ -196,220 +189,56 @@ class Supervisor:
                 failed_at = None
             else:
                 try:
-                    return self.starts.start(nodes or self.starts.first_nodes())
+                    return self.starter.start(nodes or self.starter.first_nodes())
                 except OSError as error:
                     why = f"{error.filename or self.job.run.path}: {error.strerror}"
                     failed_at = failed_at or time.monotonic()
                     if time.monotonic() - failed_at > self.settings.hang.setup_s:
                         raise ZslurmError(f"{why}: no attempt could be started") from error
-            if why != told:
+            if why != reported:
                 self.job.event("start_postponed", reason=why)
-                told = why
-            self._pause(_AGAIN_S)
+                reported = why
+            self.job.pause(_AGAIN_S)
         return None
 
-    def _one(self, running: Running) -> tuple[Verdict | None, tuple[str, ...]]:
-        """Watch an attempt to its end and do what follows: how the run ends here, or the nodes to go on with."""
+    def _one(self, running: RunningAttempt) -> tuple[Verdict | None, tuple[str, ...]]:
+        """Watch an attempt to its end and do what follows: end the run here, or return nodes to continue with."""
         number = running.attempt.number
         if self.agents is not None:
             self.agents.attempt = number
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
-            self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted)
+            known = recent_step_times(self.job.run, number) if running.adopted else ()
+            self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=known)
         exclusions = active_exclusions(self.job.history(), time.time(), self.settings).values()
         spares = len(set(self.nodes.usable(exclusions)) - set(running.nodes))
-        watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
-        verdict = watch.until_end()
-        self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
+        monitor = AttemptMonitor(
+            self.job, running, self.signatures, self.agents, self.detector, spares, self.reported
+        )
+        verdict, collected = monitor.until_end(), monitor.collected
+        self._mark_dead(collected.dead_nodes)
         if self.settings.mode != "act":
-            self._leave_to_slurm()
+            self.recovery.leave_to_slurm()
         if self.settings.mode == "off" or verdict.outcome == "completed" or self.job.presence.lost():
             self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
             return verdict, ()
-        decision, resources = self._decide(watch, verdict, running)
-        if not watch.overdue:
-            verdict = _blame(verdict, decision.root)
-        self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
-        self._record(decision, resources, watch.situation())
-        return self._carry_out(decision, verdict)
+        return self.recovery.after(collected, verdict, running, overdue=monitor.overdue)
 
-    def _bury(self, dead: set[str]) -> None:
-        self.nodes.died |= dead
+    def _mark_dead(self, dead: set[str]) -> None:
+        self.nodes.dead |= dead
         if self.agents is not None and dead:
-            self.agents.forget(sorted(dead))
-
-    def _decide(self, watch: Watch, verdict: Verdict, running: Running) -> tuple[Decision, Resources]:
-        """What the policy says, once the nodes and GPUs that it names are looked at."""
-        settings, acts = self.settings, self.settings.mode == "act"
-        tested: set[tuple[str, str]] = set()
-        while True:
-            history = self.job.history()
-            situation = watch.situation(verdict)
-            exclusions = active_exclusions(history, situation.now, settings).values()
-            blamed = any(fault.role == "root" and fault.scope != "user" for fault in situation.faults)
-            # A job that excludes nodes must not ask for more than are left.
-            look = blamed or bool(exclusions)
-            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=look)
-            decision = decide(situation, history, resources, settings)
-            if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
-                tested.add(decision.test_gpu)
-                if self._gpu_fails(decision, watch):
-                    continue
-            fresh = [node for node in decision.nodes if node not in running.nodes]
-            broken = unfit(fresh, self.agents, self.job.event) if acts else {}
-            if not broken:
-                return decision, resources
-            for node, reason in broken.items():
-                self._exclude([node], f"spare {node} is not fit: {reason}", running.attempt.number)
-
-    def _gpu_fails(self, decision: Decision, watch: Watch) -> bool:
-        """Test a GPU from which NaN came again and again; where it computes wrongly, that is one more fault."""
-        assert decision.test_gpu is not None
-        node, gpu = decision.test_gpu
-        if decision.root is not None and decision.root.gpu is None:  # then it is the rank that is named
-            gpu = str(int(gpu) % self.job.spec.ranks_per_node)
-        tested = try_gpu(node, gpu, self.job.slurm_id, self.job.spec, self.job.environ)
-        self.job.event("gpu_tested", node=node, gpu=gpu, ok=tested.ok, reason=tested.reason, device=tested.device)
-        if tested.ok is not False:
-            return False
-        line = f"{tested.device or f'GPU {gpu}'}: {tested.reason or 'it computes wrongly'}"
-        watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)])
-        return True
-
-    def _record(self, decision: Decision, resources: Resources, situation: Situation) -> None:
-        self.job.event(
-            "decision",
-            attempt=situation.attempt,
-            mode=self.settings.mode,
-            committed_step=situation.committed_step,
-            **decision.fields(),
-            situation=situation.fields(),
-            resources=resources.fields(),
-        )
-        if decision.exclude and self.settings.mode == "act":
-            self._exclude(decision.exclude, decision.reason, situation.attempt)
-
-    def _exclude(self, nodes: Sequence[str], reason: str, attempt: int) -> None:
-        """Nodes that are not used from now on."""
-        expires = time.time() + self.settings.exclude_for_s
-        self.job.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
-
-    def _carry_out(self, decision: Decision, verdict: Verdict) -> tuple[Verdict | None, tuple[str, ...]]:
-        """Do it: how the run ends in this job, or the nodes on which to start again."""
-        if decision.action == "finish" or self.settings.mode != "act":
-            return verdict, ()
-        stop = self.job.stop
-        if stop.comes_back and decision.action in IN_PLACE:  # the request came after the decision to start again
-            return self._asked_between(verdict), ()
-        if decision.action == "stop":
-            code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
-            return replace(verdict, outcome="failed", exit_code=code), ()
-        if stop.asked and not (stop.comes_back and decision.action == "requeue"):
-            return self._interrupted(verdict), ()  # a job that was cancelled must not come back
-        if decision.action == "requeue":
-            return self._requeue(decision, verdict), ()
-        self.recovering = verdict
-        self._pause(decision.wait_s or 0.0)
-        return None, decision.nodes
-
-    def _interrupted(self, failed: Verdict | None) -> Verdict:
-        """The outcome of a run that is asked to stop while it recovers from a failure.
-
-        Args:
-            failed: of the attempt that failed; None where none did.
-        """
-        message = f"asked to stop ({self.job.stop.asked_by})"
-        if failed is None or failed.outcome not in ("failed", "lost"):
-            return Verdict("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
-        why = f": {failed.cause.message}" if failed.cause else ""
-        return Verdict("interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}"))
-
-    def _asked_between(self, verdict: Verdict | None = None) -> Verdict:
-        """How the run ends in this job where it is asked to stop while no ranks run.
-
-        Args:
-            verdict: on the attempt that has just ended; None where that is decided upon.
-        """
-        job, settings = self.job, self.settings
-        if job.stop.name is not None:
-            job.event("signal", signal=job.stop.name)
-        job.look_for_preemption()
-        verdict = self._interrupted(verdict or self.recovering)
-        if settings.mode == "off":
-            return verdict
-        attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
-        number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
-        situation = Situation(
-            now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
-        )
-        exclusions = active_exclusions(history, now, settings).values()
-        resources = self.nodes.resources(exclusions, (), look_elsewhere=bool(exclusions))
-        decision = decide(situation, history, resources, settings)
-        if decision.action == "finish":
-            return verdict
-        self._record(decision, resources, situation)
-        return self._carry_out(decision, verdict)[0] or verdict
-
-    def _leave_to_slurm(self) -> None:
-        """Where Aegis does not act: wait until Slurm itself requeues the job that it preempts.
-
-        That is at the end of the grace time; a job that ended before would not come back.
-        """
-        stop = self.job.stop
-        while stop.preempted == "requeue" and stop.signum is None and not stop.requeued:
-            self._pause_unless_signalled(_AGAIN_S)
-            self.job.look_for_preemption()
-
-    def _pause_unless_signalled(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self.job.stop.signum is None and time.monotonic() < until:
-            time.sleep(min(self.settings.poll_s, seconds))
-
-    def _pause(self, seconds: float) -> None:
-        """Wait, unless the run is asked to stop."""
-        until = time.monotonic() + seconds
-        while not self.job.stop.asked and time.monotonic() < until:
-            time.sleep(min(self.settings.poll_s, seconds))
-
-    def _requeue(self, decision: Decision, verdict: Verdict) -> Verdict:
-        """Put the job back into the queue. Slurm ends this process soon after."""
-        history, now = self.job.history(), time.time()
-        active = active_exclusions(history, now, self.settings)
-        forgiven = {exclusion.node for exclusion in history.exclusions} - set(active)
-        demanded = expand(self.job.spec.slurm.nodelist or "")
-        self.recorder.flush()
-        try:
-            excluded = requeue_job(
-                self.job,
-                decision,
-                excluded={*active, *decision.exclude}.difference(demanded),
-                forgiven=forgiven,
-                dead=self.nodes.died,
-            )
-        except ZslurmError as error:
-            self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
-            if self.job.stop.preempted == "requeue":
-                self._leave_to_slurm()
-                return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
-            message = verdict.cause.message if verdict.cause else decision.reason
-            cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
-            return Verdict("failed", Exit.STOPPED, cause)
-        if excluded is not None:
-            self.job.event("requeued", excluded=excluded, reason=decision.reason)
-        return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
+            self.agents.liveness.forget(sorted(dead))
 
 
-def _blame(verdict: Verdict, root: Fault | None) -> Verdict:
-    """The verdict with the policy's root as its cause, unless it names that rank already."""
-    cause = verdict.cause
-    if root is None or (cause is not None and cause.rank is not None and cause.rank == root.rank):
-        return verdict
-    code = cause.exit_code if cause is not None else None
-    return replace(verdict, cause=Cause(root.line, root.rank, root.node, code, root.step))
+def recent_step_times(run: RunDir, attempt: int) -> tuple[float, ...]:
+    """Return the times of the last steps before a supervisor adopted their attempt; empty where it finished none.
 
-
-def _is_users_mistake(root: Fault | None) -> bool:
-    """Whether the configuration is wrong, which has an exit code of its own."""
-    return root is not None and root.kind == "config_error"
+    Without them a rank that stopped before its attempt was adopted would have as long as a setup may take.
+    """
+    try:
+        newest = newest_rows(run.metrics)
+    except OSError:  # the file system does not answer
+        return ()
+    return tuple(newest.step_times) if newest.step.get("attempt") == attempt else ()
 
 
 def supervise(run_dir: str) -> int:

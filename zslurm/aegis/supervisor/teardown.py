@@ -7,9 +7,9 @@ again.
 A process that waits for a file system or a driver cannot die before that answers, and may still write into the
 checkpoint. Nothing starts beside it: the supervisor waits, and looks again and again. On one node it gets ten
 minutes (ten times aegis.teardown_s); then the node is broken, and not used again. On several it is hardly they,
-but what they share: nobody is blamed, and they get an hour (60 times). What is left there after that is Slurm's
+but what they share: no node is excluded, and they get an hour (60 times). What is left there after that is Slurm's
 to end: the job is requeued, and gets no node on which Slurm could not end everything. Where the run is asked to
-stop, nobody waits.
+stop, nothing is waited for.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.protocol import Answer
-from zslurm.aegis.supervisor.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import Running
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.job.step import kill_step
@@ -31,17 +31,17 @@ from zslurm.slurm.hostlist import compress
 _SRUN_ENDS_S = 3.0
 """How long srun gets to see that its ranks are gone."""
 
-_TOLD_S = 1.0
+_TAKES_ORDER_S = 1.0
 """How long Slurm gets to take the order to end the step, before srun itself is killed."""
 
-_QUIET_S = 2.5
-"""An agent that has said nothing for so long is not waited for: it reports every second, or as is set."""
+_PATIENCE_S = 2.5
+"""An agent that has not reported for so long is not waited for: it reports every second, or as is set."""
 
-_FIRST_WORD_S = 15.0
-"""How long agents that have just been started get to say their first word."""
+_FIRST_REPORT_S = 15.0
+"""How long agents that have just been started get for their first report."""
 
 _ANSWER_S = 5.0
-"""How long an answer may take besides the work that it tells of."""
+"""How long an answer may take besides the work that it is about."""
 
 _LOOK_S = 2.0
 """Between two looks whether processes that could not die are gone."""
@@ -50,18 +50,18 @@ _ONE_NODE, _SEVERAL_NODES = 10, 60
 """How many times aegis.teardown_s killed processes get to die where they are left on one node, or on several."""
 
 
-def quiet_s(settings: AegisSection) -> float:
-    """Seconds after which an agent that has said nothing is not waited for."""
-    return max(_QUIET_S, 3 * settings.sensors.progress_s)
+def patience_s(settings: AegisSection) -> float:
+    """Return seconds after which an agent that has not reported is not waited for."""
+    return max(_PATIENCE_S, 3 * settings.sensors.progress_s)
 
 
-def end_step(running: Running, job_id: str | None) -> None:
+def end_step(running: RunningAttempt, job_id: str | None) -> None:
     """End every task of the step by asking Slurm, and srun itself."""
     kill_step(running.process, running.attempt, job_id)
 
 
 def clear(
-    running: Running,
+    running: RunningAttempt,
     alive: Callable[[], Sequence[str]],
     agents: Agents | None,
     job_id: str | None,
@@ -91,9 +91,13 @@ def clear(
         return process.poll() is not None
 
     answers: dict[str, Answer] = {}
-    if agents is not None and running.adopted:  # whose step ended before our agents could say a word
-        _wait(agents.watched, _FIRST_WORD_S)
-    heard = [node for node in nodes if agents is not None and node not in agents.quiet(quiet_s(settings))]
+    if agents is not None and running.adopted:  # whose step ended before our agents could report
+        _wait(agents.liveness.any_responding, _FIRST_REPORT_S)
+    heard = [
+        node
+        for node in nodes
+        if agents is not None and node not in agents.liveness.not_heard_for(patience_s(settings))
+    ]
     if agents is not None and heard:
         answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
     if not ended() and len(answers) == len(running.nodes):
@@ -101,7 +105,7 @@ def clear(
     if not ended():
         if answers:  # the ranks are gone: what is left is Slurm's own tidying, which may wait for a dead node
             threading.Thread(target=kill_step, args=(process, running.attempt, job_id), daemon=True).start()
-            _wait(ended, _TOLD_S)
+            _wait(ended, _TAKES_ORDER_S)
         else:
             kill_step(process, running.attempt, job_id)
         process.signal_group(signal.SIGKILL)
@@ -109,18 +113,18 @@ def clear(
     killed = sum(len(answer.values.get("killed", ())) for answer in answers.values())
     faults: list[Fault] = []
     if agents is not None and _with_processes(answers):
-        undead = _Undead(agents, number, answers, alive, settings)
-        faults = undead.outlast(event, is_asked_to_stop)
+        unkillable = _Unkillable(agents, number, answers, alive, settings)
+        faults = unkillable.wait_for_exit(event, is_asked_to_stop)
     left = {node: answer.why for node, answer in answers.items() if not answer.ok}
-    silent = [node for node in nodes if node not in answers] if agents is not None else []
+    unseen = [node for node in nodes if node not in answers] if agents is not None else []
     seconds = round(time.monotonic() - started, 3)
     # GPU memory that stays in use is recorded, no more: on a shared node it may be somebody else's.
-    event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=silent)
+    event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=unseen)
     return faults
 
 
 @dataclass(frozen=True)
-class _Undead:
+class _Unkillable:
     """Processes of an attempt that were killed, and are not gone.
 
     Attributes:
@@ -137,8 +141,11 @@ class _Undead:
     alive: Callable[[], Sequence[str]]
     settings: AegisSection
 
-    def outlast(self, event: Callable[..., None], is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
-        """Wait until they are gone; returns what is to be said of them, nothing where the run is asked to stop."""
+    def wait_for_exit(self, event: Callable[..., None], is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
+        """Wait until they are gone; return faults for what held them up and for those that stay.
+
+        There are none where the run is asked to stop.
+        """
         began, seen = time.monotonic(), time.time()
         nodes = most = self._nodes()
         while nodes and self.settings.mode == "act":
@@ -166,7 +173,7 @@ class _Undead:
         return faults
 
     def _nodes(self) -> list[str]:
-        """Where they are."""
+        """Return where they are."""
         alive = self.alive()
         return [node for node in _with_processes(self.answers) if node in alive]
 
@@ -180,7 +187,7 @@ class _Undead:
 
 
 def _with_processes(answers: Mapping[str, Answer]) -> list[str]:
-    """Nodes on which processes are left."""
+    """Return nodes on which processes are left."""
     return [node for node, answer in answers.items() if answer.values.get("left")]
 
 

@@ -15,7 +15,7 @@ from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from zslurm.aegis.agent.gpu_tool import ToolSources, ask_amd_smi, parse_throttling
 from zslurm.aegis.agent.sensor import Reading
-from zslurm.aegis.agent.sensors.gpu import Gpus, GpuState, changes, make, worth_telling
+from zslurm.aegis.agent.sensors.gpu import Gpus, GpuState, changes, make, worth_reporting
 from zslurm.aegis.types import Fault
 from zslurm.hardware.facts import read_facts
 
@@ -95,9 +95,11 @@ def test_correctable_errors_are_told_more_and_more_rarely(node: FakeNode) -> Non
     assert said == [word, [], [], word, [], [], word, word]
 
 
-@pytest.mark.parametrize(("told", "count", "worth"), [(0, 0, False), (0, 1, True), (1, 9, False), (1, 10, True)])
-def test_worth_telling(told: int, count: int, worth: bool) -> None:
-    assert worth_telling(told, count) is worth
+@pytest.mark.parametrize(
+    ("reported", "count", "worth"), [(0, 0, False), (0, 1, True), (1, 9, False), (1, 10, True)]
+)
+def test_worth_reporting(reported: int, count: int, worth: bool) -> None:
+    assert worth_reporting(reported, count) is worth
 
 
 def test_bad_pages_are_an_advisory_until_the_driver_gives_up(node: FakeNode) -> None:
@@ -167,7 +169,7 @@ def test_no_counters_and_no_tool_is_unavailable_not_healthy(tmp_path: Path) -> N
     gpus = sensor(mi300x_pollara(tmp_path / "root"))
     for _ in range(2):
         reading = gpus.read()
-        assert not reading.ok and reading.why.startswith("no GPU tells of its errors")
+        assert not reading.ok and reading.why.startswith("no GPU shows its errors")
 
 
 def test_a_machine_without_gpus_has_no_sensor(tmp_path: Path) -> None:
@@ -253,7 +255,7 @@ def test_an_error_that_both_count_is_told_once(node: FakeNode, tmp_path: Path) -
         ("head -c 4096 /dev/urandom", "amd-smi names no GPU"),
         ('echo \'[{"gpu": "N/A"}, 3, {"gpu": 0\'', "amd-smi names no GPU"),
         (f"echo '{samples.MISSING_GROUPS}'", "amd-smi names no GPU: WARNING: User is missing"),
-        ("true", "amd-smi says nothing"),
+        ("true", "amd-smi prints nothing"),
     ],
 )
 def test_a_tool_that_fails_is_unavailable(tmp_path: Path, script: str, why: str) -> None:
@@ -267,7 +269,7 @@ def test_a_tool_that_fails_is_unavailable(tmp_path: Path, script: str, why: str)
 def test_a_missing_tool_is_unavailable(tmp_path: Path) -> None:
     fake = mi300x_pollara(tmp_path / "root")
     reading = after_tool(sensor(fake, amd_smi="/no/such/amd-smi"), lambda reading: "not there" in reading.why)
-    assert (reading.ok, reading.why) == (False, "no GPU tells of its errors: amd-smi is not there")
+    assert (reading.ok, reading.why) == (False, "no GPU shows its errors: amd-smi is not there")
 
 
 def test_a_hanging_tool_does_not_hold_up_sysfs(node: FakeNode, tmp_path: Path) -> None:
@@ -282,7 +284,7 @@ def test_after_a_failure_the_tool_is_asked_rarely(tmp_path: Path) -> None:
     gpus = sensor(
         mi300x_pollara(tmp_path / "root"), amd_smi=tool(tmp_path, f"echo call >> {calls}"), period_s=3600.0
     )
-    after_tool(gpus, lambda reading: "says nothing" in reading.why)
+    after_tool(gpus, lambda reading: "prints nothing" in reading.why)
     asked = calls.read_text()
     assert [gpus.read().ok for _ in range(50)] == [False] * 50
     assert calls.read_text() == asked

@@ -10,18 +10,11 @@ import pytest
 
 from tests.aegis.places import place
 from tests.waiting import wait_for
-from zslurm.aegis.agent.kernel_source import (
-    Ended,
-    Journal,
-    Kmsg,
-    LogFile,
-    Position,
-    Source,
-    Unavailable,
-    open_source,
-    parse_record,
-    text_of,
-)
+from zslurm.aegis.agent.kernel_source.choose import open_source
+from zslurm.aegis.agent.kernel_source.journal import Journal
+from zslurm.aegis.agent.kernel_source.kmsg import Kmsg, parse_record
+from zslurm.aegis.agent.kernel_source.log_file import LogFile
+from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable, text_of
 from zslurm.aegis.agent.sensor import Reading
 from zslurm.aegis.agent.sensors.kernel_log import KernelLog, make
 from zslurm.aegis.types import Role, Scope
@@ -258,7 +251,7 @@ def test_journalctl_is_followed_and_ended(tmp_path: Path) -> None:
     [
         ("echo 'No journal files were opened due to insufficient permissions.' >&2", "insufficient permissions"),
         ("true", "shows no line of the kernel: it is empty"),
-        ("exec sleep 600", "said nothing within 0.2 s"),
+        ("exec sleep 600", "timed out after 0.2 s"),
     ],
 )  # fmt: skip
 def test_journalctl_that_does_not_answer(tmp_path: Path, script: str, why: str) -> None:

@@ -1,6 +1,6 @@
 """Is there room for checkpoints, and does their file system answer?
 
-A file system that hangs holds this sensor's thread, and no other: the agent then says that the sensor is silent.
+A file system that hangs holds this sensor's thread, and no other: the agent then reports that the sensor hangs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Disk(Sensor):
         self._low = self._failed = False
 
     def read(self) -> Reading:
-        """Faults where space runs low or the file system fails, and again where that is over."""
+        """Return faults where space runs low or the file system fails, and again where that is over."""
         try:
             space = os.statvfs(self._directory)
         except OSError as error:
@@ -52,4 +52,5 @@ class Disk(Sensor):
 
 
 def make(place: Place) -> Disk:
+    """Make the sensor."""
     return Disk(place, place.run.checkpoints)

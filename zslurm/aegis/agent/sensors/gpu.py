@@ -3,7 +3,7 @@
 Errors are counted by the driver since it was loaded (sysfs, else the GPUs' own tool): what grew since the attempt
 began happened to it, whichever agent looks. An uncorrectable error is a root whatever the driver says of its
 recovery (on MI300X a reset after one may not complete: ROCm/legacy-rocm-build#3766); a correctable one is an
-advisory, told again each time that ten times as many came. XGMI's errors are those of its block XGMI_WAFL, for
+advisory, reported again each time that ten times as many came. XGMI's errors are those of its block XGMI_WAFL, for
 `xgmi_err` is always `N/A` on MI300X (ROCm/rocm-systems#11468).
 """
 
@@ -30,7 +30,7 @@ BAD_PAGES_LIMIT = 128
 
 @dataclass(frozen=True)
 class GpuState:
-    """A GPU at one moment; None is what nobody tells.
+    """A GPU at one moment; None is what is unknown.
 
     Attributes:
         uncorrectable: errors, those of XGMI among them.
@@ -50,7 +50,7 @@ class GpuState:
 
     @classmethod
     def of(cls, health: GpuHealth) -> GpuState:
-        """The state of a GPU as the doctor reads it."""
+        """Return the state of a GPU as the doctor reads it."""
         pages = None if health.bad_pages is None else sum(health.bad_pages.values())
         return cls(health.uncorrectable, health.correctable, health.deferred, dict(health.blocks), pages)
 
@@ -79,7 +79,7 @@ _MEMORY = TypeAdapter(GpuMemory)
 
 @dataclass(frozen=True)
 class Change:
-    """What became of a GPU between two looks; the words of a fault."""
+    """What became of a GPU between two looks, for a fault."""
 
     kind: str
     role: Role
@@ -89,7 +89,7 @@ class Change:
 
 
 def changes(before: GpuState, now: GpuState) -> list[Change]:
-    """What happened to a GPU between two looks. A counter that was not known before tells nothing."""
+    """Return what happened to a GPU between two looks. A counter that was not known before shows nothing."""
     if now.gone:
         return [] if before.gone else [Change("gpu_init_fail", "root", "has disappeared from the bus")]
     found = _uncorrectable(before, now)
@@ -145,9 +145,9 @@ def _pages(before: GpuState, now: GpuState) -> list[Change]:
     ]
 
 
-def worth_telling(told: int, count: int) -> bool:
-    """Whether so many errors deserve another word, when `told` of them were told: at 1, 10, 100, ..."""
-    return count >= max(1, 10 * told)
+def worth_reporting(reported: int, count: int) -> bool:
+    """Return whether so many errors deserve another report after one of `reported`: at 1, 10, 100, ..."""
+    return count >= max(1, 10 * reported)
 
 
 class Gpus(Sensor):
@@ -162,7 +162,7 @@ class Gpus(Sensor):
         self._began: dict[int, GpuState] = {}
         self._said: dict[int, GpuState] = {}
         self._corrected: dict[tuple[int, str], int] = {}
-        self._told: dict[tuple[int, str], int] = {}
+        self._reported: dict[tuple[int, str], int] = {}
         self._why = "there is no tool for them"
         self._waits = tool is not None
 
@@ -178,18 +178,18 @@ class Gpus(Sensor):
         """See Sensor."""
         known = _MEMORY.validate_python(memory)
         self._began, self._seen = dict(known.began), set(known.seen) & set(self._gpus)
-        # What slows a GPU down is a state that the supervisor was told by another agent, if by any.
+        # What slows a GPU down is a state that another agent has reported to the supervisor, if any has.
         self._last = {index: replace(state, throttled=None) for index, state in self._began.items()}
 
     def read(self) -> Reading:
-        """Faults for what grew since the last look. Unavailable where no GPU tells of its errors."""
+        """Return faults for what grew since the last look; not ok where no GPU shows its errors."""
         states = self._by_sysfs()
         self._ask_tool(needed=not states or any(state.uncorrectable is None for state in states.values()))
         for index, said in self._said.items():
             states[index] = states[index].filled_from(said) if index in states else said
         faults: list[Fault] = []
         for index, now in states.items():
-            # Steps over looks at which a count was not known: what grew meanwhile is told then.
+            # Steps over looks at which a count was not known: what grew meanwhile is reported then.
             before = self._last.get(index)
             faults += [] if before is None else self._faults(index, before, now)
             self._last[index] = now if before is None or now.gone else now.filled_from(before)
@@ -204,7 +204,7 @@ class Gpus(Sensor):
         }
         if not counted:
             why = "the GPUs' tool has not answered yet" if self._waits else self._why
-            return Reading(False, f"no GPU tells of its errors: {why}", tuple(faults), pending=self._waits)
+            return Reading(False, f"no GPU shows its errors: {why}", tuple(faults), pending=self._waits)
         return Reading(faults=tuple(faults), values=values)
 
     def _by_sysfs(self) -> dict[int, GpuState]:
@@ -217,7 +217,7 @@ class Gpus(Sensor):
         return {index: replace(state, gone=index in gone) for index, state in states.items()}
 
     def _ask_tool(self, *, needed: bool) -> None:
-        """Take the tool's last answer. After one that failed, what it said before tells nothing of the present."""
+        """Take the tool's last answer. After one that failed, the one before shows nothing of the present."""
         news = None if self._tool is None else self._tool.news(needed=needed)
         if news is None:
             return
@@ -230,8 +230,8 @@ class Gpus(Sensor):
         for name in ("correctable", "deferred"):
             if (new := _grown(before, now, name)) > 0:
                 count = self._corrected[index, name] = self._corrected.get((index, name), 0) + new
-                if worth_telling(self._told.get((index, name), 0), count):
-                    self._told[index, name] = count
+                if worth_reporting(self._reported.get((index, name), 0), count):
+                    self._reported[index, name] = count
                     words = f"counts {counted(count, f'{name} error')} since the attempt began"
                     found.append(Change("gpu_ras_correctable", "advisory", words))
         return [self._fault(index, change) for change in found]
@@ -247,7 +247,7 @@ class Gpus(Sensor):
 
 
 def said_by(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuState]:
-    """The tool's states by the index that sysfs gives each GPU, where their PCI addresses tell."""
+    """Return the tool's states by the index that sysfs gives each GPU, where their PCI addresses are known."""
     by_pci = {gpu.pci: index for index, gpu in gpus.items() if gpu.pci}
     found = {}
     for health in answer.health:

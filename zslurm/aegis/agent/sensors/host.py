@@ -2,8 +2,8 @@
 
 Kills are counted by the job's own cgroup where there is one (v2: memory.events, which counts for all below it; v1:
 memory.oom_control of each cgroup below the job's: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst).
-Else /proc/vmstat counts them for the whole host, whoever's they are. Kills since the attempt began count,
-whichever agent looks; the other states are told by the first look of each agent.
+Else /proc/vmstat counts them for the whole host, of any user. Kills since the attempt began count,
+whichever agent looks; the other states are reported by the first look of each agent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Host(Sensor):
         self._began = dict(self._kills)
 
     def memory(self) -> Any:
-        """How many kills were counted when the attempt began, by who counts."""
+        """Return how many kills were counted when the attempt began, by who counts."""
         return self._began
 
     def recall(self, memory: Any) -> None:
@@ -55,7 +55,7 @@ class Host(Sensor):
         self._kills = dict(self._began)
 
     def read(self) -> Reading:
-        """Faults for new kills, and where memory or zombies cross their limits."""
+        """Return faults for new kills, and where memory or zombies cross their limits."""
         proc = self._place.root / "proc"
         memory = parse_meminfo(key_values(proc / "meminfo"))
         kills = oom_kills(self._place.root)
@@ -75,7 +75,7 @@ class Host(Sensor):
         return Reading(faults=tuple(faults), values=measured)
 
     def _killed(self, kills: dict[str, int]) -> list[Fault]:
-        """New kills. Those of the job count; the whole host's only where the job has no counter of its own."""
+        """New kills. Those of the job count; the whole host's only where the job has no counter."""
         before, self._kills = self._kills, {**self._kills, **kills}
         for where, count in kills.items():
             self._began.setdefault(where, count)
@@ -107,7 +107,7 @@ class Host(Sensor):
 
 
 def parse_meminfo(fields: dict[str, str]) -> tuple[int, int] | None:
-    """Free (without what caches would give back) and all memory, bytes; None where /proc/meminfo does not tell."""
+    """Return free memory (without what caches would give back) and all of it, bytes; None where unknown."""
     sizes = {
         name: int(words[0]) << 10 for name, text in fields.items() if (words := text.split()) and _is_size(words)
     }
@@ -120,7 +120,7 @@ def _is_size(words: list[str]) -> bool:
 
 
 def oom_kills(root: Path) -> dict[str, int]:
-    """Processes killed so far: of the `job` (where it has a cgroup that counts), of the `host`."""
+    """Return processes killed so far: of the `job` (where it has a cgroup that counts), of the `host`."""
     kills = {}
     for kind, directory in cgroups_of_job(root, read_text(root / "proc/self/cgroup") or ""):
         files = [directory / "memory.events"] if kind == "v2" else _oom_controls(directory)
@@ -134,7 +134,7 @@ def oom_kills(root: Path) -> dict[str, int]:
 
 
 def cgroups_of_job(root: Path, text: str) -> list[tuple[str, Path]]:
-    """Where the memory of this process' Slurm job is counted, from its /proc/self/cgroup; empty outside a job."""
+    """Return where the memory of this process' Slurm job is counted, by /proc/self/cgroup; empty outside a job."""
     found = []
     for line in text.splitlines():
         _, _, rest = line.partition(":")
@@ -149,7 +149,7 @@ def cgroups_of_job(root: Path, text: str) -> list[tuple[str, Path]]:
 
 
 def _oom_controls(directory: Path) -> Iterable[Path]:
-    """The files of a v1 cgroup and of those below it: each counts its own kills only. Steps, then tasks."""
+    """Return the files of a v1 cgroup and of those below it: each counts its own kills only. Steps, then tasks."""
     yield directory / "memory.oom_control"
     for step in names(directory):
         yield directory / step / "memory.oom_control"
@@ -163,7 +163,7 @@ def _kill_count(file: Path) -> int | None:
 
 
 def zombies(proc: Path, uid: int) -> int:
-    """Processes of a user that ended and were not collected by their parents."""
+    """Return processes of a user that ended and were not collected by their parents."""
     return sum(
         (read_text(proc / pid / "stat") or "").rpartition(")")[2].split()[:1] == ["Z"]
         for pid in names(proc)
@@ -179,4 +179,5 @@ def _owner(place: Path) -> int | None:
 
 
 def make(place: Place) -> Host:
+    """Make the sensor."""
     return Host(place)

@@ -3,7 +3,7 @@
 New are those since the attempt began, for an agent that replaces another one, and since the last look for every
 other: where the log could not be read for a while, it is read on from where it was.
 
-A storm of lines tells no more than its beginning: of each kind and device a few are reported a minute, the rest is
+A storm of lines shows no more than its beginning: of each kind and device a few are reported a minute, the rest is
 counted.
 """
 
@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
-from zslurm.aegis.agent.kernel_source import Ended, Position, Source, Unavailable, open_source
+from zslurm.aegis.agent.kernel_source.choose import open_source
+from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
 from zslurm.aegis.types import Fault, Role, Scope
 
@@ -32,20 +33,37 @@ _MEMORY = TypeAdapter(dict[str, int | float | str])
 
 
 class Match(Protocol):
-    """What the signatures say of a line; see zslurm.aegis.logs.signatures."""
+    """What the signatures make of a line; see zslurm.aegis.logs.signatures."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """What the line means."""
+        ...
+
     @property
-    def role(self) -> Role: ...
+    def role(self) -> Role:
+        """The part that it has in a failure."""
+        ...
+
     @property
-    def scope(self) -> Scope: ...
+    def scope(self) -> Scope:
+        """What is broken."""
+        ...
+
     @property
-    def gpu(self) -> str | None: ...
+    def gpu(self) -> str | None:
+        """The GPU that it names."""
+        ...
+
     @property
-    def nic(self) -> str | None: ...
+    def nic(self) -> str | None:
+        """The NIC that it names."""
+        ...
+
     @property
-    def clears(self) -> str | None: ...
+    def clears(self) -> str | None:
+        """The kind that it ends."""
+        ...
 
 
 Matcher = Callable[[str], Match | None]
@@ -55,13 +73,12 @@ class KernelLog(Sensor):
     """Follows the kernel log."""
 
     def __init__(self, place: Place, match: Matcher, open_log: Callable[[Position | None], Source]) -> None:
-        """
+        """Open the log here, so that nothing is missed between the agent's start and the first look.
+
         Args:
             place: where.
             match: classifies a line.
             open_log: opens the log at a position, or at its present end; called again where reading failed.
-
-        It is opened here, so that nothing is missed between the agent's start and the first look.
         """
         self._place, self._match, self._open = place, match, open_log
         # Read often: faults bear the time at which they were read, and the earliest root is the one that counts.
@@ -82,7 +99,7 @@ class KernelLog(Sensor):
         self._began = self._at
 
     def memory(self) -> Any:
-        """The position at which the attempt began."""
+        """Return the position at which the attempt began."""
         return None if self._began is None else dict(self._began)
 
     def recall(self, memory: Any) -> None:
@@ -94,7 +111,7 @@ class KernelLog(Sensor):
         self._reopen()
 
     def read(self) -> Reading:
-        """Faults in the lines that came since the last look."""
+        """Return faults in the lines that came since the last look."""
         if self._source is None:
             self._reopen()
         if self._source is None:
@@ -111,7 +128,7 @@ class KernelLog(Sensor):
         return Reading(faults=tuple(faults), values={"lines": self._lines, "left_out": self._left_out})
 
     def _new_lines(self, source: Source) -> list[str]:
-        """What came since the last look; all that is read again in one look: it is told together.
+        """Return what came since the last look; all that is read again, in one look: it is reported together.
 
         Raises:
             Unavailable, Ended: see Source.
@@ -127,6 +144,7 @@ class KernelLog(Sensor):
         return lines
 
     def close(self) -> None:
+        """See Sensor."""
         if self._source is not None:
             self._source.close()
             self._source = None
@@ -169,7 +187,7 @@ class KernelLog(Sensor):
 
 
 def make(place: Place) -> KernelLog | None:
-    """Follows the log that the settings name; None where they say `off`."""
+    """Follows the log that the settings name; None where they are `off`."""
     settings = place.settings
     if settings.kernel_log == "off":
         return None

@@ -1,16 +1,16 @@
 """The NICs of the rails: links that go down, retries that are exceeded, retransmissions.
 
 All of it is in sysfs. The names of hardware counters are the firmware's own and are found by listing the directory
-(drivers/infiniband/hw/ionic/ionic_hw_stats.c); only what is known by name is judged, and only how it grew:
+(drivers/infiniband/hw/ionic/ionic_hw_stats.c); only what is known by name is compared, and only how it grew:
 
 exceeded: the NIC gave a peer up, or waited for it in vain. Pollara `req_tx_retry_excd_err`, `tx_rdma_ack_timeout`
     (amd/node-scraper, PollaraRdmaStatistics), ConnectX `req_transport_retries_exceeded`, Broadcom
     `max_retry_exceeded` (drivers/infiniband/hw: mlx5/counters.c, bnxt_re/hw_counters.c).
-retransmitted: packets sent again: congestion, or a bad cable; judged against the packets sent.
+retransmitted: packets sent again: congestion, or a bad cable; compared with the packets sent.
 
 The state and the number of times that a link went down are held against those of the attempt's beginning by the
 first look of each agent, and against the look before by every other. Counters of the hardware are rates: what the
-agent before has told is not told again, so the next one goes on from the last look.
+agent before has reported is not reported again, so the next one continues from the last look.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WATCHED = EXCEEDED | RETRANSMITTED | {*SENT, _LINK_DOWNED}
 
 _SHARE = 1e-3
 _FEWEST = 100
-"""Retransmissions between two looks that are worth a word: a share of the packets sent, and so many at least."""
+"""Retransmissions between two looks that are worth a report: a share of the packets sent, and so many at least."""
 
 _LINK_LAYER_DOWN = frozenset(("down", "lowerlayerdown", "notpresent"))
 
@@ -58,7 +58,7 @@ class NicState:
     Attributes:
         trouble: why its link is not up; empty where it is.
         downs: times that the link went down since the driver was loaded, by counter.
-        counters: of the hardware and the port, by name, as far as they are judged.
+        counters: of the hardware and the port, by name, as far as they are compared.
     """
 
     trouble: str = ""
@@ -68,7 +68,7 @@ class NicState:
 
 @dataclass(frozen=True)
 class Change:
-    """What became of a NIC between two looks; the words of a fault."""
+    """What became of a NIC between two looks, for a fault."""
 
     kind: str
     root: bool
@@ -77,7 +77,7 @@ class Change:
 
 
 def read_nic(root: Path, device: str) -> NicState:
-    """The state of an RDMA device's port.
+    """Return the state of an RDMA device's port.
 
     Args:
         root: see `sysfs.sysroot`.
@@ -100,13 +100,13 @@ def read_nic(root: Path, device: str) -> NicState:
 
 
 def _counters(directory: Path) -> dict[str, int]:
-    """Those that are judged; a NIC has more than seventy, and reading one may be a question to its firmware."""
+    """Return the counters that are compared; a NIC has more than seventy, and reading one may ask its firmware."""
     known = [name for name in names(directory) if name in _WATCHED]
     return {name: count for name in known if (count := read_int(directory / name)) is not None}
 
 
 def _trouble(port: Path, netdevs: Iterable[Path]) -> str:
-    """Why the link is not up. What cannot be read is no trouble."""
+    """Return why the link is not up. What cannot be read is no trouble."""
     state, physical = _word(port / "state"), _word(port / "phys_state")
     wrong = [word for word, good in ((state, "ACTIVE"), (physical, "LinkUp")) if word and word != good]
     if wrong:
@@ -119,12 +119,12 @@ def _trouble(port: Path, netdevs: Iterable[Path]) -> str:
 
 
 def _word(path: Path) -> str:
-    """The word of `4: ACTIVE`."""
+    """Return the name in `4: ACTIVE`."""
     return (read_text(path) or "").rpartition(":")[2].strip()
 
 
 def changes(before: NicState, now: NicState) -> list[Change]:
-    """What happened to a link between two looks; one that went down and came back meanwhile is told as both."""
+    """Return what happened to a link between two looks; one that went down and came back is reported as both."""
     found = []
     if now.trouble and not before.trouble:
         found.append(Change("nic_link_down", True, now.trouble))
@@ -155,7 +155,7 @@ def retransmits_much(before: NicState, now: NicState) -> str:
 
 
 def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """By how much counters grew; one that went back was reset, and tells nothing."""
+    """By how much counters grew; one that went back was reset, and shows nothing."""
     return {name: count - before[name] for name, count in now.items() if count > before.get(name, count)}
 
 
@@ -193,7 +193,7 @@ class Nics(Sensor):
         self._last = dict(self._began)
 
     def read(self) -> Reading:
-        """Faults for what changed since the last look. A NIC that was down at the first is told as an advisory."""
+        """Return faults for what changed since the last look; a NIC that was down at the first is an advisory."""
         faults: list[Fault] = []
         for device in self._devices:
             now, before = read_nic(self._place.root, device), self._last.get(device)

@@ -14,7 +14,7 @@ _RECORD = re.compile(r"rank-(\d{5,})")
 
 
 def records(directory: Path) -> list[Progress]:
-    """The records in a directory, by rank; without those that are truncated or of another version.
+    """Return the records in a directory, by rank; without those that are truncated or of another version.
 
     Nothing where there is no directory: no rank has started yet, or the last one has left.
 
@@ -32,7 +32,7 @@ def records(directory: Path) -> list[Progress]:
 def ranks_in(
     directory: Path, now_ns: int | None = None, paused_since: Callable[[float], float] = lambda _when: 0.0
 ) -> tuple[RankProgress, ...]:
-    """The records as they are reported.
+    """Return the records as they are reported.
 
     Args:
         directory: see `AttemptDir.progress`.
@@ -59,7 +59,7 @@ def _age_s(record: Progress, now_ns: int, paused_since: Callable[[float], float]
 
 
 def _is_halted(pid: int) -> bool:
-    """Whether a process is stopped: the letter after its name, which may hold anything, in /proc/PID/stat."""
+    """Return whether a process is stopped, by the letter after its name, which may hold anything, in its stat."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):

@@ -1,6 +1,6 @@
 """The supervisor's side of the agents: real child processes, on this machine and behind an srun that is a script.
 
-tests/on_slurm/test_agent_link.py has the real srun.
+tests/on_slurm/test_link.py has the real srun.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from tests.checkout import ROOT, TESTS
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import AgentReport, Command, Heartbeat, ProgressReport, decode_command
-from zslurm.aegis.supervisor import agents as module
-from zslurm.aegis.supervisor.agents import Agents, Heard, agent_step
+from zslurm.aegis.supervisor.agents import keeper, liveness
+from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
+from zslurm.aegis.supervisor.agents.step import AGENT, STEP_PREFIX, agent_step
 from zslurm.config.spec import RunSpec
 from zslurm.run.run_dir import RunDir
 from zslurm.run.supervisor_lease import read, take
@@ -29,21 +30,21 @@ FAKES = TESTS / "aegis"
 NODES = ["node0", "node1", "node2"]
 
 
-class Watch:
+class SteeredAgents:
     """A run with agents that a test steers."""
 
     def __init__(self, directory: Path, *, slurm: bool, program: tuple[str, ...] | None = None) -> None:
         self.directory = directory
         cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8} if slurm else {}
-        self.spec: RunSpec = run_spec(directory, cluster=cluster, aegis={"silent_s": 1.0})
+        self.spec: RunSpec = run_spec(directory, cluster=cluster, aegis={"heartbeat_timeout_s": 1.0})
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
         self.run.config.write_text(self.spec.model_dump_json())
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.heard: list[Heard] = []
+        self.heard: list[ReceivedReport] = []
         self.environ = dict(os.environ)
-        fake = (sys.executable, "-u", str(FAKES / "fake_agent.py"), str(directory))
-        self.agents = Agents(self.spec.aegis, self._event, fake if program is None else program)
+        self.program = program or (sys.executable, "-u", str(FAKES / "fake_agent.py"), str(directory))
+        self.agents = Agents(self.spec.aegis, self._event, self.program)
         self.nodes = NODES if slurm else ["here"]
 
     def _event(self, kind: str, **fields: Any) -> None:
@@ -52,7 +53,7 @@ class Watch:
     def start(self) -> None:
         self.agents.start(self.spec, self.run, "12", self.nodes, self.environ)
 
-    def look(self) -> list[Heard]:
+    def look(self) -> list[ReceivedReport]:
         new = self.agents.reports()
         self.heard += new
         return new
@@ -74,12 +75,12 @@ class Watch:
     def pid(self, node: str = "here") -> int:
         return int((self.directory / f"pid-{node}").read_text())
 
-    def told(self, node: str = "here") -> list[Heartbeat | Command]:
+    def received(self, node: str = "here") -> list[Heartbeat | Command]:
         path = self.directory / f"told-{node}"
         lines = path.read_text().splitlines() if path.exists() else []
         return [command for line in lines if (command := decode_command(line)) is not None]
 
-    def wait_for_words(self, node: str) -> None:
+    def wait_for_report(self, node: str) -> None:
         """Wait for the next progress report of a node."""
 
         def came() -> bool:
@@ -92,14 +93,14 @@ class Watch:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Watch]:
-    watch = Watch(tmp_path, slurm=False)
-    yield watch
-    watch.agents.stop()
+def here(tmp_path: Path) -> Iterator[SteeredAgents]:
+    steered = SteeredAgents(tmp_path, slurm=False)
+    yield steered
+    steered.agents.stop()
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredAgents]:
     """Behind a script that is called srun; squeue knows its version and no step, sinfo no node."""
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -116,31 +117,31 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_NTASKS", "24")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    watch = Watch(tmp_path, slurm=True)
-    yield watch
-    watch.agents.stop()
+    steered = SteeredAgents(tmp_path, slurm=True)
+    yield steered
+    steered.agents.stop()
 
 
 # --- on this machine --------------------------------------------------------------------------------------------
 
 
-def test_an_agent_starts_hears_the_heartbeat_and_is_heard(here: Watch) -> None:
+def test_an_agent_starts_hears_the_heartbeat_and_is_heard(here: SteeredAgents) -> None:
     here.agents.attempt = 3
     here.start()
     assert here.wait_for_event("agents_started") == [{"generation": here.agents.generation, "nodes": "here"}]
-    wait_for(lambda: len(here.told()) >= 2, "two heartbeats")
-    beat = here.told()[0]
+    wait_for(lambda: len(here.received()) >= 2, "two heartbeats")
+    beat = here.received()[0]
     assert isinstance(beat, Heartbeat)
     assert (beat.attempt, beat.generation) == (3, here.agents.generation)
-    here.wait_for_words("here")
+    here.wait_for_report("here")
     assert any(isinstance(heard.report, AgentReport) and heard.report.event == "started" for heard in here.heard)
-    assert here.agents.watched()
+    assert here.agents.liveness.any_responding()
     times = [heard.time for heard in here.heard]
     assert times == sorted(times)
     assert times[-1] <= time.monotonic()
 
 
-def test_a_killed_agent_is_started_again(here: Watch) -> None:
+def test_a_killed_agent_is_started_again(here: SteeredAgents) -> None:
     here.start()
     here.wait_for_event("agents_started")
     first = here.pid()
@@ -149,20 +150,20 @@ def test_a_killed_agent_is_started_again(here: Watch) -> None:
     assert lost["node"] == "here"
     assert here.wait_for_event("agent_restarted") == [{"nodes": "here"}]
     assert here.pid() != first
-    here.wait_for_words("here")
+    here.wait_for_report("here")
 
 
-def test_garbage_is_not_heard_and_does_no_harm(here: Watch) -> None:
+def test_garbage_is_not_heard_and_does_no_harm(here: SteeredAgents) -> None:
     here.ask_for("garbage")
     here.start()
     here.wait_for_event("agents_started")
     for _ in range(3):
-        here.wait_for_words("here")
+        here.wait_for_report("here")
     assert {type(heard.report) for heard in here.heard} <= {AgentReport, ProgressReport}
     assert here.event("agent_lost") == []
 
 
-def test_an_answer_comes_in_parts_and_is_whole(here: Watch) -> None:
+def test_an_answer_comes_in_parts_and_is_whole(here: SteeredAgents) -> None:
     here.agents.attempt = 7
     here.start()
     here.wait_for_event("agents_started")
@@ -171,14 +172,14 @@ def test_an_answer_comes_in_parts_and_is_whole(here: Watch) -> None:
     assert here.agents.ask("stacks", ["nowhere"], timeout_s=30.0) == {}
 
 
-def test_who_does_not_answer_is_missing_and_nobody_waits_for_ever(here: Watch) -> None:
+def test_who_does_not_answer_is_missing_and_nobody_waits_for_ever(here: SteeredAgents) -> None:
     here.start()
     here.wait_for_event("agents_started")
     here.ask_for("mute")
     assert here.agents.ask("stacks", timeout_s=0.3) == {}
 
 
-def test_a_blocked_agent_does_not_block_the_supervisor_and_is_replaced(here: Watch) -> None:
+def test_a_blocked_agent_does_not_block_the_supervisor_and_is_replaced(here: SteeredAgents) -> None:
     """It neither reads nor speaks; far more is sent to it than a pipe holds."""
     here.start()
     here.wait_for_event("agents_started")
@@ -189,58 +190,58 @@ def test_a_blocked_agent_does_not_block_the_supervisor_and_is_replaced(here: Wat
     here.no_more("blocked")
     here.wait_for_event("agent_restarted")
     assert here.pid() != first
-    here.wait_for_words("here")
+    here.wait_for_report("here")
 
 
-def test_agents_that_cannot_live_are_said_to_be_unavailable_and_tried_again(here: Watch) -> None:
+def test_agents_that_cannot_live_are_said_to_be_unavailable_and_tried_again(here: SteeredAgents) -> None:
     here.ask_for("exit", text="3")
     here.start()
     (unavailable,) = here.wait_for_event("agents_unavailable")
     assert "exit code 3" in unavailable["reason"]
-    assert not here.agents.watched()
+    assert not here.agents.liveness.any_responding()
     here.no_more("exit")
     here.wait_for_event("agents_started")
     assert here.event("agents_unavailable") == [unavailable], "said once"
 
 
 def test_the_real_agent_speaks_and_does_what_it_is_told(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, slurm=False, program=module.AGENT)
-    watch.start()
-    watch.wait_for_event("agents_started")
-    watch.wait_for_words("here")
-    answer = watch.agents.ask("sweep", timeout_s=60.0, attempt=1)["here"]
+    steered = SteeredAgents(tmp_path, slurm=False, program=AGENT)
+    steered.start()
+    steered.wait_for_event("agents_started")
+    steered.wait_for_report("here")
+    answer = steered.agents.ask("sweep", timeout_s=60.0, attempt=1)["here"]
     assert answer.ok, answer.why
-    watch.agents.stop()
-    wait_for(lambda: not watch.agents.watched(), "it to be gone")
+    steered.agents.stop()
+    wait_for(lambda: not steered.agents.liveness.any_responding(), "it to be gone")
 
 
 def test_a_program_that_is_missing_is_said_once_and_nothing_else_happens(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, slurm=False, program=(str(tmp_path / "no-such-program"),))
-    watch.start()
-    (unavailable,) = watch.wait_for_event("agents_unavailable")
+    steered = SteeredAgents(tmp_path, slurm=False, program=(str(tmp_path / "no-such-program"),))
+    steered.start()
+    (unavailable,) = steered.wait_for_event("agents_unavailable")
     assert "no-such-program" in unavailable["reason"]
-    assert watch.agents.ask("stacks", timeout_s=0.1) == {}
-    assert watch.agents.reports() == []
-    watch.agents.stop()
+    assert steered.agents.ask("stacks", timeout_s=0.1) == {}
+    assert steered.agents.reports() == []
+    steered.agents.stop()
 
 
-def test_it_quits_when_told_and_leaves_no_process(here: Watch) -> None:
+def test_it_quits_when_told_and_leaves_no_process(here: SteeredAgents) -> None:
     here.start()
     here.wait_for_event("agents_started")
     pid = here.pid()
     here.agents.stop()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the agent to be gone")
-    assert isinstance(here.told()[-1], Command)
+    assert isinstance(here.received()[-1], Command)
     assert not (here.run.path / "agent.json").exists()
 
 
-def test_the_agent_of_an_earlier_supervisor_is_ended(here: Watch, tmp_path: Path) -> None:
+def test_the_agent_of_an_earlier_supervisor_is_ended(here: SteeredAgents, tmp_path: Path) -> None:
     here.ask_for("blocked")  # or it would leave by itself, at the end of its input
     here.start()
     wait_for(lambda: (here.directory / "pid-here").exists(), "the first agent")
     first = here.pid()
     wait_for(lambda: (here.run.path / "agent.json").exists(), "its record")
-    second = Agents(here.spec.aegis, lambda kind, **fields: None, here.agents._program)
+    second = Agents(here.spec.aegis, lambda kind, **fields: None, here.program)
     second.start(here.spec, here.run, "12", ["here"], here.environ)
     wait_for(lambda: here.pid() != first, "the second agent")
     wait_for(lambda: not _alive(first), "the first to be ended")
@@ -258,7 +259,7 @@ def _alive(pid: int) -> bool:
 # --- behind srun ------------------------------------------------------------------------------------------------
 
 
-def test_one_step_holds_an_agent_on_every_node(slurm: Watch) -> None:
+def test_one_step_holds_an_agent_on_every_node(slurm: SteeredAgents) -> None:
     slurm.start()
     (started,) = slurm.wait_for_event("agents_started")
     assert started["nodes"] == "node[0-2]"
@@ -269,11 +270,11 @@ def test_one_step_holds_an_agent_on_every_node(slurm: Watch) -> None:
     assert "--gpus-per-node=8" in call.split()
     answers = slurm.agents.ask("stacks", ["node0", "node2"], timeout_s=30.0)
     assert set(answers) == {"node0", "node2"}
-    commands = [command for command in slurm.told("node1") if isinstance(command, Command)]
+    commands = [command for command in slurm.received("node1") if isinstance(command, Command)]
     assert commands[-1].nodes == ("node0", "node2"), "everybody hears it, and who is meant is said"
 
 
-def test_one_killed_agent_is_replaced_by_a_step_of_its_own(slurm: Watch) -> None:
+def test_one_killed_agent_is_replaced_by_a_step_of_its_own(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
     os.kill(slurm.pid("node1"), signal.SIGKILL)
@@ -286,36 +287,39 @@ def test_one_killed_agent_is_replaced_by_a_step_of_its_own(slurm: Watch) -> None
     assert set(slurm.agents.ask("sweep", timeout_s=30.0)) == set(NODES)
 
 
-def test_a_silent_agent_is_replaced_and_not_heard_any_more(slurm: Watch) -> None:
+def test_a_silent_agent_is_replaced_and_not_heard_any_more(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
     slurm.ask_for("mute", "node2")
     (lost,) = slurm.wait_for_event("agent_lost")
     assert lost["node"] == "node2"
-    assert "no word of the agent" in lost["reason"]
+    assert "no heartbeat of the agent" in lost["reason"]
     slurm.no_more("mute", "node2")
     slurm.wait_for_event("agent_restarted")
-    slurm.wait_for_words("node2")
+    slurm.wait_for_report("node2")
 
 
-def test_a_node_that_cannot_be_reached_is_known_as_such(slurm: Watch) -> None:
+def test_a_node_that_cannot_be_reached_is_known_as_such(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
     (slurm.directory / "down").write_text("node1")
     os.kill(slurm.pid("node1"), signal.SIGKILL)
     slurm.wait_for_event("agent_lost")
-    wait_for(slurm.agents.unreachable, "the word of srun")
-    assert slurm.agents.unreachable() == {"node1": "tasks cannot be started: Communication connection failure"}
+    wait_for(slurm.agents.liveness.unreachable, "the word of srun")
+    assert slurm.agents.liveness.unreachable() == {
+        "node1": "tasks cannot be started: Communication connection failure"
+    }
     (slurm.directory / "down").unlink()
     slurm.wait_for_event("agent_restarted")
-    assert slurm.agents.unreachable() == {}
+    assert slurm.agents.liveness.unreachable() == {}
 
 
 def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
-    slurm: Watch, monkeypatch: pytest.MonkeyPatch
+    slurm: SteeredAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm refuses any step with it, whatever other nodes that has."""
-    monkeypatch.setattr(module, "_FIRST_WORD_S", 3.0)
+    monkeypatch.setattr(liveness, "STARTUP_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(keeper, "STARTUP_TIMEOUT_S", 3.0)
     slurm.nodes = [f"node{index}" for index in range(9)]
     (slurm.directory / "gone").write_text("node5")
     slurm.start()
@@ -323,13 +327,13 @@ def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
     assert started["nodes"] == "node[0-4,6-8]"
     assert slurm.event("agents_unavailable") == []
     (slurm.directory / "gone").unlink()
-    slurm.wait_for_words("node5")
+    slurm.wait_for_report("node5")
 
 
 def test_steps_that_slurm_refuses_whatever_their_nodes_do_not_become_ever_more(
-    slurm: Watch, monkeypatch: pytest.MonkeyPatch
+    slurm: SteeredAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PARTS_WHILE_SILENT", 2)
+    monkeypatch.setattr(liveness, "PARTS_BEFORE_FIRST_REPORT", 2)
     slurm.nodes = [f"node{index}" for index in range(8)]
     (slurm.directory / "gone").write_text(" ".join(slurm.nodes))
     slurm.start()
@@ -342,10 +346,10 @@ def test_steps_that_slurm_refuses_whatever_their_nodes_do_not_become_ever_more(
     assert slurm.wait_for_event("agents_started")[0]["nodes"] == "node[0-7]"
 
 
-def test_a_forgotten_node_gets_no_agent(slurm: Watch) -> None:
+def test_a_forgotten_node_gets_no_agent(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
-    slurm.agents.forget(["node1"])
+    slurm.agents.liveness.forget(["node1"])
     os.kill(slurm.pid("node1"), signal.SIGKILL)
     os.kill(slurm.pid("node2"), signal.SIGKILL)
     slurm.wait_for_event("agent_restarted")
@@ -353,18 +357,18 @@ def test_a_forgotten_node_gets_no_agent(slurm: Watch) -> None:
     assert set(slurm.agents.ask("check", timeout_s=30.0)) == {"node0", "node2"}
 
 
-def test_what_slurm_says_of_a_silent_node_is_known(slurm: Watch) -> None:
+def test_what_slurm_says_of_a_silent_node_is_known(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
     record = "\x1f".join(["node1", "down*+drain", "gpu:8", "96", "1000", "main", ""]) + "\x1e"
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\n")
     slurm.ask_for("blocked", "node1")
-    wait_for(slurm.agents.slurm_says, "the word of sinfo")
-    assert slurm.agents.slurm_says() == {"node1": "Slurm says down not responding"}
+    wait_for(slurm.agents.liveness.slurm_states, "the word of sinfo")
+    assert slurm.agents.liveness.slurm_states() == {"node1": "Slurm says down not responding"}
 
 
 @pytest.mark.parametrize("state", ["unknown*", "allocated*", "idle"])
-def test_where_no_agent_speaks_only_a_node_that_is_down_is_in_trouble(slurm: Watch, state: str) -> None:
+def test_where_no_agent_speaks_only_a_node_that_is_down_is_in_trouble(slurm: SteeredAgents, state: str) -> None:
     """A controller that has just come back has heard of no node yet."""
     slurm.start()
     slurm.wait_for_event("agents_started")
@@ -373,10 +377,13 @@ def test_where_no_agent_speaks_only_a_node_that_is_down_is_in_trouble(slurm: Wat
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\n")
     slurm.ask_for("blocked")
     said = {"node1": "Slurm says down not responding"}
-    wait_for(lambda: not slurm.agents.watched() and slurm.agents.slurm_says() == said, "the word of sinfo")
+    wait_for(
+        lambda: not slurm.agents.liveness.any_responding() and slurm.agents.liveness.slurm_states() == said,
+        "the word of sinfo",
+    )
 
 
-def test_what_is_unknown_to_slurm_is_no_trouble_while_others_speak(slurm: Watch) -> None:
+def test_what_is_unknown_to_slurm_is_no_trouble_while_others_speak(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
     asked = slurm.directory / "asked"
@@ -384,10 +391,10 @@ def test_what_is_unknown_to_slurm_is_no_trouble_while_others_speak(slurm: Watch)
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\necho asked >> {asked}\n")
     slurm.ask_for("blocked", "node1")
     wait_for(lambda: asked.exists() and len(asked.read_text().split()) > 1, "Slurm to be asked twice")
-    assert slurm.agents.slurm_says() == {}
+    assert slurm.agents.liveness.slurm_states() == {}
 
 
-def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm: Watch) -> None:
+def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm: SteeredAgents) -> None:
     ended, away = slurm.directory / "ended", slurm.directory / "away"
     steps = slurm.directory / "steps"
     steps.touch()
@@ -401,9 +408,8 @@ def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm
     slurm.wait_for_event("agents_started")
     away.touch()
     steps.write_text(f"12.1\x1fagents-{slurm.agents.generation}\x1e\n")
-    with slurm.agents._lock:
-        pid = slurm.agents._links[0].pid
-    os.kill(pid, signal.SIGKILL)
+    (link,) = slurm.agents.liveness.present_links()
+    os.kill(link.pid, signal.SIGKILL)
     slurm.wait_for_event("agent_lost")
     assert not ended.exists()
     away.unlink()
@@ -411,7 +417,7 @@ def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm
     assert ended.read_text().split()[-1] == "12.1"
 
 
-def test_the_lease_names_the_generation_before_an_agent_starts_and_is_renewed(slurm: Watch) -> None:
+def test_the_lease_names_the_generation_before_an_agent_starts_and_is_renewed(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
     lease = read(slurm.run)
@@ -423,7 +429,7 @@ def test_the_lease_names_the_generation_before_an_agent_starts_and_is_renewed(sl
     assert lost == {"generation": "another"}
 
 
-def test_agents_that_replace_others_know_which_attempt_was_watched(slurm: Watch) -> None:
+def test_agents_that_replace_others_know_which_attempt_was_watched(slurm: SteeredAgents) -> None:
     slurm.start()
     slurm.wait_for_event("agents_started")
     slurm.agents.attempt = 4
@@ -433,18 +439,18 @@ def test_agents_that_replace_others_know_which_attempt_was_watched(slurm: Watch)
     assert ["--attempt=0" in words[0], "--attempt=4" in words[1]] == [True, True]
 
 
-def test_an_old_slurm_has_no_agents_and_the_supervisor_goes_on(slurm: Watch) -> None:
+def test_an_old_slurm_has_no_agents_and_the_supervisor_goes_on(slurm: SteeredAgents) -> None:
     (slurm.directory / "tools" / "squeue").write_text('#!/bin/sh\n[ "$1" = --version ] && echo slurm 20.11.9\n')
     slurm.start()
     (unavailable,) = slurm.wait_for_event("agents_unavailable")
     assert unavailable["reason"] == (
         "agents need Slurm 22.05 or newer, where steps can share a job's GPUs; this is 20.11.9"
     )
-    assert not slurm.agents.watched()
+    assert not slurm.agents.liveness.any_responding()
     assert slurm.agents.send(Command("quit"))
 
 
-def test_a_slow_controller_delays_nothing(slurm: Watch) -> None:
+def test_a_slow_controller_delays_nothing(slurm: SteeredAgents) -> None:
     """squeue --steps and sinfo hang: agents start, beat and are replaced all the same."""
     (slurm.directory / "tools" / "squeue").write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo slurm-wlm 22.05.8 || exec sleep 60\n'
@@ -456,11 +462,11 @@ def test_a_slow_controller_delays_nothing(slurm: Watch) -> None:
     slurm.wait_for_event("agent_lost")
     slurm.no_more("mute", "node2")
     slurm.wait_for_event("agent_restarted")
-    beats = len(slurm.told("node0"))
-    wait_for(lambda: len(slurm.told("node0")) > beats, "the next heartbeat")
+    beats = len(slurm.received("node0"))
+    wait_for(lambda: len(slurm.received("node0")) > beats, "the next heartbeat")
 
 
-def test_steps_of_earlier_supervisors_are_ended_and_no_others(slurm: Watch) -> None:
+def test_steps_of_earlier_supervisors_are_ended_and_no_others(slurm: SteeredAgents) -> None:
     steps = {"12.0": "attempt-1", "12.1": "agents-older", "12.2": f"agents-{slurm.agents.generation}", "12.3": "x"}
     said = "".join(f"{number}\x1f{name}\x1e\n" for number, name in steps.items())
     (slurm.directory / "steps").write_text(said)
@@ -480,4 +486,4 @@ def test_the_agents_see_the_gpus_of_the_job(tmp_path: Path) -> None:
     words = agent_step(run_spec(tmp_path, cluster=cluster), ["a1", "a2"], "agents-x")
     assert "--gpus-per-node=mi300x:4" in words
     assert "--nodelist=a[1-2]" in words
-    assert module.STEP_PREFIX == "agents-"
+    assert STEP_PREFIX == "agents-"

@@ -37,22 +37,22 @@ def requeue_job(
     decision: Decision,
     *,
     excluded: Collection[str] = (),
-    forgiven: Collection[str] = (),
+    expired: Collection[str] = (),
     dead: Collection[str] = (),
     client: SlurmClient | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str | None:
     """Requeue the job that this process runs in, as soon as Slurm answers; call it in the main thread.
 
-    Slurm then sends SIGTERM to every process of the job. This one is deaf to that from here on, and so is what it
-    starts. On a site whose compute nodes have no scontrol, a successor that waits takes the requeue's part: then
+    Slurm then sends SIGTERM to every process of the job. This one ignores that from here on, and so does what
+    it starts. On a site whose compute nodes have no scontrol, a waiting successor takes the requeue's part: then
     nothing is done here.
 
     Args:
         job: the start of the job.
         decision: what was decided.
         excluded: nodes that it must not use from now on.
-        forgiven: nodes that it may use again.
+        expired: nodes whose exclusion has expired: it may use them again.
         dead: nodes of the job that died while it ran.
         client: Slurm.
         sleep: waits.
@@ -74,18 +74,18 @@ def requeue_job(
     size = None
     if decision.n_nodes:
         size = Size(decision.n_nodes, job.spec.ranks_per_node, job.spec.cpus_per_task)
-    requeue = _Requeue(client, job, tuple(excluded), tuple(forgiven), size)
-    told = ""
+    requeue = _Requeue(client, job, tuple(excluded), tuple(expired), size)
+    reported = ""
     while True:
         try:
-            with _deaf_if_requeued():
+            with _signals_masked_if_requeued():
                 return requeue.once()
         except SlurmUnavailable as error:
             if not requeue.asked and _is_cancelled(job):
                 return None
-            if str(error) != told:
-                told = str(error)
-                job.event("start_postponed", reason=f"the job cannot be requeued yet: {told}")
+            if str(error) != reported:
+                reported = str(error)
+                job.event("start_postponed", reason=f"the job cannot be requeued yet: {reported}")
         sleep(_PAUSE_S)
 
 
@@ -100,12 +100,12 @@ class _Requeue:
     client: SlurmClient
     job: Job
     excluded: tuple[str, ...]
-    forgiven: tuple[str, ...]
+    expired: tuple[str, ...]
     size: Size | None
     asked: bool = False
 
     def once(self) -> str | None:
-        """One try. Returns what `requeue_job` does.
+        """Try once. Returns what `requeue_job` does.
 
         Raises:
             SlurmUnavailable: it is not known whether it was done.
@@ -123,14 +123,14 @@ class _Requeue:
         if not self._changes:
             requeue_unchanged(self.client, job_id)
             return ""
-        return requeue_excluding(self.client, job_id, self.excluded, forgiven=self.forgiven, size=self.size)
+        return requeue_excluding(self.client, job_id, self.excluded, forgiven=self.expired, size=self.size)
 
     @property
     def _changes(self) -> bool:
-        return bool(self.excluded or self.forgiven or self.size)
+        return bool(self.excluded or self.expired or self.size)
 
     def _change(self) -> str | None:
-        """It was requeued already: from here, though Slurm did not say so, or by Slurm itself; or cancelled."""
+        """Set the exclusions of a job that was requeued already, from here or by Slurm itself."""
         if not self._changes:
             return "" if self.asked else None
         try:
@@ -138,7 +138,7 @@ class _Requeue:
                 self.client,
                 self.job.job_id,
                 self.excluded,
-                forgiven=self.forgiven,
+                forgiven=self.expired,
                 size=self.size,
                 held=self.asked,
             )
@@ -149,8 +149,8 @@ class _Requeue:
 
 
 @contextlib.contextmanager
-def _deaf_if_requeued() -> Iterator[None]:
-    """Ignore the signals with which Slurm ends the job; listen again where it was not requeued yet.
+def _signals_masked_if_requeued() -> Iterator[None]:
+    """Mask the signals with which Slurm ends the job; unmask them where it was not requeued yet.
 
     A job that is cancelled while Slurm does not answer must not come back.
     """
@@ -164,7 +164,7 @@ def _deaf_if_requeued() -> Iterator[None]:
 
 
 def _is_cancelled(job: Job) -> bool:
-    """Whether somebody wants the run to end: a job that runs has got Slurm's termination, or a user's word."""
+    """Return whether somebody wants the run to end: Slurm's termination came, or a user asked for it."""
     if job.stop.signum in (signal.SIGTERM, signal.SIGINT):
         return True
     with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ def _is_cancelled(job: Job) -> bool:
 def _wait_until_down(
     client: SlurmClient, job: Job, dead: Collection[str], sleep: Callable[[float], None]
 ) -> set[str]:
-    """Those that Slurm calls down, once it should have noticed all; not longer than the time limit leaves."""
+    """Wait until Slurm calls them down, as long as it may take and the time limit leaves; return those it does."""
     ends_at = float("inf")
     with contextlib.suppress(ZslurmError):
         record = client.queue([job.job_id]).get(job.job_id)
@@ -192,7 +192,7 @@ def _wait_until_down(
 
 
 def _dead_s(job: Job) -> dict[str, float]:
-    """Seconds since each node of the job died last."""
+    """Return seconds since each node of the job died last."""
     now, dead_s = time.time(), dict[str, float]()
     with contextlib.suppress(OSError):
         for row in read_jsonl(job.run.events):

@@ -1,8 +1,8 @@
 """One srun with an agent on each of its nodes, or one agent as a child of this process, and the pipes to it.
 
 Nothing here blocks its caller: two threads read what comes, and a line that the other side does not take is
-dropped. srun gives each line of its standard input to every task; where one node has died without a word, srun
-may stop reading once too much waits for that node. `stuck_for` tells.
+dropped. srun gives each line of its standard input to every task; where one node has died unnoticed, srun may stop
+reading once too much waits for that node. `stuck_for` measures it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failure
 
 _LONGEST_LINE = 65536
 _BLOCK = 65536
-# A thousand agents speak a thousand times a second. To wake up for each of them would cost more than to read them.
+# A thousand agents report a thousand times a second: to wake up for each would cost more than to read them.
 _GATHER_S = 0.05
-_KEPT_WORDS = 8192
+_KEPT_ERRORS = 8192
 
 
 class AgentLink:
@@ -39,7 +39,7 @@ class AgentLink:
         name: str,
         heard: Callable[[AgentLink, bytes], None],
     ) -> None:
-        """Start the command, in a session of its own.
+        """Start the command, in a new session.
 
         Args:
             command: srun and its agents, or one agent.
@@ -53,10 +53,10 @@ class AgentLink:
         """
         self.nodes, self.name = tuple(nodes), name
         self.started = time.monotonic()
-        self.spoke = False
-        """Whether an agent of this link has spoken; the one who listens sets it."""
+        self.has_reported = False
+        """Whether an agent of this link has reported; the reader of the lines sets it."""
         self._heard = heard
-        self._words = b""
+        self._errors = b""
         self._taken = self.started
         self._writing = threading.Lock()
         self._process = subprocess.Popen(
@@ -70,7 +70,7 @@ class AgentLink:
             threading.Thread(target=self._read, args=(pipe, take), daemon=True, name=f"{name}-{what}")
             for pipe, take, what in (
                 (self._process.stdout, self._take_line, "out"),
-                (self._process.stderr, self._take_words, "err"),
+                (self._process.stderr, self._take_error_line, "err"),
             )
         ]
         for reader in self._readers:
@@ -93,21 +93,21 @@ class AgentLink:
     def _take_line(self, line: bytes) -> None:
         self._heard(self, line)
 
-    def _take_words(self, line: bytes) -> None:
-        self._words = (self._words + line + b"\n")[-_KEPT_WORDS:]
+    def _take_error_line(self, line: bytes) -> None:
+        self._errors = (self._errors + line + b"\n")[-_KEPT_ERRORS:]
 
-    def words(self) -> str:
-        """The last of what srun and the agents wrote to their standard error."""
-        return self._words.decode(errors="replace")
+    def error_output(self) -> str:
+        """Return the last of what srun and the agents wrote to their standard error."""
+        return self._errors.decode(errors="replace")
 
     def last_line(self) -> str:
-        """The last line of it that is not empty."""
-        lines = [" ".join(line.split()) for line in self.words().splitlines() if line.strip()]
+        """Return the last line of it that is not empty."""
+        lines = [" ".join(line.split()) for line in self.error_output().splitlines() if line.strip()]
         return lines[-1][-300:] if lines else ""
 
     def ended(self) -> dict[str, str]:
-        """Nodes whose agent has ended, or never was, with srun's reason."""
-        text = self.words()
+        """Return the nodes whose agent has ended, or never was, with srun's reason."""
+        text = self.error_output()
         if self._process.poll() is not None:
             reason = self.last_line() or f"exit code {self._process.returncode}"
             gone = dict.fromkeys(self.nodes, f"the agents' step ended: {reason}")
@@ -117,8 +117,8 @@ class AgentLink:
         return gone | self.without_node()
 
     def without_node(self) -> dict[str, str]:
-        """Nodes that Slurm cannot reach or has declared dead, with its words."""
-        text = self.words()
+        """Return the nodes that Slurm cannot reach or has declared dead, with its message."""
+        text = self.error_output()
         found = launch_failures(text) | dict.fromkeys(failed_nodes(text), "Slurm declared it failed")
         if len(self.nodes) == 1 and "Required node not available" in text:
             found[self.nodes[0]] = "Slurm: required node not available (down, drained or reserved)"
@@ -126,12 +126,12 @@ class AgentLink:
 
     @property
     def refused(self) -> bool:
-        """Whether the command ended and names no node: Slurm started nothing, perhaps for the sake of one."""
-        return self.over and not task_failures(self.words()) and not self.without_node()
+        """Whether the command ended and names no node: Slurm started nothing, perhaps because of one."""
+        return self.over and not task_failures(self.error_output()) and not self.without_node()
 
     @property
     def pid(self) -> int:
-        """The process of the command, which leads a group of its own."""
+        """The process of the command, which leads its own group."""
         return self._process.pid
 
     @property
@@ -142,7 +142,7 @@ class AgentLink:
     # --- what goes ------------------------------------------------------------------------------------------
 
     def write(self, line: str, wait_s: float = 0.0) -> bool:
-        """Give every agent a line; False where it was not taken within so many seconds."""
+        """Give every agent a line; returns false where it was not taken within so many seconds."""
         data = line.encode()
         deadline = time.monotonic() + wait_s
         with self._writing:
@@ -158,7 +158,10 @@ class AgentLink:
         return True
 
     def stuck_for(self, now: float) -> float:
-        """Seconds since all that was written had been taken; ask more often than you write. 0 when it is over."""
+        """Return seconds since all that was written had been taken; 0 when it is over.
+
+        Ask more often than you write.
+        """
         try:
             waiting = struct.unpack("i", fcntl.ioctl(self._stdin, termios.FIONREAD, b"\0" * 4))[0]
         except (OSError, ValueError):
@@ -170,14 +173,14 @@ class AgentLink:
     # --- its end --------------------------------------------------------------------------------------------
 
     def close_input(self) -> None:
-        """Say that nothing more will come."""
+        """Close the standard input of the command: nothing more will come."""
         assert self._process.stdin
         with self._writing, contextlib.suppress(OSError, ValueError):
             self._stdin = -1  # the number may soon be another file's
             self._process.stdin.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the command's end; False where it did not come."""
+        """Wait for the command's end; returns false where it did not come."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

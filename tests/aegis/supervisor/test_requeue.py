@@ -18,8 +18,8 @@ import pytest
 from tests.slurm import recorded
 from tests.submit.specs import run_spec
 from zslurm.aegis.notify.recorder import Recorder
-from zslurm.aegis.supervisor.actions import requeue_job
 from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.requeue import requeue_job
 from zslurm.aegis.types import Decision, Fault
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.run.run_dir import RunDir

@@ -1,0 +1,106 @@
+"""The lease under which a standby supervisor acts: one agent at a time, and the next one where its holder died.
+
+It is a file of the run directory that only one agent can create. It holds for one start of the job, so leases of
+earlier starts mean nothing. Its holder renews it; where it is not renewed, its holder died as well, and the next
+agent makes the next lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from zslurm.core.files import read_json
+from zslurm.run.run_dir import RunDir
+
+_RENEW_S = 5.0
+_STALE_S = 60.0
+
+
+@dataclass(frozen=True)
+class StandbyLeases:
+    """The leases of one start of the job.
+
+    Attributes:
+        run: the run.
+        job_id: of the job.
+        restart: how often Slurm has requeued it.
+        node: this one.
+        sleep: waits.
+    """
+
+    run: RunDir
+    job_id: str
+    restart: int
+    node: str
+    sleep: Callable[[float], None]
+
+    def acquire(self, is_needed: Callable[[], bool]) -> Path | None:
+        """Return the first lease that can be had; None where another agent holds one and is alive.
+
+        Args:
+            is_needed: whether there is still something to do.
+
+        Raises:
+            OSError: the run directory cannot be written.
+        """
+        body = json.dumps({"job_id": self.job_id, "restart": self.restart, "node": self.node, "time": time.time()})
+        for lease in self._leases():
+            if lease.exists() and not self._is_abandoned(lease, is_needed):
+                return None
+            with contextlib.suppress(FileExistsError):
+                number = os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(number, "w", encoding="utf-8") as file:
+                    file.write(body + "\n")
+                return lease
+        raise AssertionError("leases do not end")
+
+    def _is_abandoned(self, lease: Path, is_needed: Callable[[], bool]) -> bool:
+        """Return whether no agent renews a lease: watched for a while, as the clocks of two nodes may differ."""
+        first = _renewed_at(lease)
+        for _ in range(round(_STALE_S / _RENEW_S)):
+            if first is None or (read_json(lease) or {}).get("impossible"):
+                return False
+            self.sleep(_RENEW_S)
+            if _renewed_at(lease) != first or not is_needed():
+                return False
+        return True
+
+    def _leases(self) -> Iterator[Path]:
+        """Yield the leases of this start of the job, in the order in which they are acquired."""
+        number = 1
+        while True:
+            yield self.run.path / f"deputy-{self.job_id}-{self.restart}-{number}.json"
+            number += 1
+
+
+def _renewed_at(lease: Path) -> int | None:
+    try:
+        return lease.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def renewed_meanwhile(lease: Path) -> Iterator[None]:
+    """Renew the lease while the block runs, however long Slurm takes."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(_RENEW_S):
+            with contextlib.suppress(OSError):
+                os.utime(lease)
+
+    thread = threading.Thread(target=renew, daemon=True, name="standby-lease")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

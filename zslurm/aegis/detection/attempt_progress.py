@@ -1,0 +1,236 @@
+"""What is known of the ranks and nodes of an attempt, by the agents' reports: where faults are looked for.
+
+Pure: times are monotonic seconds of the supervisor that the caller gives. The age of a rank's progress is measured
+on its own node by that node's monotonic clock, so a wall clock that jumps changes nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from zslurm.aegis.protocol import ProgressReport, RankProgress
+from zslurm.config.aegis import AegisSection
+from zslurm.train.progress import Phase
+
+# An agent that has not reported for the first time does not miss heartbeats yet: srun and Python have to start.
+_STARTUP_TIMEOUT_S = 90.0
+LATE_S = 3.0
+"""A look at a second's distance, the way of a report, a step in flight: so much later than the last report of a
+dead node's agent a peer's progress may still show."""
+
+_STEP_TIMES = 50
+# Times of steps are taken over at least this long, so that the way of a report does not matter.
+_SAMPLE_S = 1.0
+# Nothing was read of any node for so long, or for some reports' time: we ourselves were stopped. What came
+# meanwhile is read by and by.
+_AWAY_S, _AWAY_REPORTS = 3.0, 3
+
+
+@dataclass(slots=True)
+class RankState:
+    """What is known of a rank of the attempt.
+
+    Attributes:
+        node: where it is.
+        row: its progress as reported last; None before the first report.
+        ended: it had a record and has none any more: it ended in order.
+    """
+
+    node: str
+    row: RankProgress | None = None
+    ended: bool = False
+
+    @property
+    def position(self) -> tuple[int, bool]:
+        """How far it is: its step, and whether its own part of the next one is done."""
+        return (self.row.step, self.row.waiting) if self.row is not None else (-2, False)
+
+
+@dataclass(slots=True)
+class NodeState:
+    """What is known of a node.
+
+    Attributes:
+        heard: when its agent reported last; None before the first report.
+        lost: the loss of its agent, and of no more, was reported.
+        seq: number of the look that is being reported.
+        seen: ranks in that look.
+        watches: its agent has reported about this attempt.
+    """
+
+    heard: float | None = None
+    lost: bool = False
+    seq: int = -1
+    seen: set[int] | None = None
+    watches: bool = False
+
+
+class AttemptProgress:
+    """Follows the ranks of one attempt after the other, and the agents that report them.
+
+    Attributes:
+        ranks: by number.
+        nodes: by name; of all nodes whose agents have reported.
+        ranks_on: the ranks of each node of the attempt.
+        attempt: number of the attempt.
+        adopted: it runs since before this supervisor.
+        began: when it began, or was adopted.
+        front: the last step that any rank has finished in this attempt; -1 before the first.
+        front_moved: when it was finished.
+        over_limit: ranks that have passed the limit of their phase.
+    """
+
+    def __init__(self, settings: AegisSection) -> None:
+        """Know nothing yet.
+
+        Args:
+            settings: of the run.
+        """
+        self.settings = settings
+        self.nodes: dict[str, NodeState] = {}
+        self._read_at: float | None = None
+        self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
+        self.step_time_s: float | None = None
+        """Median time of a step so far; None before two are finished."""
+        self.begin(0, (), 0.0)
+
+    def begin(
+        self,
+        attempt: int,
+        rank_nodes: Sequence[str],
+        now: float,
+        *,
+        adopted: bool = False,
+        step_times: Iterable[float] = (),
+    ) -> None:
+        """Follow a new attempt; see `Detector.begin`."""
+        self.attempt, self.began, self.adopted = attempt, now, adopted
+        self.ranks = [RankState(node) for node in rank_nodes]
+        self.ranks_on = {
+            name: frozenset(number for number, node in enumerate(rank_nodes) if node == name)
+            for name in dict.fromkeys(rank_nodes)
+        }
+        for node in self.nodes.values():
+            node.seen, node.watches = None, False
+        self.front, self._counted, self._front_at, self.front_moved = -1, -1, now, now
+        self.over_limit: set[int] = set()
+        for seconds in step_times:
+            self._take_step_time(seconds)
+
+    # --- what comes ---------------------------------------------------------------------------------------------
+
+    def excuse(self, now: float) -> bool:
+        """Count time in which no report of any node was read as no agent's missed heartbeat.
+
+        Returns:
+            Whether there was such a time. Perhaps the whole job was suspended: no rank could start, finish a step,
+            or be slow meanwhile.
+        """
+        away = now - (now if self._read_at is None else self._read_at)
+        self._read_at = now if self._read_at is None else max(now, self._read_at)
+        if away <= max(_AWAY_S, _AWAY_REPORTS * self.settings.sensors.progress_s):
+            return False
+        for node in self.nodes.values():
+            node.heard = None if node.heard is None else min(now, node.heard + away)
+        self.began, self.front_moved = self.began + away, self.front_moved + away
+        return True
+
+    def hear(self, name: str, now: float) -> NodeState:
+        """Note that the agent of a node reported."""
+        node = self.nodes.setdefault(name, NodeState())
+        node.heard = now if node.heard is None else max(node.heard, now)
+        node.lost = False
+        return node
+
+    def feed(self, report: ProgressReport, node: NodeState, now: float) -> None:
+        """Take where the ranks of a node are."""
+        node.watches = True
+        if node.seen is None or report.stamp.seq != node.seq:
+            node.seen, node.seq = set(), report.stamp.seq
+        for row in self.known(report):
+            rank = self.ranks[row.rank]
+            rank.row, rank.ended = row, False
+            node.seen.add(row.rank)
+            if row.age_s > self.limit(row.phase):
+                self.over_limit.add(row.rank)
+            else:
+                self.over_limit.discard(row.rank)
+            if row.step > self.front:
+                self._advance(row.step, now - row.age_s)
+        if not report.more:
+            for number in self.ranks_on.get(report.stamp.node, frozenset()) - node.seen:
+                if self.ranks[number].row is not None:
+                    self.ranks[number].ended = True
+                    self.over_limit.discard(number)
+            node.seen = None
+
+    def known(self, report: ProgressReport) -> list[RankProgress]:
+        """Return the rows of a report that are of ranks of the attempt."""
+        return [row for row in report.ranks if row.rank < len(self.ranks)]
+
+    def _advance(self, step: int, when: float) -> None:
+        """Note that a rank has finished a step that none had finished before."""
+        if self.front >= 0 and when - self._front_at >= _SAMPLE_S:
+            self._take_step_time((when - self._front_at) / (step - self._counted))
+            self._front_at, self._counted = when, step
+        elif self.front < 0:
+            self._front_at, self._counted = when, step
+        self.front = step
+        self.front_moved = max(self.front_moved, when)
+
+    def _take_step_time(self, seconds: float) -> None:
+        self._step_times.append(seconds)
+        self.step_time_s = statistics.median(self._step_times)
+
+    # --- what is asked ------------------------------------------------------------------------------------------
+
+    def limit(self, phase: Phase) -> float:
+        """Return the seconds that a rank may go without progress in a phase.
+
+        Until a step's time is known, a step may take as long as the setup.
+        """
+        hang = self.settings.hang
+        if phase is Phase.STEP:
+            usual = hang.setup_s if self.step_time_s is None else hang.step_factor * self.step_time_s
+            return max(hang.step_s, usual)
+        return {Phase.SETUP: hang.setup_s, Phase.SAVE: hang.save_s, Phase.EVAL: hang.eval_s}.get(
+            phase, float("inf")
+        )
+
+    def unheard_s(self, name: str, now: float) -> float:
+        """Return the seconds since a node's agent reported last."""
+        node = self.nodes.get(name)
+        if node is None or node.heard is None:
+            return now - (self.began + _STARTUP_TIMEOUT_S)
+        return now - node.heard
+
+    def unheard(self, now: float) -> set[str]:
+        """Return the nodes of the attempt whose agents have missed their heartbeats."""
+        limit = self.settings.heartbeat_timeout_s
+        return {name for name in self.ranks_on if self.unheard_s(name, now) >= limit}
+
+    def others_report(self, name: str, now: float) -> bool:
+        """Return whether another agent has reported clearly later than one that misses heartbeats.
+
+        Agents that all stopped together were heard last one after the other, a report's interval apart.
+        """
+        limit = self.settings.heartbeat_timeout_s
+        later = min(limit / 2, max(LATE_S, 2 * self.settings.sensors.progress_s))
+        last = now - self.unheard_s(name, now)
+        return any(
+            other != name and node.heard is not None and now - node.heard < limit and node.heard > last + later
+            for other, node in self.nodes.items()
+        )
+
+    def is_lost(self, name: str) -> bool:
+        """Return whether only the agent is lost, since steps were finished later: then a halt proves nothing."""
+        node = self.nodes.get(name)
+        return node is not None and node.lost
+
+    def is_missing(self, rank: RankState) -> bool:
+        """Return whether a rank has left no sign of it, though the agent of its node looks for one."""
+        node = self.nodes.get(rank.node)
+        return rank.row is None and node is not None and node.watches and not self.adopted

@@ -1,0 +1,118 @@
+"""Nodes that are dead, and agents that are lost.
+
+A node's agent that misses heartbeats proves nothing: a stalled file system stops the agent of a healthy node, and
+its training continues. The progress of its ranks is known only through that agent, so it is looked for elsewhere:
+synchronous training cannot continue without any rank. So a node whose agent misses heartbeats is dead where,
+besides, Slurm reports so, or Slurm cannot start anything there, or ranks elsewhere complain of lost peers of which
+none is named, or the other ranks, whose agents report, have finished no step for longer than two usual steps take,
+or one of them has passed its limit. While steps are finished, only the agent is lost. If all agents miss
+heartbeats, the fault is on this side: no node is dead.
+
+In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
+takes Slurm's report or the peers', or the limit of the phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zslurm.aegis.detection.attempt_progress import LATE_S, AttemptProgress, NodeState
+from zslurm.aegis.types import Fault
+from zslurm.train.progress import Phase
+
+
+class DeadNodes:
+    """Finds dead nodes and lost agents in the progress of an attempt."""
+
+    def __init__(self, progress: AttemptProgress) -> None:
+        """Know of no dead node.
+
+        Args:
+            progress: what is known of the attempt.
+        """
+        self._progress = progress
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Forget what was found in the attempt before."""
+        self.dead: set[str] = set()
+        """Nodes that were found dead, and have not been heard since."""
+        self._declared: set[str] = set()
+
+    def check(
+        self, now: float, wall: float, declared: Mapping[str, str], trouble: Mapping[str, str], *, lost_peers: bool
+    ) -> list[Fault]:
+        """Return what is new; see `Detector.check` for the arguments."""
+        progress = self._progress
+        unheard = progress.unheard(now)
+        ours = declared.keys() & progress.ranks_on.keys()
+        found = []
+        for name in sorted((unheard - self.dead) | (ours - self._declared)):
+            why = declared.get(name)
+            self._declared |= {name} & ours
+            if why is None and name in trouble:
+                why = f"its agent misses heartbeats; {trouble[name]}"
+            elif why is None and progress.others_report(name, now) and not progress.is_lost(name):
+                why = self._why_dead(name, now, lost_peers=lost_peers)
+            if why is not None:
+                found.append(self._node_dead(name, why, now, wall))
+            elif self._continues_without(name):
+                found += self._agent_lost(name, now, wall)
+        return found
+
+    def suspects(self, now: float) -> set[str]:
+        """Return the nodes whose agents miss heartbeats and that may be dead, for all that is known."""
+        return {name for name in self._progress.unheard(now) - self.dead if not self._progress.is_lost(name)}
+
+    def by_passed_limit(self, suspects: set[str], now: float, wall: float) -> list[Fault]:
+        """Return the suspects as dead where a rank elsewhere has passed its limit and their peers report."""
+        why = "its agent misses heartbeats, and a rank elsewhere has passed its limit without progress"
+        dead = [name for name in sorted(suspects) if self._progress.others_report(name, now)]
+        return [self._node_dead(name, why, now, wall) for name in dead]
+
+    def _why_dead(self, name: str, now: float, *, lost_peers: bool) -> str | None:
+        """Return why an unheard node is dead, by what is seen elsewhere; None where it may be alive."""
+        if lost_peers:
+            return "its agent misses heartbeats, and ranks elsewhere have lost their peers"
+        progress, limit = self._progress, self._progress.settings.heartbeat_timeout_s
+        others = [
+            rank.row
+            for rank in progress.ranks
+            if rank.node != name and rank.row is not None and not rank.ended
+            and progress.unheard_s(rank.node, now) < limit
+        ]  # fmt: skip
+        usual = progress.step_time_s
+        if not others or usual is None or any(row.phase is not Phase.STEP for row in others):
+            return None
+        halted_s = now - progress.front_moved
+        if halted_s < max(limit, 2 * usual):
+            return None
+        return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
+
+    def _node_dead(self, name: str, why: str, now: float, wall: float) -> Fault:
+        self.dead.add(name)
+        node = self._progress.nodes.get(name)
+        since = wall - (now - node.heard) if node is not None and node.heard is not None else wall
+        line = f"node {name} is dead: {why}"
+        return Fault("node_dead", "root", "node", since, "agent", line, node=name, step=self._step_on(name))
+
+    def _step_on(self, name: str) -> int | None:
+        steps = [rank.row.step for rank in self._progress.ranks if rank.node == name and rank.row is not None]
+        return max(steps) if steps and max(steps) >= 0 else None
+
+    def _continues_without(self, name: str) -> bool:
+        """Return whether steps are finished though this node's agent misses heartbeats."""
+        progress = self._progress
+        node = progress.nodes.get(name)
+        if node is None or node.heard is None:
+            return progress.front_moved > progress.began + LATE_S
+        return progress.front_moved > node.heard + LATE_S + (progress.step_time_s or 0.0)
+
+    def _agent_lost(self, name: str, now: float, wall: float) -> list[Fault]:
+        node = self._progress.nodes.setdefault(name, NodeState())
+        if node.lost:
+            return []
+        node.lost = True
+        unheard_s = self._progress.unheard_s(name, now)
+        line = f"no heartbeat of the agent on {name} for {unheard_s:.0f} s; its ranks make progress"
+        return [Fault("agent_lost", "advisory", "node", wall, "agent", line, node=name)]

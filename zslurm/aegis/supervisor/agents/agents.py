@@ -1,0 +1,282 @@
+"""The supervisor's side of the agents: their heartbeat, their commands, and what they report.
+
+On Slurm the agents are one step beside the training, `srun --overlap --no-kill`, whose standard input and output
+are the only connection: no port, no file. Elsewhere the agent is a child process. The agents of a supervisor are a
+generation: before they start it takes the run's lease in their name, and renews it (supervisor_lease.py), so that
+agents which no pipe reaches any more know whether they were replaced. Its successor starts its own and ends the
+older ones.
+
+    agents = Agents(settings, event)
+    agents.start(spec, run, job_id, nodes, environ)
+    while ...:
+        agents.attempt = 3
+        for received in agents.reports():
+            detector.feed(received.report, received.time)
+    agents.stop()
+
+Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Four kinds of threads do the
+work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
+agents alive (keeper.py); two for each link read (link.py). Where no agent can be started the
+supervisor continues without, and one event records it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zslurm.aegis.protocol import (
+    AgentReport,
+    Answer,
+    Command,
+    Deed,
+    Heartbeat,
+    Report,
+    decode_report,
+    encode_command,
+)
+from zslurm.aegis.supervisor.agents.answers import AgentAnswers
+from zslurm.aegis.supervisor.agents.keeper import AgentKeeper
+from zslurm.aegis.supervisor.agents.link import AgentLink
+from zslurm.aegis.supervisor.agents.liveness import Liveness
+from zslurm.aegis.supervisor.agents.step import AGENT, AgentLauncher
+from zslurm.checkpoint_tools.plain import reason_of
+from zslurm.config.aegis import AegisSection
+from zslurm.config.spec import RunSpec
+from zslurm.run import supervisor_lease
+from zslurm.run.run_dir import RunDir
+
+_HEARTBEAT_S = 1.0
+# A pipe takes a line at once, unless srun has read nothing for many minutes.
+_WRITE_S = 0.5
+_KEPT_REPORTS = 50_000
+
+
+@dataclass(frozen=True)
+class ReceivedReport:
+    """A report, and when it came.
+
+    Attributes:
+        time: monotonic seconds of this process.
+    """
+
+    time: float
+    report: Report
+
+
+class Agents:
+    """The agents of one supervisor.
+
+    Attributes:
+        attempt: the attempt that the heartbeat names; the supervisor sets it.
+        generation: of this supervisor.
+        liveness: which agents respond, and what is known of nodes whose agents do not.
+    """
+
+    def __init__(self, settings: AegisSection, event: Callable[..., None], program: Sequence[str] = AGENT) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            settings: of the run.
+            event: `event(kind, **fields)` records what became of the agents; called only in the thread that calls
+                `reports`.
+            program: the command that starts an agent; the run's directory and `--generation` follow.
+        """
+        self.attempt = 0
+        self.generation = f"{int(time.time()):x}-{secrets.token_hex(3)}"
+        self.liveness = Liveness(settings.heartbeat_timeout_s)
+        self._settings, self._event, self._program = settings, event, tuple(program)
+        self._lock = self.liveness.lock
+        self._answers = AgentAnswers(self._lock)
+        self._reports: deque[ReceivedReport] = deque(maxlen=_KEPT_REPORTS)
+        self._events: deque[tuple[str, dict[str, Any]]] = deque()
+        self._over = threading.Event()
+
+    # --- start and end --------------------------------------------------------------------------------------
+
+    def start(
+        self, spec: RunSpec, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        """Start an agent on each node, in the background; end those of an earlier supervisor of this job.
+
+        Where an earlier supervisor's attempt still runs, set `attempt` before.
+
+        Args:
+            spec: the run.
+            run: its directory.
+            job_id: the job that this process runs in.
+            nodes: all nodes of the job, spares too.
+            environ: the environment of the job.
+        """
+        self._run = run
+        self._launcher = AgentLauncher(
+            spec, run, job_id, dict(environ), self.generation, self._program, self._over
+        )
+        self._keeper = AgentKeeper(
+            self._settings,
+            self.liveness,
+            self._launcher,
+            present_attempt=lambda: self.attempt,
+            on_line=self._on_line,
+            event=self._record,
+            in_thread=self._in_thread,
+        )
+        self.liveness.begin(nodes)
+        self._in_thread("beat", self._beat)
+        self._in_thread("keep", self._keep)
+        if self._launcher.on_slurm:
+            self._in_thread("renew", self._renew)
+            self._in_thread("end-older", self._launcher.end_older)
+
+    def _record(self, kind: str, **fields: Any) -> None:
+        """Keep an event for the next call of `reports`, whichever thread this is."""
+        with self._lock:
+            self._events.append((kind, fields))
+
+    def _in_thread(self, name: str, work: Callable[[], None]) -> None:
+        """Do something in a separate thread. A mistake in it is recorded, and costs the supervisor nothing."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._record("agents_unavailable", reason=f"{name}: {reason_of(error)}")
+
+        threading.Thread(target=guarded, daemon=True, name=f"agents-{name}").start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Have the agents quit, and end their steps; wait no longer than this."""
+        deadline = time.monotonic() + timeout_s
+        self.send(Command("quit"))
+        self._over.set()
+        with self._lock:
+            links, self.liveness.links = self.liveness.links, []
+        for link in links:
+            link.close_input()
+        left = [link for link in links if not link.wait(max(0.1, min(5.0, deadline - time.monotonic())))]
+        if left and self._launcher.on_slurm:
+            names = [link.name for link in left]
+            killer = threading.Thread(target=self._launcher.kill_steps, args=(names,), daemon=True)
+            killer.start()
+            killer.join(max(0.1, deadline - time.monotonic()))
+        for link in left:
+            link.kill()
+        if not self._launcher.on_slurm:
+            self._launcher.local_record.unlink(missing_ok=True)
+
+    # --- what comes -----------------------------------------------------------------------------------------
+
+    def reports(self) -> list[ReceivedReport]:
+        """Return what the agents reported since the last call, oldest first, without answers to `ask`.
+
+        Also records, through `event`, what became of the agents themselves.
+        """
+        with self._lock:
+            received, events = list(self._reports), list(self._events)
+            self._reports.clear()
+            self._events.clear()
+        for kind, fields in events:
+            self._event(kind, **fields)
+        return received
+
+    def _on_line(self, link: AgentLink, line: bytes) -> None:
+        """Take a line of output; called in the threads of the links."""
+        report = decode_report(line)
+        if report is None:
+            return
+        now = time.monotonic()
+        with self._lock:
+            nodes = self.liveness.nodes
+            if not self._launcher.on_slurm and nodes:
+                # The one agent need not call this machine what we call it.
+                report = replace(report, stamp=replace(report.stamp, node=next(iter(nodes))))
+            name = report.stamp.node
+            node = nodes.get(name)
+            link.has_reported = True
+            if node is None or node.link is not link:
+                return  # a forgotten node, or the agent that another one has replaced
+            if node.heard is None and node.failures and node.lost:
+                self._record("agent_restarted", nodes=name)
+            node.take_report(now)
+            if isinstance(report, Answer):
+                self._answers.take(name, report)
+                return
+            if isinstance(report, AgentReport) and report.event == "ended":
+                why = "the agent ended: " + str(report.values.get("reason", "no reason"))
+                self._keeper.mark_lost(name, node, why, now)
+            self._reports.append(ReceivedReport(now, report))
+
+    # --- what goes ------------------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> bool:
+        """Give the agents a command; returns false where a link did not take it."""
+        line = encode_command(command)
+        taken = [link.write(line, _WRITE_S) for link in self.liveness.present_links()]
+        return all(taken)
+
+    def ask(
+        self,
+        do: Deed,
+        nodes: Sequence[str] = (),
+        *,
+        timeout_s: float,
+        attempt: int | None = None,
+        kill: bool = True,
+    ) -> dict[str, Answer]:
+        """Give these nodes' agents a command, and wait for their answers.
+
+        Reports that come meanwhile are kept for `reports`.
+
+        Args:
+            do: the command.
+            nodes: where; default: everywhere.
+            timeout_s: seconds to wait; an agent that has not answered then is missing in the result.
+            attempt: the attempt that it is about; default: the present one.
+            kill: of `sweep`.
+        """
+        with self._lock:
+            known = set(self.liveness.nodes)
+        asked = set(nodes or known) & known
+        named = () if asked == known else tuple(sorted(asked))
+        about = self.attempt if attempt is None else attempt
+        with self._answers.collected() as number:
+            if asked:
+                self.send(Command(do, id=number, attempt=about, kill=kill, nodes=named))
+            return self._answers.wait(number, asked, timeout_s)
+
+    # --- threads --------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Send the heartbeat every second, whatever else waits."""
+        while not self._over.is_set():
+            line = encode_command(Heartbeat(time.time(), self.attempt, self.generation))
+            for link in self.liveness.present_links():
+                link.write(line)
+            self._over.wait(_HEARTBEAT_S)
+
+    def _keep(self) -> None:
+        if (reason := self._launcher.blocking_reason()) is not None:
+            self._keeper.unavailable(reason)
+            return
+        if self._launcher.on_slurm:  # the first agent must find its own generation in the file
+            with contextlib.suppress(OSError):  # `_renew` tries again
+                supervisor_lease.take(self._run, self.generation)
+        self._keeper.run()
+
+    def _renew(self) -> None:
+        """Renew the lease; the run directory may hang, which must not delay the heartbeat."""
+        reported = False
+        while not self._over.wait(supervisor_lease.RENEW_S):
+            with contextlib.suppress(OSError):
+                lease = supervisor_lease.read(self._run)
+                if lease is None or lease.generation is None:
+                    supervisor_lease.take(self._run, self.generation)
+                elif not supervisor_lease.renew(self._run, self.generation) and not reported:
+                    reported = True
+                    self._record("lease_lost", generation=lease.generation)

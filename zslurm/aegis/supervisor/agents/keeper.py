@@ -1,0 +1,185 @@
+"""Keeps an agent alive on each node: one thread starts them, notices lost ones and starts those again.
+
+It waits for nothing: what asks Slurm, or ends a step, runs in a separate thread. Where Slurm refuses a step as a
+whole, as it does for one node that is gone, the step is bisected until the other nodes have their agents.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from threading import Event
+
+from zslurm.aegis.protocol import Command, encode_command
+from zslurm.aegis.supervisor.agents.link import AgentLink
+from zslurm.aegis.supervisor.agents.liveness import STARTUP_TIMEOUT_S, Liveness, NodeAgent
+from zslurm.aegis.supervisor.agents.step import AgentLauncher
+from zslurm.config.aegis import AegisSection
+from zslurm.core.errors import ZslurmError
+from zslurm.slurm.hostlist import compress
+
+_KEEP_S = 0.25
+# How long srun may leave what we write before it counts as stuck; well below aegis.standby_s.
+_STUCK_S = 6.0
+_LONGEST_PAUSE_S = 300.0
+_STARTS_AT_ONCE = 4
+_SLURM_STATE_S = 3.0
+_AWAY_S = 3.0
+
+
+class AgentKeeper:
+    """Starts the agents of a supervisor, and starts those again that are lost."""
+
+    def __init__(
+        self,
+        settings: AegisSection,
+        liveness: Liveness,
+        launcher: AgentLauncher,
+        *,
+        present_attempt: Callable[[], int],
+        on_line: Callable[[AgentLink, bytes], None],
+        event: Callable[..., None],
+        in_thread: Callable[[str, Callable[[], None]], None],
+    ) -> None:
+        """Prepare; `run` starts the agents.
+
+        Args:
+            settings: of the run.
+            liveness: what is known of the agents.
+            launcher: starts and ends them.
+            present_attempt: number of the attempt that runs; the one that runs now was started by an earlier
+                supervisor.
+            on_line: called with each line of an agent's output.
+            event: `event(kind, **fields)` records what became of the agents.
+            in_thread: `in_thread(name, work)` runs something in a separate thread.
+        """
+        self._timeout_s = settings.heartbeat_timeout_s
+        self._liveness, self._launcher = liveness, launcher
+        self._present_attempt, self._adopted = present_attempt, present_attempt()
+        self._on_line, self._event, self._in_thread = on_line, event, in_thread
+        self._numbers = itertools.count(1)
+        self._started_recorded = self._unavailable_recorded = False
+        self._asking_slurm = Event()
+
+    def run(self) -> None:
+        """Start the agents and keep them alive until the supervisor ends them."""
+        liveness, over = self._liveness, self._launcher.over
+        looked = time.monotonic()
+        with liveness.lock:
+            self._start_step(list(liveness.nodes))
+        while not over.wait(_KEEP_S):
+            before, looked = looked, time.monotonic()
+            with liveness.lock:
+                if looked - before > _AWAY_S:  # we were stopped: what came meanwhile is still to be read
+                    liveness.excuse(looked - before)
+                self._record_started(looked)
+                self._check_links(looked)
+                self._check_heartbeats(looked)
+                for nodes in liveness.due_steps(looked, _STARTS_AT_ONCE):
+                    self._start_step(nodes)
+                missed = liveness.missed(self._timeout_s / 2, looked)
+            if missed and self._launcher.on_slurm and not self._asking_slurm.is_set():
+                self._asking_slurm.set()
+                self._in_thread("ask-slurm", self._ask_slurm)
+
+    def unavailable(self, reason: str) -> None:
+        """Record once that no agent can run."""
+        if not self._unavailable_recorded:
+            self._unavailable_recorded = True
+            self._event("agents_unavailable", reason=reason)
+
+    def _record_started(self, now: float) -> None:
+        nodes = self._liveness.nodes
+        reporting = [name for name, node in nodes.items() if node.heard is not None]
+        late = any(now - link.started > STARTUP_TIMEOUT_S for link in self._liveness.links)
+        if not self._started_recorded and reporting and (late or len(reporting) == len(nodes)):
+            self._started_recorded = True
+            self._event("agents_started", generation=self._launcher.generation, nodes=compress(reporting))
+
+    # --- lost agents --------------------------------------------------------------------------------------------
+
+    def _check_links(self, now: float) -> None:
+        """See what srun reports of its agents, and whether it still takes what we write."""
+        for link in self._liveness.present_links():
+            mine = self._liveness.of(link)
+            if link.refused and self._liveness.bisect(mine):
+                self._end(link)
+                continue
+            for name, why in link.without_node().items():
+                if name in mine:
+                    mine[name].unreachable = why
+            for name, why in link.ended().items():
+                if name in mine:
+                    self.mark_lost(name, mine[name], why, now)
+            if link.stuck_for(now) > _STUCK_S:
+                for name, node in mine.items():
+                    self.mark_lost(name, node, "srun takes no more commands for its agents", now)
+                self._end(link)
+            elif link.over or not mine:
+                self._end(link)
+
+    def _check_heartbeats(self, now: float) -> None:
+        for name, node in self._liveness.nodes.items():
+            if node.link is None:
+                continue
+            if node.heard is not None and now - node.heard > self._timeout_s:
+                self.mark_lost(name, node, f"no heartbeat of the agent for {now - node.heard:.0f} s", now)
+            elif node.heard is None and not node.is_starting(now):
+                self.mark_lost(name, node, f"the agent did not report within {STARTUP_TIMEOUT_S:.0f} s", now)
+
+    def mark_lost(self, name: str, node: NodeAgent, why: str, now: float) -> None:
+        """Give an agent up; another will be started, each time after a longer pause. Hold the lock."""
+        if node.link is None:
+            return
+        if self._started_recorded:
+            if not node.lost:
+                self._event("agent_lost", node=name, reason=why)
+            node.lost = True
+        elif node.failures >= 1 and not self._liveness.any_heard():
+            self.unavailable(why)
+        if not node.link.over:  # should it wake up again
+            node.link.write(encode_command(Command("quit", nodes=(name,))))
+        node.replace_later(now)
+
+    # --- links --------------------------------------------------------------------------------------------------
+
+    def _start_step(self, nodes: list[str]) -> None:
+        if not nodes or self._launcher.over.is_set():
+            return
+        known = self._liveness.nodes
+        # Agents before these have seen how an attempt began; the first of all see it themselves.
+        attempt = self._present_attempt()
+        watched = attempt if self._started_recorded or attempt == self._adopted else 0
+        try:
+            link = self._launcher.start(nodes, next(self._numbers), watched, self._on_line)
+        except OSError as error:
+            self.unavailable(f"{error.filename or 'srun'}: {error.strerror}")
+            for name in nodes:
+                known[name].could_not_start(time.monotonic())
+            return
+        self._liveness.links.append(link)
+        for name in nodes:
+            known[name].link, known[name].heard = link, None
+
+    def _end(self, link: AgentLink) -> None:
+        if link in self._liveness.links:
+            self._liveness.links.remove(link)
+        self._in_thread("end", lambda: self._launcher.end(link))
+
+    def _ask_slurm(self) -> None:
+        """Ask Slurm for the state of the nodes whose agents miss heartbeats."""
+        missed: dict[str, float] = {}
+        try:
+            nodes = {node.name: node for node in self._launcher.client().nodes()}
+            with self._liveness.lock:
+                missed = self._liveness.missed(self._timeout_s / 2, time.monotonic())
+                for name in missed:
+                    self._liveness.nodes[name].take_slurm_state(nodes.get(name))
+        except ZslurmError:
+            pass
+        finally:
+            # Ever more rarely: a node may be away for days.
+            pause_s = max(_SLURM_STATE_S, min(missed.values(), default=0.0) / 10)
+            self._launcher.over.wait(min(_LONGEST_PAUSE_S, pause_s))
+            self._asking_slurm.clear()

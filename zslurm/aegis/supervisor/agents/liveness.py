@@ -1,0 +1,252 @@
+"""What the supervisor knows of the agent on each node: when it was heard last, and what Slurm reports of the node.
+
+The threads of agents.py and keeper.py share one `Liveness`. Each of its methods takes its lock; who reads or
+changes several nodes at once, or `nodes` and `links` directly, holds the lock meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from zslurm.aegis.supervisor.agents.link import AgentLink
+from zslurm.slurm.inventory import Node
+
+STARTUP_TIMEOUT_S = 90.0
+"""Seconds that an agent gets for its first report: srun starts it, and a thousand nodes read Python's imports from
+one file system at once."""
+
+PARTS_BEFORE_FIRST_REPORT = 8
+"""Parts into which a refused step is divided at most while no agent has reported. Then a node is hardly why Slurm
+refuses steps: the controller may be away."""
+
+_LONGEST_PAUSE_S = 300.0
+# An agent that lived so long was well: its next loss begins with the shortest pause.
+_LIVED_S = 60.0
+
+_DOWN = ("down", "error", "fail", "failing")
+
+
+@dataclass
+class NodeAgent:
+    """What is known of the agent on one node.
+
+    Attributes:
+        link: the command that started the present agent; None where a new one is due.
+        heard: when the agent of the present link reported last.
+        last_heard: when any agent of the node reported last.
+        lost: its loss was recorded, and it has not reported since.
+        max_step_nodes: most nodes of a step with this one, since Slurm refused a larger step; None: any number.
+        failures: agents that were lost in a row.
+        retry_at: when the next one may be started (monotonic seconds).
+        unreachable: why Slurm can start nothing on the node.
+        slurm_state: what Slurm calls a node whose agent is not heard.
+        is_down: Slurm calls it down; otherwise it only hears nothing of the node.
+    """
+
+    link: AgentLink | None = None
+    heard: float | None = None
+    last_heard: float | None = None
+    lost: bool = False
+    max_step_nodes: int | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+    unreachable: str = ""
+    slurm_state: str = ""
+    is_down: bool = False
+
+    def is_starting(self, now: float) -> bool:
+        """Return whether a new agent was started, and may still report for the first time."""
+        return self.link is not None and self.heard is None and now - self.link.started < STARTUP_TIMEOUT_S
+
+    def take_report(self, now: float) -> None:
+        """Note that the agent reported."""
+        self.heard = self.last_heard = now
+        self.lost, self.unreachable, self.slurm_state, self.max_step_nodes = False, "", "", None
+
+    def take_slurm_state(self, node: Node | None) -> None:
+        """Note what Slurm reports of the node; None where it does not know the node."""
+        self.slurm_state = "" if node is None else _bad_state(node)
+        self.is_down = node is not None and node.state in _DOWN
+
+    def replace_later(self, now: float) -> None:
+        """Give the present agent up; the next one may start at once after a long life, else after a pause."""
+        if self.link is not None and self.heard is not None and now - self.link.started > _LIVED_S:
+            self.failures = 0
+        self.link = self.heard = None
+        self.retry_at = now + (_pause_s(self.failures) if self.failures else 0.0)
+        self.failures += 1
+
+    def could_not_start(self, now: float) -> None:
+        """Note that the command could not be started at all."""
+        self.failures += 1
+        self.retry_at = now + _pause_s(self.failures)
+
+
+class Liveness:
+    """The agents of one supervisor, node by node."""
+
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        """Know of no node yet.
+
+        Args:
+            heartbeat_timeout_s: seconds without a report after which an agent counts as lost.
+        """
+        self.lock = threading.RLock()
+        self.nodes: dict[str, NodeAgent] = {}
+        self.links: list[AgentLink] = []
+        """The commands that are being read, each with agents on some nodes."""
+        self._timeout_s = heartbeat_timeout_s
+
+    def begin(self, nodes: Iterable[str]) -> None:
+        """Expect an agent on each of these nodes."""
+        with self.lock:
+            self.nodes = {node: NodeAgent() for node in nodes}
+
+    def forget(self, nodes: Iterable[str]) -> None:
+        """Expect no agent on these nodes any more: they are dead or excluded."""
+        with self.lock:
+            for node in nodes:
+                self.nodes.pop(node, None)
+
+    def present_links(self) -> list[AgentLink]:
+        """Return the commands that are being read now."""
+        with self.lock:
+            return list(self.links)
+
+    # --- what the supervisor asks -----------------------------------------------------------------------------
+
+    def any_responding(self) -> bool:
+        """Return whether at least one agent has reported within aegis.heartbeat_timeout_s."""
+        now = time.monotonic()
+        with self.lock:
+            return any(
+                node.heard is not None and now - node.heard < self._timeout_s for node in self.nodes.values()
+            )
+
+    def not_heard_for(self, seconds: float) -> set[str]:
+        """Return the nodes whose agent has not reported for so long, or never has."""
+        now = time.monotonic()
+        with self.lock:
+            return {name for name, node in self.nodes.items() if node.heard is None or now - node.heard > seconds}
+
+    def missed_heartbeats(self, seconds: float) -> set[str]:
+        """Return the nodes whose agent has reported once, and not for so long."""
+        return set(self.missed(seconds, time.monotonic()))
+
+    def unreachable(self) -> dict[str, str]:
+        """Return the unheard nodes on which Slurm can start nothing, with its message: they may well be dead.
+
+        It is empty while no agent reports at all: a controller that has just come back starts nothing anywhere.
+        """
+        if not self.any_responding():
+            return {}
+        with self.lock:
+            return {name: node.unreachable for name, node in self.nodes.items() if node.unreachable}
+
+    def slurm_states(self) -> dict[str, str]:
+        """Return the unheard nodes that Slurm calls down or not responding, with a message.
+
+        While no agent reports at all, those are only the nodes that are down: a controller that has just come back
+        has not heard of any node yet.
+        """
+        responding = self.any_responding()
+        with self.lock:
+            return {
+                name: node.slurm_state
+                for name, node in self.nodes.items()
+                if node.slurm_state and (responding or node.is_down)
+            }
+
+    def trouble(self) -> dict[str, str]:
+        """Return the unheard nodes that may well be dead by what Slurm does or reports, each with a message."""
+        return self.unreachable() | self.slurm_states()
+
+    # --- what the keeper asks ---------------------------------------------------------------------------------
+
+    def missed(self, seconds: float, now: float) -> dict[str, float]:
+        """Return the nodes whose agent has reported once and not for so long, with the seconds since."""
+        with self.lock:
+            last = {name: node.last_heard for name, node in self.nodes.items()}
+        return {name: now - heard for name, heard in last.items() if heard is not None and now - heard > seconds}
+
+    def any_heard(self) -> bool:
+        """Return whether the agent of any present link has reported."""
+        with self.lock:
+            return any(node.heard is not None for node in self.nodes.values())
+
+    def of(self, link: AgentLink) -> dict[str, NodeAgent]:
+        """Return the nodes whose present agent a link has started."""
+        with self.lock:
+            return {name: node for name, node in self.nodes.items() if node.link is link}
+
+    def excuse(self, seconds: float) -> None:
+        """Count no heartbeat as missed for a time in which this process itself was stopped."""
+        with self.lock:
+            for node in self.nodes.values():
+                node.heard = None if node.heard is None else node.heard + seconds
+
+    def bisect(self, nodes: Mapping[str, NodeAgent]) -> bool:
+        """Have these nodes start in smaller steps: Slurm refuses a step as a whole for one node that is gone.
+
+        Returns:
+            False where the step cannot be made smaller: an agent has reported, or it was small enough.
+        """
+        least = 1 if self.any_heard() else max(1, len(self.nodes) // PARTS_BEFORE_FIRST_REPORT)
+        most = max(least, len(nodes) // 2)
+        if most >= len(nodes) or any(node.heard is not None for node in nodes.values()):
+            return False
+        for node in nodes.values():
+            node.link, node.max_step_nodes = None, most
+        return True
+
+    def due_steps(self, now: float, at_once: int) -> list[list[str]]:
+        """Return the nodes of each step that is to be started now.
+
+        Args:
+            now: monotonic seconds.
+            at_once: most steps that may be starting at the same time, those that start already included.
+        """
+        due = [
+            name
+            for name, node in self.nodes.items()
+            if node.link is None and now >= node.retry_at and not node.slurm_state
+        ]
+        refused = [name for name in due if self.nodes[name].max_step_nodes is not None]
+        single = [name for name in due if self.nodes[name].max_step_nodes is None]
+        whole: list[list[str]] = []
+        if single and (len(single) == len(self.nodes) or len(single) > 4 * at_once):
+            whole, single = [single], []  # the whole step was lost
+        starting = {node.link for node in self.nodes.values() if node.is_starting(now)}
+        parts = [[name] for name in single] + self._parts(refused)
+        return whole + parts[: max(0, at_once - len(starting) - len(whole))]
+
+    def _parts(self, names: Iterable[str]) -> list[list[str]]:
+        """Divide nodes of refused steps into smaller steps, those of the largest first."""
+        of_size: dict[int, list[str]] = {}
+        for name in names:
+            of_size.setdefault(self.nodes[name].max_step_nodes or 1, []).append(name)
+        return [
+            together[at : at + size]
+            for size, together in sorted(of_size.items(), reverse=True)
+            for at in range(0, len(together), size)
+        ]
+
+
+def _pause_s(failures: int) -> float:
+    return min(_LONGEST_PAUSE_S, 2.0**failures)
+
+
+def _bad_state(node: Node) -> str:
+    """Return Slurm's state of a node that is not well; empty for one that is, and where Slurm does not know.
+
+    A controller that was started anew calls every node `unknown`, and not responding, until the node registers.
+    """
+    if node.state == "unknown":
+        return ""
+    flags = sorted(node.flags & {"not_responding", "fail"})
+    if node.state not in _DOWN and not flags:
+        return ""
+    return "Slurm says " + " ".join([node.state, *flags]).replace("_", " ")

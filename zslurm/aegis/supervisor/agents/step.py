@@ -1,0 +1,188 @@
+"""How agents are started and ended: on Slurm a step beside the training, elsewhere a child process.
+
+Each method may wait for Slurm, which may be slow or away; call those that do so in a separate thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from zslurm.aegis.protocol import BATCH_NODE
+from zslurm.aegis.supervisor.agents.link import AgentLink
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import SlurmUnavailable, ZslurmError
+from zslurm.core.processes import ProcessRecord
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.environment import step_environment
+from zslurm.slurm.hostlist import compress
+from zslurm.slurm.version import OVERLAP_SHARES_GPUS
+
+STEP_PREFIX = "agents-"
+"""What the names of the agents' steps begin with; the generation follows."""
+
+AGENT = (sys.executable, "-u", "-m", "zslurm.aegis.agent.main")
+
+_ENDS_S = 1.0
+"""Seconds that a command gets to end after its input was closed."""
+
+_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class AgentLauncher:
+    """Starts and ends the agents of one generation.
+
+    Attributes:
+        spec: the run.
+        run: its directory.
+        job_id: the job that this process runs in.
+        environ: the environment of the job.
+        generation: of the supervisor.
+        program: the command of one agent; the run's directory and options follow.
+        over: set when the supervisor ends its agents: nothing is started or waited for any more.
+    """
+
+    spec: RunSpec
+    run: RunDir
+    job_id: str
+    environ: Mapping[str, str]
+    generation: str
+    program: tuple[str, ...]
+    over: Event
+
+    @property
+    def on_slurm(self) -> bool:
+        """Whether agents run in steps of Slurm."""
+        return self.spec.cluster.launcher == "slurm"
+
+    def client(self) -> SlurmClient:
+        """Return a client that gives up after a few seconds."""
+        return SlurmClient(self.environ, timeout_s=10.0, retries=Retries(attempts=2))
+
+    def blocking_reason(self) -> str | None:
+        """Return why no agent can run here; None where they can."""
+        if not self.on_slurm:
+            return None
+        try:
+            version = SlurmClient(self.environ, timeout_s=10.0).version()
+        except ZslurmError as error:
+            return str(error)
+        if version < OVERLAP_SHARES_GPUS:
+            return f"agents need Slurm 22.05 or newer, where steps can share a job's GPUs; this is {version}"
+        return None
+
+    # --- start --------------------------------------------------------------------------------------------------
+
+    def start(
+        self, nodes: Sequence[str], number: int, attempt: int, on_line: Callable[[AgentLink, bytes], None]
+    ) -> AgentLink:
+        """Start an agent on each of these nodes, by one command.
+
+        Args:
+            nodes: where.
+            number: of the command, counted from 1.
+            attempt: that earlier agents have watched from its beginning; 0: none.
+            on_line: called with each line of output, in a thread of the link.
+
+        Raises:
+            OSError: the command cannot be started.
+        """
+        name = f"{STEP_PREFIX}{self.generation}" + (f"-{number}" if number > 1 else "")
+        command = [*self.program, str(self.run.path), f"--generation={self.generation}", f"--attempt={attempt}"]
+        env = {"PYTHONSAFEPATH": "1", BATCH_NODE: self.environ.get("SLURMD_NODENAME", "")}
+        if self.on_slurm:
+            command = agent_step(self.spec, nodes, name) + command
+            env = step_environment(self.environ) | env
+        else:
+            env = dict(self.environ) | env
+        link = AgentLink(command, env, nodes, name, on_line)
+        if not self.on_slurm:
+            with contextlib.suppress(OSError, ZslurmError):
+                self._record_local(link)
+        return link
+
+    def _record_local(self, link: AgentLink) -> None:
+        """End the local agent of an earlier supervisor, and write down which one is ours."""
+        old = ProcessRecord.read(self.local_record)
+        if old is not None and old.alive and old.pid != link.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(old.pid, 9)
+        ProcessRecord.of(link.pid).write(self.local_record)
+
+    @property
+    def local_record(self) -> Path:
+        """The file that names the process of the local agent."""
+        return self.run.path / "agent.json"
+
+    # --- end ----------------------------------------------------------------------------------------------------
+
+    def end(self, link: AgentLink) -> None:
+        """End the agents of a link; on Slurm as soon as it answers."""
+        link.close_input()
+        ended = link.wait(_ENDS_S)
+        if self.on_slurm and (link.has_reported or not ended):
+            # An srun that has given up leaves its agents behind, and the controller may be away.
+            gone = self.kill_steps([link.name])
+            if not ended:
+                link.kill()
+            while not gone and not self.over.wait(_AGAIN_S):
+                gone = self.kill_steps([link.name])
+        elif not ended:
+            link.kill()
+
+    def kill_steps(self, names: Sequence[str]) -> bool:
+        """Have Slurm end these steps; returns false where it did not answer."""
+        try:
+            for name in names:
+                self.client().kill_step(self.job_id, name)
+        except SlurmUnavailable:
+            return False
+        except ZslurmError:
+            return True
+        return True
+
+    def end_older(self) -> None:
+        """End the agents of earlier supervisors of this job, as soon as Slurm answers."""
+        while not self.over.is_set():
+            try:
+                client = self.client()
+                own = f"{STEP_PREFIX}{self.generation}"
+                for name in set(client.steps(self.job_id).values()):
+                    if name.startswith(STEP_PREFIX) and not name.startswith(own):
+                        client.kill_step(self.job_id, name)
+                return
+            except ZslurmError:
+                self.over.wait(_AGAIN_S)
+
+
+def agent_step(spec: RunSpec, nodes: Sequence[str], name: str) -> list[str]:
+    """Return the srun command for one agent on each of these nodes, beside whatever runs there."""
+    command = [
+        "srun",
+        f"--job-name={name}",
+        "--overlap",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--mem=0",
+        f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--cpu-bind=none",
+        f"--nodelist={compress(nodes)}",
+    ]
+    cluster = spec.cluster
+    if cluster.gpus_per_node:
+        # To look at them; where ConstrainDevices=yes a step sees only its own.
+        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+        command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
+    return command

@@ -1,0 +1,284 @@
+"""The faults of one attempt: noticed in srun's output, in the ranks' records and in the agents' reports.
+
+srun reports which rank ended, ranks record why, and the agents report what they see on the nodes. Each fault is
+written to the events as it is noticed. What they mean together is the policy's to decide.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
+from zslurm.aegis.detection.early_exits import early_exits
+from zslurm.aegis.detection.rank_exits import (
+    OF_RANKS,
+    cancelled,
+    faults_of_failure,
+    late_faults,
+    node_failed,
+    rank_ends,
+    words_of_srun,
+)
+from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.policy.attribution import roots_of
+from zslurm.aegis.policy.outcome import Verdict, stopped_in_order
+from zslurm.aegis.protocol import AgentReport
+from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.types import Fault, Situation
+from zslurm.core.errors import Exit
+from zslurm.core.files import read_json
+from zslurm.run.metrics_tail import last_step_at, newest_rows
+from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
+from zslurm.train.jsonl import read_jsonl
+
+_RECORDS_S = 5.0
+"""How long the record of a rank that has ended may take to be seen on a shared file system."""
+
+
+@dataclass
+class FaultCollector:
+    """Notices the faults of one attempt, and records them.
+
+    Attributes:
+        job: the start of the job that it belongs to.
+        running: the attempt.
+        signatures: what log lines mean.
+        agents: the agents; None where the run has none.
+        detector: makes faults of what the agents report.
+        reported: sensors that cannot read, each recorded once in this start of the job.
+        faults: what was noticed so far, without what the run overcame.
+        failures: the ends of ranks that srun has reported so far.
+        failed_at: when the first rank failed (monotonic seconds); None while none has.
+        signalled: an agent has reported a signal since this was last reset.
+    """
+
+    job: Job
+    running: RunningAttempt
+    signatures: Signatures
+    agents: Agents | None
+    detector: Detector
+    reported: set[tuple[str, bool]] = field(default_factory=set)
+    faults: list[Fault] = field(default_factory=list)
+    failures: list[TaskFailure] = field(default_factory=list)
+    failed_at: float | None = None
+    signalled: bool = False
+    _asked_before: bool = False
+    """An earlier supervisor has asked this attempt to stop."""
+    _killed_before: bool = False
+    """An earlier supervisor has ended the step."""
+
+    @property
+    def attempt(self) -> AttemptDir:
+        """The directory of the attempt."""
+        return self.running.attempt
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    def situation(self, outcome: Verdict | None = None) -> Situation:
+        """Return what the policy decides on."""
+        return Situation(
+            time.time(),
+            self.attempt.number,
+            outcome.outcome if outcome is not None else None,
+            tuple(sorted(self.faults, key=lambda fault: fault.time)),
+            committed_step(self.job.run),
+            self.job.stop.name,
+            self.job.stop.requeued,
+            preempted=self.job.stop.preempted,
+            nodes=self.running.nodes,
+            progressed_at=last_step_at(self.job.run.metrics, self.attempt.number),
+        )
+
+    def has_root(self, outcome: Verdict | None = None) -> bool:
+        """Return whether something is known that may be why the attempt ended, or ends."""
+        if not any(fault.role == "root" for fault in self.faults):
+            return False
+        roots = roots_of(self.situation(outcome), self.job.spec.aegis)
+        return any(fault.role == "root" for fault in roots)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the ranks were asked to stop."""
+        return self.job.stop.asked or self._asked_before
+
+    @property
+    def cancelled(self) -> Fault | None:
+        """That somebody cancelled the step, where that is known."""
+        ours = (fault for fault in self.faults if fault.source == "srun")
+        return next((fault for fault in ours if fault.kind == "slurm_cancelled"), None)
+
+    @property
+    def early_exits(self) -> list[Fault]:
+        """Ranks that exited too early by what srun did not report, and not by a record of the rank."""
+        return [fault for fault in self.faults if fault.kind == EARLY_EXIT and fault.source == "srun"]
+
+    @property
+    def dead_nodes(self) -> set[str]:
+        """Nodes that are known to be dead."""
+        return {fault.node for fault in self.faults if fault.kind == "node_dead" and fault.node is not None}
+
+    def alive(self) -> list[str]:
+        """Return the nodes of the attempt that are not known to be dead."""
+        return [node for node in self.running.nodes if node not in self.dead_nodes]
+
+    def rank_nodes(self) -> list[str]:
+        """Return the node of each rank."""
+        return [node for node in self.running.nodes for _ in range(self.job.spec.ranks_per_node)]
+
+    # --- what is noticed ----------------------------------------------------------------------------------------
+
+    def note(self, faults: Iterable[Fault]) -> None:
+        """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
+        for fault in faults:
+            self.faults.append(fault)
+            if fault.kind == "sensor_unavailable":
+                if (fault.line, fault.cleared) in self.reported:
+                    continue
+                self.reported.add((fault.line, fault.cleared))
+            fields = fault.fields()
+            self.job.event("fault_detected", attempt=self.attempt.number, fault_time=fields.pop("time"), **fields)
+
+    def resume(self) -> None:
+        """Take over what an earlier supervisor has noticed and recorded, so that it is not noticed again.
+
+        It may have died between the two records of a failure, the end of the ranks and the fault.
+        """
+        recorded, explained = 0, True
+        for row in read_jsonl(self.job.run.events):
+            if row.get("attempt") != self.attempt.number:
+                continue
+            if row.get("event") == "ranks_ended":
+                recorded, explained = recorded + 1, False
+            elif row.get("event") == "signal":
+                self._asked_before = True
+            elif row.get("event") == "step_killed":
+                self._killed_before = True
+            elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
+                self.faults.append(fault)
+                explained = explained or fault.source in OF_RANKS
+        self.detector.take_up(self.faults)
+        self.failures = task_failures(read_step_log(self.attempt))[:recorded]
+        if self.failures and not explained and not self._stopped_in_order(self.failures[-1]):
+            self._note_failure(self.failures[-1])
+        if any(not self._stopped_in_order(failure) for failure in self.failures):
+            self.failed_at = time.monotonic()
+
+    def collect(self) -> None:
+        """Take everything new from srun, the ranks and the agents."""
+        for failure in task_failures(read_step_log(self.attempt))[len(self.failures) :]:
+            self.failures.append(failure)
+            ranks = list(failure.ranks)
+            self.job.event(
+                "ranks_ended", attempt=self.attempt.number, ranks=ranks, node=failure.node, what=failure.what
+            )
+            if self._stopped_in_order(failure):
+                continue
+            self.failed_at = self.failed_at or time.monotonic()
+            self.note_cancelled()
+            self._note_failure(failure)
+        self.collect_from_nodes()
+
+    def _note_failure(self, failure: TaskFailure) -> None:
+        self.note(faults_of_failure(self.attempt, failure, self.rank_nodes(), self.signatures))
+
+    def _stopped_in_order(self, failure: TaskFailure) -> bool:
+        """Return whether these ranks saved and stopped."""
+        if failure.exit_code != Exit.INTERRUPTED:
+            return False
+        ends = {rank: end for rank in failure.ranks if (end := read_json(self.attempt.rank_end(rank)))}
+        return stopped_in_order(failure, ends, asked=self.asked)
+
+    def collect_from_nodes(self, *, over: bool = False) -> None:
+        """Take what the agents report, and nodes that Slurm has given up.
+
+        Where ranks complain of lost peers, a node that misses heartbeats is dead: while they run only as long as
+        nothing else explains it, but once they are over in any case, for none of them can show any more that its
+        node lives. And what is left of them then does not hang.
+
+        Args:
+            over: the attempt has ended.
+        """
+        dead = failed_nodes(read_step_log(self.attempt))
+        if self.agents is None:
+            known = self.dead_nodes
+            self.note(node_failed(node) for node in dead if node not in known)
+            return
+        for received in self.agents.reports():
+            if isinstance(received.report, AgentReport) and received.report.event == "signalled":
+                self.signalled = True
+            self.detector.feed(received.report, received.time, time.time() - (time.monotonic() - received.time))
+        found = self.detector.check(
+            time.monotonic(),
+            time.time(),
+            dead={node: f"Slurm reports node {node} as failed" for node in dead},
+            trouble=self.agents.liveness.trouble(),
+            lost_peers=self.failed_at is not None and (over or not self.has_root()),
+        )
+        self.note(fault for fault in found if not (over and fault.kind == "rank_hang"))
+
+    def note_cancelled(self) -> None:
+        """Find out whether somebody cancelled the step, as long as it was not this supervisor that ended it."""
+        if self.asked or self._killed_before or self.cancelled is not None:
+            return
+        if (fault := cancelled(self.attempt)) is not None:
+            self.note([fault])
+
+    def note_late(self, outcome: Verdict) -> None:
+        """Note what the ranks' records and srun's messages show only after the end of the attempt."""
+        self.note(late_faults(self.attempt, self.faults, self.rank_nodes(), self.signatures))
+        if not self.has_root(outcome):
+            self.note(words_of_srun(self.attempt))
+
+    def note_early_exits(self) -> bool:
+        """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.
+
+        Their records may be a moment late: an NFS client asks for a directory again only now and then.
+        """
+        process = self.running.process
+        if process.poll() is None or not process.left_exit_code or self.early_exits:
+            return False
+        code, deadline = process.poll() or 0, time.monotonic() + _RECORDS_S
+        while True:
+            if code == 0 and committed_step(self.job.run) >= self.job.spec.total_steps:
+                return False
+            ends, log = rank_ends(self.attempt), read_step_log(self.attempt)
+            dead, step = self.dead_nodes, self._last_step(ends)
+            found = early_exits(code, log, ends, self.rank_nodes(), dead=dead, step=step, now=time.time())
+            if not found or time.monotonic() > deadline:
+                break
+            time.sleep(self.job.spec.aegis.poll_s)
+        self.note(found)
+        return bool(found)
+
+    def _last_step(self, ends: Iterable[Mapping[str, Any]]) -> int | None:
+        """Return the last step that the attempt is known to have finished: its ranks finish a step together."""
+        newest = newest_rows(self.job.run.metrics).step
+        known = [self.detector.step, *(int(end.get("step", -1)) for end in ends)]
+        if newest.get("attempt") == self.attempt.number:
+            known.append(int(newest["step"]))
+        return max(known) if max(known) >= 0 else None
+
+
+def committed_step(run: RunDir) -> int:
+    """Return the step of a run's newest checkpoint by the names of its directories; -1 where there is none."""
+    try:
+        names = [path.name for path in run.checkpoints.iterdir()]
+    except OSError:
+        return -1
+    steps = [int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdecimal()]
+    return max(steps, default=-1)
+
+
+def read_step_log(attempt: AttemptDir) -> str:
+    """Return what srun has printed so far; nothing while the file system does not answer."""
+    try:
+        return attempt.step_log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
