@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
+from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
 from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
@@ -66,7 +66,7 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     cause = ended.get("cause") or {}
     ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
     groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
-    cancelled = any((e.get("kind"), e.get("source")) == ("slurm_cancelled", "srun") for e in events)
+    cancelled = any((e.get("kind"), e.get("source")) == (SLURM_CANCELLED, "srun") for e in events)
     for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in _silent(events, ends))]:
         role = _role(found, cause)
         groups.setdefault((role, found["line"]), []).append(found)

@@ -31,7 +31,7 @@ def id_of(rule: Rule) -> str:
 
 @pytest.mark.parametrize("rule", TABLE.rules, ids=id_of)
 def test_a_rule_matches_its_sample_and_rejects_the_other(rule: Rule) -> None:
-    alone = Signatures([rule], GATES, user_kinds=(), dull=())
+    alone = Signatures([rule], GATES, dull=())
     assert alone.match(rule.matches) is not None
     assert alone.match(rule.rejects) is None
 
@@ -128,12 +128,12 @@ def test_fixed_words(expression: str, words: set[str]) -> None:
 def test_an_expression_without_a_gate_is_refused() -> None:
     rule = TABLE.rules[0]
     with pytest.raises(TableError, match="no fixed word with a gate in"):
-        Signatures([rule], ["nothing of it"], user_kinds=(), dull=())
+        Signatures([rule], ["nothing of it"], dull=())
 
 
 def test_gates_with_digits_are_refused() -> None:
     with pytest.raises(TableError, match="digits"):
-        Signatures([], ["0x"], user_kinds=(), dull=())
+        Signatures([], ["0x"], dull=())
 
 
 @pytest.mark.parametrize(

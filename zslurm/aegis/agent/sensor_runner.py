@@ -13,12 +13,10 @@ from dataclasses import replace
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import BASELINE_LOST
 
 REPEAT_S = 60.0
 """A reading without news is handed on after so long all the same."""
-
-BEGINS_ANEW = "baseline_lost"
-"""Kind of the fault that says that what an attempt began with is not known any more."""
 
 Hand = Callable[[str, Reading], None]
 
@@ -121,7 +119,7 @@ class SensorRunner:
             sensor.recall(state)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             line = f"{self.name}: what was remembered of attempt {self._number} is damaged ({_one_line(error)})"
-            fault = self._place.fault(BEGINS_ANEW, "advisory", "node", "agent", f"{line}; it begins anew")
+            fault = self._place.fault(BASELINE_LOST, "advisory", "node", "agent", f"{line}; it begins anew")
             self._hand_on(self.name, Reading(faults=(fault,)))
 
     def _look(self, sensor: Sensor) -> Reading:

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from zslurm.aegis.detection.sensor_faults import SensorFaults
 from zslurm.aegis.detection.stragglers import PaceWatch
+from zslurm.aegis.fault_kinds import AGENT_LOST, NODE_DEAD, RANK_HANG
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
@@ -317,7 +318,7 @@ class Detector:
         node = self._nodes.get(name)
         since = wall - (now - node.heard) if node is not None and node.heard is not None else wall
         line = f"node {name} is dead: {why}"
-        return Fault("node_dead", "root", "node", since, "agent", line, node=name, step=self._step_on(name))
+        return Fault.of_kind(NODE_DEAD, since, "agent", line, node=name, step=self._step_on(name))
 
     def _step_on(self, name: str) -> int | None:
         steps = [rank.row.step for rank in self._ranks if rank.node == name and rank.row is not None]
@@ -341,7 +342,7 @@ class Detector:
             return
         node.lost = True
         line = f"no word of the agent on {name} for {self._silence(name, now):.0f} s; its ranks go on"
-        yield Fault("agent_lost", "advisory", "node", wall, "agent", line, node=name)
+        yield Fault.of_kind(AGENT_LOST, wall, "agent", line, node=name)
 
     # --- hangs ----------------------------------------------------------------------------------------------
 
@@ -382,7 +383,7 @@ class Detector:
             where = self._where(late[0])
             which = f"{len(late)} of {counted(len(alive), 'rank')}"
             line = f"{which} stand still {where} for {age:.0f} s, and none is behind"
-            return [Fault("rank_hang", "root", "unknown", wall, "progress", line, step=self._step_of(late[0]))]
+            return [Fault.of_kind(RANK_HANG, wall, "progress", line, step=self._step_of(late[0]))]
         found = []
         for number in late:
             if number in self._named:
@@ -395,8 +396,8 @@ class Detector:
                 f"{len(alive) - len(lag)} of {counted(len(alive), 'rank')} are further"
             )
             found.append(
-                Fault(
-                    "rank_hang", "root", "unknown", wall, "progress", line,
+                Fault.of_kind(
+                    RANK_HANG, wall, "progress", line,
                     node=rank.node, rank=number, step=self._step_of(number),
                 )
             )  # fmt: skip

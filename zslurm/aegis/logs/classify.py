@@ -23,9 +23,6 @@ from zslurm.slurm.srun_output import task_failures
 _KEPT = 10_000
 """Lines of one kind and file that are kept; more of them tell nothing new."""
 
-_SAID_LATE = frozenset({"host_oom", "slurm_node_fail"})
-_VAGUE = frozenset({"user_error", "crash_segv"})
-_PASSING = frozenset({"nic_link_down", "nic_fault", "storage_fault"})
 _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _SEQUENCE = re.compile(r"\bSeqNum=(\d+)")
@@ -125,7 +122,7 @@ def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
 def _without_idle_ends(lines: Sequence[Line]) -> list[Line]:
     """Without ends of faults that nobody saw begin: every link comes up once when a node boots."""
     seen = {line.match.kind for line in lines}
-    return [line for line in lines if line.match.clears not in _PASSING or line.match.clears in seen]
+    return [line for line in lines if (ended := line.match.clears) is None or not ended.may_pass or ended in seen]
 
 
 def _root(lines: Sequence[Line]) -> tuple[Line | None, bool]:
@@ -133,8 +130,8 @@ def _root(lines: Sequence[Line]) -> tuple[Line | None, bool]:
     roots = ((n, line) for n, line in enumerate(lines) if line.match.role == "root")
     first = next((line for n, line in roots if not _passed(line, lines, n + 1)), None)
     if first is not None:
-        if first.match.kind in _VAGUE:
-            late = (line for line in lines if line.match.role == "root" and line.match.kind in _SAID_LATE)
+        if first.match.kind.vague:
+            late = (line for line in lines if line.match.role == "root" and line.match.kind.logged_late)
             first = next(late, first)
         return first, True
     for role in ("cascade", "teardown"):
@@ -156,7 +153,7 @@ def _named(lines: Sequence[Line]) -> Line | None:
 
 def _passed(line: Line, lines: Sequence[Line], after: int) -> bool:
     """True for a fault that ended before anything followed from it; `lines` are looked at from `after` on."""
-    if line.match.kind not in _PASSING:
+    if not line.match.kind.may_pass:
         return False
     for later in islice(lines, after, None):
         if later.match.clears == line.match.kind and _same(later.match.nic, line.match.nic):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from zslurm.aegis.fault_kinds import BENIGN_AFTER_FAULT, GPU_OOM, NAN_LOSS, NET_CONFIG, FaultKind
 from zslurm.aegis.logs.hardware_names import NIC_DRIVERS
 from zslurm.aegis.types import Scope
 
@@ -91,7 +92,7 @@ def place_in_summary(text: str, above: Iterable[str]) -> Place | None:
     return Place(node, None, None, int(rank) if rank else None)
 
 
-def place_of(text: str, kind: str, scope: Scope) -> Place:
+def place_of(text: str, kind: FaultKind, scope: Scope) -> Place:
     """Who and where, as far as a line tells.
 
     Args:
@@ -105,9 +106,9 @@ def place_of(text: str, kind: str, scope: Scope) -> Place:
             gpu = address["pci"]
         else:
             nic = address["name"] or address["pci"]
-    if scope == "gpu" or kind in ("gpu_oom", "nan_loss"):
+    if scope == "gpu" or kind in (GPU_OOM, NAN_LOSS):
         gpu = gpu or _first(_GPU, text)
-    if scope in ("nic", "fabric") or kind in ("net_config", "benign_after_fault"):
+    if scope in ("nic", "fabric") or kind in (NET_CONFIG, BENIGN_AFTER_FAULT):
         nic = nic or _first([_NIC], text)
     rank = _first(_RANK, text)
     return Place(_first(_NODE, text), gpu, nic, int(rank) if rank else None)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
+from zslurm.aegis.fault_kinds import BENIGN, GPU_RAS_UNCORRECTABLE
 from zslurm.aegis.logs.lines import (
     MAX_LINE,
     OVERLAP,
@@ -141,7 +142,7 @@ class LogScanner:
         for at in range(start, max(end - OVERLAP, start + 1), MAX_LINE - OVERLAP):
             text = clean(block.data[at : min(at + MAX_LINE, end)])
             match = self._signatures.match(text, kernel=self._kernel)
-            if match is None or match.kind == "benign" or match.kind in kinds:
+            if match is None or match.kind == BENIGN or match.kind in kinds:
                 continue
             context = self._context(block.data, start)
             if context.is_source(text):
@@ -180,7 +181,7 @@ class LogScanner:
 
     def _after_another_gpu(self, match: Match, number: int) -> Match:
         """Errors of several GPUs of a node within a few lines are one event: the first is its root."""
-        if match.kind != "gpu_ras_uncorrectable" or match.gpu is None:
+        if match.kind != GPU_RAS_UNCORRECTABLE or match.gpu is None:
             return match
         if self._first_gpu is not None:
             node, gpu, line = self._first_gpu

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from zslurm.aegis.fault_kinds import FAULT_KINDS, PCIE_ERROR, FaultKind
 from zslurm.aegis.logs.hardware_names import names_of
 from zslurm.aegis.logs.lines import MAX_LINE, body_of, without_labels
 from zslurm.aegis.logs.location import place_of
@@ -49,7 +50,7 @@ class Match:
         clears: the kind of fault whose end the line tells, for benign_after_fault.
     """
 
-    kind: str
+    kind: FaultKind
     role: Role
     scope: Scope
     node: str | None = None
@@ -57,7 +58,7 @@ class Match:
     nic: str | None = None
     rank: int | None = None
     advice: str = ""
-    clears: str | None = None
+    clears: FaultKind | None = None
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,12 @@ class _Expression(NamedTuple):
 class Signatures:
     """The table, ready to match."""
 
-    def __init__(
-        self, rules: Sequence[Rule], gates: Sequence[str], *, user_kinds: Iterable[str], dull: Iterable[str]
-    ) -> None:
+    def __init__(self, rules: Sequence[Rule], gates: Sequence[str], *, dull: Iterable[str]) -> None:
         """Prepare rules that stand in the order in which they are to be tried.
 
         Args:
             rules: the rules.
             gates: short words without digits, one of which is in the fixed word of each expression.
-            user_kinds: kinds that a kernel never tells of.
             dull: what healthy runs write all the time although it has a gate in it.
 
         Raises:
@@ -113,7 +111,6 @@ class Signatures:
         self.rules = tuple(rules)
         self.gates = tuple(gate.encode() for gate in gates)
         self._gates = tuple(gates)
-        self._user_kinds = frozenset(user_kinds)
         self._dull = [(phrase.encode(), b" " * len(phrase)) for phrase in dull]
         # The ranks of a job say the same when it fails, each behind its own label.
         self._rule_of = lru_cache(maxsize=_REMEMBERED)(self._find_rule)
@@ -147,12 +144,12 @@ class Signatures:
         """The table in the text of a signatures.yaml.
 
         Raises:
-            TableError: an expression of it has no fixed word.
+            TableError: an expression of it has no fixed word, or a kind is not in the table of fault_kinds.py.
         """
         table = yaml.load(text, Loader=_LOADER)
         rules = [rule for kind, body in table["kinds"].items() for rule in _rules(kind, body)]
         rules.sort(key=lambda rule: rule.last)
-        return cls(rules, table["gates"], user_kinds=table["user_kinds"], dull=table["dull"])
+        return cls(rules, table["gates"], dull=table["dull"])
 
     def match(self, text: str, *, kernel: bool = False) -> Match | None:
         """What one line means; None where nothing is known to be wrong with it.
@@ -179,7 +176,7 @@ class Signatures:
             words, expression, rule = self._expressions[number]
             if rule is refused or not any(word in lowered for word in words):
                 continue
-            if (kernel and rule.match.kind in self._user_kinds) or not _compiled(expression).search(observed):
+            if (kernel and not rule.match.kind.in_kernel_log) or not _compiled(expression).search(observed):
                 continue
             if rule.names is not None and not rule.names.search(observed):
                 refused = rule
@@ -194,7 +191,7 @@ class Signatures:
 def _placed(match: Match, text: str) -> Match:
     """What a line means, with the node, GPU, NIC and rank that the line itself names."""
     place = place_of(text, match.kind, match.scope)
-    if match.kind == "pcie_error" and place.nic is not None:
+    if match.kind == PCIE_ERROR and place.nic is not None:
         match = replace(match, scope="nic")
     return replace(match, node=place.node, gpu=place.gpu, nic=place.nic, rank=place.rank)
 
@@ -214,10 +211,12 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
-    of_kind = Match(kind, body["role"], body["scope"], advice=body["advice"])
+    of_kind = Match(known := _known(kind), known.role, known.scope, advice=known.advice)
     rules = []
     for row in body["rules"]:
-        own = {name: row[name] for name in ("role", "scope", "advice", "clears") if name in row}
+        own = {name: row[name] for name in ("role", "scope", "advice") if name in row}
+        if "clears" in row:
+            own["clears"] = _known(row["clears"])
         unless = re.compile(row["unless"], _FLAGS) if "unless" in row else None
         named = row.get("names", body.get("names"))
         names = names_of(named) if named else None
@@ -226,6 +225,13 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
             Rule(replace(of_kind, **own), tuple(row["any"]), unless, *sample, names, row.get("last", False))
         )
     return rules
+
+
+def _known(name: str) -> FaultKind:
+    """Raises TableError."""
+    if name not in FAULT_KINDS:
+        raise TableError(f"signatures.yaml: there is no kind `{name}` in zslurm/aegis/fault_kinds.py")
+    return FAULT_KINDS[name]
 
 
 _GUESS = re.compile(

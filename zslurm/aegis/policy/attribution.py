@@ -18,17 +18,20 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zslurm.aegis.fault_kinds import (
+    EARLY_EXIT,
+    NODE_DEAD,
+    RANK_HANG,
+    SLURM_CANCELLED,
+    STORAGE_FAULT,
+    STRAGGLER,
+    UNKNOWN,
+    FaultKind,
+)
 from zslurm.aegis.policy.history import active_exclusions, blamed_before
-from zslurm.aegis.policy.responses import UNKNOWN, Treatment, treatment_of
 from zslurm.aegis.types import Fault, History, Situation
 from zslurm.config.aegis import AegisSection
 
-SILENT_ENDS = frozenset({"rank_killed", "rank_exit", "crash_segv", "rank_hang"})
-"""Ranks that ended, or stand still, without saying why."""
-_WAITERS = frozenset({"rccl_timeout", "hang_heartbeat"})
-_NETWORK = frozenset({"nic_link_down", "nic_fault", "nic_errors", *_WAITERS})
-_OF_THE_HOST = frozenset({"host_oom", "gpu_memory_fault"})
-"""Told by the kernel, without a rank, of what ended a rank of its node."""
 _ENDS_OF_RANKS = frozenset({"srun", "rank"})
 """Sources that tell of a rank's end: nothing goes on after it."""
 _OF_SLURM = frozenset({"srun", "slurm"})
@@ -43,22 +46,25 @@ class Blame:
 
     Attributes:
         root: the fault; without node, GPU and NIC where it cannot be told which one it was; None: unknown.
-        treatment: how its kind is answered.
         exclude: nodes that must not be used any more.
         test_gpu: (node, GPU or rank) to be tested.
     """
 
     root: Fault | None
-    treatment: Treatment
     exclude: tuple[str, ...] = ()
     test_gpu: tuple[str, str] | None = None
+
+    @property
+    def kind(self) -> FaultKind:
+        """The kind of the root."""
+        return UNKNOWN if self.root is None else self.root.kind
 
     @property
     def what(self) -> str:
         """What happened and where, as the beginning of a line."""
         root = self.root
         if root is None:
-            return self.treatment.words
+            return self.kind.message
         place = [
             root.node,
             None if root.gpu is None else f"GPU {root.gpu}",
@@ -67,7 +73,7 @@ class Blame:
             f"after step {root.step}" if root.step is not None and root.step > 0 else None,
         ]
         where = ", ".join(part for part in place if part)
-        return f"{where}: {self.treatment.words}" if where else self.treatment.words
+        return f"{where}: {self.kind.message}" if where else self.kind.message
 
 
 def roots_of(situation: Situation, settings: AegisSection) -> list[Fault]:
@@ -85,7 +91,7 @@ def without_overcome(situation: Situation, settings: AegisSection) -> list[Fault
     ends = _ends(situation.faults)
 
     def is_open(fault: Fault) -> bool:
-        if fault.kind == "straggler" or fault.source in _OF_SLURM:
+        if fault.kind == STRAGGLER or fault.source in _OF_SLURM:
             return True
         end = _taken_back(fault, ends)
         lasts = end is None and _stays(fault)
@@ -105,14 +111,13 @@ def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, sett
     running = situation.outcome is None
     if fault.cleared:
         return False
-    if fault.kind == "straggler":
+    if fault.kind == STRAGGLER:
         return settings.straggler.act and fault.node in situation.nodes
     # While it runs, a collective operation that timed out is a reason to end the attempt, whoever it waited for.
-    if fault.role != "root" and not (running and fault.kind in _WAITERS and fault.role == "cascade"):
+    if fault.role != "root" and not (running and fault.kind.waits and fault.role == "cascade"):
         return False
-    treatment = treatment_of(fault.kind)
     elsewhere = fault.node is not None and fault.node not in situation.nodes
-    if situation.nodes and elsewhere and treatment.exclude_after is not None:
+    if situation.nodes and elsewhere and fault.kind.exclude_after is not None:
         return False  # on a spare, perhaps
     if (end := _taken_back(fault, ends)) is not None:
         return not running and not _overcome(fault, end, situation, settings)
@@ -121,15 +126,14 @@ def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, sett
 
 def _stays(fault: Fault) -> bool:
     """True for a state that lasts until something takes it back, though the run goes on."""
-    treatment = treatment_of(fault.kind)
-    return treatment.while_running == "give up" or treatment.lasting or fault.source in _ENDS_OF_RANKS
+    return fault.kind.while_running == "give up" or fault.kind.lasting or fault.source in _ENDS_OF_RANKS
 
 
 def _taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
     """The first of `ends`, by time, that says that a fault is over: of its kind and place, or its network."""
 
     def over(end: Fault) -> bool:
-        same = end.kind == fault.kind or (end.kind in _NETWORK and fault.kind in _NETWORK)
+        same = end.kind == fault.kind or (end.kind.of_network and fault.kind.of_network)
         places = ((end.node, fault.node), (end.nic, fault.nic), (end.gpu, fault.gpu), (end.rank, fault.rank))
         agree = all(one == other for one, other in places if one is not None and other is not None)
         return same and agree
@@ -156,73 +160,71 @@ def blame(roots: Sequence[Fault], situation: Situation, history: History, settin
     """
     roots = _believable(roots, situation)
     known = active_exclusions(history, situation.now, settings)
-    certain = [fault for fault in roots if treatment_of(fault.kind).certain]
-    leading = [fault for fault in roots if treatment_of(fault.kind).then == "requeue"] + certain
+    certain = [fault for fault in roots if fault.kind.certain]
+    leading = [fault for fault in roots if fault.kind.then == "requeue"] + certain
     if leading:
         nodes = dict.fromkeys(fault.node for fault in certain if fault.node is not None)
         exclude = tuple(node for node in nodes if node not in known)
-        return Blame(leading[0], treatment_of(leading[0].kind), exclude)
+        return Blame(leading[0], exclude)
     root = _first(roots)
     if root is None:
-        return Blame(None, UNKNOWN)
-    treatment = treatment_of(root.kind)
-    if treatment.then == "test":
-        return Blame(root, treatment, test_gpu=_to_test(root, situation, history, settings))
-    if treatment.exclude_after is None or root.node is None:
-        return Blame(root, treatment)
+        return Blame(None)
+    if root.kind.then == "test":
+        return Blame(root, test_gpu=_to_test(root, situation, history, settings))
+    if root.kind.exclude_after is None or root.node is None:
+        return Blame(root)
     if len({fault.node for fault in roots if fault.kind == root.kind and fault.node is not None}) > 1:
-        return Blame(replace(root, node=None, gpu=None, nic=None), treatment)
+        return Blame(replace(root, node=None, gpu=None, nic=None))
     if root.node in known or not _proven(root, root.node, situation, history, settings):
-        return Blame(root, treatment)
-    return Blame(root, treatment, (root.node,))
+        return Blame(root)
+    return Blame(root, (root.node,))
 
 
 def _believable(roots: Sequence[Fault], situation: Situation) -> list[Fault]:
     """Without dead nodes where all of several are reported dead: then it is the reporter who is cut off."""
-    dead = {fault.node for fault in roots if fault.kind == "node_dead"}
+    dead = {fault.node for fault in roots if fault.kind == NODE_DEAD}
     cut_off = len(situation.nodes) > 1 and dead >= set(situation.nodes)
-    return [fault for fault in roots if not (cut_off and fault.kind == "node_dead")]
+    return [fault for fault in roots if not (cut_off and fault.kind == NODE_DEAD)]
 
 
 def _first(roots: Sequence[Fault]) -> Fault | None:
     """The earliest of those that are neither slow nor waiting, or what explains it; else the earliest of all."""
     if not roots:
         return None
-    active = [fault for fault in roots if fault.kind not in _WAITERS and fault.kind != "straggler"]
-    slow = [fault for fault in roots if fault.kind == "straggler"]
+    active = [fault for fault in roots if not fault.kind.waits and fault.kind != STRAGGLER]
+    slow = [fault for fault in roots if fault.kind == STRAGGLER]
     root = next(iter(active or [fault for fault in roots if fault not in slow] or slow))
-    if root.kind not in SILENT_ENDS:
+    if not root.kind.unexplained:
         return root
     return next((fault for fault in active if _explains(fault, root)), root)
 
 
 def _explains(fault: Fault, end: Fault) -> bool:
     """True where a fault says why a rank ended, though it was noticed later."""
-    if fault.kind in SILENT_ENDS:
+    if fault.kind.unexplained:
         return False
-    if fault.kind == "slurm_cancelled" and fault.source in _OF_SLURM:  # every rank of the step
+    if fault.kind == SLURM_CANCELLED and fault.source in _OF_SLURM:  # every rank of the step
         return True
-    if fault.kind == "early_exit" and end.kind == "rank_hang":  # all who are left wait for the one that has gone
+    if fault.kind == EARLY_EXIT and end.kind == RANK_HANG:  # all who are left wait for the one that has gone
         return True
     if fault.rank is not None:
         return fault.rank == end.rank
-    if fault.kind == "storage_fault" and fault.node is None:
-        return end.kind == "rank_hang"
-    return fault.kind in _OF_THE_HOST and (fault.node is None or fault.node == end.node)
+    if fault.kind == STORAGE_FAULT and fault.node is None:
+        return end.kind == RANK_HANG
+    return fault.kind.explains_rank_ends and (fault.node is None or fault.node == end.node)
 
 
 def _proven(root: Fault, node: str, situation: Situation, history: History, settings: AegisSection) -> bool:
     """True where the root speaks against its node often enough."""
-    treatment = treatment_of(root.kind)
     ends = _ends(situation.faults)
     lasted = situation.now - root.time >= settings.tolerate_s and _taken_back(root, ends) is None
-    if treatment.exclude_after == 1 or (treatment.lasting and lasted):
+    if root.kind.exclude_after == 1 or (root.kind.lasting and lasted):
         return True
-    times = treatment.exclude_after or 0
+    times = root.kind.exclude_after or 0
     before = [
         fault
         for fault in blamed_before(history, node, situation.now - settings.exclude_for_s)
-        if 0 < (treatment_of(fault.kind).exclude_after or 0) <= times
+        if 0 < (fault.kind.exclude_after or 0) <= times
     ]
     if root.step is not None and {fault.step for fault in before} == {root.step}:
         return False  # always after the same step: a program that fails there, on whatever node

@@ -2,7 +2,7 @@
 
 `alarm` says whether an attempt that still runs must be ended; `decide` what follows once it is over: the cheapest
 action that will do, out of the same nodes again, a spare in place of a node, fewer nodes, the queue, the end.
-blame.py chooses who is to blame, treatments.py says how each kind of fault is answered.
+attribution.py finds the root; the row of its kind (fault_kinds.py) says what follows.
 
 It ends: whatever is not the end either excludes a node (`aegis.max_excluded`) or spends one of the restarts that
 may follow each other without a new checkpoint (`aegis.retries`), or is one of a fixed number of times that Slurm
@@ -16,9 +16,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zslurm.aegis.policy.attribution import SILENT_ENDS, Blame, blame, roots_of
+from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER
+from zslurm.aegis.policy.attribution import Blame, blame, roots_of
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
-from zslurm.aegis.policy.responses import treatment_of
 from zslurm.aegis.types import Alarm, Decision, Fault, History, Resources, Situation
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
@@ -52,15 +52,15 @@ def alarm(situation: Situation, history: History, settings: AegisSection, *, spa
     chosen = blame(found, situation, history, settings)
     if chosen.root is None:
         return Alarm(True, None, "no node of the attempt answers")
-    tolerated = chosen.treatment.while_running == "tolerate"
+    tolerated = chosen.kind.while_running == "tolerate"
     lasted = f" for more than {settings.tolerate_s:g} s" if tolerated else ""
     return Alarm(True, chosen.root, f"{chosen.what}{lasted}", chosen.exclude)
 
 
 def _ends_it(fault: Fault, situation: Situation, settings: AegisSection, spares: int) -> bool:
-    if fault.kind == "straggler":
+    if fault.kind == STRAGGLER:
         return spares > 0
-    while_running = treatment_of(fault.kind).while_running
+    while_running = fault.kind.while_running
     lasted = situation.now - fault.time >= settings.tolerate_s
     return while_running == "give up" or (while_running == "tolerate" and lasted)
 
@@ -90,12 +90,12 @@ def decide(situation: Situation, history: History, resources: Resources, setting
     said = {fault.kind for fault in situation.faults if fault.source in _BY_SLURM and fault.role != "benign"}
     asked = situation.asked_to_stop
     preempted = situation.preempted
-    time_is_up = asked in _TIME_IS_UP or (asked is None and ("slurm_time_limit" in said or preempted is not None))
+    time_is_up = asked in _TIME_IS_UP or (asked is None and (SLURM_TIME_LIMIT in said or preempted is not None))
     roots = roots_of(situation, settings)
     if len(resources.nodes) <= resources.needed:  # no spare: a slow node is better than none
-        roots = [fault for fault in roots if fault.kind != "straggler"]
+        roots = [fault for fault in roots if fault.kind != STRAGGLER]
     if time_is_up:  # Slurm kills what has not ended by then
-        roots = [fault for fault in roots if fault.kind not in SILENT_ENDS and fault.kind != "slurm_time_limit"]
+        roots = [fault for fault in roots if not fault.kind.unexplained and fault.kind != SLURM_TIME_LIMIT]
     chosen = blame(roots, situation, history, settings)
     case = _Case(situation, history, resources, settings, chosen, time_is_up)
     root = case.blame.root
@@ -103,7 +103,7 @@ def decide(situation: Situation, history: History, resources: Resources, setting
         return Decision("finish", "the run is complete")
     if preempted == "cancel":
         return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
-    if situation.requeued or said & {"slurm_requeue", "slurm_preempt"}:
+    if situation.requeued or said & {SLURM_REQUEUE, SLURM_PREEMPT}:
         return Decision("finish", "Slurm puts the job back into the queue", root)
     if asked is not None and not time_is_up:
         return Decision("finish", f"asked to stop ({asked})", root)
@@ -135,9 +135,9 @@ class _Case:
             return Decision("finish", f"{what}, and the job cannot be requeued", self.blame.root)
         if self.blame.exclude or (self.blame.root is not None and self.situation.outcome != "interrupted"):
             return self.hopeless() or self.over_a_limit() or self._requeue()
-        kind, line = ("slurm_preempt", "preemption") if preempted else ("slurm_time_limit", "time limit")
-        limit = Fault(kind, "teardown", "scheduler", self.situation.now, "slurm", line)
-        at_limit = replace(self, blame=Blame(limit, treatment_of(limit.kind)))
+        kind, line = (SLURM_PREEMPT, "preemption") if preempted else (SLURM_TIME_LIMIT, "time limit")
+        limit = Fault.of_kind(kind, self.situation.now, "slurm", line, role="teardown")
+        at_limit = replace(self, blame=Blame(limit))
         before = without_progress(self.history, self.situation.committed_step)
         in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
         if not preempted and in_vain > self.settings.retries:
@@ -148,7 +148,7 @@ class _Case:
 
     def hopeless(self) -> Decision | None:
         """Where no other start can end better."""
-        then = self.blame.treatment.then
+        then = self.blame.kind.then
         if then == "stop":
             return self._stop("another start would end in the same way")
         if then == "gpu_oom" and self.settings.gpu_oom == "stop":
@@ -226,7 +226,7 @@ class _Case:
         now, settings = self.situation.now, self.settings
         spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
         waiting = replace(self.situation, nodes=spares)
-        broken = {f.node for f in roots_of(waiting, settings) if treatment_of(f.kind).certain}
+        broken = {f.node for f in roots_of(waiting, settings) if f.kind.certain}
         room = (
             settings.max_excluded - len(active_exclusions(self.history, now, settings)) - len(self.blame.exclude)
         )
@@ -234,7 +234,7 @@ class _Case:
 
     def go_on(self) -> Decision:
         """The cheapest way to go on."""
-        if self.blame.treatment.then == "requeue":
+        if self.blame.kind.then == "requeue":
             return self._requeue()
         there, least = self.resources, self.settings.min_nodes
         usable = [node for node in there.nodes if node not in self.blame.exclude + self.bad_spares()]
@@ -258,7 +258,7 @@ class _Case:
         """The same nodes again."""
         count, wait = len(self._failures()), None
         how = f"restart in place, {count} of {self.settings.retries} without a new checkpoint"
-        if self.blame.treatment.then == "wait":
+        if self.blame.kind.then == "wait":
             wait = min(self.settings.retry_wait_s * 2.0 ** min(count - 1, 16), _HOUR_S)
             how += f", after {wait:g} s"
         if self.blame.test_gpu is not None:
@@ -303,7 +303,7 @@ class _Case:
     def _without_exclusion(self, why: str) -> Decision:
         """A node should go, and cannot: try again with it, within the budget; wait in the queue if it is dead."""
         there = self.resources
-        if self.blame.treatment.must_leave:
+        if self.blame.kind.must_leave:
             return self._stop(why)
         case = replace(self, blame=replace(self.blame, exclude=()))
         if stop := case._budget_spent():
@@ -325,17 +325,17 @@ class _Case:
 
 def _is_by_slurm(root: Fault | None) -> bool:
     """Whether Slurm ended an attempt for want of time or for another job, not by what only a log says."""
-    return root is not None and root.kind in ("slurm_time_limit", "slurm_preempt") and root.role == "teardown"
+    return root is not None and root.kind in (SLURM_TIME_LIMIT, SLURM_PREEMPT) and root.role == "teardown"
 
 
 def _is_preemption(root: Fault | None) -> bool:
     """Whether Slurm ended an attempt for another job."""
-    return root is not None and root.kind == "slurm_preempt"
+    return root is not None and root.kind == SLURM_PREEMPT
 
 
 def _is_refused(root: Fault | None) -> bool:
     """Whether an attempt ended before it began, because Slurm refused its step."""
-    return root is not None and treatment_of(root.kind).then == "ask again"
+    return root is not None and root.kind.then == "ask again"
 
 
 def refusals_in_a_row(history: History) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
 from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_in, history_of, nodes_in
 from zslurm.aegis.policy.policy import alarm, decide
 from zslurm.aegis.types import Decision, Fault, Resources, Situation
@@ -214,7 +215,7 @@ def _resources(recorded: object) -> Resources | None:
 
 def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, situation: Situation) -> Resources:
     """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
-    dead = {fault.node for fault in attempt.faults if fault.kind in ("node_dead", "slurm_node_fail")}
+    dead = {fault.node for fault in attempt.faults if fault.kind in (NODE_DEAD, SLURM_NODE_FAIL)}
     gone = dead | active_exclusions(attempt.history, situation.now, settings).keys()
     alive = tuple(node for node in attempt.nodes if node not in gone)
     return Resources(alive, attempt.nodes, needed, outlives_nodes=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
 from zslurm.aegis.detection.early_exits import early_exits
 from zslurm.aegis.detection.rank_exits import (
     OF_RANKS,
@@ -25,6 +24,14 @@ from zslurm.aegis.detection.rank_exits import (
     node_failed,
     rank_ends,
     words_of_srun,
+)
+from zslurm.aegis.fault_kinds import (
+    EARLY_EXIT,
+    NODE_DEAD,
+    RANK_HANG,
+    SENSOR_UNAVAILABLE,
+    SLURM_CANCELLED,
+    STRAGGLER,
 )
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.attribution import roots_of, without_overcome
@@ -307,7 +314,7 @@ class Watch:
     def _cancelled(self) -> Fault | None:
         """That somebody cancelled the step, where that is known."""
         ours = (fault for fault in self.faults if fault.source == "srun")
-        return next((fault for fault in ours if fault.kind == "slurm_cancelled"), None)
+        return next((fault for fault in ours if fault.kind == SLURM_CANCELLED), None)
 
     def _note_early_exits(self) -> bool:
         """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.
@@ -318,7 +325,7 @@ class Watch:
         if process.poll() is None or not process.left_exit_code or any(map(_is_early_exit, self.faults)):
             return False
         code, deadline = process.poll() or 0, time.monotonic() + _RECORDS_S
-        dead = {fault.node for fault in self.faults if fault.kind == "node_dead" and fault.node is not None}
+        dead = {fault.node for fault in self.faults if fault.kind == NODE_DEAD and fault.node is not None}
         while True:
             if code == 0 and committed_step(self.job.run) >= self.job.spec.total_steps:
                 return False
@@ -349,7 +356,7 @@ class Watch:
         """
         dead = failed_nodes(_read(self.attempt))
         if self.agents is None:
-            known = {fault.node for fault in self.faults if fault.kind == "node_dead"}
+            known = {fault.node for fault in self.faults if fault.kind == NODE_DEAD}
             self.note(node_failed(node) for node in dead if node not in known)
             return
         for heard in self.agents.reports():
@@ -364,13 +371,13 @@ class Watch:
             trouble={**self.agents.unreachable(), **self.agents.slurm_says()},
             lost_peers=self._failed_at is not None and (over or not self._has_root()),
         )
-        self.note(fault for fault in found if not (over and fault.kind == "rank_hang"))
+        self.note(fault for fault in found if not (over and fault.kind == RANK_HANG))
 
     def note(self, faults: Iterable[Fault]) -> None:
         """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
         for fault in faults:
             self.faults.append(fault)
-            if fault.kind == "sensor_unavailable":
+            if fault.kind == SENSOR_UNAVAILABLE:
                 if (fault.line, fault.cleared) in self.told:
                     continue
                 self.told.add((fault.line, fault.cleared))
@@ -408,7 +415,7 @@ class Watch:
         """Whether the faults end the attempt; those that it overcame are forgotten."""
         if len(self.faults) == self._judged and now < self._judge_at:
             return
-        if any(fault.role in _SERIOUS or fault.kind == "straggler" for fault in self.faults):
+        if any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in self.faults):
             situation, aegis = self.situation(), self.job.spec.aegis
             if aegis.mode == "act":
                 self._alarm = alarm(situation, self.history, aegis, spares=self.spares)
@@ -472,7 +479,7 @@ class Watch:
 
     def _alive(self) -> list[str]:
         """Nodes of the attempt that are not known to be dead."""
-        dead = {fault.node for fault in self.faults if fault.kind == "node_dead"}
+        dead = {fault.node for fault in self.faults if fault.kind == NODE_DEAD}
         return [node for node in self.running.nodes if node not in dead]
 
     def _verdict(self, killed_because: str | None) -> Verdict:

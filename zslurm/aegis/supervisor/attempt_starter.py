@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import Cause, Verdict
 from zslurm.aegis.supervisor.job import Job
@@ -217,7 +218,7 @@ class Starts:
         for row in events:
             fault = Fault.of_event(row) if row.get("event") == "fault_detected" else None
             number = row.get("attempt")
-            if fault and fault.kind == "node_dead" and fault.node and isinstance(number, int):
+            if fault and fault.kind == NODE_DEAD and fault.node and isinstance(number, int):
                 found.setdefault(number, set()).add(fault.node)
         ours = [nodes for number, nodes in found.items() if self._of_this_start(self._job.run.attempt(number))]
         return set().union(*ours)

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED, NODE_DEAD
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
@@ -219,7 +220,7 @@ class Supervisor:
         spares = len(set(self.nodes.usable(exclusions)) - set(running.nodes))
         watch = Watch(self.job, running, self.signatures, self.agents, self.detector, spares, self.told)
         verdict = watch.until_end()
-        self._bury({fault.node for fault in watch.faults if fault.kind == "node_dead" and fault.node})
+        self._bury({fault.node for fault in watch.faults if fault.kind == NODE_DEAD and fault.node})
         if self.settings.mode != "act":
             self._leave_to_slurm()
         if self.settings.mode == "off" or verdict.outcome == "completed" or self.job.presence.lost():
@@ -272,7 +273,7 @@ class Supervisor:
         if tested.ok is not False:
             return False
         line = f"{tested.device or f'GPU {gpu}'}: {tested.reason or 'it computes wrongly'}"
-        watch.note([Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)])
+        watch.note([Fault.of_kind(GPU_TEST_FAILED, time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
     def _record(self, decision: Decision, resources: Resources, situation: Situation) -> None:
@@ -409,7 +410,7 @@ def _blame(verdict: Verdict, root: Fault | None) -> Verdict:
 
 def _is_users_mistake(root: Fault | None) -> bool:
     """Whether the configuration is wrong, which has an exit code of its own."""
-    return root is not None and root.kind == "config_error"
+    return root is not None and root.kind == CONFIG_ERROR
 
 
 def supervise(run_dir: str) -> int:

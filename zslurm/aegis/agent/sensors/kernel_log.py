@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from zslurm.aegis.agent.kernel_source import Ended, Position, Source, Unavailable, open_source
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import FaultKind
 from zslurm.aegis.types import Fault, Role, Scope
 
 _MOST_ALIKE = 5
@@ -35,7 +36,7 @@ class Match(Protocol):
     """What the signatures say of a line; see zslurm.aegis.logs.signatures."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> FaultKind: ...
     @property
     def role(self) -> Role: ...
     @property
@@ -45,7 +46,7 @@ class Match(Protocol):
     @property
     def nic(self) -> str | None: ...
     @property
-    def clears(self) -> str | None: ...
+    def clears(self) -> FaultKind | None: ...
 
 
 Matcher = Callable[[str], Match | None]
