@@ -15,11 +15,11 @@ from zslurm.aegis.policy.history import (
     blamed_before,
     fault_in,
     history_of,
-    nodes_in,
     starts_since,
     without_progress,
 )
 from zslurm.aegis.types import Exclusion, Fault, History
+from zslurm.run.events import node_names
 
 
 def test_decisions_that_were_acted_on_are_the_incidents() -> None:
@@ -132,4 +132,5 @@ def test_roots_on_a_node() -> None:
 
 
 def test_nodes_of_an_event() -> None:
-    assert nodes_in({"nodes": "n[1-2]"}) == nodes_in({"nodes": ["n1", "n2"]}) == ["n1", "n2"]
+    assert node_names("n[1-2]") == node_names(["n1", "n2"]) == ["n1", "n2"]
+    assert node_names("n[1-") == node_names(7) == []

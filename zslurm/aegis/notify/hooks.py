@@ -27,7 +27,8 @@ from zslurm import __version__
 from zslurm.aegis.notify.queue import Courier
 from zslurm.config.aegis import NotifySettings
 from zslurm.core.redact import is_secret_name, redact, redact_mapping
-from zslurm.run.event_text import describe
+from zslurm.run.event import Event
+from zslurm.run.events import FaultDetected, describe
 from zslurm.run.state_events import without_evidence
 
 _MOST_WAITING = 100
@@ -75,10 +76,10 @@ class Notifier:
             courier = Courier(hook.name, hook.deliver, failed, limit=_MOST_WAITING, give_up=hook.give_up)
             self._couriers.append(courier)
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """Tell of an event, where it is of a kind to tell of. Never waits, never raises."""
         try:
-            if self._couriers and event.get("event") in self._kinds and self._is_news(event):
+            if self._couriers and event.tag in self._kinds and self._is_news(event):
                 told = message(event, self._about)
                 for courier in self._couriers:
                     courier.take(told)
@@ -96,22 +97,22 @@ class Notifier:
         deadline = time.monotonic() + timeout_s
         return sum(courier.close(deadline - time.monotonic()) for courier in self._couriers)
 
-    def _is_news(self, event: Mapping[str, Any]) -> bool:
-        if event["event"] != "fault_detected":
+    def _is_news(self, event: Event) -> bool:
+        if not isinstance(event, FaultDetected):
             return True
-        if event.get("role") not in ("root", "advisory"):
+        if event.role not in ("root", "advisory"):
             return False
-        key = (event.get("attempt"), event.get("kind"), event.get("role"), bool(event.get("cleared")))
+        key = (event.attempt, event.kind, event.role, bool(event.cleared))
         if key in self._told:
             return False
         self._told.add(key)
         return True
 
 
-def message(event: Mapping[str, Any], about: Mapping[str, Any]) -> Message:
+def message(event: Event, about: Mapping[str, Any]) -> Message:
     """What a hook gets: the event, its run, and one line for people as `words`; with `text`, as chats call it."""
     short = _shortened(
-        {**about, **without_evidence(event)}
+        {**about, **without_evidence(event.row)}
     )  # first: to look for secrets in a text of megabytes takes minutes
     words = redact(describe(short)[:_LONGEST_TEXT])
     body = redact_mapping(short)

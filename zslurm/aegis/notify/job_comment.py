@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from zslurm.aegis.notify.queue import Courier
 from zslurm.core.redact import redact
-from zslurm.run.event_text import describe_cause, describe_fault
+from zslurm.run.event import Event
+from zslurm.run.events import Decided, RunEnded, describe_cause, describe_fault
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord
@@ -61,7 +62,7 @@ class JobComment:
         self._client = client or SlurmClient(environ, timeout_s=_TIMEOUT_S, retries=Retries(attempts=1))
         self._courier: Courier[str] = Courier("job comment", self._write, failed, limit=1)
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def tell(self, event: Event) -> None:
         """Write the cause that an event holds, if it holds one. Never waits, never raises."""
         if (text := cause_line(event)) is not None:
             self._courier.take(text)
@@ -86,18 +87,18 @@ class JobComment:
             self._client.update(self._job_id, Comment=wanted)
 
 
-def cause_line(event: Mapping[str, Any]) -> str | None:
+def cause_line(event: Event) -> str | None:
     """The root cause that an event holds, as it may stand in a comment; None where it holds none."""
     try:
-        if event.get("event") == "decision" and event.get("mode", "act") == "act" and event.get("root"):
-            what, cause = str(event["action"]), describe_fault(event["root"])
-        elif event.get("event") == "run_ended" and event.get("cause"):
-            what, cause = str(event["outcome"]), describe_cause(event["cause"])
+        if isinstance(event, Decided) and event.acted and event.root:
+            what, cause = event.action, describe_fault(event.root)
+        elif isinstance(event, RunEnded) and event.cause:
+            what, cause = event.outcome, describe_cause(event.cause)
         else:
             return None
-        attempt = f"attempt {event['attempt']}" if "attempt" in event else "the run"
-        when = time.strftime("%m-%d %H:%M", time.localtime(float(event.get("time") or time.time())))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        attempt = "the run" if event.attempt is None else f"attempt {event.attempt}"
+        when = time.strftime("%m-%d %H:%M", time.localtime(event.time or time.time()))
+    except (KeyError, TypeError, ValueError, OverflowError):  # a root or a cause that is damaged
         return None
     return plain(f"{when} {attempt}, {what}: {cause}")
 

@@ -14,6 +14,7 @@ from zslurm.aegis.notify.hooks import Notifier
 from zslurm.aegis.notify.job_comment import JobComment
 from zslurm.config.spec import RunSpec
 from zslurm.core.redact import redact_mapping
+from zslurm.run.event import from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesWriter
 
@@ -45,9 +46,15 @@ class Recorder:
             self._tellers.append(JobComment(job_id, environ, self._failed))
 
     def event(self, event: str, /, **fields: Any) -> None:
-        """Record what happened: in the events, and in the log of the job. Any thread may."""
+        """Record what happened, in the events and in the log of the job. Any thread may.
+
+        Args:
+            event: the name of an event (run/events.py).
+            fields: its fields.
+        """
         fields = redact_mapping(fields)
         row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
+        made = from_row(row)
         with self._lock:
             self._unwritten.append(row)
             with contextlib.suppress(OSError):
@@ -55,7 +62,7 @@ class Recorder:
                     self._file.append(self._unwritten[0])
                     del self._unwritten[0]
         for teller in self._tellers:
-            teller.tell(row)
+            teller.tell(made)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
         with contextlib.suppress(OSError):
             print(f"supervisor: {event} {shown}".rstrip(), flush=True)
