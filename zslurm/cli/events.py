@@ -59,7 +59,7 @@ def events_of(run: RunDir) -> list[dict[str, Any]]:
 def as_row(run: RunDir, event: dict[str, Any]) -> list[str]:
     """One line of the table."""
     typed = from_row(event)
-    return [show_time(_time(event)), run.name, typed.tag, describe(typed)]
+    return [show_time(_time(event)), run.name, typed.tag, typed.describe()]
 
 
 def as_json(run: RunDir, event: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from zslurm.run.events import (
     Requeued,
     RequeueFailed,
     StartPostponed,
-    describe,
     describe_cause,
 )
 from zslurm.run.run_dir import RunDir
@@ -153,7 +152,7 @@ def recovery_line(event: Mapping[str, Any]) -> str | None:
     acted = isinstance(typed, Decided) and typed.action != "finish"
     if not (failed or acted or isinstance(typed, _RECOVERY)):
         return None
-    return " ".join(describe(typed).split())
+    return " ".join(typed.describe().split())
 
 
 def _describe(row: dict[str, Any], state: RunState) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
-from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
+from zslurm.aegis.root_cause import blames_a_peer, is_orderly
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
 from zslurm.run.event import select

@@ -26,6 +26,8 @@ from typing import (
     get_type_hints,
 )
 
+from zslurm.core.errors import ZslurmError
+
 Row = Mapping[str, Any]
 E = TypeVar("E", bound="Event")
 
@@ -69,8 +71,14 @@ class Event:
         """What the row calls itself, which for an unknown event is no kind of this version."""
         return _tag(self.row) or "?"
 
-    def sentence(self) -> str:
-        """Return what happened, for a person who was just woken; by default the fields."""
+    def describe(self) -> str:
+        """Return what happened as a sentence for a person who was just woken, or as fields where that fails."""
+        try:
+            return self._sentence()
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZslurmError):  # damaged fields
+            return Event._sentence(self)
+
+    def _sentence(self) -> str:
         shown = {name: value for name, value in self.row.items() if name not in _HEADER and value is not None}
         return " ".join(
             f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()

@@ -19,13 +19,9 @@ Nodes = str | list[str]
 """Nodes as Slurm writes them, or their names."""
 
 
-def describe(event: Event | Row) -> str:
-    """Return an event as a sentence; one of an unknown kind, or that has no sense, as its fields."""
-    event = event if isinstance(event, Event) else from_row(event)
-    try:
-        return event.sentence()
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZslurmError):
-        return Event.sentence(event)
+def describe(row: Row) -> str:
+    """Return the event of a row as a sentence; one of an unknown kind, or that has no sense, as its fields."""
+    return from_row(row).describe()
 
 
 # --- parts of sentences ----------------------------------------------------------------------------------------
@@ -118,8 +114,7 @@ class SupervisorStarted(Event, name="supervisor_started", changes_state=True):
     pid: int | None = None
     adopted: int | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         adopted = "" if self.adopted is None else f" and took attempt {self.adopted} up"
         return f"the supervisor started on {self.host}{adopted}"
 
@@ -130,8 +125,7 @@ class AgentsStarted(Event, name="agents_started"):
     generation: str | None = None
     nodes: Nodes | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"agents watch{_on(self.nodes) or ' the nodes'}"
 
 
@@ -141,8 +135,7 @@ class AgentLost(Event, name="agent_lost"):
     node: str
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"the agent on {self.node} is silent{_because(self.reason)}"
 
 
@@ -151,8 +144,7 @@ class AgentRestarted(Event, name="agent_restarted"):
 
     nodes: Nodes | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"the agents were started again{_on(self.nodes)}"
 
 
@@ -161,8 +153,7 @@ class AgentsUnavailable(Event, name="agents_unavailable"):
 
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"no agents watch the nodes{_because(self.reason)}"
 
 
@@ -171,8 +162,7 @@ class LeaseLost(Event, name="lease_lost"):
 
     generation: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return "another supervisor has taken over the run"
 
 
@@ -183,8 +173,7 @@ class RunDirLost(Event, name="run_dir_lost"):
     reason: str | None = None
     rescue_dir: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"the run directory is gone, and the ranks are ended{_because(self.reason)}"
 
 
@@ -193,8 +182,7 @@ class StartPostponed(Event, name="start_postponed"):
 
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"the ranks cannot be started yet{_because(self.reason)}"
 
 
@@ -205,8 +193,7 @@ class DeputyActed(Event, name="deputy_acted"):
     batch_node: str | None = None
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         where = f" on {self.batch_node}" if self.batch_node else ""
         return f"the agent on {self.node} acted in place of the lost supervisor{where}{_because(self.reason)}"
 
@@ -216,16 +203,14 @@ class NotifyFailed(Event, name="notify_failed"):
 
     reason: str
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"could not tell anybody: {self.reason}"
 
 
 class NotifyTest(Event, name="notify_test"):
     """What `zslurm aegis notify` sends; in no file."""
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return "a test of aegis.notify: this hook works"
 
 
@@ -238,8 +223,7 @@ class RailsUnknown(Event, name="rails_unknown"):
     reason: str | None = None
     nodes: Nodes | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"rails could not be checked{_on(self.nodes)}{_because(self.reason)}"
 
 
@@ -249,8 +233,7 @@ class RailsDiffer(Event, name="rails_differ"):
     nodes: Nodes | None = None
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"rails differ from those of other nodes{_on(self.nodes)}{_because(self.reason)}"
 
 
@@ -260,8 +243,7 @@ class RailsDoubtful(Event, name="rails_doubtful"):
     nodes: Nodes | None = None
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"rails look doubtful{_on(self.nodes)}{_because(self.reason)}"
 
 
@@ -273,8 +255,7 @@ class RailsIncomplete(Event, name="rails_incomplete"):
     policy: str | None = None
     action: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         done = {"start": "the ranks start all the same", "refuse": "the run stops", "exclude": "excluding"}
         action = done.get(str(self.action), str(self.action))
         return f"rails are incomplete{_on(self.nodes)}{_because(self.reason)} ({action})"
@@ -286,8 +267,7 @@ class ContainerChecked(Event, name="container_checked"):
     nodes: Nodes | None = None
     rdma_abi: dict[str, Any] | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         abi = "; ".join(f"RDMA {what} (on {nodes})" for what, nodes in (self.rdma_abi or {}).items())
         return f"the container works{_on(self.nodes)}{': ' + abi if abi else ''}"
 
@@ -297,8 +277,7 @@ class EnvironmentStaged(Event, name="environment_staged"):
 
     path: str
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"the Python environment is in {self.path} on each node"
 
 
@@ -309,8 +288,7 @@ class SpareChecked(Event, name="spare_checked"):
     ok: bool
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"spare node {self.node} {'is in order' if self.ok else 'is not usable'}{_because(self.reason)}"
 
 
@@ -323,8 +301,7 @@ class GpuTested(Event, name="gpu_tested"):
     reason: str | None = None
     device: str | None = ""
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         results = {True: "computes correctly", False: "computes wrongly", None: "could not be tested"}
         result = results[self.ok]
         if self.device == "CPU":
@@ -340,8 +317,7 @@ class LockTakenOver(Event, name="lock_taken_over"):
 
     holder: str
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"took the checkpoints' lock over from {self.holder}, which is gone"
 
 
@@ -355,8 +331,7 @@ class AttemptStarted(Event, name="attempt_started", changes_state=True):
     nodes: Nodes | None = None
     world_size: int | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         ranks = "" if self.world_size is None else f", {counted(self.world_size, 'rank')}"
         return f"attempt {self.attempt} started{_on(self.nodes)}{ranks}"
 
@@ -368,8 +343,7 @@ class StopAsked(Event, name="signal"):
     attempt: int | None = None
     to: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"asked {'the ranks ' if self.to == 'ranks' else ''}to save and stop ({self.signal})"
 
 
@@ -380,8 +354,7 @@ class Preempted(Event, name="preempted", changes_state=True):
     preempt_time: float | None = None
     ends_at: float | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         then = "puts it back into the queue" if self.mode == "requeue" else "ends it (PreemptMode=CANCEL)"
         grace = f"; the grace time ends {show_time(self.ends_at)}" if self.ends_at else ""
         return f"preempted: Slurm takes the nodes for another job and {then}{grace}"
@@ -405,8 +378,7 @@ class FaultDetected(Event, name="fault_detected"):
     cleared: bool | None = None
     fingerprint: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         role = "over" if self.cleared else _ROLES.get(str(self.role), "fault")
         return f"{role}: {describe_fault(vars(self))}"
 
@@ -419,8 +391,7 @@ class RanksEnded(Event, name="ranks_ended"):
     what: str
     attempt: int | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"{_ranks(self.ranks)} on {self.node}: {self.what}"
 
 
@@ -431,8 +402,7 @@ class StacksDumped(Event, name="stacks_dumped"):
     nodes: Nodes | None = None
     ranks: list[int] | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         which = _ranks(self.ranks) if self.ranks else "every rank"
         return f"the stacks of {which}{_on(self.nodes)} are in the ranks' logs"
 
@@ -444,8 +414,7 @@ class StepKilled(Event, name="step_killed"):
     reason: str
     root: dict[str, Any] | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"attempt {self.attempt} was torn down: {self.reason}"
 
 
@@ -457,8 +426,7 @@ class Ended(Event):
     attempt: int | None = None
     cause: dict[str, Any] | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         cause = f": {describe_cause(self.cause)}" if self.cause else ""
         which = "the run" if self.attempt is None else f"attempt {self.attempt}"
         code = "" if self.exit_code is None else f" (exit code {self.exit_code})"
@@ -482,8 +450,7 @@ class AttemptCleared(Event, name="attempt_cleared"):
     left: dict[str, Any] | int | None = None
     unseen: Nodes | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         took = f" in {self.seconds:.1f} s" if self.seconds is not None else ""
         killed = f", {counted(self.killed, 'left-over process')} killed" if self.killed else ""
         unseen = f"; nobody could look on {node_list(self.unseen)}" if self.unseen else ""
@@ -522,8 +489,7 @@ class Decided(Event, name="decision", changes_state=True):
         """Whether it was done."""
         return self.mode == "act"
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         action = self.action
         verb = "decided:" if action == "finish" else _NOT_DONE.get(self.mode, "decided to")
         which = f"attempt {self.attempt}: " if self.attempt is not None else ""
@@ -554,8 +520,7 @@ class NodesExcluded(Event, name="nodes_excluded", changes_state=True):
     attempt: int | None = None
     expires: float | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         until = f" until {show_time(self.expires)}" if self.expires else ""
         return f"the run does not use {node_list(self.nodes)} any more{until}{_because(self.reason)}"
 
@@ -565,8 +530,7 @@ class ExcludedNodesUsed(Event, name="excluded_nodes_used"):
 
     nodes: Nodes
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"{node_list(self.nodes)} is used although excluded: there are no others"
 
 
@@ -576,8 +540,7 @@ class ExclusionFailed(Event, name="exclusion_failed", changes_state=True):
     nodes: Nodes
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"{node_list(self.nodes)} could not be excluded{_because(self.reason)}"
 
 
@@ -587,8 +550,7 @@ class RequeueFailed(Event, name="requeue_failed"):
     excluded: str | None = None
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"the job could not be requeued{_because(self.reason)}"
 
 
@@ -598,8 +560,7 @@ class Requeued(Event, name="requeued", changes_state=True):
     excluded: Nodes | None = None
     reason: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         without = f", without {node_list(self.excluded)}" if self.excluded else ""
         return f"put back into the queue{without}{_because(self.reason)}"
 
@@ -609,8 +570,7 @@ class SuccessorEnded(Event, name="successor_ended", changes_state=True):
 
     reason: str
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"job {self.job_id} had nothing to continue: {self.reason}"
 
 
@@ -626,8 +586,7 @@ class Action(Event):
     cluster: str | None = None
     excluded: str | None = None
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         without = f", without {self.excluded} from now on" if self.excluded else ""
         return f"{self.VERB} by {self.user} as job {self.job_id}{without}"
 
@@ -673,8 +632,7 @@ class SuccessorSubmitted(Event, name="successor"):
 
     successor: str
 
-    def sentence(self) -> str:
-        """See Event."""
+    def _sentence(self) -> str:
         return f"job {self.successor} waits to continue the run if job {self.job_id} ends early"
 
 

@@ -24,8 +24,8 @@ from tests.aegis.attempts import (
     situation,
 )
 from zslurm.aegis.fault_kinds import FAULT_KINDS, fault_kind
-from zslurm.aegis.policy.attribution import without_overcome
 from zslurm.aegis.policy.policy import _MOST_REFUSALS, alarm, decide
+from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.types import Alarm, Decision, Exclusion, Fault, History, Incident
 
 EVERY = (*HARDWARE, *NETWORK, *UNEXPLAINED, *BLAMELESS)

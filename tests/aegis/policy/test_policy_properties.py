@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.aegis.attempts import BLAMELESS, NODES, NOW, fault, incident, settings, situation
 from zslurm.aegis.fault_kinds import FAULT_KINDS
-from zslurm.aegis.policy.attribution import without_overcome
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.policy import _MOST_REFUSALS, alarm, decide
+from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.types import Decision, Exclusion, Fault, History, Incident, Resources, Situation
 
 ALL_NODES = (*NODES, "node4", "node5")

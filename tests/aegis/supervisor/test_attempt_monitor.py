@@ -18,8 +18,9 @@ from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.attribution import blame, roots_of
+from zslurm.aegis.policy.attribution import blame
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
+from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.supervisor import attempt_monitor as watch_module
 from zslurm.aegis.supervisor.agents import Agents, Heard
 from zslurm.aegis.supervisor.attempt_monitor import Watch

@@ -29,7 +29,7 @@ from zslurm.aegis.fault_kinds import (
 )
 from zslurm.aegis.logs.scanner import faults_in
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
+from zslurm.aegis.root_cause import blames_a_peer, is_orderly
 from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json

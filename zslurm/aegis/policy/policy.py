@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER
-from zslurm.aegis.policy.attribution import Blame, blame, roots_of
+from zslurm.aegis.policy.attribution import Blame, blame
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
+from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.types import Alarm, Decision, Fault, History, Resources, Situation
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection

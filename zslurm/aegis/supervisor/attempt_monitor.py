@@ -34,10 +34,10 @@ from zslurm.aegis.fault_kinds import (
     STRAGGLER,
 )
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.attribution import roots_of, without_overcome
 from zslurm.aegis.policy.outcome import Cause, Verdict, judge, stopped_in_order
 from zslurm.aegis.policy.policy import alarm
 from zslurm.aegis.protocol import AgentReport
+from zslurm.aegis.root_cause import roots_of, without_overcome
 from zslurm.aegis.supervisor.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import Running
 from zslurm.aegis.supervisor.job import Job
