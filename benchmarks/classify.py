@@ -114,7 +114,7 @@ _DENSITIES = {"no failures": 0, "1 failure line in 10,000": 10_000, "1 failure l
 
 
 def _rate(name: str, every: int) -> dict[str, Any]:
-    """MB/s of the whole way: read, find, tell the story."""
+    """MB/s of the whole way: read, find, tell the diagnosis."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         path.write_bytes(b"".join(_training(every, random.Random(1))))
@@ -125,7 +125,7 @@ def _rate(name: str, every: int) -> dict[str, Any]:
             found = sum(1 for _ in findings_in(chunks_of(path)))
             if turn:
                 rates.append(size / (time.perf_counter() - started))
-        story = classify([("log", chunks_of(path))])
+        diagnosis = classify([("log", chunks_of(path))])
     return {
         "log": name,
         "megabytes": round(size),
@@ -134,7 +134,7 @@ def _rate(name: str, every: int) -> dict[str, Any]:
         "max_mb_per_s": round(max(rates), 1),
         "runs": _RUNS,
         "lines_found": found,
-        "root": story.root.match.kind if story.root else None,
+        "root": diagnosis.root.match.kind if diagnosis.root else None,
     }
 
 

@@ -52,8 +52,8 @@ def test_the_document_shows_the_table() -> None:
     assert shown == [row(kind) for kind in FAULT_KINDS.values() if not kind.advisory]
 
 
-def test_the_document_names_what_never_takes_the_blame() -> None:
-    (paragraph,) = [p for p in DOCUMENT.read_text().split("\n\n") if p.startswith("Never to blame")]
+def test_the_document_names_the_advisory_kinds() -> None:
+    (paragraph,) = [p for p in DOCUMENT.read_text().split("\n\n") if p.startswith("Advisory kinds")]
     assert re.findall(r"`(\w+)`", paragraph) == [kind for kind in FAULT_KINDS.values() if kind.advisory]
 
 
@@ -86,8 +86,8 @@ def test_every_kind_that_a_log_can_show_has_advice() -> None:
 
 def test_patterns_of_a_kind_that_the_table_does_not_have_are_refused() -> None:
     text = """
-gates: [fire]
-dull: []
+prefilter: [fire]
+ignore: []
 kinds:
   gpu_on_fire:
     rules: [{any: [fire], matches: 'fire', rejects: 'water'}]

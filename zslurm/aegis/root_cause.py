@@ -174,10 +174,10 @@ def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) 
     """True where every rank of the failure recorded that a peer had left."""
     if failure.exit_code is None:
         return False
-    return all(rank in by_rank and blames_a_peer(by_rank[rank]) for rank in failure.ranks)
+    return all(rank in by_rank and reports_lost_peer(by_rank[rank]) for rank in failure.ranks)
 
 
-def blames_a_peer(end: Mapping[str, Any]) -> bool:
+def reports_lost_peer(end: Mapping[str, Any]) -> bool:
     """True where what a rank recorded is a complaint about somebody else who left.
 
     A hook that catches such an error may end its rank by `sys.exit`: then the traceback holds the complaint.
@@ -188,7 +188,7 @@ def blames_a_peer(end: Mapping[str, Any]) -> bool:
 
 def earliest_root(end: Mapping[str, Any]) -> tuple[bool, float]:
     """Sort what ranks recorded: own errors before complaints about peers, then by time."""
-    return blames_a_peer(end), float(end["time"])
+    return reports_lost_peer(end), float(end["time"])
 
 
 # --- lines of logs ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Fault:
         scope: what is broken where it is a root.
         time: UNIX seconds when it happened, or else was noticed.
         source: who noticed: `srun`, `rank`, `log`, `agent`, or the name of a sensor.
-        line: the words that say so, one line.
+        line: what reports it, one line.
         node: the node, as Slurm calls it.
         gpu: local index or PCI address of the GPU.
         nic: name or PCI address of the NIC.
@@ -97,7 +97,7 @@ class Incident:
         time: of the decision, UNIX seconds.
         attempt: its number.
         action: what was done.
-        root: what it was blamed on; None where nothing was found.
+        root: its root; None where none was found.
         committed_step: step of the newest checkpoint when it ended; -1 before the first.
         excluded: nodes that were excluded for it.
     """
@@ -146,7 +146,7 @@ class Resources:
         outlives_nodes: the job goes on when one of its nodes dies (`--no-kill`), so a new step may start at once.
         can_requeue: it can be put back into the queue, from inside or by a successor.
         elsewhere: usable nodes of its partition, those of the job among them, without dead nodes and without those
-            that were excluded before; None where Slurm does not say.
+            that were excluded before; None where Slurm does not report it.
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
     """
@@ -191,8 +191,8 @@ class Situation:
         requeued: Slurm itself has put the job back into the queue.
         preempted: Slurm preempts the job, and requeues or cancels it, now or at the end of the grace time.
         progressed_at: UNIX seconds when the slowest rank last finished a step; a rank that is gone counts with its
-            last one; None where that is not known. What logs and sensors told of before it was overcome, unless it
-            is a state that lasts.
+            last one; None where that is not known. What logs and sensors reported before it was overcome, unless
+            it is a state that lasts.
         nodes: on which it runs or ran.
     """
 
@@ -219,7 +219,7 @@ class Alarm:
 
     Attributes:
         give_up: end the attempt now; otherwise the faults are recorded, no more.
-        root: the fault that says so.
+        root: the fault for which.
         reason: one line.
         exclude: nodes that will be excluded for it.
     """
@@ -237,12 +237,12 @@ class Decision:
     Attributes:
         action: the cheapest that will do.
         reason: one line that a person understands.
-        root: what the attempt is blamed on.
+        root: the root of the attempt.
         exclude: nodes to exclude from now on; empty for a user's own bug.
         nodes: nodes to start on, where `action` is restart, swap or shrink.
         n_nodes: nodes to ask for, where `action` is requeue; None: as many as before.
         test_gpu: (node, GPU or rank) to be tested first, because NaN came from it again and again.
-            Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as is said here.
+            Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as decided here.
         wait_s: seconds to wait before the next start; None: none.
     """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
-from zslurm.aegis.root_cause import blames_a_peer, is_orderly
+from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
 from zslurm.run.event import select
@@ -86,7 +86,7 @@ def _recorded(ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for rank, end in ends.items():
         if not is_orderly(end):
             message = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
-            yield {**end, "rank": rank, "line": message, "cascade": blames_a_peer(end)}
+            yield {**end, "rank": rank, "line": message, "cascade": reports_lost_peer(end)}
 
 
 def _silent(

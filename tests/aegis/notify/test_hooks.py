@@ -109,26 +109,26 @@ def notifier(tmp_path: Path, said: list[str] | None = None, **settings: Any) -> 
     return Notifier(NotifySettings(**given), "first", tmp_path, environ=os.environ, failed=failed), file
 
 
-def test_only_the_chosen_events_are_told(tmp_path: Path) -> None:
-    tells, file = notifier(tmp_path)
+def test_only_the_chosen_events_are_sent(tmp_path: Path) -> None:
+    sender, file = notifier(tmp_path)
     for kind in ("supervisor_started", "run_ended", "notify_failed"):
-        tells.tell(from_row(ENDED | {"event": kind}))
-    assert tells.close(DEADLINE_S) == 0
+        sender.notify(from_row(ENDED | {"event": kind}))
+    assert sender.close(DEADLINE_S) == 0
     (only,) = received(file)
     assert (only["event"], only["run_dir"]) == ("run_ended", str(tmp_path))
 
 
 def test_a_thousand_ranks_that_complain_wake_nobody_a_thousand_times(tmp_path: Path) -> None:
-    tells, file = notifier(tmp_path)
+    sender, file = notifier(tmp_path)
     for rank in range(1000):
-        tells.tell(from_row(fault("storage_fault", rank=rank)))
-        tells.tell(from_row(fault("peer_lost", "cascade", rank=rank)))
-        tells.tell(from_row(fault("teardown", "teardown", rank=rank)))
-    tells.tell(from_row(fault("nic_link_down")))
-    tells.tell(from_row(fault("nic_link_down", cleared=True)))
-    tells.tell(from_row(fault("disk_low", "advisory")))
-    tells.tell(from_row(fault("storage_fault", attempt=2)))
-    assert tells.close(DEADLINE_S) == 0
+        sender.notify(from_row(fault("storage_fault", rank=rank)))
+        sender.notify(from_row(fault("peer_lost", "cascade", rank=rank)))
+        sender.notify(from_row(fault("teardown", "teardown", rank=rank)))
+    sender.notify(from_row(fault("nic_link_down")))
+    sender.notify(from_row(fault("nic_link_down", cleared=True)))
+    sender.notify(from_row(fault("disk_low", "advisory")))
+    sender.notify(from_row(fault("storage_fault", attempt=2)))
+    assert sender.close(DEADLINE_S) == 0
     assert [(row["kind"], row["attempt"], row.get("cleared", False)) for row in received(file)] == [
         ("storage_fault", 1, False),
         ("nic_link_down", 1, False),
@@ -140,29 +140,29 @@ def test_a_thousand_ranks_that_complain_wake_nobody_a_thousand_times(tmp_path: P
 
 @pytest.mark.parametrize("event", [{}, {"event": None}, {"event": "run_ended", "cause": 7, "outcome": {1}}])
 def test_an_event_that_makes_no_sense_ends_nothing(tmp_path: Path, event: dict[str, Any]) -> None:
-    tells, _ = notifier(tmp_path)
-    tells.tell(from_row(event))
-    tells.close(DEADLINE_S)
+    sender, _ = notifier(tmp_path)
+    sender.notify(from_row(event))
+    sender.close(DEADLINE_S)
 
 
 def test_without_hooks_nothing_is_started(tmp_path: Path) -> None:
     before = threading.active_count()
-    tells, _ = notifier(tmp_path, command=None)
-    tells.tell(from_row(ENDED))
-    assert tells.close(DEADLINE_S) == 0
+    sender, _ = notifier(tmp_path, command=None)
+    sender.notify(from_row(ENDED))
+    assert sender.close(DEADLINE_S) == 0
     assert threading.active_count() == before
 
 
 def test_a_hook_that_hangs_delays_neither_the_other_nor_the_supervisor(tmp_path: Path, server: Server) -> None:
     server.hang.clear()
     said: list[str] = []
-    tells, file = notifier(tmp_path, said, url=server.url, timeout_s=DEADLINE_S)
-    tells.tell(from_row(ENDED))
-    tells.tell(from_row(ENDED))
-    assert tells._couriers[0].flush(DEADLINE_S), "the command is done"
+    sender, file = notifier(tmp_path, said, url=server.url, timeout_s=DEADLINE_S)
+    sender.notify(from_row(ENDED))
+    sender.notify(from_row(ENDED))
+    assert sender._queues[0].flush(DEADLINE_S), "the command is done"
     assert len(received(file)) == 2
     assert len(server.requests) <= 1
-    assert tells.close(0.0) == 2
+    assert sender.close(0.0) == 2
     assert said == ["url: 2 not delivered"]
 
 
@@ -223,10 +223,10 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(tmp_path: Pat
 
 def test_closing_kills_a_command_that_hangs(tmp_path: Path) -> None:
     said: list[str] = []
-    tells, _ = notifier(tmp_path, said, command=f"echo $$ > {tmp_path}/pid; exec sleep 1000")
-    tells.tell(from_row(ENDED))
+    sender, _ = notifier(tmp_path, said, command=f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    sender.notify(from_row(ENDED))
     pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command"))
-    assert tells.close(0.0) == 1
+    assert sender.close(0.0) == 1
     wait_for(lambda: not psutil.pid_exists(pid), "its end")
     assert said == ["command: one was not delivered"]
 

@@ -50,7 +50,7 @@ def told(slurm: Slurm, *events: dict[str, Any]) -> list[str]:
     said: list[str] = []
     comment = JobComment("7", {}, said.append, client=slurm)
     for event in events:
-        comment.tell(from_row(event))
+        comment.notify(from_row(event))
         comment.flush(DEADLINE_S)
     comment.close(DEADLINE_S)
     return said
@@ -125,10 +125,10 @@ def test_nobody_waits_for_slurm_and_only_the_newest_cause_is_kept() -> None:
     slurm = Slurm()
     slurm.answers.clear()
     comment = JobComment("7", {}, client=slurm)
-    comment.tell(from_row(DECISION))
-    wait_for(lambda: comment._courier._busy, "the first to be under way")
+    comment.notify(from_row(DECISION))
+    wait_for(lambda: comment._queue._busy, "the first to be under way")
     for attempt in (3, 4, 5):
-        comment.tell(from_row(DECISION | {"attempt": attempt}))
+        comment.notify(from_row(DECISION | {"attempt": attempt}))
     slurm.answers.set()
     comment.flush(DEADLINE_S)
     comment.close(DEADLINE_S)

@@ -22,7 +22,7 @@ side: nobody is dead.
 In phases without steps (setup, a save, an evaluation) standing still is usual, and a stalled file system likely:
 there it takes Slurm's or the peers' word, or the limit of the phase.
 
-Who is slow is told by pace.py, and what the sensors saw goes through sensor_faults.py.
+Who is slow: see stragglers.py, and what the sensors saw goes through sensor_faults.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.aegis.detection.sensor_faults import SensorFaults
-from zslurm.aegis.detection.stragglers import PaceWatch
+from zslurm.aegis.detection.stragglers import StragglerDetector
 from zslurm.aegis.fault_kinds import AGENT_LOST, NODE_DEAD, RANK_HANG
 from zslurm.aegis.protocol import ProgressReport, RankProgress, Report, SensorReport
 from zslurm.aegis.types import Fault
@@ -107,7 +107,7 @@ class Detector:
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self._median: float | None = None
         self._sensors = SensorFaults()
-        self._pace = PaceWatch(settings.straggler)
+        self._stragglers = StragglerDetector(settings.straggler)
         self._forget_attempt(0.0)
 
     def _forget_attempt(self, now: float) -> None:
@@ -135,7 +135,7 @@ class Detector:
         for node in self._nodes.values():
             node.seen, node.watches = None, False
         self._sensors.begin_attempt()
-        self._pace.begin_attempt(rank_nodes)
+        self._stragglers.begin_attempt(rank_nodes)
         self._forget_attempt(now)
 
     def take_up(self, faults: Iterable[Fault]) -> None:
@@ -179,7 +179,7 @@ class Detector:
                 node.heard = None if node.heard is None else min(now, node.heard + away)
             # Perhaps the whole job was suspended: nobody could start, finish a step, or be slow meanwhile.
             self._began, self._front_moved = self._began + away, self._front_moved + away
-            self._pace.forget_window()
+            self._stragglers.forget_window()
         self._read_at = now if self._read_at is None else max(now, self._read_at)
 
     def _feed_progress(self, report: ProgressReport, node: _Node, now: float) -> None:
@@ -190,7 +190,7 @@ class Detector:
             if row.rank >= len(self._ranks):
                 continue
             rank = self._ranks[row.rank]
-            self._pace.feed(row)
+            self._stragglers.feed(row)
             rank.row, rank.ended = row, False
             node.seen.add(row.rank)
             if row.age_s > self._limit(row.phase):
@@ -253,7 +253,7 @@ class Detector:
             found += self._check_nodes(now, wall, dead or {}, trouble or {}, lost_peers=lost_peers)
             if self._over or self._someone_missing(now):
                 found += self._check_hang(now, wall)
-            found += self._pace.check(now, wall)
+            found += self._stragglers.check(now, wall)
         return found
 
     def _silence(self, name: str, now: float) -> float:

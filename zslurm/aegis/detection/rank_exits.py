@@ -29,7 +29,7 @@ from zslurm.aegis.fault_kinds import (
 )
 from zslurm.aegis.logs.scanner import faults_in
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.root_cause import blames_a_peer, is_orderly
+from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
@@ -103,12 +103,12 @@ def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple
     if error is None:
         return RANK_EXIT, "root", "unknown"
     if error == "SystemExit":
-        return (PEER_LOST, "cascade", "fabric") if blames_a_peer(end) else (EARLY_EXIT, "root", "user")
+        return (PEER_LOST, "cascade", "fabric") if reports_lost_peer(end) else (EARLY_EXIT, "root", "user")
     if end["exit_code"] == Exit.USAGE:
         return CONFIG_ERROR, "root", "user"
     if error == "Diverged":
         return NAN_LOSS, "root", "user"
-    if blames_a_peer(end):
+    if reports_lost_peer(end):
         return PEER_LOST, "cascade", "fabric"
     match = signatures.match(line)
     if match is not None and match.role in ("root", "cascade"):

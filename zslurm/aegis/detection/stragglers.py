@@ -18,8 +18,8 @@ from zslurm.config.aegis import StragglerLimits
 _LONGEST_WINDOW_S = 60.0
 
 
-class PaceWatch:
-    """Compares the paces of the ranks of an attempt, window after window."""
+class StragglerDetector:
+    """Compare the step work times of the ranks of an attempt, window after window."""
 
     def __init__(self, limits: StragglerLimits) -> None:
         """Nothing is known yet.

@@ -54,7 +54,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Story:
+class Diagnosis:
     """What the logs tell.
 
     Attributes:
@@ -74,7 +74,7 @@ class Story:
     left_out: int = 0
 
 
-def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Story:
+def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
     """Read logs of one job and tell what went wrong.
 
     Args:
@@ -94,9 +94,9 @@ def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Story:
     found, certain = root_of_log(faults)
     root = next((line for line, fault in zip(lines, faults, strict=True) if fault is found), None)
     if root is None:
-        return Story(tuple(lines), None, False, Suspect(), "", left_out)
+        return Diagnosis(tuple(lines), None, False, Suspect(), "", left_out)
     suspect = _suspect(root, lines)
-    return Story(tuple(lines), root, certain, suspect, root.match.advice, left_out)
+    return Diagnosis(tuple(lines), root, certain, suspect, root.match.advice, left_out)
 
 
 def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:

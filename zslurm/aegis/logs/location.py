@@ -15,7 +15,7 @@ from zslurm.aegis.logs.hardware_names import NIC_DRIVERS
 from zslurm.aegis.types import Scope
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """What a line names; see signatures.Match."""
 
     node: str | None
@@ -71,7 +71,7 @@ _OF_SUMMARY = re.compile(
 _START_OF_SUMMARY = re.compile(r"Root Cause|^\s*\[\d+\]:|^[-=]{20,}")
 
 
-def place_in_summary(text: str, above: Iterable[str]) -> Place | None:
+def location_in_summary(text: str, above: Iterable[str]) -> Location | None:
     """Return who and where by the lines above, for a line of a launcher's summary that does not name them itself.
 
     torchrun writes `host`, `rank` and `exitcode` on separate lines, and so does MPICH; Open MPI breaks its line
@@ -89,10 +89,10 @@ def place_in_summary(text: str, above: Iterable[str]) -> Place | None:
             break
         node = node or _first(_NODE, line)
         rank = rank or _first(_RANK, line)
-    return Place(node, None, None, int(rank) if rank else None)
+    return Location(node, None, None, int(rank) if rank else None)
 
 
-def place_of(text: str, kind: FaultKind, scope: Scope) -> Place:
+def location_of(text: str, kind: FaultKind, scope: Scope) -> Location:
     """Who and where, as far as a line tells.
 
     Args:
@@ -111,7 +111,7 @@ def place_of(text: str, kind: FaultKind, scope: Scope) -> Place:
     if scope in ("nic", "fabric") or kind in (NET_CONFIG, BENIGN_AFTER_FAULT):
         nic = nic or _first([_NIC], text)
     rank = _first(_RANK, text)
-    return Place(_first(_NODE, text), gpu, nic, int(rank) if rank else None)
+    return Location(_first(_NODE, text), gpu, nic, int(rank) if rank else None)
 
 
 def _first(patterns: Sequence[re.Pattern[str]], text: str) -> str | None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from zslurm.aegis.notify.queue import Courier
+from zslurm.aegis.notify.queue import DeliveryQueue
 from zslurm.core.redact import redact
 from zslurm.run.event import Event
 from zslurm.run.events import Decided, RunEnded, describe_cause, describe_fault
@@ -54,26 +54,26 @@ class JobComment:
         Args:
             job_id: the job.
             environ: where PATH and SLURM_CONF are taken from.
-            failed: told in one line, from another thread, why the comment could not be written; again only after
-                it could.
-            client: asks and tells Slurm.
+            failed: called with one line, from another thread, why the comment could not be written; again only
+                after it could.
+            client: Slurm.
         """
         self._job_id = job_id
         self._client = client or SlurmClient(environ, timeout_s=_TIMEOUT_S, retries=Retries(attempts=1))
-        self._courier: Courier[str] = Courier("job comment", self._write, failed, limit=1)
+        self._queue: DeliveryQueue[str] = DeliveryQueue("job comment", self._write, failed, limit=1)
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Write the cause that an event holds, if it holds one. Never waits, never raises."""
         if (text := cause_line(event)) is not None:
-            self._courier.take(text)
+            self._queue.take(text)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until it was tried, for so long at most: before a requeue ends this process."""
-        self._courier.flush(timeout_s)
+        self._queue.flush(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Wait for the last try, for so long at most; nothing is written after it."""
-        self._courier.close(timeout_s)
+        self._queue.close(timeout_s)
 
     def _write(self, text: str) -> None:
         """

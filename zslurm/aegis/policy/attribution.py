@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zslurm.aegis.fault_kinds import UNKNOWN, FaultKind
-from zslurm.aegis.policy.history import active_exclusions, blamed_before
+from zslurm.aegis.policy.history import active_exclusions, roots_before
 from zslurm.aegis.root_cause import believable, ends_of, first_cause, taken_back
 from zslurm.aegis.types import Fault, History, Situation
 from zslurm.config.aegis import AegisSection
 
 
 @dataclass(frozen=True)
-class Blame:
-    """What an attempt is blamed on, and what that asks for.
+class Attribution:
+    """The root of an attempt, and what that asks for.
 
     Attributes:
         root: the fault; without node, GPU and NIC where it cannot be told which one it was; None: unknown.
@@ -53,11 +53,13 @@ class Blame:
         return f"{where}: {self.kind.message}" if where else self.kind.message
 
 
-def blame(roots: Sequence[Fault], situation: Situation, history: History, settings: AegisSection) -> Blame:
-    """Choose the one that takes the blame, and say whom it costs.
+def attribute(
+    roots: Sequence[Fault], situation: Situation, history: History, settings: AegisSection
+) -> Attribution:
+    """Choose the root, and the nodes that it costs.
 
     Args:
-        roots: faults that may take it, by time (`roots_of`).
+        roots: faults that may be it, by time (`roots_of`).
         situation: the attempt.
         history: the attempts before it.
         settings: section `aegis`.
@@ -69,19 +71,19 @@ def blame(roots: Sequence[Fault], situation: Situation, history: History, settin
     if leading:
         nodes = dict.fromkeys(fault.node for fault in certain if fault.node is not None)
         exclude = tuple(node for node in nodes if node not in known)
-        return Blame(leading[0], exclude)
+        return Attribution(leading[0], exclude)
     root = first_cause(roots)
     if root is None:
-        return Blame(None)
+        return Attribution(None)
     if root.kind.then == "test":
-        return Blame(root, test_gpu=_to_test(root, situation, history, settings))
+        return Attribution(root, test_gpu=_to_test(root, situation, history, settings))
     if root.kind.exclude_after is None or root.node is None:
-        return Blame(root)
+        return Attribution(root)
     if len({fault.node for fault in roots if fault.kind == root.kind and fault.node is not None}) > 1:
-        return Blame(replace(root, node=None, gpu=None, nic=None))
+        return Attribution(replace(root, node=None, gpu=None, nic=None))
     if root.node in known or not _proven(root, root.node, situation, history, settings):
-        return Blame(root)
-    return Blame(root, (root.node,))
+        return Attribution(root)
+    return Attribution(root, (root.node,))
 
 
 def _proven(root: Fault, node: str, situation: Situation, history: History, settings: AegisSection) -> bool:
@@ -93,7 +95,7 @@ def _proven(root: Fault, node: str, situation: Situation, history: History, sett
     times = root.kind.exclude_after or 0
     before = [
         fault
-        for fault in blamed_before(history, node, situation.now - settings.exclude_for_s)
+        for fault in roots_before(history, node, situation.now - settings.exclude_for_s)
         if 0 < (fault.kind.exclude_after or 0) <= times
     ]
     if root.step is not None and {fault.step for fault in before} == {root.step}:
@@ -109,7 +111,7 @@ def _to_test(
         return None
     before = [
         fault
-        for fault in blamed_before(history, root.node, situation.now - settings.exclude_for_s)
+        for fault in roots_before(history, root.node, situation.now - settings.exclude_for_s)
         if (fault.kind, fault.gpu, fault.rank) == (root.kind, root.gpu, root.rank)
     ]
     if len(before) + 1 < settings.nan_repeats:

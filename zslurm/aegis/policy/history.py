@@ -112,7 +112,7 @@ def starts_since(history: History, since: float) -> int:
     return sum(1 for start in history.starts if start > max([since, *ends]))
 
 
-def blamed_before(history: History, node: str, since: float) -> list[Fault]:
+def roots_before(history: History, node: str, since: float) -> list[Fault]:
     """The roots of earlier attempts on one node, oldest first."""
     return [
         incident.root

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from zslurm.aegis.root_cause import blames_a_peer, earliest_root, is_orderly, root_failure
+from zslurm.aegis.root_cause import earliest_root, is_orderly, reports_lost_peer, root_failure
 from zslurm.core.errors import Exit
 from zslurm.slurm.srun_output import TaskFailure
 
@@ -118,7 +118,7 @@ def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]
     code = failure.exit_code
     silent = [rank for rank in failure.ranks if rank not in by_rank]
     recorded = sorted((by_rank[rank] for rank in failure.ranks if rank in by_rank), key=earliest_root)
-    if code is None or not recorded or (silent and blames_a_peer(recorded[0])):
+    if code is None or not recorded or (silent and reports_lost_peer(recorded[0])):
         code, rank = code or step_exit, (silent or failure.ranks)[0]
         return Verdict("failed", code, Cause(failure.what, rank=rank, node=failure.node, exit_code=code))
     return Verdict("failed", code, _from_rank_end(recorded[0]))
