@@ -269,16 +269,16 @@ class Agent:
             self._stop.set()
 
 
-Deed = tuple[bool, str, dict[str, Any]]
+CommandName = tuple[bool, str, dict[str, Any]]
 
 
-def _stacks(place: Place, command: Command) -> Deed:
+def _stacks(place: Place, command: Command) -> CommandName:
     done = dump_stacks(place, place.run.attempt(command.attempt))
     why = "; ".join(f"rank {rank}: {words}" for rank, words in done.missed.items())
     return not done.missed, why, {"ranks": list(done.ranks), "missed": [*map(list, done.missed.items())]}
 
 
-def _sweep(place: Place, command: Command) -> Deed:
+def _sweep(place: Place, command: Command) -> CommandName:
     done = sweep(place, place.run.attempt(command.attempt), kill=command.kill)
     problems = [counted(len(done.left), "process is left", "processes are left")] if done.left else []
     problems += ["memory of GPUs is not released"] if done.gpu_released is False else []
@@ -293,7 +293,7 @@ def _sweep(place: Place, command: Command) -> Deed:
     return done.clean, "; ".join(problems), values
 
 
-def _check(place: Place, _command: Command) -> Deed:
+def _check(place: Place, _command: Command) -> CommandName:
     from zslurm.aegis.agent.node_check import check_node  # a hundred modules that few agents ever need
 
     health = check_node(place)
@@ -301,7 +301,7 @@ def _check(place: Place, _command: Command) -> Deed:
     return not health.problems, "; ".join(health.problems), values
 
 
-_DEEDS: dict[str, Callable[[Place, Command], Deed]] = {"stacks": _stacks, "sweep": _sweep, "check": _check}
+_DEEDS: dict[str, Callable[[Place, Command], CommandName]] = {"stacks": _stacks, "sweep": _sweep, "check": _check}
 
 
 def main(argv: list[str] | None = None) -> int:

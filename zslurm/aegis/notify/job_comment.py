@@ -34,9 +34,11 @@ _UNWANTED = re.compile(r"[^\x20-\x7e]|[\"'`\\|;<>$=&]")
 class Commentable(Protocol):
     """What a job's comment needs of Slurm: a SlurmClient."""
 
-    def job(self, job_id: str) -> JobRecord | None: ...
+    def job(self, job_id: str) -> JobRecord | None:
+        """Return a job; None where Slurm has forgotten it."""
 
-    def update(self, job_id: str, **settings: str) -> None: ...
+    def update(self, job_id: str, **settings: str) -> None:
+        """Change settings of a job."""
 
 
 class JobComment:
@@ -50,7 +52,8 @@ class JobComment:
         *,
         client: Commentable | None = None,
     ) -> None:
-        """
+        """Do nothing yet.
+
         Args:
             job_id: the job.
             environ: where PATH and SLURM_CONF are taken from.
@@ -76,7 +79,8 @@ class JobComment:
         self._queue.close(timeout_s)
 
     def _write(self, text: str) -> None:
-        """
+        """Write the text beside what others wrote.
+
         Raises:
             ZslurmError: Slurm does not answer, or refuses.
         """

@@ -29,7 +29,8 @@ class DeliveryQueue(Generic[T]):
         limit: int,
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """
+        """Start no thread before the first item.
+
         Args:
             name: what it delivers to, the first word of each complaint.
             deliver: delivers one item; whatever it raises is a failure, the error's text the reason.

@@ -40,7 +40,7 @@ from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
     Command,
-    Deed,
+    CommandName,
     Heartbeat,
     Report,
     decode_report,
@@ -295,7 +295,7 @@ class Agents:
 
     def ask(
         self,
-        do: Deed,
+        do: CommandName,
         nodes: Sequence[str] = (),
         *,
         timeout_s: float,
