@@ -28,11 +28,11 @@ from typing import Any
 
 from benchmarks.common import RESULTS, write_result
 from tests.aegis.logs.log_samples import BATCHES, BATCHES_BLIND, COMPOSED, FORMS, FURTHER, RECORDED, Sample
+from zslurm.aegis.fault_kinds import fault_kind
 from zslurm.aegis.logs.classify import classify
 from zslurm.aegis.logs.lines import chunks_of
 from zslurm.aegis.logs.scanner import findings_in
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.responses import treatment_of
 
 _MEGABYTES = 64
 _RUNS = 5
@@ -116,7 +116,7 @@ _DENSITIES = {"no failures": 0, "1 failure line in 10,000": 10_000, "1 failure l
 
 
 def _rate(name: str, every: int) -> dict[str, Any]:
-    """MB/s of the whole way: read, find, tell the story."""
+    """MB/s of the whole way: read, find, tell the diagnosis."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         path.write_bytes(b"".join(_training(every, random.Random(1))))
@@ -127,7 +127,7 @@ def _rate(name: str, every: int) -> dict[str, Any]:
             found = sum(1 for _ in findings_in(chunks_of(path)))
             if turn:
                 rates.append(size / (time.perf_counter() - started))
-        story = classify([("log", chunks_of(path))])
+        diagnosis = classify([("log", chunks_of(path))])
     return {
         "log": name,
         "megabytes": round(size),
@@ -136,7 +136,7 @@ def _rate(name: str, every: int) -> dict[str, Any]:
         "max_mb_per_s": round(max(rates), 1),
         "runs": _RUNS,
         "lines_found": found,
-        "root": story.root.match.kind if story.root else None,
+        "root": diagnosis.root.match.kind if diagnosis.root else None,
     }
 
 
@@ -202,7 +202,7 @@ def _count(directory: Path, line_by_line: bool) -> dict[str, Any]:
         for part in data.splitlines() if line_by_line else [data]:
             kinds = [found.match.kind for found in findings_in([part]) if found.match.role == "root"]
             roots.update(kinds)
-            exclude.update(kind for kind in kinds if treatment_of(kind).exclude_after is not None)
+            exclude.update(kind for kind in kinds if fault_kind(kind).exclude_after is not None)
     return {"files": len(files), "lines": lines, "roots": dict(roots), "roots_that_exclude": dict(exclude)}
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from tests.checkout import DOCS
 from tests.config.run_files import PHASES, resolve_text
 from zslurm.config.aegis import AegisSection, NotifySettings
-from zslurm.run.event_text import KINDS
+from zslurm.run.events import KINDS
 
 _ACTIONS = {"submit", "requeue", "exclude", "cancel", "hold", "release", "successor", "notify_test"}
 """Not the supervisor's: they stand in submissions.jsonl, or nowhere."""

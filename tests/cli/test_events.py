@@ -12,7 +12,7 @@ from tests.run.stories import Holder, Story
 from tests.waiting import wait_for
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.events import all_events, as_json, as_row
-from zslurm.run.event_text import describe
+from zslurm.run.events import describe
 from zslurm.submit.submit import record_action
 
 KILLED = Cause("Killed", rank=3, node="node1", exit_code=137, step=12)
@@ -59,7 +59,7 @@ def test_a_run_is_told_from_its_submission_to_its_end(tmp_path: Path, monkeypatc
             "took the checkpoints' lock over from job 7, which is gone",
         ),
         ({"event": "of_a_later_version", "time": 1.0, "rails": 7, "why": "x"}, "rails=7 why=x"),
-        ({"event": "attempt_started", "attempt": 1}, ""),
+        ({"event": "attempt_started", "attempt": 1}, "attempt 1 started"),
     ],
 )
 def test_an_event_in_words(event: dict[str, object], shown: str) -> None:

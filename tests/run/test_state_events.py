@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from zslurm.run import state_events as milestones
-from zslurm.run.state_events import aegis_view, read_milestones
+from zslurm.run import state_events as state_events
+from zslurm.run.event import from_row
+from zslurm.run.state_events import aegis_view, read_state_events
 from zslurm.train.jsonl import JsonLinesWriter, parse_line, read_jsonl
 
+FAILED = {"outcome": "failed", "exit_code": 1}
 FAULT = {"kind": "rank_killed", "role": "root", "scope": "unknown", "line": "Killed", "node": "node1", "rank": 3}
 
 
@@ -28,9 +30,9 @@ def test_lines_about_faults_are_not_parsed(tmp_path: Path, monkeypatch: pytest.M
         tmp_path / "events.jsonl", {"event": "attempt_started", "attempt": 1}, *noise, {"event": "signal"}
     )
     parsed: list[bytes] = []
-    monkeypatch.setattr(milestones, "parse_line", lambda line: parsed.append(line) or parse_line(line))
-    found = read_milestones(path)
-    assert [row["event"] for row in found.rows] == ["attempt_started"]
+    monkeypatch.setattr(state_events, "parse_line", lambda line: parsed.append(line) or parse_line(line))
+    found = read_state_events(path)
+    assert [event.tag for event in found.events] == ["attempt_started"]
     assert found.newest is not None
     assert found.newest["event"] == "signal"
     assert len(parsed) == 2
@@ -40,7 +42,7 @@ def test_lines_of_another_writer_count_too(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     long_first = {"why": "x" * 300, "event": "run_ended"}
     path.write_text(f"{json.dumps({'time': 1.0, 'event': 'run_ended'})}\n{json.dumps(long_first)}\n")
-    assert list(read_milestones(path).rows) == list(read_jsonl(path))
+    assert [event.row for event in read_state_events(path).events] == list(read_jsonl(path))
 
 
 @pytest.mark.parametrize(
@@ -50,23 +52,28 @@ def test_damaged_lines_hide_nothing(tmp_path: Path, damage: bytes) -> None:
     path = written(tmp_path / "events.jsonl", {"event": "attempt_started"}, {"event": "attempt_ended"})
     with path.open("ab") as file:
         file.write(damage)
-    found = read_milestones(path)
-    assert [row["event"] for row in found.rows] == ["attempt_started", "attempt_ended"]
+    found = read_state_events(path)
+    assert [event.tag for event in found.events] == ["attempt_started", "attempt_ended"]
     assert found.newest is not None
 
 
-def test_no_file_is_no_milestone(tmp_path: Path) -> None:
-    assert read_milestones(tmp_path / "events.jsonl") == milestones.Milestones()
+def test_no_file_has_no_events(tmp_path: Path) -> None:
+    assert read_state_events(tmp_path / "events.jsonl") == state_events.StateEvents()
 
 
-def view(*events: dict[str, Any], now: float = 100.0) -> milestones.AegisView:
-    return aegis_view([{"job_id": "7", "time": float(i), **event} for i, event in enumerate(events)], "7", now)
+def view(*events: dict[str, Any], now: float = 100.0) -> state_events.AegisView:
+    rows = [{"job_id": "7", "time": float(i), **event} for i, event in enumerate(events)]
+    return aegis_view([from_row(row) for row in rows], "7", now)
 
 
 def test_what_the_decision_blames_wins_over_the_end_of_the_attempt() -> None:
-    end = {"event": "attempt_ended", "attempt": 2, "cause": {"message": "connection closed by peer", "rank": 0}}
+    end = {
+        "event": "attempt_ended",
+        "attempt": 2,
+        "cause": {"message": "connection closed by peer", "rank": 0},
+    } | FAILED
     decision = {"event": "decision", "attempt": 2, "action": "restart", "root": FAULT, "mode": "act"}
-    again = {"event": "run_ended", "cause": {"message": "Killed", "rank": 3}}
+    again = {"event": "run_ended", "cause": {"message": "Killed", "rank": 3}} | FAILED
     assert (view(end).last_cause or {})["message"] == "connection closed by peer"
     cause = view(end, decision, again).last_cause
     assert cause == {

@@ -1,11 +1,14 @@
-"""The words between a supervisor and its agents: one line of JSON each way.
+"""The wire protocol between a supervisor and its agents: one line of JSON for each message.
+
+Agents send a `Report`, the supervisor a `Heartbeat` or a `Command`; each is a union of small classes. The field
+`sensor` of a line names the class of a report, `do` or `heartbeat` that of a command.
 
 An agent's line begins with MARK, for prologs and modules print lines of their own, and has at most LONGEST
 characters: srun cuts lines at 1,024 and then mixes the pieces of several nodes. What is longer is split: `more`
 says that further lines of the same look follow, with the same `seq`. A supervisor's line is the bare object.
 
-Whatever is no such line, or only a piece of one, is read as None: neither side may fall over what the other, or a
-third party, wrote.
+Whatever is no such line, or only a piece of one, is read as None: neither side may fail because of what the other,
+or a third party, wrote.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ LONGEST = 700
 BATCH_NODE = "ZSLURM_BATCH_NODE"
 """Names, in an agent's environment, the node that the supervisor ran on."""
 
-_LONGEST_WORDS = 260
+_LONGEST_TEXT = 260
 _LONGEST_NAME = 64
 
-Deed = Literal["stacks", "sweep", "check", "quit"]
-"""What an agent may be told to do: dump the ranks' stacks, kill what an attempt left, examine its node, end."""
+CommandName = Literal["stacks", "sweep", "check", "quit"]
+"""What an agent can do: dump the ranks' stacks, kill orphans of an attempt, check its node, end."""
 
 
 # --- from agents to the supervisor ------------------------------------------------------------------------------
@@ -105,7 +108,7 @@ class SensorReport:
     Attributes:
         sensor: `kernel_log`, `gpu`, `nic`, `host`, `disk`, `agent` (its clock), ...
         ok: false where nothing could be read: then it says nothing about the node's health.
-        why: why not; told once each time it changes.
+        why: why not; reported once each time it changes.
         faults: new ones since the last look.
         values: what was measured.
         more: further faults or values follow, with the same `seq`.
@@ -143,11 +146,11 @@ class Answer:
 
     Attributes:
         id: of the command.
-        ok: whether the deed succeeded: every rank was signalled, nothing is left, the node is healthy.
+        ok: whether the command succeeded: every rank was signalled, nothing is left, the node is healthy.
         why: why not, one line.
         values: particulars. Of stacks: `ranks`, those that were signalled, and `missed`, those that could not be.
-            Of sweep: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: the GPUs do
-            not tell), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`.
+            Of sweep: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: not
+            known), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`.
         done: false where further lines of the same answer follow; see `joined`.
     """
 
@@ -179,7 +182,7 @@ def joined(parts: Sequence[Answer]) -> Answer:
 def encode_report(report: Report) -> list[str]:
     """The lines of a report, each with MARK in front and a line break at its end.
 
-    Words that alone would not fit a line are cut.
+    Text that alone would not fit a line is cut.
     """
     head = _stamp_fields(report.stamp)
     if isinstance(report, ProgressReport):
@@ -213,7 +216,7 @@ def decode_report(line: str | bytes) -> Report | None:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The supervisor lives.
+    """The supervisor is alive.
 
     Attributes:
         time: UNIX seconds by its clock.
@@ -228,16 +231,16 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Command:
-    """A thing to do, on every node, or on the one that is named.
+    """Something to do, on every node, or on the one that is named.
 
     Attributes:
         id: that the answer will bear.
         attempt: that it is about; 0 where it is about none.
         kill: of sweep: kill what is found; otherwise it is only counted.
-        nodes: who is meant; empty for all: srun gives every line to every agent.
+        nodes: for which nodes; empty for all: srun gives every line to every agent.
     """
 
-    do: Deed
+    do: CommandName
     id: int = 0
     attempt: int = 0
     kill: bool = True
@@ -311,7 +314,7 @@ def _row(rank: RankProgress) -> list[Any]:
     return [*row, 1] if rank.halted else row
 
 
-def _short(text: str, longest: int = _LONGEST_WORDS) -> str:
+def _short(text: str, longest: int = _LONGEST_TEXT) -> str:
     """The text, cut so that it takes at most so many characters of JSON, which writes some letters as six."""
     kept = text[:longest]
     while (size := len(json.dumps(kept))) > longest:
@@ -322,7 +325,7 @@ def _short(text: str, longest: int = _LONGEST_WORDS) -> str:
 def _short_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A fault's fields, such that they fit a line."""
     return {
-        name: _short(value, _LONGEST_WORDS if name == "line" else _LONGEST_NAME)
+        name: _short(value, _LONGEST_TEXT if name == "line" else _LONGEST_NAME)
         if isinstance(value, str)
         else value
         for name, value in fields.items()

@@ -1,4 +1,4 @@
-"""The words in which Aegis thinks: a fault that was noticed, what the run came to before, and what to do.
+"""The types that Aegis works with: a fault that was noticed, the history of the run, and what to do.
 
 Sensors, logs and srun yield faults; the history is read back from `events.jsonl`; the policy turns both into a
 decision. Everything here is plain data that goes into an event and comes back from one.
@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-Role = Literal["root", "cascade", "teardown", "advisory", "benign"]
-"""A fault's part in the story: it came first, another one caused it, it belongs to an end that was asked for, it
-may matter one day, it does not matter."""
-
-Scope = Literal["gpu", "nic", "node", "fabric", "storage", "user", "scheduler", "unknown"]
-"""What is broken where the fault is a root."""
+from zslurm.aegis.fault_kinds import FaultKind, fault_kind
+from zslurm.aegis.fault_kinds import Role as Role
+from zslurm.aegis.fault_kinds import Scope as Scope
 
 Action = Literal["finish", "restart", "swap", "shrink", "requeue", "stop"]
 """What to do after an attempt: nothing more (it completed, or was asked to stop), start the ranks again on the
@@ -27,13 +24,12 @@ class Fault:
     """One thing that was noticed.
 
     Attributes:
-        kind: its class: one of the signatures (aegis/logs/signatures.yaml), or of the sensors (`rank_killed`,
-            `rank_exit`, `rank_hang`, `node_dead`, `straggler`, ...).
-        role: its part in the story.
+        kind: its kind (aegis/fault_kinds.py); a name of a kind becomes that kind.
+        role: its part in the failure.
         scope: what is broken where it is a root.
         time: UNIX seconds when it happened, or else was noticed.
         source: who noticed: `srun`, `rank`, `log`, `agent`, or the name of a sensor.
-        line: the words that say so, one line.
+        line: what reports it, one line.
         node: the node, as Slurm calls it.
         gpu: local index or PCI address of the GPU.
         nic: name or PCI address of the NIC.
@@ -43,7 +39,7 @@ class Fault:
         fingerprint: of the numbers of a numeric failure; the same one means the same numbers, bit for bit.
     """
 
-    kind: str
+    kind: FaultKind
     role: Role
     scope: Scope
     time: float
@@ -57,9 +53,22 @@ class Fault:
     cleared: bool = False
     fingerprint: str | None = None
 
+    def __post_init__(self) -> None:
+        """Look the kind up where it came as a name, from an event or a report."""
+        if not isinstance(self.kind, FaultKind):
+            object.__setattr__(self, "kind", fault_kind(self.kind))
+
+    @classmethod
+    def of_kind(cls, kind: FaultKind, time: float, source: str, line: str, **more: Any) -> Fault:
+        """Return a fault with the role and the scope of its kind, where `more` has no others."""
+        return cls(
+            **{"role": kind.role, "scope": kind.scope} | more, kind=kind, time=time, source=source, line=line
+        )
+
     def fields(self) -> dict[str, Any]:
         """As fields of an event; without what is not known."""
-        return {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+        body = {field.name: getattr(self, field.name) for field in fields(self)} | {"kind": str(self.kind)}
+        return {name: value for name, value in body.items() if value is not None and value is not False}
 
     @classmethod
     def of(cls, fields_of_event: Mapping[str, Any]) -> Fault:
@@ -88,7 +97,7 @@ class Incident:
         time: of the decision, UNIX seconds.
         attempt: its number.
         action: what was done.
-        root: what it was blamed on; None where nothing was found.
+        root: its root; None where none was found.
         committed_step: step of the newest checkpoint when it ended; -1 before the first.
         excluded: nodes that were excluded for it.
     """
@@ -137,7 +146,7 @@ class Resources:
         outlives_nodes: the job goes on when one of its nodes dies (`--no-kill`), so a new step may start at once.
         can_requeue: it can be put back into the queue, from inside or by a successor.
         elsewhere: usable nodes of its partition, those of the job among them, without dead nodes and without those
-            that were excluded before; None where Slurm does not say.
+            that were excluded before; None where Slurm does not report it.
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
     """
@@ -182,8 +191,8 @@ class Situation:
         requeued: Slurm itself has put the job back into the queue.
         preempted: Slurm preempts the job, and requeues or cancels it, now or at the end of the grace time.
         progressed_at: UNIX seconds when the slowest rank last finished a step; a rank that is gone counts with its
-            last one; None where that is not known. What logs and sensors told of before it was overcome, unless it
-            is a state that lasts.
+            last one; None where that is not known. What logs and sensors reported before it was overcome, unless
+            it is a state that lasts.
         nodes: on which it runs or ran.
     """
 
@@ -210,7 +219,7 @@ class Alarm:
 
     Attributes:
         give_up: end the attempt now; otherwise the faults are recorded, no more.
-        root: the fault that says so.
+        root: the fault for which.
         reason: one line.
         exclude: nodes that will be excluded for it.
     """
@@ -228,12 +237,12 @@ class Decision:
     Attributes:
         action: the cheapest that will do.
         reason: one line that a person understands.
-        root: what the attempt is blamed on.
+        root: the root of the attempt.
         exclude: nodes to exclude from now on; empty for a user's own bug.
         nodes: nodes to start on, where `action` is restart, swap or shrink.
         n_nodes: nodes to ask for, where `action` is requeue; None: as many as before.
         test_gpu: (node, GPU or rank) to be tested first, because NaN came from it again and again.
-            Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as is said here.
+            Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as decided here.
         wait_s: seconds to wait before the next start; None: none.
     """
 

@@ -1,4 +1,4 @@
-"""`zslurm aegis classify`: the story of a job's logs, in words and as JSON."""
+"""`zslurm aegis classify`: the diagnosis of a job's logs, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zslurm.aegis.logs.classify import Line, Story
+from zslurm.aegis.logs.classify import Diagnosis, Line
 from zslurm.aegis.logs.classify import classify as classify_logs
 from zslurm.aegis.logs.lines import chunks_of
 from zslurm.aegis.notify.check import try_hooks
@@ -100,22 +100,22 @@ def classify(
 
     Example: zslurm aegis classify slurm-4242.out dmesg.txt
     """
-    story = story_of(files)
+    diagnosis = diagnose(files)
     if json:
-        print_json(classified_as_json(story))
+        print_json(classified_as_json(diagnosis))
         return
-    for line in headline(story):
+    for line in headline(diagnosis):
         print(line)
-    if story.lines:
+    if diagnosis.lines:
         print()
-        print_table(CLASSIFY_COLUMNS, rows(story))
+        print_table(CLASSIFY_COLUMNS, rows(diagnosis))
 
 
 CLASSIFY_COLUMNS = ("time", "class", "role", "lines", "where", "first line")
 _READ = 1 << 20
 
 
-def story_of(files: Sequence[str]) -> Story:
+def diagnose(files: Sequence[str]) -> Diagnosis:
     """What the logs tell.
 
     Args:
@@ -136,14 +136,14 @@ def _standard_input() -> Iterator[bytes]:
     yield from iter(lambda: sys.stdin.buffer.read(_READ), b"")
 
 
-def classified_as_json(story: Story) -> dict[str, Any]:
+def classified_as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Everything, for programs."""
     return {
-        "lines": [_line_as_json(line) for line in story.lines],
-        "root": None if story.root is None else _line_as_json(story.root) | {"certain": story.certain},
-        "suspect": asdict(story.suspect),
-        "advice": story.advice,
-        "left_out": story.left_out,
+        "lines": [_line_as_json(line) for line in diagnosis.lines],
+        "root": None if diagnosis.root is None else _line_as_json(diagnosis.root) | {"certain": diagnosis.certain},
+        "suspect": asdict(diagnosis.suspect),
+        "advice": diagnosis.advice,
+        "left_out": diagnosis.left_out,
     }
 
 
@@ -164,28 +164,30 @@ def _line_as_json(line: Line) -> dict[str, Any]:
     }
 
 
-def headline(story: Story) -> list[str]:
+def headline(diagnosis: Diagnosis) -> list[str]:
     """The root, its line and the advice; or that nothing was found."""
-    root = story.root
+    root = diagnosis.root
     if root is None:
-        return ["no fault found" + (", only advisories:" if story.lines else "")]
+        return ["no fault found" + (", only advisories:" if diagnosis.lines else "")]
     kind = (
-        root.match.kind if story.certain else f"{root.match.kind} (a consequence; its cause is not in these logs)"
+        root.match.kind
+        if diagnosis.certain
+        else f"{root.match.kind} (a consequence; its cause is not in these logs)"
     )
-    place = ", ".join(f"{name} {value}" for name, value in asdict(story.suspect).items() if value is not None)
+    place = ", ".join(f"{name} {value}" for name, value in asdict(diagnosis.suspect).items() if value is not None)
     return [
         f"root: {kind}" + (f": {place}" if place else ""),
         f"  {root.file}:{root.finding.number}: {root.finding.text}",
-        f"  {story.advice}",
+        f"  {diagnosis.advice}",
     ]
 
 
-def rows(story: Story) -> list[list[str]]:
+def rows(diagnosis: Diagnosis) -> list[list[str]]:
     """The timeline: lines that say the same in one row, in the order in which each was said first."""
     groups: dict[tuple[str, str], list[Line]] = {}
-    for line in story.lines:
+    for line in diagnosis.lines:
         groups.setdefault((line.match.kind, line.match.role), []).append(line)
-    return [_row(kind, role, lines, story.root) for (kind, role), lines in groups.items()]
+    return [_row(kind, role, lines, diagnosis.root) for (kind, role), lines in groups.items()]
 
 
 def _row(kind: str, role: str, lines: list[Line], root: Line | None) -> list[str]:

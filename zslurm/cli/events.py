@@ -12,7 +12,8 @@ import typer
 from zslurm.cli.options import Json, SomeRuns
 from zslurm.core.console import print_table
 from zslurm.core.units import show_time
-from zslurm.run.event_text import describe
+from zslurm.run.event import from_row
+from zslurm.run.events import describe
 from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
@@ -57,8 +58,8 @@ def events_of(run: RunDir) -> list[dict[str, Any]]:
 
 def as_row(run: RunDir, event: dict[str, Any]) -> list[str]:
     """One line of the table."""
-    kind = event.get("event") or event.get("action") or "?"
-    return [show_time(_time(event)), run.name, str(kind), describe(event)]
+    typed = from_row(event)
+    return [show_time(_time(event)), run.name, typed.tag, typed.describe()]
 
 
 def as_json(run: RunDir, event: dict[str, Any]) -> dict[str, Any]:

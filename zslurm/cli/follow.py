@@ -13,7 +13,18 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.core.console import say
 from zslurm.core.errors import Exit
-from zslurm.run.event_text import describe, describe_cause
+from zslurm.run.event import from_row
+from zslurm.run.events import (
+    AttemptEnded,
+    Decided,
+    DeputyActed,
+    GpuTested,
+    NodesExcluded,
+    Requeued,
+    RequeueFailed,
+    StartPostponed,
+    describe_cause,
+)
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look, look_all
 from zslurm.submit.control import cancel
@@ -23,9 +34,7 @@ _POLL_LOCAL_S = 0.3
 _POLL_SLURM_S = 2.0
 _LINE_EVERY_S = 5.0
 _WAITING = ("pending", "requeued", "held", "suspended", "unknown")
-_RECOVERY = frozenset(
-    {"gpu_tested", "nodes_excluded", "requeued", "requeue_failed", "start_postponed", "deputy_acted"}
-)
+_RECOVERY = (GpuTested, NodesExcluded, Requeued, RequeueFailed, StartPostponed, DeputyActed)
 """Events that are shown besides each failure and each decision: what else follows from a failure."""
 # What `--wait` exits with, by the state in which the run came to rest.
 _EXIT_CODES = {
@@ -138,12 +147,12 @@ def _watch(
 
 def recovery_line(event: Mapping[str, Any]) -> str | None:
     """Describe a failure, or what follows from it, in one line; None for any other event."""
-    kind = event.get("event")
-    failed = kind == "attempt_ended" and event.get("outcome") not in ("completed", "interrupted")
-    acted = kind == "decision" and event.get("action") != "finish"
-    if not (failed or acted or kind in _RECOVERY):
+    typed = from_row(event)
+    failed = isinstance(typed, AttemptEnded) and typed.outcome not in ("completed", "interrupted")
+    acted = isinstance(typed, Decided) and typed.action != "finish"
+    if not (failed or acted or isinstance(typed, _RECOVERY)):
         return None
-    return " ".join(describe(event).split())
+    return " ".join(typed.describe().split())
 
 
 def _describe(row: dict[str, Any], state: RunState) -> str:

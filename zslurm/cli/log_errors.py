@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
-from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
+from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
+from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
+from zslurm.run.event import select
+from zslurm.run.events import AttemptEnded, FaultDetected, RanksEnded
 from zslurm.run.run_dir import AttemptDir, RunDir
-from zslurm.run.state_events import cause_of
 from zslurm.slurm.hostlist import compress
 from zslurm.train.jsonl import read_jsonl
 
@@ -62,19 +63,21 @@ def attempt_with_errors(run: RunDir) -> AttemptDir | None:
 
 def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
     """What went wrong in an attempt: the root, then what failed on its own, then the cascade; each by time."""
-    events = [event for event in read_jsonl(run.events) if event.get("attempt") == attempt.number]
-    ended: dict[str, Any] = next((e for e in reversed(events) if e["event"] == "attempt_ended"), {})
-    cause = cause_of(ended) or {}
+    rows = [row for row in read_jsonl(run.events) if row.get("attempt") == attempt.number]
+    ended = max(select(rows, AttemptEnded), key=lambda event: event.time, default=None)
+    cause = (ended.cause if ended is not None else None) or {}
     ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
     groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
-    cancelled = any((e.get("kind"), e.get("source")) == ("slurm_cancelled", "srun") for e in events)
-    for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in _silent(events, ends))]:
+    faults = [event for event in select(rows, FaultDetected) if event.source == "srun"]
+    cancelled = any(event.kind == SLURM_CANCELLED for event in faults)
+    silent = _silent(faults, list(select(rows, RanksEnded)), ends)
+    for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in silent)]:
         role = _role(found, cause)
         groups.setdefault((role, found["line"]), []).append(found)
     errors = [_group(attempt, role, line, members) for (role, line), members in groups.items()]
     if cause and not any(error.role == "root" for error in errors):  # no rank's: a node, or nobody could tell
         line, node = str(cause["message"]), cause.get("node") or "-"
-        errors.append(RankError("root", (), node, ended.get("time"), None, line, ""))
+        errors.append(RankError("root", (), node, ended.time if ended is not None else None, None, line, ""))
     return sorted(errors, key=lambda error: (_ORDER[error.role], error.when or float("inf")))
 
 
@@ -83,20 +86,20 @@ def _recorded(ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for rank, end in ends.items():
         if not is_orderly(end):
             message = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
-            yield {**end, "rank": rank, "line": message, "cascade": blames_a_peer(end)}
+            yield {**end, "rank": rank, "line": message, "cascade": reports_lost_peer(end)}
 
 
-def _silent(events: Sequence[dict[str, Any]], ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Ranks that recorded nothing: a signal took them, as srun reports, or they exited with 0 too early."""
-    for event in events:
-        if event["event"] == "fault_detected":
-            early = (event.get("kind"), event.get("source")) == (EARLY_EXIT, "srun")
-            if early and event.get("rank") is not None:
-                yield {name: event.get(name) for name in ("rank", "node", "line", "time", "step")}
-        elif event["event"] == "ranks_ended":
-            for rank in event["ranks"]:
-                if rank not in ends:
-                    yield {"rank": rank, "node": event["node"], "line": event["what"], "time": event["time"]}
+def _silent(
+    faults: Sequence[FaultDetected], ended: Sequence[RanksEnded], ends: dict[int, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Ranks that recorded nothing: they exited with 0 too early, or a signal ended them, as srun reports."""
+    for fault in faults:
+        if fault.kind == EARLY_EXIT and fault.rank is not None:
+            yield {name: fault.row.get(name) for name in ("rank", "node", "line", "time", "step")}
+    for event in ended:
+        for rank in event.ranks:
+            if rank not in ends:
+                yield {"rank": rank, "node": event.node, "line": event.what, "time": event.time}
 
 
 def _role(found: dict[str, Any], cause: dict[str, Any]) -> Role:

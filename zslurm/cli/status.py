@@ -13,12 +13,11 @@ from zslurm.cli.options import Json, SomeRuns
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.core.units import show_time
-from zslurm.run.event_text import describe, describe_cause, describe_fault
+from zslurm.run.events import cause_of, describe, describe_cause, describe_fault
 from zslurm.run.find import OrphanJob, find
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
-from zslurm.run.state_events import cause_of
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand

@@ -17,7 +17,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.options import SomeRuns
 from zslurm.cli.status import COLUMNS, as_row, stale_line, why
 from zslurm.core.errors import Exit
-from zslurm.run.event_text import describe
+from zslurm.run.events import describe
 from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir

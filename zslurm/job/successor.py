@@ -16,8 +16,8 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import is_settled, last_job
+from zslurm.run.state_events import read_state_events
 from zslurm.slurm.client import SlurmClient
-from zslurm.train.jsonl import read_jsonl
 
 SUCCESSOR_OF = "ZSLURM_SUCCESSOR_OF"
 """The variable that tells a job whose successor it is."""
@@ -46,7 +46,7 @@ def why_not_needed(run: RunDir, environ: Mapping[str, str]) -> str | None:
         return f"the run was submitted again, as job {job.job_id}"
     if job.cancelled:
         return "the run was cancelled"
-    if is_settled(job, list(read_jsonl(run.events))):
+    if is_settled(job, read_state_events(run.events).events):
         return f"the run came to its end in job {job.job_id}"
     return None
 

@@ -16,10 +16,12 @@ from typing import Any, Literal
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.processes import ProcessRecord
+from zslurm.run.event import Event
+from zslurm.run.events import AttemptStarted, Decided, Ended
 from zslurm.run.identity import original_of
 from zslurm.run.metrics_tail import newest_rows
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state_events import IN_PLACE, AegisView, aegis_view, cause_of, read_milestones
+from zslurm.run.state_events import IN_PLACE, AegisView, aegis_view, read_state_events
 from zslurm.slurm import queue_view
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.jobs import JobRecord
@@ -204,12 +206,12 @@ def _ask_slurm(job_ids: list[str]) -> QueueView:
 def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
     if job is None:
         return RunState(run, "prepared")
-    events = read_milestones(run.events)
+    events = read_state_events(run.events)
     if job.original is not None:
         why = f"a copy of {job.original}; submit it under its own name to continue it from its checkpoints"
         return RunState(run, "copied", reason=why, last_event=events.newest, **_progress(run))
-    job = _present_job(job, events.rows, seen)
-    verdict = _verdict_of(job.job_id, events.rows)
+    job = _present_job(job, events.events, seen)
+    verdict = _verdict_of(job.job_id, events.events)
     record = seen.jobs.get(job.job_id)
     nodes, restarts, reason, expected, as_of = None, 0, None, None, None
     state: State
@@ -225,7 +227,7 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         state, reason = _unanswered_state(job, verdict, problem)
     else:
         state, reason = _forgotten_state(job, verdict)
-    aegis = aegis_view(events.rows, job.job_id)
+    aegis = aegis_view(events.events, job.job_id)
     if state == "interrupted" and aegis.preempted is not None:
         state = "preempted"
     ended = verdict if state not in ACTIVE else None
@@ -241,8 +243,8 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         nodes or _nodes_of(run),
         restarts,
         job.time,
-        exit_code=ended.get("exit_code") if ended else None,
-        cause=cause_of(ended) if ended else None,
+        exit_code=ended.exit_code if ended else None,
+        cause=ended.cause if ended else None,
         successor=job.successor if state in ACTIVE else None,
         last_event=events.newest,
         aegis=aegis,
@@ -250,55 +252,53 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
     )
 
 
-def is_settled(job: _Job, events: Sequence[dict[str, Any]]) -> bool:
+def is_settled(job: _Job, events: Sequence[Event]) -> bool:
     """Whether the run came to its end in this job, so that no successor has to continue it."""
     verdict = _verdict_of(job.job_id, events)
-    return job.cancelled or (verdict is not None and verdict["outcome"] in ("completed", "failed"))
+    return job.cancelled or (verdict is not None and verdict.outcome in ("completed", "failed"))
 
 
-def _present_job(job: _Job, events: Sequence[dict[str, Any]], seen: QueueView) -> _Job:
+def _present_job(job: _Job, events: Sequence[Event], seen: QueueView) -> _Job:
     """The job that the run depends on now: the submitted one, or its successor where that took its place."""
     if job.successor is None or is_settled(job, events):
         return job
     first, second = seen.jobs.get(job.job_id), seen.jobs.get(job.successor)
     if (first is not None and first.state.is_active) or (first is None and seen.problem is not None):
         return job
-    if second is None and not any(event.get("job_id") == job.successor for event in events):
+    if second is None and not any(event.job_id == job.successor for event in events):
         return job
     return replace(job, job_id=job.successor, successor=None)
 
 
-def _verdict_of(job_id: str, events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    return _last_verdict([event for event in events if event.get("job_id") == job_id])
+def _verdict_of(job_id: str, events: Sequence[Event]) -> Ended | None:
+    return _last_verdict([event for event in events if event.job_id == job_id])
 
 
-def _last_verdict(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _last_verdict(events: Sequence[Event]) -> Ended | None:
     """How the job ended, or its last attempt where no later one was started."""
-    verdict: dict[str, Any] | None = None
+    verdict: Ended | None = None
     for event in events:
-        if event["event"] in ("attempt_ended", "run_ended"):
-            whole = isinstance(event.get("outcome"), str) and isinstance(event.get("time"), int | float)
-            verdict = event if whole else {**event, "outcome": "lost", "time": 0.0}  # a damaged line
-        elif event["event"] == "attempt_started" or _goes_on(event):
+        if isinstance(event, Ended):
+            verdict = event
+        elif isinstance(event, AttemptStarted) or _goes_on(event):
             verdict = None
     return verdict
 
 
-def _goes_on(event: dict[str, Any]) -> bool:
+def _goes_on(event: Event) -> bool:
     """Whether it is the decision that the end of an attempt is not that of the run."""
-    wanted = (*IN_PLACE, "requeue")
-    return event["event"] == "decision" and event.get("mode", "act") == "act" and event.get("action") in wanted
+    return isinstance(event, Decided) and event.acted and event.action in (*IN_PLACE, "requeue")
 
 
-def _from_verdict(job: _Job, verdict: dict[str, Any]) -> State:
-    outcome = verdict["outcome"]
+def _from_verdict(job: _Job, verdict: Ended) -> State:
+    outcome = verdict.outcome
     if outcome == "interrupted" and job.cancelled:
         return "cancelled"
     known: dict[str, State] = {"completed": "completed", "interrupted": "interrupted", "failed": "failed"}
     return known.get(outcome, "lost")
 
 
-def _local_state(run: RunDir, job: _Job, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
+def _local_state(run: RunDir, job: _Job, verdict: Ended | None) -> tuple[State, str | None]:
     if job.process is not None and not job.process.here and verdict is None:
         return "unknown", f"it was started on {job.process.host}: ask there"
     if any(process.alive for process in _local_processes(run, job)):
@@ -313,7 +313,7 @@ def _local_processes(run: RunDir, job: _Job) -> list[ProcessRecord]:
     return [found for found in (job.process, ProcessRecord.read(run.supervisor), step) if found is not None]
 
 
-def _forgotten_state(job: _Job, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
+def _forgotten_state(job: _Job, verdict: Ended | None) -> tuple[State, str | None]:
     if verdict is not None:
         return _from_verdict(job, verdict), None
     if job.cancelled:
@@ -321,14 +321,14 @@ def _forgotten_state(job: _Job, verdict: dict[str, Any] | None) -> tuple[State, 
     return "lost", f"job {job.job_id} is gone and left no verdict; see `zslurm logs --supervisor`"
 
 
-def _unanswered_state(job: _Job, verdict: dict[str, Any] | None, problem: str) -> tuple[State, str | None]:
+def _unanswered_state(job: _Job, verdict: Ended | None, problem: str) -> tuple[State, str | None]:
     """A run that ended for good, and that nobody touched since, has ended; of others nobody can tell."""
-    if verdict is not None and verdict["outcome"] in ("completed", "failed") and verdict["time"] > job.acted:
+    if verdict is not None and verdict.outcome in ("completed", "failed") and verdict.time > job.acted:
         return _from_verdict(job, verdict), None
     return "unknown", problem
 
 
-def _slurm_state(job: _Job, record: JobRecord, verdict: dict[str, Any] | None) -> tuple[State, str | None]:
+def _slurm_state(job: _Job, record: JobRecord, verdict: Ended | None) -> tuple[State, str | None]:
     reason, state = record.reason or None, record.state
     if state.is_waiting:
         if state is JobState.REQUEUE_HOLD or "held" in record.reason.lower():

@@ -1,8 +1,8 @@
-"""The events that say where a run stands, read without parsing the others.
+"""The events that change the state of a run, read without parsing the others.
 
 A run of some weeks writes tens of thousands of events, most of them about single ranks and sensors; `status` reads
-the files of all runs. Of an ordinary line only the kind is looked at. Then, from the milestones: the last cause,
-the last decision, the excluded nodes.
+the files of all runs. Of an ordinary line only the kind is read. From the events that change the state follow the
+last cause, the last decision and the excluded nodes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zslurm.core.errors import ZslurmError
-from zslurm.slurm.hostlist import expand
+from zslurm.run.event import CLASSES, Event, from_row
+from zslurm.run.events import (
+    AttemptStarted,
+    Decided,
+    Ended,
+    ExclusionFailed,
+    NodesExcluded,
+    Preempted,
+    RunEnded,
+    node_names,
+)
 from zslurm.train.jsonl import parse_line
 
-_KINDS = frozenset(
-    b"supervisor_started attempt_started attempt_ended run_ended successor_ended decision nodes_excluded "
-    b"exclusion_failed requeued preempted".split()
-)
+_KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)
 _EVENT = re.compile(rb'"event":\s?"(\w+)"')
 _HEAD = 200
 """The kind is one of the first fields of a line."""
@@ -33,20 +39,21 @@ IN_PLACE = ("restart", "swap", "shrink")
 
 
 @dataclass(frozen=True)
-class Milestones:
-    """
+class StateEvents:
+    """The events that change the state of a run.
+
     Attributes:
-        rows: the events that say where the run stands, oldest first.
-        newest: the newest event of any kind.
+        events: oldest first.
+        newest: the row of the newest event of any kind.
     """
 
-    rows: Sequence[dict[str, Any]] = ()
+    events: Sequence[Event] = ()
     newest: dict[str, Any] | None = None
 
 
-def read_milestones(path: Path) -> Milestones:
-    """The milestones of `events.jsonl`; none where there is no such file. Damaged lines are skipped."""
-    rows: list[dict[str, Any]] = []
+def read_state_events(path: Path) -> StateEvents:
+    """Read the state-changing events of `events.jsonl`; none where there is no such file. Skip damaged lines."""
+    events: list[Event] = []
     last: deque[bytes] = deque(maxlen=_LAST)
     try:
         with path.open("rb") as file:
@@ -58,19 +65,19 @@ def read_milestones(path: Path) -> Milestones:
                     and (row := parse_line(line)) is not None
                     and "event" in row
                 ):
-                    rows.append(row)
+                    events.append(from_row(row))
     except FileNotFoundError:
-        return Milestones()
+        return StateEvents()
     newest = next((row for line in reversed(last) if (row := parse_line(line)) is not None), None)
-    return Milestones(rows, newest)
+    return StateEvents(events, newest)
 
 
 @dataclass(frozen=True)
 class AegisView:
-    """What Aegis noticed and did, as `status` tells it.
+    """What Aegis noticed and did, as `status` shows it.
 
     Attributes:
-        last_cause: what the last failure in this job is blamed on: `message`, `attempt`, `time`, and where known
+        last_cause: the root of the last failure in this job: `message`, `attempt`, `time`, and where known
             `kind`, `rank`, `node`, `gpu`, `nic`, `step`, `exit_code`.
         last_decision: the newest event `decision` of this job, without its evidence.
         excluded: nodes that the run does not use now.
@@ -85,91 +92,70 @@ class AegisView:
     restarts_in_place: int = 0
 
 
-def aegis_view(rows: Sequence[dict[str, Any]], job_id: str, now: float | None = None) -> AegisView:
-    """What the milestones say of a job and of its run's nodes.
+def aegis_view(events: Sequence[Event], job_id: str, now: float | None = None) -> AegisView:
+    """Return what the events say of a job and of its run's nodes.
 
     Args:
-        rows: the milestones.
+        events: those that change the state.
         job_id: the run's present job.
         now: UNIX seconds, to tell which exclusions have expired; default: now.
     """
-    mine = [row for row in rows if row.get("job_id") == job_id]
-    decisions = [row for row in mine if row["event"] == "decision"]
-    done = [row for row in decisions if row.get("mode", "act") == "act" and row.get("action") in IN_PLACE]
+    mine = [event for event in events if event.job_id == job_id]
+    decisions = [event for event in mine if isinstance(event, Decided)]
     return AegisView(
         last_cause=_last_cause(mine),
-        last_decision=without_evidence(decisions[-1]) if decisions else None,
+        last_decision=without_evidence(decisions[-1].row) if decisions else None,
         preempted=_preempted(mine),
-        excluded=_excluded(rows, job_id, time.time() if now is None else now),
-        restarts_in_place=len(done),
+        excluded=_excluded(events, job_id, time.time() if now is None else now),
+        restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
     )
 
 
-def _preempted(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _preempted(events: Sequence[Event]) -> dict[str, Any] | None:
     """The preemption that the run has not come back from."""
     found: dict[str, Any] | None = None
-    for row in rows:
-        if row["event"] == "preempted":
-            found = row
-        elif row["event"] == "attempt_started":
+    for event in events:
+        if isinstance(event, Preempted):
+            found = event.row
+        elif isinstance(event, AttemptStarted):
             found = None
     return found
 
 
 def without_evidence(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """A decision without what it was taken on: every fault of the attempt, which is for a replay of it."""
+    """Return a decision without what it was taken on: every fault of the attempt, which is for a replay of it."""
     return {name: value for name, value in decision.items() if name not in ("situation", "resources")}
 
 
-def cause_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The cause that an event of an end holds; None where it holds none, or a damaged one without a message."""
-    cause = row.get("cause")
-    if not isinstance(cause, dict) or not cause.get("message"):
-        return None
-    if cause.get("step") is None or isinstance(cause["step"], int | float):
-        return cause
-    return {name: value for name, value in cause.items() if name != "step"}
-
-
-def _last_cause(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The cause of the newest failed attempt; what the decision after it blames wins, for that knows more."""
+def _last_cause(events: Sequence[Event]) -> dict[str, Any] | None:
+    """The cause of the newest failed attempt; the root that the decision after it names wins: it knows more."""
     cause: dict[str, Any] | None = None
-    for row in rows:
-        told: object = None
-        if row["event"] in ("attempt_ended", "run_ended"):
-            told = cause_of(row)
-        elif row["event"] == "decision" and isinstance(root := row.get("root"), dict):
-            told = {**root, "message": root.get("line") or root.get("kind")}
-        if not isinstance(told, dict) or not told.get("message"):
+    for event in events:
+        found: dict[str, Any] | None = None
+        if isinstance(event, Ended):
+            found = event.cause
+        elif isinstance(event, Decided) and event.root is not None:
+            found = {**event.root, "message": event.root.get("line") or event.root.get("kind")}
+        if found is None or not found.get("message"):
             continue
-        if row["event"] == "run_ended" and cause is not None and cause["message"] == told["message"]:
+        if isinstance(event, RunEnded) and cause is not None and cause["message"] == found["message"]:
             continue  # it repeats the last attempt's
         names = ("message", "kind", "rank", "node", "gpu", "nic", "step", "exit_code")
-        known = {name: told[name] for name in names if told.get(name) is not None}
-        attempt = row.get("attempt", cause["attempt"] if cause is not None else None)
-        cause = known | {"attempt": attempt, "time": row.get("time")}
+        known = {name: found[name] for name in names if found.get(name) is not None}
+        attempt = event.row.get("attempt", cause["attempt"] if cause is not None else None)
+        cause = known | {"attempt": attempt, "time": event.row.get("time")}
     return cause
 
 
-def _excluded(rows: Sequence[dict[str, Any]], job_id: str, now: float) -> tuple[str, ...]:
+def _excluded(events: Sequence[Event], job_id: str, now: float) -> tuple[str, ...]:
     """Nodes whose exclusion has not expired; one without an end holds for the job that excluded them."""
     until: dict[str, float] = {}
-    for row in rows:
-        if row["event"] not in ("nodes_excluded", "exclusion_failed"):
-            continue
-        expires = row.get("expires")
-        if not isinstance(expires, int | float):
-            expires = float("inf") if row.get("job_id") == job_id else 0.0
-        for node in _names(row.get("nodes")):
-            until[node] = expires if row["event"] == "nodes_excluded" else 0.0
+    for event in events:
+        if isinstance(event, NodesExcluded):
+            expires = event.expires
+            if expires is None:
+                expires = float("inf") if event.job_id == job_id else 0.0
+            until |= dict.fromkeys(node_names(event.nodes), expires)
+        elif isinstance(event, ExclusionFailed):
+            until |= dict.fromkeys(node_names(event.nodes), 0.0)
     return tuple(node for node, end in until.items() if end > now)
-
-
-def _names(nodes: object) -> list[str]:
-    """Nodes of an event: a hostlist, or a list of names."""
-    if isinstance(nodes, list):
-        return [str(node) for node in nodes]
-    try:
-        return expand(nodes) if isinstance(nodes, str) else []
-    except ZslurmError:
-        return []

@@ -1,8 +1,8 @@
-"""The story of a job, told from its logs."""
+"""The diagnosis of a job, told from its logs."""
 
 from __future__ import annotations
 
-from zslurm.aegis.logs.classify import Story, Suspect, classify
+from zslurm.aegis.logs.classify import Diagnosis, Suspect, classify
 
 RAS = "amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"
 WATCHDOG = (
@@ -13,12 +13,12 @@ OWN = "[rank3]: ValueError: no such shape"
 KILLED = "srun: error: node3: tasks 24-31: Killed"
 
 
-def story(*logs: str) -> Story:
+def diagnosis(*logs: str) -> Diagnosis:
     return classify((f"log{n}", [log.encode()]) for n, log in enumerate(logs))
 
 
 def root_of(*logs: str) -> tuple[str, int] | None:
-    root = story(*logs).root
+    root = diagnosis(*logs).root
     return None if root is None else (root.match.kind, root.finding.number)
 
 
@@ -27,7 +27,7 @@ def at(second: int, line: str) -> str:
 
 
 def test_nothing_wrong() -> None:
-    told = story("step 1 loss 2.1\nstep 2 loss 2.0\n")
+    told = diagnosis("step 1 loss 2.1\nstep 2 loss 2.0\n")
     assert (told.root, told.lines, told.advice, told.suspect) == (None, (), "", Suspect())
 
 
@@ -58,7 +58,7 @@ def test_a_line_without_a_stamp_keeps_its_place() -> None:
 
 
 def test_advisories_never_are_the_root() -> None:
-    told = story(
+    told = diagnosis(
         'NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!'
     )
     assert told.root is None
@@ -66,23 +66,23 @@ def test_advisories_never_are_the_root() -> None:
 
 
 def test_consequences_take_the_blame_only_where_there_is_nothing_else() -> None:
-    told = story(KILLED)
+    told = diagnosis(KILLED)
     assert told.root is not None
     assert (told.root.match.kind, told.certain) == ("teardown", False)
-    told = story(f"{KILLED}\n{OWN}")
+    told = diagnosis(f"{KILLED}\n{OWN}")
     assert told.root is not None
     assert (told.root.match.kind, told.certain) == ("user_error", True)
 
 
 def test_the_rank_that_came_least_far_is_suspect() -> None:
     log = "\n".join(WATCHDOG % (rank, rank, 808, done) for rank, done in ((0, 807), (1, 807), (2, 805), (3, 807)))
-    told = story(log)
+    told = diagnosis(log)
     assert told.suspect.rank == 2
     assert not told.certain
 
 
 def test_where_all_came_equally_far_the_first_that_said_so_is_shown() -> None:
-    told = story("\n".join(WATCHDOG % (rank, rank, 808, 807) for rank in (5, 6)))
+    told = diagnosis("\n".join(WATCHDOG % (rank, rank, 808, 807) for rank in (5, 6)))
     assert told.suspect.rank == 5
 
 
@@ -104,21 +104,21 @@ def test_a_link_that_came_back_in_time_is_passed_over() -> None:
 
 
 def test_links_that_come_up_at_boot_are_not_in_the_story() -> None:
-    assert story("ionic 0000:24:00.0 benic1p1: Link up - 400 Gbps").lines == ()
+    assert diagnosis("ionic 0000:24:00.0 benic1p1: Link up - 400 Gbps").lines == ()
 
 
 def test_a_rank_is_on_a_node_only_where_a_line_says_so() -> None:
-    told = story(f"[rank25]: RuntimeError: x\n{KILLED}")
+    told = diagnosis(f"[rank25]: RuntimeError: x\n{KILLED}")
     assert told.suspect == Suspect(node="node3", rank=25)
-    assert story(f"[rank5]: RuntimeError: x\n{KILLED}").suspect == Suspect(rank=5)
+    assert diagnosis(f"[rank5]: RuntimeError: x\n{KILLED}").suspect == Suspect(rank=5)
 
 
 def test_the_suspect_and_the_advice_are_those_of_the_root() -> None:
-    told = story(f"Nov 17 13:16:56 node7 kernel: [11.655315] {RAS}\n{KILLED}")
+    told = diagnosis(f"Nov 17 13:16:56 node7 kernel: [11.655315] {RAS}\n{KILLED}")
     assert told.suspect == Suspect(node="node7", gpu="0000:1c:00.0")
     assert "Exclude the node" in told.advice
 
 
 def test_of_very_many_lines_some_are_counted_only() -> None:
-    told = story("ValueError: x\n" * 10_100)
+    told = diagnosis("ValueError: x\n" * 10_100)
     assert (len(told.lines), told.left_out) == (10_000, 100)

@@ -11,7 +11,6 @@ from tests.aegis.logs.log_samples import FORMS, RECORDED
 from zslurm.aegis.logs.hardware_names import names_of
 from zslurm.aegis.logs.scanner import findings_in
 from zslurm.aegis.logs.signatures import Match, Signatures
-from zslurm.aegis.policy.responses import treatment_of
 
 FALSE_ALARMS = {
     "BGL: a packet on the tree network": "KERNREC 1130529611 2005.10.28 R63-M1-N5-C:J17-U01"
@@ -60,12 +59,12 @@ def test_a_line_of_another_system_is_no_root(line: str) -> None:
 )
 def test_words_that_name_no_hardware_of_this_cluster_exclude_nothing(line: str) -> None:
     found = match_of(line)
-    assert found is None or found.role != "root" or treatment_of(found.kind).exclude_after is None
+    assert found is None or found.role != "root" or found.kind.exclude_after is None
 
 
 def test_every_rule_that_excludes_at_once_or_the_second_time_requires_a_name() -> None:
     for rule in Signatures.load().rules:
-        excludes = treatment_of(rule.match.kind).exclude_after in (1, 2)
+        excludes = rule.match.kind.exclude_after in (1, 2)
         if rule.match.role == "root" and excludes and rule.match.kind != "node_dead":
             assert rule.names is not None, rule.any
 

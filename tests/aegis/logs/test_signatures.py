@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.aegis.logs.log_samples import EVERY, FORMS, RECORDED, Sample
 from zslurm.aegis.logs.lines import without_labels
-from zslurm.aegis.logs.prefilter import TableError, fixed_words
+from zslurm.aegis.logs.prefilter import TableError, required_literals
 from zslurm.aegis.logs.scanner import findings_in
 from zslurm.aegis.logs.signatures import Rule, Signatures, without_guesses
 
 TABLE = Signatures.load()
-GATES = [gate.decode() for gate in TABLE.gates]
+PREFILTER = [literal.decode() for literal in TABLE.prefilter]
 EXPRESSIONS = [expression for rule in TABLE.rules for expression in rule.any]
 HARMLESS = {"benign", None}
 
@@ -31,7 +31,7 @@ def id_of(rule: Rule) -> str:
 
 @pytest.mark.parametrize("rule", TABLE.rules, ids=id_of)
 def test_a_rule_matches_its_sample_and_rejects_the_other(rule: Rule) -> None:
-    alone = Signatures([rule], GATES, user_kinds=(), dull=())
+    alone = Signatures([rule], PREFILTER, ignore=())
     assert alone.match(rule.matches) is not None
     assert alone.match(rule.rejects) is None
 
@@ -42,9 +42,9 @@ def test_every_expression_is_a_regular_expression() -> None:
         re.compile(expression)
 
 
-def test_no_gate_is_part_of_another() -> None:
+def test_no_literal_of_the_prefilter_is_part_of_another() -> None:
     """The longer one would be searched for in vain."""
-    assert [(a, b) for a in GATES for b in GATES if a != b and a in b] == []
+    assert [(a, b) for a in PREFILTER for b in PREFILTER if a != b and a in b] == []
 
 
 @pytest.mark.parametrize("rule", TABLE.rules, ids=id_of)
@@ -100,10 +100,10 @@ def test_no_harmless_line_is_flagged_in_a_file() -> None:
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_what_an_expression_matches_has_one_of_its_words(data: st.DataObject) -> None:
-    """So the search for gates overlooks nothing."""
+    """So the search for literals overlooks nothing."""
     expression = data.draw(st.sampled_from(EXPRESSIONS))
     text = data.draw(st.from_regex(re.compile(expression, re.IGNORECASE | re.ASCII)))
-    assert any(word in text.lower() for word in fixed_words(expression, GATES))
+    assert any(word in text.lower() for word in required_literals(expression, PREFILTER))
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ def test_what_an_expression_matches_has_one_of_its_words(data: st.DataObject) ->
     ],
 )
 def test_fixed_words(expression: str, words: set[str]) -> None:
-    assert fixed_words(expression, ["err", "fail", "reset"]) == words
+    assert required_literals(expression, ["err", "fail", "reset"]) == words
 
 
-def test_an_expression_without_a_gate_is_refused() -> None:
+def test_an_expression_without_a_literal_of_the_prefilter_is_refused() -> None:
     rule = TABLE.rules[0]
-    with pytest.raises(TableError, match="no fixed word with a gate in"):
-        Signatures([rule], ["nothing of it"], user_kinds=(), dull=())
+    with pytest.raises(TableError, match="no required literal of the prefilter in"):
+        Signatures([rule], ["nothing of it"], ignore=())
 
 
 def test_gates_with_digits_are_refused() -> None:
     with pytest.raises(TableError, match="digits"):
-        Signatures([], ["0x"], user_kinds=(), dull=())
+        Signatures([], ["0x"], ignore=())
 
 
 @pytest.mark.parametrize(

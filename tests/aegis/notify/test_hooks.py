@@ -17,10 +17,11 @@ import pytest
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.notify.hooks import CommandHook, NotDelivered, Notifier, WebHook, message
 from zslurm.config.aegis import NotifySettings
+from zslurm.run.event import from_row
 
 ENDED = {"time": 5.0, "event": "run_ended", "job_id": "7", "outcome": "failed", "exit_code": 93}
 ENDED["cause"] = {"message": "Killed", "rank": 3, "node": "node1"}
-TOLD = message(ENDED, {"run": "first"})
+TOLD = message(from_row(ENDED), {"run": "first"})
 WORDS = "the run failed (exit code 93): rank 3 on node1: Killed"
 
 
@@ -91,10 +92,10 @@ def test_an_event_is_told_with_its_run_and_in_words() -> None:
 
 def test_secrets_and_endless_texts_stay_here() -> None:
     line = "ValueError: API_KEY=abcdef123456 was refused"
-    told = json.dumps(message(fault(line=line, password="hunter22"), {"run": "first"}))
+    told = json.dumps(message(from_row(fault(line=line, password="hunter22")), {"run": "first"}))
     assert "abcdef123456" not in told
     assert "hunter22" not in told
-    assert len(json.dumps(message({"event": "x", "deep": [{"line": "y" * 10**6}]}, {}))) < 20_000
+    assert len(json.dumps(message(from_row({"event": "x", "deep": [{"line": "y" * 10**6}]}), {}))) < 20_000
 
 
 def received(file: Path) -> list[dict[str, Any]]:
@@ -109,26 +110,26 @@ def notifier(tmp_path: Path, said: list[str] | None = None, **settings: Any) -> 
     return Notifier(NotifySettings(**given), "first", tmp_path, environ=os.environ, failed=failed), file
 
 
-def test_only_the_chosen_events_are_told(tmp_path: Path) -> None:
-    tells, file = notifier(tmp_path)
+def test_only_the_chosen_events_are_sent(tmp_path: Path) -> None:
+    sender, file = notifier(tmp_path)
     for kind in ("supervisor_started", "run_ended", "notify_failed"):
-        tells.tell(ENDED | {"event": kind})
-    assert tells.close(DEADLINE_S) == 0
+        sender.notify(from_row(ENDED | {"event": kind}))
+    assert sender.close(DEADLINE_S) == 0
     (only,) = received(file)
     assert (only["event"], only["run_dir"]) == ("run_ended", str(tmp_path))
 
 
 def test_a_thousand_ranks_that_complain_wake_nobody_a_thousand_times(tmp_path: Path) -> None:
-    tells, file = notifier(tmp_path)
+    sender, file = notifier(tmp_path)
     for rank in range(1000):
-        tells.tell(fault("storage_fault", rank=rank))
-        tells.tell(fault("peer_lost", "cascade", rank=rank))
-        tells.tell(fault("teardown", "teardown", rank=rank))
-    tells.tell(fault("nic_link_down"))
-    tells.tell(fault("nic_link_down", cleared=True))
-    tells.tell(fault("disk_low", "advisory"))
-    tells.tell(fault("storage_fault", attempt=2))
-    assert tells.close(DEADLINE_S) == 0
+        sender.notify(from_row(fault("storage_fault", rank=rank)))
+        sender.notify(from_row(fault("peer_lost", "cascade", rank=rank)))
+        sender.notify(from_row(fault("teardown", "teardown", rank=rank)))
+    sender.notify(from_row(fault("nic_link_down")))
+    sender.notify(from_row(fault("nic_link_down", cleared=True)))
+    sender.notify(from_row(fault("disk_low", "advisory")))
+    sender.notify(from_row(fault("storage_fault", attempt=2)))
+    assert sender.close(DEADLINE_S) == 0
     assert [(row["kind"], row["attempt"], row.get("cleared", False)) for row in received(file)] == [
         ("storage_fault", 1, False),
         ("nic_link_down", 1, False),
@@ -140,29 +141,29 @@ def test_a_thousand_ranks_that_complain_wake_nobody_a_thousand_times(tmp_path: P
 
 @pytest.mark.parametrize("event", [{}, {"event": None}, {"event": "run_ended", "cause": 7, "outcome": {1}}])
 def test_an_event_that_makes_no_sense_ends_nothing(tmp_path: Path, event: dict[str, Any]) -> None:
-    tells, _ = notifier(tmp_path)
-    tells.tell(event)
-    tells.close(DEADLINE_S)
+    sender, _ = notifier(tmp_path)
+    sender.notify(from_row(event))
+    sender.close(DEADLINE_S)
 
 
 def test_without_hooks_nothing_is_started(tmp_path: Path) -> None:
     before = threading.active_count()
-    tells, _ = notifier(tmp_path, command=None)
-    tells.tell(ENDED)
-    assert tells.close(DEADLINE_S) == 0
+    sender, _ = notifier(tmp_path, command=None)
+    sender.notify(from_row(ENDED))
+    assert sender.close(DEADLINE_S) == 0
     assert threading.active_count() == before
 
 
 def test_a_hook_that_hangs_delays_neither_the_other_nor_the_supervisor(tmp_path: Path, server: Server) -> None:
     server.hang.clear()
     said: list[str] = []
-    tells, file = notifier(tmp_path, said, url=server.url, timeout_s=DEADLINE_S)
-    tells.tell(ENDED)
-    tells.tell(ENDED)
-    assert tells._couriers[0].flush(DEADLINE_S), "the command is done"
+    sender, file = notifier(tmp_path, said, url=server.url, timeout_s=DEADLINE_S)
+    sender.notify(from_row(ENDED))
+    sender.notify(from_row(ENDED))
+    assert sender._queues[0].flush(DEADLINE_S), "the command is done"
     assert len(received(file)) == 2
     assert len(server.requests) <= 1
-    assert tells.close(0.0) == 2
+    assert sender.close(0.0) == 2
     assert said == ["url: 2 not delivered"]
 
 
@@ -178,7 +179,9 @@ def test_a_command_gets_the_event_and_its_words(tmp_path: Path) -> None:
 
 
 def test_the_words_of_a_log_line_are_never_run(tmp_path: Path) -> None:
-    evil = message(fault(line="$(touch owned) `touch owned`; touch owned\ntouch owned"), {"run": "$(touch owned)"})
+    evil = message(
+        from_row(fault(line="$(touch owned) `touch owned`; touch owned\ntouch owned")), {"run": "$(touch owned)"}
+    )
     command('echo "$ZSLURM_RUN $ZSLURM_WORDS" > said', HOME=str(tmp_path)).deliver(evil)
     assert not (tmp_path / "owned").exists()
     assert "touch owned; touch" not in (tmp_path / "said").read_text()
@@ -221,10 +224,10 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(tmp_path: Pat
 
 def test_closing_kills_a_command_that_hangs(tmp_path: Path) -> None:
     said: list[str] = []
-    tells, _ = notifier(tmp_path, said, command=f"echo $$ > {tmp_path}/pid; exec sleep 1000")
-    tells.tell(ENDED)
+    sender, _ = notifier(tmp_path, said, command=f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    sender.notify(from_row(ENDED))
     pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command"))
-    assert tells.close(0.0) == 1
+    assert sender.close(0.0) == 1
     wait_for(lambda: not psutil.pid_exists(pid), "its end")
     assert said == ["command: one was not delivered"]
 

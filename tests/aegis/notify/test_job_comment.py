@@ -11,6 +11,7 @@ import pytest
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.notify.job_comment import LONGEST, JobComment, beside, cause_line, plain
 from zslurm.core.errors import SlurmUnavailable
+from zslurm.run.event import from_row
 from zslurm.slurm.jobs import FIELD_END, QUEUE_FIELDS, RECORD_END, JobRecord, parse_queue
 
 ROOT = {"kind": "rank_killed", "role": "root", "scope": "unknown", "line": "Killed", "node": "node1", "rank": 3}
@@ -49,16 +50,16 @@ def told(slurm: Slurm, *events: dict[str, Any]) -> list[str]:
     said: list[str] = []
     comment = JobComment("7", {}, said.append, client=slurm)
     for event in events:
-        comment.tell(event)
+        comment.notify(from_row(event))
         comment.flush(DEADLINE_S)
     comment.close(DEADLINE_S)
     return said
 
 
 def test_a_decision_and_the_end_say_their_cause() -> None:
-    line = cause_line(DECISION) or ""
+    line = cause_line(from_row(DECISION)) or ""
     assert line[11:] == " attempt 2, restart: rank killed on node1, rank 3: Killed"
-    assert (cause_line(ENDED) or "").endswith(" the run, failed: rank 3: Killed")
+    assert (cause_line(from_row(ENDED)) or "").endswith(" the run, failed: rank 3: Killed")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_decision_and_the_end_say_their_cause() -> None:
     ],
 )
 def test_other_events_say_nothing(event: dict[str, Any]) -> None:
-    assert cause_line(event) is None
+    assert cause_line(from_row(event)) is None
 
 
 @pytest.mark.parametrize(
@@ -124,10 +125,10 @@ def test_nobody_waits_for_slurm_and_only_the_newest_cause_is_kept() -> None:
     slurm = Slurm()
     slurm.answers.clear()
     comment = JobComment("7", {}, client=slurm)
-    comment.tell(DECISION)
-    wait_for(lambda: comment._courier._busy, "the first to be under way")
+    comment.notify(from_row(DECISION))
+    wait_for(lambda: comment._queue._busy, "the first to be under way")
     for attempt in (3, 4, 5):
-        comment.tell(DECISION | {"attempt": attempt})
+        comment.notify(from_row(DECISION | {"attempt": attempt}))
     slurm.answers.set()
     comment.flush(DEADLINE_S)
     comment.close(DEADLINE_S)

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 
 from tests.waiting import DEADLINE_S, wait_for
-from zslurm.aegis.notify.queue import Courier
+from zslurm.aegis.notify.queue import DeliveryQueue
 
 
 class Desk:
-    """Takes what a courier delivers, when the door is open."""
+    """Takes what a queue delivers, when the door is open."""
 
     def __init__(self) -> None:
         self.got: list[int] = []
@@ -30,42 +30,42 @@ class Desk:
         self.given_up = True
         self.door.set()
 
-    def courier(self, limit: int = 10, failed: Callable[[str], None] | None = None) -> Courier[int]:
-        return Courier("desk", self.deliver, failed or self.said.append, limit=limit, give_up=self.give_up)
+    def queue(self, limit: int = 10, failed: Callable[[str], None] | None = None) -> DeliveryQueue[int]:
+        return DeliveryQueue("desk", self.deliver, failed or self.said.append, limit=limit, give_up=self.give_up)
 
 
 def test_everything_is_delivered_in_order_and_closing_waits_for_it() -> None:
     desk = Desk()
-    courier = desk.courier()
+    queue = desk.queue()
     for item in range(5):
-        courier.take(item)
+        queue.take(item)
     assert desk.got == [], "handing over does not wait"
     desk.door.set()
-    assert courier.close(DEADLINE_S) == 0
+    assert queue.close(DEADLINE_S) == 0
     assert (desk.got, desk.said) == ([0, 1, 2, 3, 4], [])
 
 
 def test_where_too_much_waits_the_oldest_is_lost() -> None:
     desk = Desk()
-    courier = desk.courier(limit=2)
-    courier.take(0)
+    queue = desk.queue(limit=2)
+    queue.take(0)
     assert desk.entered.wait(DEADLINE_S)
     for item in (1, 2, 3, 4):
-        courier.take(item)
+        queue.take(item)
     desk.door.set()
-    assert courier.close(DEADLINE_S) == 2
+    assert queue.close(DEADLINE_S) == 2
     assert (desk.got, desk.said) == ([0, 3, 4], ["desk: 2 not delivered"])
 
 
 def test_closing_does_not_wait_for_ever() -> None:
     desk = Desk()
-    courier = desk.courier()
-    courier.take(0)
+    queue = desk.queue()
+    queue.take(0)
     assert desk.entered.wait(DEADLINE_S)
-    courier.take(1)
-    assert courier.close(0.0) == 2, "the one under way, and the one that waits"
+    queue.take(1)
+    assert queue.close(0.0) == 2, "the one under way, and the one that waits"
     assert desk.given_up
-    courier.take(2)
+    queue.take(2)
     assert 1 not in desk.got
     assert 2 not in desk.got
 
@@ -73,10 +73,10 @@ def test_closing_does_not_wait_for_ever() -> None:
 def test_a_failure_is_told_once_until_it_works_again() -> None:
     desk = Desk()
     desk.door.set()
-    courier = desk.courier()
+    queue = desk.queue()
     for item in (-1, -2, 3, -4, -5):
-        courier.take(item)
-    assert courier.close(DEADLINE_S) == 0
+        queue.take(item)
+    assert queue.close(DEADLINE_S) == 0
     assert desk.said == ["desk: no place for -1", "desk: no place for -4"]
 
 
@@ -86,14 +86,14 @@ def test_a_complaint_that_cannot_be_written_ends_nothing() -> None:
 
     desk = Desk()
     desk.door.set()
-    courier = desk.courier(failed=full)
+    queue = desk.queue(failed=full)
     for item in (-1, 2):
-        courier.take(item)
+        queue.take(item)
     wait_for(lambda: desk.got == [2], "the next one")
-    assert courier.close(DEADLINE_S) == 0
+    assert queue.close(DEADLINE_S) == 0
 
 
 def test_nothing_is_started_before_there_is_something_to_do() -> None:
     before = threading.active_count()
-    assert Desk().courier().close(DEADLINE_S) == 0
+    assert Desk().queue().close(DEADLINE_S) == 0
     assert threading.active_count() == before

@@ -12,14 +12,14 @@ from tests.aegis.attempts import NOW, SETTINGS, fault, incident, settings
 from tests.aegis.recorded import Recorder
 from zslurm.aegis.policy.history import (
     active_exclusions,
-    blamed_before,
     fault_in,
     history_of,
-    nodes_in,
+    roots_before,
     starts_since,
     without_progress,
 )
 from zslurm.aegis.types import Exclusion, Fault, History
+from zslurm.run.events import node_names
 
 
 def test_decisions_that_were_acted_on_are_the_incidents() -> None:
@@ -126,10 +126,11 @@ def test_starts_count_from_the_last_end() -> None:
 def test_roots_on_a_node() -> None:
     mine, other = fault("rank_killed"), fault("rank_killed", "node2")
     past = History((incident(mine), incident(other), incident(None), incident(mine, ago=500.0)))
-    assert blamed_before(past, "node1", NOW - 900) == [mine, mine]
-    assert blamed_before(past, "node1", NOW - 550) == [mine]
-    assert blamed_before(past, "node1", NOW - 500) == []
+    assert roots_before(past, "node1", NOW - 900) == [mine, mine]
+    assert roots_before(past, "node1", NOW - 550) == [mine]
+    assert roots_before(past, "node1", NOW - 500) == []
 
 
 def test_nodes_of_an_event() -> None:
-    assert nodes_in({"nodes": "n[1-2]"}) == nodes_in({"nodes": ["n1", "n2"]}) == ["n1", "n2"]
+    assert node_names("n[1-2]") == node_names(["n1", "n2"]) == ["n1", "n2"]
+    assert node_names("n[1-") == node_names(7) == []

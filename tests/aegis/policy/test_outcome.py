@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from zslurm.aegis.policy.outcome import Cause, Verdict, judge, root_failure
+from zslurm.aegis.policy.outcome import Cause, Verdict, judge
+from zslurm.aegis.root_cause import root_failure
 from zslurm.slurm.srun_output import failed_nodes, task_failures
 
 # What torch 2.13 raised on a rank whose peer was killed, once idle and once in an all-reduce (gloo, Debian 12).

@@ -23,9 +23,9 @@ from tests.aegis.attempts import (
     settings,
     situation,
 )
-from zslurm.aegis.policy.attribution import without_overcome
+from zslurm.aegis.fault_kinds import FAULT_KINDS, fault_kind
 from zslurm.aegis.policy.policy import _MOST_REFUSALS, alarm, decide
-from zslurm.aegis.policy.responses import REMARKS, TREATMENTS, treatment_of
+from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.types import Alarm, Decision, Exclusion, Fault, History, Incident
 
 EVERY = (*HARDWARE, *NETWORK, *UNEXPLAINED, *BLAMELESS)
@@ -55,8 +55,8 @@ def past_of(kind: str, *nodes: str, step: int = 40, **more: Any) -> History:
 
 def test_every_kind_of_fault_is_in_one_of_the_groups_that_are_tested_here() -> None:
     scheduler = {"slurm_time_limit", "slurm_requeue", "slurm_preempt", "slurm_task_failure", "slurm_step_refused"}
-    assert set(TREATMENTS) == {*EVERY, *scheduler, "straggler", "orphans_many"}
-    assert not set(TREATMENTS) & set(REMARKS)
+    responses = {kind for kind in FAULT_KINDS.values() if not kind.advisory}
+    assert responses == {*EVERY, *scheduler, "straggler", "orphans_many"}
 
 
 class TestStepsThatSlurmRefuses:
@@ -259,9 +259,7 @@ class TestAlarm:
         assert given.give_up
         assert given.exclude == (() if kind == "rank_hang" else ("node1",))
 
-    @pytest.mark.parametrize(
-        "kind", [k for k in (*TREATMENTS, *REMARKS) if treatment_of(k).while_running == "record"]
-    )
+    @pytest.mark.parametrize("kind", [k for k in FAULT_KINDS if fault_kind(k).while_running == "record"])
     def test_lets_it_go_on(self, kind: str) -> None:
         assert not raised(fault(kind, ago=900.0), spares=1).give_up
 
@@ -340,7 +338,7 @@ class TestHowItGoesOn:
         decision = decided(fault(kind), there=WITH_SPARE)
         assert (decision.action, decision.nodes, decision.exclude) == ("restart", NODES[:3], ())
         assert decision.reason.endswith("1 of 3 without a new checkpoint, after 30 s") == (
-            treatment_of(kind).then == "wait"
+            fault_kind(kind).then == "wait"
         )
 
     def test_with_a_spare_that_the_job_has_even_where_it_dies_with_its_nodes(self) -> None:

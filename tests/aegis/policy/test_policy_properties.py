@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.aegis.attempts import BLAMELESS, NODES, NOW, fault, incident, settings, situation
-from zslurm.aegis.policy.attribution import without_overcome
+from zslurm.aegis.fault_kinds import FAULT_KINDS
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.policy import _MOST_REFUSALS, alarm, decide
-from zslurm.aegis.policy.responses import REMARKS, TREATMENTS, treatment_of
+from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.types import Decision, Exclusion, Fault, History, Incident, Resources, Situation
 
 ALL_NODES = (*NODES, "node4", "node5")
@@ -25,7 +25,7 @@ SETTINGS = st.builds(
 )  # fmt: skip
 FAULTS = st.builds(
     fault,
-    st.sampled_from([*TREATMENTS, *REMARKS, "a_kind_of_the_future"]),
+    st.sampled_from([*FAULT_KINDS, "a_kind_of_the_future"]),
     st.none() | st.sampled_from(NODES),
     ago=st.floats(0, 4000),
     role=st.sampled_from(["root", "root", "root", "cascade", "teardown", "advisory", "benign"]),
@@ -111,7 +111,7 @@ def test_exclusions_are_few_and_never_without_evidence(
     assert len(decision.exclude) + len(known) <= says.max_excluded
     for node in decision.exclude:
         against = [f for f in now.faults if f.node == node and not f.cleared and f.role in ("root", "advisory")]
-        assert any(treatment_of(f.kind).exclude_after is not None for f in against)
+        assert any(f.kind.exclude_after is not None for f in against)
 
 
 @given(

@@ -18,8 +18,9 @@ from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.attribution import blame, roots_of
+from zslurm.aegis.policy.attribution import attribute
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
+from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.supervisor import stop_forwarder
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
@@ -232,8 +233,8 @@ def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: 
     assert verdict.cause is not None and verdict.cause.rank is None
     assert verdict.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
     situation, settings = monitor.collected.situation(verdict), AegisSection()
-    blamed = blame(roots_of(situation, settings), situation, History(), settings)
-    assert blamed.root is not None and (blamed.root.kind, blamed.exclude) == ("slurm_cancelled", ())
+    root_cause = attribute(roots_of(situation, settings), situation, History(), settings)
+    assert root_cause.root is not None and (root_cause.root.kind, root_cause.exclude) == ("slurm_cancelled", ())
 
 
 def test_what_the_supervisor_before_ended_itself_was_not_cancelled(

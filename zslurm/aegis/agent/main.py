@@ -29,9 +29,10 @@ from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.commands import handle
 from zslurm.aegis.agent.outbox import Outbox
 from zslurm.aegis.agent.sensor import Make, Place, Reading, all_sensors
-from zslurm.aegis.agent.sensor_runner import BEGINS_ANEW, SensorRunner
+from zslurm.aegis.agent.sensor_runner import SensorRunner
 from zslurm.aegis.agent.sensors.progress import ranks_in
 from zslurm.aegis.agent.standby import StandbySupervisor
+from zslurm.aegis.fault_kinds import BASELINE_LOST
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -130,7 +131,7 @@ class Agent:
         self._send(AgentReport(self._stamp(), "started", {"pid": os.getpid(), **self._about}))
         if self._memory.problem:
             line = f"attempt {self._first_attempt}: {self._memory.problem}; sensors begin anew"
-            fault = self.place.fault(BEGINS_ANEW, "advisory", "node", "agent", line)
+            fault = self.place.fault(BASELINE_LOST, "advisory", "node", "agent", line)
             self._sensed("agent", Reading(faults=(fault,)))
         for runner in self._runners:
             runner.start()

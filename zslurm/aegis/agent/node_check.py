@@ -13,11 +13,12 @@ from zslurm.aegis.agent.gpu_tool import ToolSources
 from zslurm.aegis.agent.sensor import Place, Sensor
 from zslurm.aegis.agent.sensors.disk import Disk
 from zslurm.aegis.agent.sensors.host import Host
+from zslurm.aegis.fault_kinds import DISK_LOW, STORAGE_FAULT
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
 from zslurm.doctor.node import checks_of, run_checks
 from zslurm.hardware.node_sources import Sources, Task
 
-_OF_STORAGE = frozenset({"disk_low", "storage_fault"})
+_OF_STORAGE = frozenset({DISK_LOW, STORAGE_FAULT})
 DOCTOR_CHECKS = ("gpu-count", "gpu-idle", "gpu-ecc", "gpu-pages", "nics", "rails", "disk")
 
 

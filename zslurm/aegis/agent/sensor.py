@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zslurm.aegis.fault_kinds import FaultKind
 from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.config.aegis import AegisSection, SensorSettings
 from zslurm.config.spec import ClusterSection
@@ -71,7 +72,7 @@ class Place:
         """What the run's settings ask of the sensors."""
         return self.aegis.sensors
 
-    def fault(self, kind: str, role: Role, scope: Scope, source: str, line: str, **more: Any) -> Fault:
+    def fault(self, kind: FaultKind, role: Role, scope: Scope, source: str, line: str, **more: Any) -> Fault:
         """A fault of this node, noticed now; `more` are further fields of it."""
         return Fault(kind, role, scope, self.now(), source, line, **({"node": self.node} | more))
 

@@ -13,13 +13,11 @@ from dataclasses import replace
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import BASELINE_LOST
 from zslurm.checkpoint_tools.plain import in_words, reason_of
 
 REPEAT_S = 60.0
 """A reading without news is handed on after so long all the same."""
-
-BEGINS_ANEW = "baseline_lost"
-"""Kind of the fault that says that what an attempt began with is not known any more."""
 
 Hand = Callable[[str, Reading], None]
 
@@ -124,7 +122,7 @@ class SensorRunner:
             sensor.recall(state)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             line = f"{self.name}: what was remembered of attempt {self._number} is damaged: {in_words(error)}"
-            fault = self._place.fault(BEGINS_ANEW, "advisory", "node", "agent", f"{line}; it begins anew")
+            fault = self._place.fault(BASELINE_LOST, "advisory", "node", "agent", f"{line}; it begins anew")
             self._hand_on(self.name, Reading(faults=(fault,)))
 
     def _look(self, sensor: Sensor) -> Reading:

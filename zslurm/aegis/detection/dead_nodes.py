@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zslurm.aegis.detection.attempt_progress import LATE_S, AttemptProgress, NodeState
+from zslurm.aegis.fault_kinds import AGENT_LOST, NODE_DEAD
 from zslurm.aegis.types import Fault
 from zslurm.train.progress import Phase
 
@@ -94,7 +95,7 @@ class DeadNodes:
         node = self._progress.nodes.get(name)
         since = wall - (now - node.heard) if node is not None and node.heard is not None else wall
         line = f"node {name} is dead: {why}"
-        return Fault("node_dead", "root", "node", since, "agent", line, node=name, step=self._step_on(name))
+        return Fault.of_kind(NODE_DEAD, since, "agent", line, node=name, step=self._step_on(name))
 
     def _step_on(self, name: str) -> int | None:
         steps = [rank.row.step for rank in self._progress.ranks if rank.node == name and rank.row is not None]
@@ -115,4 +116,4 @@ class DeadNodes:
         node.lost = True
         unheard_s = self._progress.unheard_s(name, now)
         line = f"no heartbeat of the agent on {name} for {unheard_s:.0f} s; its ranks make progress"
-        return [Fault("agent_lost", "advisory", "node", wall, "agent", line, node=name)]
+        return [Fault.of_kind(AGENT_LOST, wall, "agent", line, node=name)]

@@ -16,7 +16,7 @@ from zslurm.aegis.detection.attempt_progress import AttemptProgress
 from zslurm.aegis.detection.dead_nodes import DeadNodes
 from zslurm.aegis.detection.hangs import Hangs
 from zslurm.aegis.detection.sensor_faults import SensorFaults
-from zslurm.aegis.detection.stragglers import PaceWatch
+from zslurm.aegis.detection.stragglers import StragglerDetector
 from zslurm.aegis.protocol import ProgressReport, Report, SensorReport
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
@@ -34,7 +34,7 @@ class Detector:
         self._progress = AttemptProgress(settings)
         self._dead_nodes, self._hangs = DeadNodes(self._progress), Hangs(self._progress)
         self._sensors = SensorFaults()
-        self._stragglers = PaceWatch(settings.straggler)
+        self._stragglers = StragglerDetector(settings.straggler)
 
     def begin(
         self,

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from zslurm.aegis.fault_kinds import EARLY_EXIT
 from zslurm.aegis.types import Fault
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failures
 
-KIND = "early_exit"
 LINE = "exited with exit code 0 before the end of the run"
 
 _MOST_NAMED = 8
@@ -58,8 +58,8 @@ def early_exits(
     if len(early) > _MOST_NAMED:
         ranks = compress(f"r{rank}" for rank in early).removeprefix("r").strip("[]")
         line = f"ranks {ranks} {LINE}"
-        return [Fault(KIND, "root", "user", when, "srun", line, step=step)]
+        return [Fault.of_kind(EARLY_EXIT, when, "srun", line, step=step)]
     return [
-        Fault(KIND, "root", "user", when, "srun", LINE, node=rank_nodes[rank], rank=rank, step=step)
+        Fault.of_kind(EARLY_EXIT, when, "srun", LINE, node=rank_nodes[rank], rank=rank, step=step)
         for rank in early
     ]

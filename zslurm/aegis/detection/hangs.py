@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zslurm.aegis.detection.attempt_progress import AttemptProgress
+from zslurm.aegis.fault_kinds import RANK_HANG
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.progress import Phase
@@ -74,7 +75,7 @@ class Hangs:
         age = min(self._age(number, now) for number in late)
         which = f"{len(late)} of {counted(alive, 'rank')}"
         line = f"{which} stand still {self._where(late[0])} for {age:.0f} s, and none is behind"
-        return [Fault("rank_hang", "root", "unknown", wall, "progress", line, step=self._step_of(late[0]))]
+        return [Fault.of_kind(RANK_HANG, wall, "progress", line, step=self._step_of(late[0]))]
 
     def _hang_of(self, number: int, further: int, alive: int, now: float, wall: float) -> Fault:
         node = self._progress.ranks[number].node
@@ -83,8 +84,8 @@ class Hangs:
             f"{self._where(number)} (limit {self._limit_of(number):.0f} s); "
             f"{further} of {counted(alive, 'rank')} are further"
         )
-        return Fault(
-            "rank_hang", "root", "unknown", wall, "progress", line,
+        return Fault.of_kind(
+            RANK_HANG, wall, "progress", line,
             node=node, rank=number, step=self._step_of(number),
         )  # fmt: skip
 

@@ -13,10 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zslurm.aegis.detection import early_exits
+from zslurm.aegis.fault_kinds import (
+    CONFIG_ERROR,
+    EARLY_EXIT,
+    NAN_LOSS,
+    NODE_DEAD,
+    PEER_LOST,
+    RANK_EXIT,
+    RANK_KILLED,
+    SLURM_CANCELLED,
+    SLURM_LAUNCH_CONFIG,
+    SLURM_STEP_REFUSED,
+    USER_ERROR,
+    FaultKind,
+)
 from zslurm.aegis.logs.scanner import faults_in
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import blames_a_peer, is_orderly
+from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
 from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
@@ -67,7 +80,7 @@ def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: 
     line = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
     kind, role, scope = _meaning(end, line, signatures)
     step, rank, node = int(end.get("step", -1)), int(end["rank"]), str(end["node"])
-    began = _DIVERGED_ON.search(line) if kind == "nan_loss" else None
+    began = _DIVERGED_ON.search(line) if kind == NAN_LOSS else None
     if began is not None and int(began[1]) < len(rank_nodes):
         rank = int(began[1])
         node = rank_nodes[rank]
@@ -85,27 +98,27 @@ def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: 
     )
 
 
-def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple[str, Role, Scope]:
+def _meaning(end: Mapping[str, Any], line: str, signatures: Signatures) -> tuple[FaultKind, Role, Scope]:
     error = end.get("error")
     if error is None:
-        return "rank_exit", "root", "unknown"
+        return RANK_EXIT, "root", "unknown"
     if error == "SystemExit":
-        return ("peer_lost", "cascade", "fabric") if blames_a_peer(end) else (early_exits.KIND, "root", "user")
+        return (PEER_LOST, "cascade", "fabric") if reports_lost_peer(end) else (EARLY_EXIT, "root", "user")
     if end["exit_code"] == Exit.USAGE:
-        return "config_error", "root", "user"
+        return CONFIG_ERROR, "root", "user"
     if error == "Diverged":
-        return "nan_loss", "root", "user"
-    if blames_a_peer(end):
-        return "peer_lost", "cascade", "fabric"
+        return NAN_LOSS, "root", "user"
+    if reports_lost_peer(end):
+        return PEER_LOST, "cascade", "fabric"
     match = signatures.match(line)
     if match is not None and match.role in ("root", "cascade"):
         return match.kind, match.role, match.scope
-    return "user_error", "root", "user"
+    return USER_ERROR, "root", "user"
 
 
 def _unexplained(failure: TaskFailure, rank: int) -> Fault:
-    kind = "rank_exit" if failure.exit_code is not None else "rank_killed"
-    return Fault(kind, "root", "unknown", time.time(), "srun", failure.what, node=failure.node, rank=rank)
+    kind = RANK_EXIT if failure.exit_code is not None else RANK_KILLED
+    return Fault.of_kind(kind, time.time(), "srun", failure.what, node=failure.node, rank=rank)
 
 
 def words_of(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
@@ -131,9 +144,7 @@ def words_of_srun(attempt: AttemptDir) -> list[Fault]:
     if attempt.number == 1:
         return roots
     return [
-        replace(fault, kind="slurm_step_refused", scope="scheduler")
-        if fault.kind == "slurm_launch_config"
-        else fault
+        replace(fault, kind=SLURM_STEP_REFUSED, scope="scheduler") if fault.kind == SLURM_LAUNCH_CONFIG else fault
         for fault in roots
     ]
 
@@ -149,7 +160,7 @@ def cancelled(attempt: AttemptDir) -> Fault | None:
     if step is None:
         return None
     line = f"the Slurm step {step} was cancelled (scancel)" if step else "the Slurm step was cancelled (scancel)"
-    return Fault("slurm_cancelled", "root", "scheduler", time.time(), "srun", line)
+    return Fault.of_kind(SLURM_CANCELLED, time.time(), "srun", line, role="root")
 
 
 def _begun(attempt: AttemptDir) -> float:
@@ -163,7 +174,7 @@ def _begun(attempt: AttemptDir) -> float:
 def node_failed(node: str) -> Fault:
     """A node that Slurm itself has given up."""
     line = f"Slurm reports node {node} as failed"
-    return Fault("node_dead", "root", "node", time.time(), "srun", line, node=node)
+    return Fault.of_kind(NODE_DEAD, time.time(), "srun", line, node=node)
 
 
 def late_faults(

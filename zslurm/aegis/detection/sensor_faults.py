@@ -14,15 +14,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+from zslurm.aegis.fault_kinds import SENSOR_UNAVAILABLE
 from zslurm.aegis.protocol import SensorReport
 from zslurm.aegis.types import Fault
 
 _MOST_PER_MINUTE = 10
-_HAVE_AN_END = frozenset(
-    "nic_link_down nic_fault nic_errors gpu_throttled memory_low disk_low zombies storage_fault".split()
-)
-
-
 _NOT_SENSORS = frozenset(("srun", "rank", "log", "agent", "progress", "slurm", "gpu_test"))
 """Sources whose faults no sensor reports."""
 
@@ -54,7 +50,7 @@ class SensorFaults:
     def take_up(self, faults: Iterable[Fault]) -> None:
         """Know what was recorded of the present attempt already; it is not told again."""
         for fault in faults:
-            if fault.source in _NOT_SENSORS or fault.kind == "sensor_unavailable":
+            if fault.source in _NOT_SENSORS or fault.kind == SENSOR_UNAVAILABLE:
                 continue
             key = _key(fault)
             self._told.add((key, fault.line))
@@ -146,8 +142,8 @@ def _key(fault: Fault) -> _Key:
 
 def _has_an_end(fault: Fault) -> bool:
     """Whether the sensor also tells when it is over; a line of a log never does."""
-    return fault.kind in _HAVE_AN_END and fault.source not in ("kernel_log", "log")
+    return fault.kind.reports_end and fault.source not in ("kernel_log", "log")
 
 
 def _unavailable(node: str, sensor: str, line: str, time: float, *, cleared: bool = False) -> Fault:
-    return Fault("sensor_unavailable", "advisory", "node", time, sensor, line, node=node, cleared=cleared)
+    return Fault.of_kind(SENSOR_UNAVAILABLE, time, sensor, line, node=node, cleared=cleared)

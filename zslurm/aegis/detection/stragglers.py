@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from zslurm.aegis.fault_kinds import STRAGGLER
 from zslurm.aegis.protocol import RankProgress
 from zslurm.aegis.types import Fault, Role
 from zslurm.config.aegis import StragglerLimits
@@ -17,8 +18,8 @@ from zslurm.config.aegis import StragglerLimits
 _LONGEST_WINDOW_S = 60.0
 
 
-class PaceWatch:
-    """Compares the paces of the ranks of an attempt, window after window."""
+class StragglerDetector:
+    """Compare the step work times of the ranks of an attempt, window after window."""
 
     def __init__(self, limits: StragglerLimits) -> None:
         """Nothing is known yet.
@@ -97,7 +98,7 @@ class PaceWatch:
         line = f"rank {number} on {node} takes {times:.2f} times as long as its peers for its own work"
         line += ", no more than others again" if cleared else f", for {self._limits.after_s:.0f} s by now"
         role: Role = "root" if self._limits.act and not cleared else "advisory"
-        return Fault(
-            "straggler", role, "gpu", wall, "progress", line,
+        return Fault.of_kind(
+            STRAGGLER, wall, "progress", line, role=role,
             node=node, rank=number, step=step if step >= 0 else None, cleared=cleared,
         )  # fmt: skip

@@ -10,25 +10,17 @@ A rank's node is known only where a line names both.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
-from zslurm.aegis.logs.scanner import Finding, findings_in
+from zslurm.aegis.logs.scanner import Finding, as_fault, findings_in
 from zslurm.aegis.logs.signatures import Match
+from zslurm.aegis.root_cause import root_of_log
 from zslurm.slurm.srun_output import task_failures
 
 _KEPT = 10_000
 """Lines of one kind and file that are kept; more of them tell nothing new."""
-
-_SAID_LATE = frozenset({"host_oom", "slurm_node_fail"})
-_VAGUE = frozenset({"user_error", "crash_segv"})
-_PASSING = frozenset({"nic_link_down", "nic_fault", "storage_fault"})
-_COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
-_ROOT_CAUSE = "Root Cause (first observed failure)"
-_SEQUENCE = re.compile(r"\bSeqNum=(\d+)")
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Story:
+class Diagnosis:
     """What the logs tell.
 
     Attributes:
@@ -82,7 +74,7 @@ class Story:
     left_out: int = 0
 
 
-def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Story:
+def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
     """Read logs of one job and tell what went wrong.
 
     Args:
@@ -98,11 +90,13 @@ def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Story:
         read += kept
         left_out += more
     lines = sorted(_without_idle_ends(read), key=lambda line: (line.when is None, line.when or 0.0))
-    root, certain = _root(lines)
+    faults = [as_fault(line.finding, "log", time=float) for line in lines]
+    found, certain = root_of_log(faults)
+    root = next((line for line, fault in zip(lines, faults, strict=True) if fault is found), None)
     if root is None:
-        return Story(tuple(lines), None, False, Suspect(), "", left_out)
+        return Diagnosis(tuple(lines), None, False, Suspect(), "", left_out)
     suspect = _suspect(root, lines)
-    return Story(tuple(lines), root, certain, suspect, root.match.advice, left_out)
+    return Diagnosis(tuple(lines), root, certain, suspect, root.match.advice, left_out)
 
 
 def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
@@ -125,63 +119,7 @@ def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
 def _without_idle_ends(lines: Sequence[Line]) -> list[Line]:
     """Without ends of faults that nobody saw begin: every link comes up once when a node boots."""
     seen = {line.match.kind for line in lines}
-    return [line for line in lines if line.match.clears not in _PASSING or line.match.clears in seen]
-
-
-def _root(lines: Sequence[Line]) -> tuple[Line | None, bool]:
-    """The root, and whether it is a cause by itself."""
-    roots = ((n, line) for n, line in enumerate(lines) if line.match.role == "root")
-    first = next((line for n, line in roots if not _passed(line, lines, n + 1)), None)
-    if first is not None:
-        if first.match.kind in _VAGUE:
-            late = (line for line in lines if line.match.role == "root" and line.match.kind in _SAID_LATE)
-            first = next(late, first)
-        return first, True
-    for role in ("cascade", "teardown"):
-        found = [line for line in lines if line.match.role == role]
-        if found:
-            return _furthest_behind(found) or _named(found) or found[0], False
-    return None, False
-
-
-def _named(lines: Sequence[Line]) -> Line | None:
-    """Return the first line that names a rank or a node; in torchrun's summary that of the root cause."""
-    start = next((n for n, line in enumerate(lines) if _ROOT_CAUSE in line.finding.text), 0)
-    for part in (lines[start:], lines):
-        for line in part:
-            if line.match.rank is not None or line.match.node is not None:
-                return line
-    return None
-
-
-def _passed(line: Line, lines: Sequence[Line], after: int) -> bool:
-    """True for a fault that ended before anything followed from it; `lines` are looked at from `after` on."""
-    if line.match.kind not in _PASSING:
-        return False
-    for later in islice(lines, after, None):
-        if later.match.clears == line.match.kind and _same(later.match.nic, line.match.nic):
-            return True
-        if later.match.role in ("cascade", "teardown"):
-            return False
-    return False
-
-
-def _same(one: str | None, other: str | None) -> bool:
-    return one is None or other is None or one == other
-
-
-def _furthest_behind(lines: Sequence[Line]) -> Line | None:
-    """The line of the rank that came least far in the collective operations, where ranks differ."""
-    for pattern in (_COMPLETED, _SEQUENCE):
-        reached: dict[int, tuple[int, Line]] = {}
-        for line in lines:
-            found = pattern.search(line.finding.text)
-            if found and line.match.rank is not None:
-                reached.setdefault(line.match.rank, (int(found[1]), line))
-        numbers = [number for number, _ in reached.values()]
-        if numbers and min(numbers) < max(numbers):
-            return min(reached.values(), key=lambda pair: pair[0])[1]
-    return None
+    return [line for line in lines if (ended := line.match.clears) is None or not ended.may_pass or ended in seen]
 
 
 def _suspect(root: Line, lines: Sequence[Line]) -> Suspect:

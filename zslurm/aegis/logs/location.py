@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from zslurm.aegis.fault_kinds import BENIGN_AFTER_FAULT, GPU_OOM, NAN_LOSS, NET_CONFIG, FaultKind
 from zslurm.aegis.logs.hardware_names import NIC_DRIVERS
 from zslurm.aegis.types import Scope
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """What a line names; see signatures.Match."""
 
     node: str | None
@@ -70,7 +71,7 @@ _OF_SUMMARY = re.compile(
 _START_OF_SUMMARY = re.compile(r"Root Cause|^\s*\[\d+\]:|^[-=]{20,}")
 
 
-def place_in_summary(text: str, above: Iterable[str]) -> Place | None:
+def location_in_summary(text: str, above: Iterable[str]) -> Location | None:
     """Return who and where by the lines above, for a line of a launcher's summary that does not name them itself.
 
     torchrun writes `host`, `rank` and `exitcode` on separate lines, and so does MPICH; Open MPI breaks its line
@@ -88,10 +89,10 @@ def place_in_summary(text: str, above: Iterable[str]) -> Place | None:
             break
         node = node or _first(_NODE, line)
         rank = rank or _first(_RANK, line)
-    return Place(node, None, None, int(rank) if rank else None)
+    return Location(node, None, None, int(rank) if rank else None)
 
 
-def place_of(text: str, kind: str, scope: Scope) -> Place:
+def location_of(text: str, kind: FaultKind, scope: Scope) -> Location:
     """Who and where, as far as a line tells.
 
     Args:
@@ -105,12 +106,12 @@ def place_of(text: str, kind: str, scope: Scope) -> Place:
             gpu = address["pci"]
         else:
             nic = address["name"] or address["pci"]
-    if scope == "gpu" or kind in ("gpu_oom", "nan_loss"):
+    if scope == "gpu" or kind in (GPU_OOM, NAN_LOSS):
         gpu = gpu or _first(_GPU, text)
-    if scope in ("nic", "fabric") or kind in ("net_config", "benign_after_fault"):
+    if scope in ("nic", "fabric") or kind in (NET_CONFIG, BENIGN_AFTER_FAULT):
         nic = nic or _first([_NIC], text)
     rank = _first(_RANK, text)
-    return Place(_first(_NODE, text), gpu, nic, int(rank) if rank else None)
+    return Location(_first(_NODE, text), gpu, nic, int(rank) if rank else None)
 
 
 def _first(patterns: Sequence[re.Pattern[str]], text: str) -> str | None:

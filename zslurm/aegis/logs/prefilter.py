@@ -1,4 +1,4 @@
-"""The words without which a regular expression cannot match: what a fast search looks for before it tries it."""
+"""The literals without which a regular expression cannot match, for a fast search before it is tried."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class TableError(ValueError):
     """signatures.yaml contradicts itself; the message names the expression."""
 
 
-def fixed_words(expression: str, gates: Sequence[str]) -> frozenset[str]:
-    """Words, in lower case and each with a gate in it, of which one is in every text that an expression matches.
+def required_literals(expression: str, prefilter: Sequence[str]) -> frozenset[str]:
+    r"""Return literals in lower case, one of which is in every text that matches; each contains a prefilter.
 
-    Of the parts that follow each other the one with the longest such words is taken: a run of fixed characters, or
-    a group that is not optional, whose words are those of its alternatives. A class, an escape like `\\d` and what
-    may be repeated or left out end a run. Empty where there are no such words.
+    Of the parts that follow each other the one with the longest such literals is taken: a run of fixed
+    characters, or a group that is not optional, whose literals are those of its alternatives. A class, an escape
+    like `\d` and what may be repeated or left out end a run. Empty where there are no such literals.
     """
-    alternatives = [max(parts, key=_shortest, default=frozenset()) for parts in _parts(expression, gates)]
+    alternatives = [max(parts, key=_shortest, default=frozenset()) for parts in _parts(expression, prefilter)]
     return frozenset[str]().union(*alternatives) if all(alternatives) else frozenset()
 
 
@@ -30,15 +30,15 @@ _OPTIONAL = re.compile(r"[?*]|\{0?,")
 _REPEATED = re.compile(r"[?*+]\??|\{[\d,]+\}\??")
 
 
-def _parts(expression: str, gates: Sequence[str]) -> list[list[frozenset[str]]]:
-    """The words with gates of each part of each alternative at the top level of an expression."""
+def _parts(expression: str, prefilter: Sequence[str]) -> list[list[frozenset[str]]]:
+    """The literals of each part of each alternative at the top level of an expression."""
     alternatives: list[list[frozenset[str]]] = [[]]
     run, at = "", 0
 
     def end_of_run() -> None:
         nonlocal run
         word = run.lower()
-        if word and any(gate in word for gate in gates):
+        if word and any(literal in word for literal in prefilter):
             alternatives[-1].append(frozenset({word}))
         run = ""
 
@@ -57,7 +57,7 @@ def _parts(expression: str, gates: Sequence[str]) -> list[list[frozenset[str]]]:
         else:
             run += fixed
         if text in ("(", "(?:") and not _OPTIONAL.match(expression, end):
-            alternatives[-1].append(fixed_words(inside, gates))
+            alternatives[-1].append(required_literals(inside, prefilter))
         elif text == "|":
             alternatives.append([])
         at = repeated.end() if repeated else end

@@ -1,8 +1,8 @@
 """Faults that a log tells of, found while it is read or after the fact.
 
 A block of a log is first stripped of its digits: the lines of healthy training then fall together into a few, and
-those that were seen before need no second look. What is new is searched for gates (signatures.py), and only lines
-that have some are read as text.
+those that were seen before need no second look. What is new is searched for the literals of the prefilter
+(signatures.py), and only lines that have some are read as text.
 
 Some evidence takes several lines. Of a Python traceback only the last line counts, not the source that it quotes;
 an exception that was raised while another was handled is a cascade of that; a driver's page-fault report is one
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
+from zslurm.aegis.fault_kinds import BENIGN, GPU_RAS_UNCORRECTABLE
 from zslurm.aegis.logs.lines import (
     MAX_LINE,
     OVERLAP,
@@ -30,7 +31,7 @@ from zslurm.aegis.logs.lines import (
     time_of,
     without_labels,
 )
-from zslurm.aegis.logs.location import place_in_summary
+from zslurm.aegis.logs.location import location_in_summary
 from zslurm.aegis.logs.signatures import Match, Signatures
 from zslurm.aegis.types import Fault
 
@@ -104,7 +105,7 @@ class LogScanner:
         return [finding for block in self._blocks.close() for finding in self._scan(block)]
 
     def _scan(self, block: Block) -> Iterator[Finding]:
-        lowered = self._signatures.without_dull(block.data.lower().replace(b"\r", b"\n"))
+        lowered = self._signatures.without_ignored(block.data.lower().replace(b"\r", b"\n"))
         stripped = lowered.translate(None, _DIGITS).split(b"\n")
         suspicious = self._suspicious(stripped)
         if suspicious:
@@ -112,13 +113,13 @@ class LogScanner:
         self._before = (self._before + block.data)[-_CONTEXT:]
 
     def _suspicious(self, stripped: list[bytes]) -> set[bytes]:
-        """Those of some lines without digits that have a gate in them."""
+        """Those of some lines without digits that have a literal in them."""
         new = set(stripped) - self._harmless
         if not new:
             return new
         text = b"\n".join(new)
-        there = [gate for gate in self._signatures.gates if gate in text]
-        suspicious = {line for line in new if any(gate in line for gate in there)} if there else set()
+        there = [literal for literal in self._signatures.prefilter if literal in text]
+        suspicious = {line for line in new if any(literal in line for literal in there)} if there else set()
         if len(self._harmless) > _KNOWN_LINES:
             self._harmless.clear()
         self._harmless.update(line for line in new - suspicious if len(line) < _KNOWN_LENGTH)
@@ -141,7 +142,7 @@ class LogScanner:
         for at in range(start, max(end - OVERLAP, start + 1), MAX_LINE - OVERLAP):
             text = clean(block.data[at : min(at + MAX_LINE, end)])
             match = self._signatures.match(text, kernel=self._kernel)
-            if match is None or match.kind == "benign" or match.kind in kinds:
+            if match is None or match.kind == BENIGN or match.kind in kinds:
                 continue
             context = self._context(block.data, start)
             if context.is_source(text):
@@ -159,7 +160,7 @@ class LogScanner:
             match = replace(match, role="advisory")
         elif match.role == "root" and _EXCEPTION.match(body) and context.is_chained(text):
             match = replace(match, role="cascade")
-        if (place := place_in_summary(body, context.above(text))) is not None:
+        if (place := location_in_summary(body, context.above(text))) is not None:
             match = replace(
                 match, node=match.node or place.node, rank=match.rank if match.rank is not None else place.rank
             )
@@ -180,7 +181,7 @@ class LogScanner:
 
     def _after_another_gpu(self, match: Match, number: int) -> Match:
         """Errors of several GPUs of a node within a few lines are one event: the first is its root."""
-        if match.kind != "gpu_ras_uncorrectable" or match.gpu is None:
+        if match.kind != GPU_RAS_UNCORRECTABLE or match.gpu is None:
             return match
         if self._first_gpu is not None:
             node, gpu, line = self._first_gpu

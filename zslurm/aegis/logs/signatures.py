@@ -1,9 +1,10 @@
 """What a line of a log means: the table signatures.yaml, made quick.
 
-A line is compared with eight hundred expressions only where it must be. Every expression contains fixed words,
-and every fixed word a `gate`, a short word that lines of healthy training seldom have. So a log is searched for
-gates first (log_faults.py); a line that has some is searched for the words behind them, and only the expressions
-of words that are there are tried, in the order of the table.
+A line is compared with eight hundred expressions only where it must be. Every expression requires literals, one
+of which is in each line that it matches, and each of these contains a literal of the prefilter: a short one that
+lines of healthy training seldom have. So a log is searched for the prefilter first (scanner.py); a line that has
+some of it is searched for the required literals, and only the expressions of those that are there are tried, in
+the order of the table.
 
 Of a line only what was observed counts: guesses ("might be caused by ...") are cut off before anything is tried.
 """
@@ -19,10 +20,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from zslurm.aegis.fault_kinds import FAULT_KINDS, PCIE_ERROR, FaultKind
 from zslurm.aegis.logs.hardware_names import names_of
 from zslurm.aegis.logs.lines import MAX_LINE, body_of, without_labels
-from zslurm.aegis.logs.location import place_of
-from zslurm.aegis.logs.prefilter import TableError, fixed_words
+from zslurm.aegis.logs.location import location_of
+from zslurm.aegis.logs.prefilter import TableError, required_literals
 from zslurm.aegis.types import Role, Scope
 
 _FLAGS = (
@@ -39,7 +41,7 @@ class Match:
 
     Attributes:
         kind: of the fault; `benign` and `benign_after_fault` are none.
-        role: its part in the story, as far as one line tells.
+        role: its part in the diagnosis, as far as one line tells.
         scope: what is broken where it is a root.
         node: host or Slurm node that the line names as the place of the fault.
         gpu: PCI address, local index, or `kfd:N` (a node of the kernel's topology, which counts CPUs as well).
@@ -49,7 +51,7 @@ class Match:
         clears: the kind of fault whose end the line tells, for benign_after_fault.
     """
 
-    kind: str
+    kind: FaultKind
     role: Role
     scope: Scope
     node: str | None = None
@@ -57,7 +59,7 @@ class Match:
     nic: str | None = None
     rank: int | None = None
     advice: str = ""
-    clears: str | None = None
+    clears: FaultKind | None = None
 
 
 @dataclass(frozen=True)
@@ -94,46 +96,44 @@ class _Expression(NamedTuple):
 class Signatures:
     """The table, ready to match."""
 
-    def __init__(
-        self, rules: Sequence[Rule], gates: Sequence[str], *, user_kinds: Iterable[str], dull: Iterable[str]
-    ) -> None:
+    def __init__(self, rules: Sequence[Rule], prefilter: Sequence[str], *, ignore: Iterable[str]) -> None:
         """Prepare rules that stand in the order in which they are to be tried.
 
         Args:
             rules: the rules.
-            gates: short words without digits, one of which is in the fixed word of each expression.
-            user_kinds: kinds that a kernel never tells of.
-            dull: what healthy runs write all the time although it has a gate in it.
+            prefilter: short words without digits, one of which is in the required literals of each expression.
+            ignore: what healthy runs write all the time although it has a literal in it.
 
         Raises:
-            TableError: an expression has no fixed word with a gate in it, or a gate has digits.
+            TableError: an expression requires no literal with one of the prefilter, or one of these has digits.
         """
-        if with_digits := [gate for gate in gates if any(char.isdigit() for char in gate)]:
-            raise TableError(f"gates with digits, which log_faults.py does not look at: {with_digits}")
+        if with_digits := [literal for literal in prefilter if any(char.isdigit() for char in literal)]:
+            raise TableError(
+                f"prefilter: literals with digits, which scanner.py removes from a line: {with_digits}"
+            )
         self.rules = tuple(rules)
-        self.gates = tuple(gate.encode() for gate in gates)
-        self._gates = tuple(gates)
-        self._user_kinds = frozenset(user_kinds)
-        self._dull = [(phrase.encode(), b" " * len(phrase)) for phrase in dull]
+        self.prefilter = tuple(literal.encode() for literal in prefilter)
+        self._prefilter = tuple(prefilter)
+        self._ignored = [(phrase.encode(), b" " * len(phrase)) for phrase in ignore]
         # The ranks of a job say the same when it fails, each behind its own label.
         self._rule_of = lru_cache(maxsize=_REMEMBERED)(self._find_rule)
         self._expressions: list[_Expression] = []
-        self._behind: dict[str, list[int]] = {gate: [] for gate in gates}
+        self._behind: dict[str, list[int]] = {literal: [] for literal in prefilter}
         for rule in self.rules:
             for expression in rule.any:
                 self._add(rule, expression)
 
     def _add(self, rule: Rule, expression: str) -> None:
-        words = fixed_words(expression, self._gates)
+        words = required_literals(expression, self._prefilter)
         if not words:
-            raise TableError(f"{rule.match.kind}: no fixed word with a gate in {expression!r}")
-        for gate in {next(gate for gate in self._gates if gate in word) for word in words}:
-            self._behind[gate].append(len(self._expressions))
+            raise TableError(f"{rule.match.kind}: no required literal of the prefilter in {expression!r}")
+        for literal in {next(literal for literal in self._prefilter if literal in word) for word in words}:
+            self._behind[literal].append(len(self._expressions))
         self._expressions.append(_Expression(tuple(words), expression, rule))
 
-    def without_dull(self, lowered: bytes) -> bytes:
+    def without_ignored(self, lowered: bytes) -> bytes:
         """A log in lower case, with blanks over what is dull; as long as before."""
-        for phrase, blanks in self._dull:
+        for phrase, blanks in self._ignored:
             lowered = lowered.replace(phrase, blanks)
         return lowered
 
@@ -147,12 +147,12 @@ class Signatures:
         """The table in the text of a signatures.yaml.
 
         Raises:
-            TableError: an expression of it has no fixed word.
+            TableError: an expression requires no literal, or a kind is not in the table of fault_kinds.py.
         """
         table = yaml.load(text, Loader=_LOADER)
         rules = [rule for kind, body in table["kinds"].items() for rule in _rules(kind, body)]
         rules.sort(key=lambda rule: rule.last)
-        return cls(rules, table["gates"], user_kinds=table["user_kinds"], dull=table["dull"])
+        return cls(rules, table["prefilter"], ignore=table["ignore"])
 
     def match(self, text: str, *, kernel: bool = False) -> Match | None:
         """What one line means; None where nothing is known to be wrong with it.
@@ -173,13 +173,13 @@ class Signatures:
     def _find_rule(self, observed: str, kernel: bool) -> Rule | None:
         """The first rule that a line without labels matches."""
         lowered = observed.lower()
-        tried = {n for gate in self._gates if gate in lowered for n in self._behind[gate]}
+        tried = {n for literal in self._prefilter if literal in lowered for n in self._behind[literal]}
         refused: Rule | None = None
         for number in sorted(tried):
             words, expression, rule = self._expressions[number]
             if rule is refused or not any(word in lowered for word in words):
                 continue
-            if (kernel and rule.match.kind in self._user_kinds) or not _compiled(expression).search(observed):
+            if (kernel and not rule.match.kind.in_kernel_log) or not _compiled(expression).search(observed):
                 continue
             if rule.names is not None and not rule.names.search(observed):
                 refused = rule
@@ -193,8 +193,8 @@ class Signatures:
 
 def _placed(match: Match, text: str) -> Match:
     """What a line means, with the node, GPU, NIC and rank that the line itself names."""
-    place = place_of(text, match.kind, match.scope)
-    if match.kind == "pcie_error" and place.nic is not None:
+    place = location_of(text, match.kind, match.scope)
+    if match.kind == PCIE_ERROR and place.nic is not None:
         match = replace(match, scope="nic")
     return replace(match, node=place.node, gpu=place.gpu, nic=place.nic, rank=place.rank)
 
@@ -214,10 +214,12 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
-    of_kind = Match(kind, body["role"], body["scope"], advice=body["advice"])
+    of_kind = Match(known := _known(kind), known.role, known.scope, advice=known.advice)
     rules = []
     for row in body["rules"]:
-        own = {name: row[name] for name in ("role", "scope", "advice", "clears") if name in row}
+        own = {name: row[name] for name in ("role", "scope", "advice") if name in row}
+        if "clears" in row:
+            own["clears"] = _known(row["clears"])
         unless = re.compile(row["unless"], _FLAGS) if "unless" in row else None
         named = row.get("names", body.get("names"))
         names = names_of(named) if named else None
@@ -226,6 +228,13 @@ def _rules(kind: str, body: Mapping[str, Any]) -> list[Rule]:
             Rule(replace(of_kind, **own), tuple(row["any"]), unless, *sample, names, row.get("last", False))
         )
     return rules
+
+
+def _known(name: str) -> FaultKind:
+    """Raises TableError."""
+    if name not in FAULT_KINDS:
+        raise TableError(f"signatures.yaml: there is no kind `{name}` in zslurm/aegis/fault_kinds.py")
+    return FAULT_KINDS[name]
 
 
 _GUESS = re.compile(

@@ -11,7 +11,8 @@ from zslurm.aegis.notify.hooks import hooks, message
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import CheckFailed, ConfigError
-from zslurm.run.event_text import KINDS
+from zslurm.run.event import from_row
+from zslurm.run.events import KINDS, NotifyTest
 
 
 def try_hooks(spec: RunSpec) -> Iterator[str]:
@@ -30,7 +31,7 @@ def try_hooks(spec: RunSpec) -> Iterator[str]:
             meant = f"; did you mean `{near[0]}`?" if near else "; docs/run-directory.md lists them"
             raise ConfigError(f"aegis.notify.events: there are no events `{kind}`{meant}")
     given = {name: value for name, value in spec.cluster.env.items() if value is not None}
-    sample = message({"time": time.time(), "event": "notify_test"}, {"run": spec.run.name})
+    sample = message(from_row({"time": time.time(), "event": NotifyTest.NAME}), {"run": spec.run.name})
     failed = []
     for hook in hooks(settings, {**os.environ, **given}):
         try:

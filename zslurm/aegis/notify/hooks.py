@@ -1,8 +1,9 @@
-"""Tells people what happened to a run: a command of theirs, or a web hook, gets chosen events as JSON.
+"""Notify people of what happened to a run: a command of theirs, or a web hook, gets chosen events as JSON.
 
-The supervisor says `tell(event)` and goes on; each hook has its own courier, so that a web server which hangs
-delays no mail. One accident can make a thousand ranks complain: of faults only roots and advisories are told, and
-each kind once in an attempt. Nothing is kept: what a supervisor that is killed had not sent yet is not sent.
+The supervisor calls `notify(event)`, which returns at once; each hook has its own queue, so that a web server
+which hangs delays no mail. One accident can make a thousand ranks complain: of faults only roots and advisories
+are sent, and each kind once in an attempt. Nothing is kept: what a supervisor that is killed had not sent yet is
+not sent.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from zslurm import __version__
-from zslurm.aegis.notify.queue import Courier
+from zslurm.aegis.notify.queue import DeliveryQueue
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import NotifySettings
 from zslurm.core.redact import is_secret_name, redact, redact_mapping
-from zslurm.run.event_text import describe
+from zslurm.run.event import Event
+from zslurm.run.events import FaultDetected, describe
 from zslurm.run.state_events import without_evidence
 
 _MOST_WAITING = 100
@@ -48,7 +50,7 @@ class NotDelivered(Exception):
 
 
 class Notifier:
-    """Tells of events through the hooks of `aegis.notify`."""
+    """Sends events through the hooks of `aegis.notify`."""
 
     def __init__(
         self,
@@ -59,61 +61,61 @@ class Notifier:
         environ: Mapping[str, str] | None = None,
         failed: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Nothing is started before there is something to tell.
+        """Start nothing before there is something to send.
 
         Args:
-            settings: who is told of what.
+            settings: which events are sent, and where.
             run_name: the run's name.
             run_dir: its directory.
             environ: environment of the command, and values of `$NAME` in the address; default: this process's.
-            failed: told in one line, from another thread, why a hook failed; again only after it worked.
+            failed: called with one line, from another thread, why a hook failed; again only after it worked.
         """
         environ = dict(os.environ if environ is None else environ)
         self._about = {"run": run_name} | ({"run_dir": str(run_dir)} if run_dir is not None else {})
         self._kinds = frozenset(settings.events)
-        self._told: set[tuple[object, ...]] = set()
-        self._couriers: list[Courier[Message]] = []
+        self._sent: set[tuple[object, ...]] = set()
+        self._queues: list[DeliveryQueue[Message]] = []
         for hook in hooks(settings, environ):
-            courier = Courier(hook.name, hook.deliver, failed, limit=_MOST_WAITING, give_up=hook.give_up)
-            self._couriers.append(courier)
+            queue = DeliveryQueue(hook.name, hook.deliver, failed, limit=_MOST_WAITING, give_up=hook.give_up)
+            self._queues.append(queue)
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """Tell of an event, where it is of a kind to tell of. Never waits, never raises."""
+    def notify(self, event: Event) -> None:
+        """Send an event, where it is of a kind to send. Never waits, never raises."""
         try:
-            if self._couriers and event.get("event") in self._kinds and self._is_news(event):
-                told = message(event, self._about)
-                for courier in self._couriers:
-                    courier.take(told)
-        except Exception:  # an event that cannot be told must not end the supervisor
+            if self._queues and event.tag in self._kinds and self._is_news(event):
+                sent = message(event, self._about)
+                for queue in self._queues:
+                    queue.take(sent)
+        except Exception:  # an event that cannot be sent must not end the supervisor
             pass
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything was sent, for so long at most: before a requeue ends this process."""
         deadline = time.monotonic() + timeout_s
-        for courier in self._couriers:
-            courier.flush(deadline - time.monotonic())
+        for queue in self._queues:
+            queue.flush(deadline - time.monotonic())
 
     def close(self, timeout_s: float) -> int:
         """Send what waits, for so long at most; returns how many messages were not sent."""
         deadline = time.monotonic() + timeout_s
-        return sum(courier.close(deadline - time.monotonic()) for courier in self._couriers)
+        return sum(queue.close(deadline - time.monotonic()) for queue in self._queues)
 
-    def _is_news(self, event: Mapping[str, Any]) -> bool:
-        if event["event"] != "fault_detected":
+    def _is_news(self, event: Event) -> bool:
+        if not isinstance(event, FaultDetected):
             return True
-        if event.get("role") not in ("root", "advisory"):
+        if event.role not in ("root", "advisory"):
             return False
-        key = (event.get("attempt"), event.get("kind"), event.get("role"), bool(event.get("cleared")))
-        if key in self._told:
+        key = (event.attempt, event.kind, event.role, bool(event.cleared))
+        if key in self._sent:
             return False
-        self._told.add(key)
+        self._sent.add(key)
         return True
 
 
-def message(event: Mapping[str, Any], about: Mapping[str, Any]) -> Message:
+def message(event: Event, about: Mapping[str, Any]) -> Message:
     """What a hook gets: the event, its run, and one line for people as `words`; with `text`, as chats call it."""
     short = _shortened(
-        {**about, **without_evidence(event)}
+        {**about, **without_evidence(event.row)}
     )  # first: to look for secrets in a text of megabytes takes minutes
     words = redact(describe(short)[:_LONGEST_TEXT])
     body = redact_mapping(short)
@@ -154,14 +156,14 @@ class CommandHook:
         self._secrets = [value for name, value in environ.items() if is_secret_name(name)]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def deliver(self, told: Message) -> None:
+    def deliver(self, message: Message) -> None:
         """Run the command to its end.
 
         Raises:
             NotDelivered: it failed, or took too long.
             OSError: it cannot be started.
         """
-        named = {"RUN": told.get("run", ""), "EVENT": told.get("event", ""), "WORDS": told["words"]}
+        named = {"RUN": message.get("run", ""), "EVENT": message.get("event", ""), "WORDS": message["words"]}
         environ = {**self._environ, **{f"ZSLURM_{name}": _one_line(str(value)) for name, value in named.items()}}
         with _scratch() as output:
             self._process = process = subprocess.Popen(
@@ -174,7 +176,7 @@ class CommandHook:
                 start_new_session=True,
             )
             try:
-                process.communicate(json.dumps(told).encode() + b"\n", timeout=self._timeout_s)
+                process.communicate(json.dumps(message).encode() + b"\n", timeout=self._timeout_s)
             except subprocess.TimeoutExpired:
                 self.give_up()
                 process.wait()
@@ -237,13 +239,13 @@ class WebHook:
         ):
             self._opener.add_handler(handler)
 
-    def deliver(self, told: Message, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:
+    def deliver(self, message: Message, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:
         """Post the event; again after a pause where the server does not answer or is busy.
 
         Raises:
             NotDelivered: it was not taken.
         """
-        request = self._request(told)
+        request = self._request(message)
         for pause_s in (*pauses_s, None):
             reason, temporary = self._post(request)
             if not reason:
@@ -255,13 +257,13 @@ class WebHook:
         """Try no more."""
         self._given_up.set()
 
-    def _request(self, told: Message) -> urllib.request.Request:
+    def _request(self, message: Message) -> urllib.request.Request:
         try:
             url = string.Template(self._url).substitute(self._environ)
         except KeyError as error:
             raise NotDelivered(f"${error.args[0]} is not set, which aegis.notify.url names") from None
         headers = {"Content-Type": "application/json", "User-Agent": f"zslurm/{__version__}"}
-        return urllib.request.Request(url, json.dumps(told).encode(), headers, method="POST")
+        return urllib.request.Request(url, json.dumps(message).encode(), headers, method="POST")
 
     def _post(self, request: urllib.request.Request) -> tuple[str, bool]:
         """Why it failed, and whether another try may help; no reason where it went well.

@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-from zslurm.aegis.notify.queue import Courier
+from zslurm.aegis.notify.queue import DeliveryQueue
 from zslurm.core.redact import redact
-from zslurm.run.event_text import describe_cause, describe_fault
+from zslurm.run.event import Event
+from zslurm.run.events import Decided, RunEnded, describe_cause, describe_fault
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord
@@ -33,9 +34,11 @@ _UNWANTED = re.compile(r"[^\x20-\x7e]|[\"'`\\|;<>$=&]")
 class Commentable(Protocol):
     """What a job's comment needs of Slurm: a SlurmClient."""
 
-    def job(self, job_id: str) -> JobRecord | None: ...
+    def job(self, job_id: str) -> JobRecord | None:
+        """Return a job; None where Slurm has forgotten it."""
 
-    def update(self, job_id: str, **settings: str) -> None: ...
+    def update(self, job_id: str, **settings: str) -> None:
+        """Change settings of a job."""
 
 
 class JobComment:
@@ -49,33 +52,35 @@ class JobComment:
         *,
         client: Commentable | None = None,
     ) -> None:
-        """
+        """Do nothing yet.
+
         Args:
             job_id: the job.
             environ: where PATH and SLURM_CONF are taken from.
-            failed: told in one line, from another thread, why the comment could not be written; again only after
-                it could.
-            client: asks and tells Slurm.
+            failed: called with one line, from another thread, why the comment could not be written; again only
+                after it could.
+            client: Slurm.
         """
         self._job_id = job_id
         self._client = client or SlurmClient(environ, timeout_s=_TIMEOUT_S, retries=Retries(attempts=1))
-        self._courier: Courier[str] = Courier("job comment", self._write, failed, limit=1)
+        self._queue: DeliveryQueue[str] = DeliveryQueue("job comment", self._write, failed, limit=1)
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def notify(self, event: Event) -> None:
         """Write the cause that an event holds, if it holds one. Never waits, never raises."""
         if (text := cause_line(event)) is not None:
-            self._courier.take(text)
+            self._queue.take(text)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until it was tried, for so long at most: before a requeue ends this process."""
-        self._courier.flush(timeout_s)
+        self._queue.flush(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Wait for the last try, for so long at most; nothing is written after it."""
-        self._courier.close(timeout_s)
+        self._queue.close(timeout_s)
 
     def _write(self, text: str) -> None:
-        """
+        """Write the text beside what others wrote.
+
         Raises:
             ZslurmError: Slurm does not answer, or refuses.
         """
@@ -86,18 +91,18 @@ class JobComment:
             self._client.update(self._job_id, Comment=wanted)
 
 
-def cause_line(event: Mapping[str, Any]) -> str | None:
+def cause_line(event: Event) -> str | None:
     """The root cause that an event holds, as it may stand in a comment; None where it holds none."""
     try:
-        if event.get("event") == "decision" and event.get("mode", "act") == "act" and event.get("root"):
-            what, cause = str(event["action"]), describe_fault(event["root"])
-        elif event.get("event") == "run_ended" and event.get("cause"):
-            what, cause = str(event["outcome"]), describe_cause(event["cause"])
+        if isinstance(event, Decided) and event.acted and event.root:
+            what, cause = event.action, describe_fault(event.root)
+        elif isinstance(event, RunEnded) and event.cause:
+            what, cause = event.outcome, describe_cause(event.cause)
         else:
             return None
-        attempt = f"attempt {event['attempt']}" if "attempt" in event else "the run"
-        when = time.strftime("%m-%d %H:%M", time.localtime(float(event.get("time") or time.time())))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        attempt = "the run" if event.attempt is None else f"attempt {event.attempt}"
+        when = time.strftime("%m-%d %H:%M", time.localtime(event.time or time.time()))
+    except (KeyError, TypeError, ValueError, OverflowError):  # a root or a cause that is damaged
         return None
     return plain(f"{when} {attempt}, {what}: {cause}")
 

@@ -1,7 +1,7 @@
-"""Slow errands of the supervisor, done beside it: it hands them over and goes on.
+"""Queues of what the supervisor delivers to slow receivers, each emptied by its own thread.
 
-Whoever watches a run must never wait for a web server, a user's script or slurmctld. An errand is handed over in
-no time and nothing that goes wrong with it comes back as an error. Where errands pile up, the oldest are dropped:
+Whoever watches a run must never wait for a web server, a user's script or slurmctld. An item is handed over in
+no time and nothing that goes wrong with it comes back as an error. Where items pile up, the oldest are dropped:
 the newest say how things stand. Delivery is at most once: what waits when the process dies is lost.
 """
 
@@ -19,7 +19,7 @@ from zslurm.checkpoint_tools.plain import reason_of
 T = TypeVar("T")
 
 
-class Courier(Generic[T]):
+class DeliveryQueue(Generic[T]):
     """Delivers items one after the other in a thread of its own."""
 
     def __init__(
@@ -31,13 +31,14 @@ class Courier(Generic[T]):
         limit: int,
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """
+        """Start no thread before the first item.
+
         Args:
             name: what it delivers to, the first word of each complaint.
-            deliver: does one errand; whatever it raises is a failure, the error's text the reason.
-            failed: told in one line, from the courier's thread, of the first failure after a success.
+            deliver: delivers one item; whatever it raises is a failure, the error's text the reason.
+            failed: called with one line, from the queue's thread, of the first failure after a success.
             limit: how many items may wait.
-            give_up: ends the errand under way, when `close` has waited long enough.
+            give_up: ends the delivery under way, when `close` has waited long enough.
         """
         self._name, self._deliver, self._failed, self._give_up = name, deliver, failed, give_up
         self._waiting: deque[T] = deque()
@@ -108,5 +109,5 @@ class Courier(Generic[T]):
                         self._say(reason_of(error))
 
     def _say(self, what: str) -> None:
-        with contextlib.suppress(Exception):  # the disk may be full: there is nobody left to tell
+        with contextlib.suppress(Exception):  # the disk may be full: nothing is left to do
             self._failed(f"{self._name}: {what}")

@@ -1,4 +1,4 @@
-"""Writes the events of a run, and lets those know who want to know."""
+"""Write the events of a run, and notify hooks and the job's comment."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from zslurm.aegis.notify.hooks import Notifier
 from zslurm.aegis.notify.job_comment import JobComment
 from zslurm.config.spec import RunSpec
 from zslurm.core.redact import redact_mapping
+from zslurm.run.event import from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesWriter
 
-_LAST_WORDS_S = 5.0
+_FLUSH_S = 5.0
 """How long hooks and Slurm get to take what is left when the supervisor ends, or the job is requeued."""
 
 
@@ -32,38 +33,44 @@ class Recorder:
         self._run = run
         self._lock = threading.Lock()
         self._unwritten: list[dict[str, Any]] = []
-        self._tellers: list[Notifier | JobComment] = []
+        self._notifiers: list[Notifier | JobComment] = []
         self._job_id = ""
 
     def open(self, spec: RunSpec, job_id: str, environ: Mapping[str, str]) -> None:
-        """Know the job, and who wants to know of it."""
+        """Know the job, and whom to notify."""
         self._job_id = job_id
-        self._tellers.append(
+        self._notifiers.append(
             Notifier(spec.aegis.notify, self._run.name, self._run.path, environ=environ, failed=self._failed)
         )
         if spec.cluster.launcher == "slurm" and spec.aegis.comment:
-            self._tellers.append(JobComment(job_id, environ, self._failed))
+            self._notifiers.append(JobComment(job_id, environ, self._failed))
 
     def event(self, event: str, /, **fields: Any) -> None:
-        """Record what happened: in the events, and in the log of the job. Any thread may."""
+        """Record what happened, in the events and in the log of the job. Any thread may.
+
+        Args:
+            event: the name of an event (run/events.py).
+            fields: its fields.
+        """
         fields = redact_mapping(fields)
         row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
+        made = from_row(row)
         with self._lock:
             self._unwritten.append(row)
             with contextlib.suppress(OSError):
                 while self._unwritten:
                     self._file.append(self._unwritten[0])
                     del self._unwritten[0]
-        for teller in self._tellers:
-            teller.tell(row)
+        for notifier in self._notifiers:
+            notifier.notify(made)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
         with contextlib.suppress(OSError):
             print(f"supervisor: {event} {shown}".rstrip(), flush=True)
 
     def flush(self) -> None:
-        """Let everybody hear what was recorded, for a few seconds at most: before a requeue ends this process."""
-        for teller in self._tellers:
-            teller.flush(_LAST_WORDS_S)
+        """Deliver what was recorded, for a few seconds at most: before a requeue ends this process."""
+        for notifier in self._notifiers:
+            notifier.flush(_FLUSH_S)
 
     def _failed(self, reason: str) -> None:
         self.event("notify_failed", reason=reason)
@@ -75,7 +82,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for teller in self._tellers:
-            teller.close(_LAST_WORDS_S)
+        for notifier in self._notifiers:
+            notifier.close(_FLUSH_S)
         with self._lock, contextlib.suppress(OSError):
             self._file.close()

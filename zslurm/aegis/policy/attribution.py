@@ -1,64 +1,47 @@
-"""Who takes the blame for an attempt: a pure function of what was noticed and of the attempts before.
+"""What an attempt is attributed to, and which nodes that costs: pure, from its faults and the attempts before it.
 
-The earliest root does. Consequences, teardown and remarks never do; nor does what the run overcame: what logs and
-sensors told of before all ranks finished another step. Clocks, sensors and logs do not report in order of time, so
-
-- a machine that itself says it is broken outranks every error of a program;
-- what explains the silent end of a rank (its own words, its host out of memory, a file system that stalled on
-  several nodes) outranks that end;
-- who only waits for somebody else, or is merely slow, takes the blame where there is nobody else.
-
-Where faults of one kind name several nodes, none of them is suspected: it is the fabric or a service, or one of
-them pulled the others down.
+root_cause.py finds the roots and their order. Besides, a machine that reports itself broken outranks every
+error of a program; and where faults of one kind name several nodes, none of them is suspected: it is the fabric
+or a service, or one of them pulled the others down.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zslurm.aegis.policy.history import active_exclusions, blamed_before
-from zslurm.aegis.policy.responses import UNKNOWN, Treatment, treatment_of
+from zslurm.aegis.fault_kinds import UNKNOWN, FaultKind
+from zslurm.aegis.policy.history import active_exclusions, roots_before
+from zslurm.aegis.root_cause import believable, ends_of, first_cause, taken_back
 from zslurm.aegis.types import Fault, History, Situation
 from zslurm.config.aegis import AegisSection
 
-SILENT_ENDS = frozenset({"rank_killed", "rank_exit", "crash_segv", "rank_hang"})
-"""Ranks that ended, or stand still, without saying why."""
-_WAITERS = frozenset({"rccl_timeout", "hang_heartbeat"})
-_NETWORK = frozenset({"nic_link_down", "nic_fault", "nic_errors", *_WAITERS})
-_OF_THE_HOST = frozenset({"host_oom", "gpu_memory_fault"})
-"""Told by the kernel, without a rank, of what ended a rank of its node."""
-_ENDS_OF_RANKS = frozenset({"srun", "rank"})
-"""Sources that tell of a rank's end: nothing goes on after it."""
-_OF_SLURM = frozenset({"srun", "slurm"})
-"""Sources that tell what Slurm did with the job or the step."""
-_CLOCKS_S = 2.0
-"""What the clocks of nodes and sensors may differ by."""
-
 
 @dataclass(frozen=True)
-class Blame:
-    """What an attempt is blamed on, and what that asks for.
+class Attribution:
+    """The root of an attempt, and what that asks for.
 
     Attributes:
         root: the fault; without node, GPU and NIC where it cannot be told which one it was; None: unknown.
-        treatment: how its kind is answered.
         exclude: nodes that must not be used any more.
         test_gpu: (node, GPU or rank) to be tested.
     """
 
     root: Fault | None
-    treatment: Treatment
     exclude: tuple[str, ...] = ()
     test_gpu: tuple[str, str] | None = None
+
+    @property
+    def kind(self) -> FaultKind:
+        """The kind of the root."""
+        return UNKNOWN if self.root is None else self.root.kind
 
     @property
     def what(self) -> str:
         """What happened and where, as the beginning of a line."""
         root = self.root
         if root is None:
-            return self.treatment.words
+            return self.kind.message
         place = [
             root.node,
             None if root.gpu is None else f"GPU {root.gpu}",
@@ -67,162 +50,53 @@ class Blame:
             f"after step {root.step}" if root.step is not None and root.step > 0 else None,
         ]
         where = ", ".join(part for part in place if part)
-        return f"{where}: {self.treatment.words}" if where else self.treatment.words
+        return f"{where}: {self.kind.message}" if where else self.kind.message
 
 
-def roots_of(situation: Situation, settings: AegisSection) -> list[Fault]:
-    """The faults of an attempt that may take the blame, by time."""
-    by_time = sorted(situation.faults, key=lambda fault: (fault.time, fault.rank is None, fault.rank or 0))
-    ends = _ends(situation.faults)
-    return [fault for fault in by_time if _may_be_root(fault, ends, situation, settings)]
-
-
-def without_overcome(situation: Situation, settings: AegisSection) -> list[Fault]:
-    """The faults of a running attempt without those that it overcame for good, and what took these back.
-
-    None of them can take the blame any more, and in weeks they become many.
-    """
-    ends = _ends(situation.faults)
-
-    def is_open(fault: Fault) -> bool:
-        if fault.kind == "straggler" or fault.source in _OF_SLURM:
-            return True
-        end = _taken_back(fault, ends)
-        lasts = end is None and _stays(fault)
-        return not fault.cleared and (lasts or not _overcome(fault, end, situation, settings))
-
-    left = {fault for fault in situation.faults if is_open(fault)}
-    left |= {end for fault in left if (end := _taken_back(fault, ends)) is not None}
-    return [fault for fault in situation.faults if fault in left]
-
-
-def _ends(faults: Sequence[Fault]) -> list[Fault]:
-    """What says that a fault is over, by time."""
-    return sorted((fault for fault in faults if fault.cleared), key=lambda end: end.time)
-
-
-def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, settings: AegisSection) -> bool:
-    running = situation.outcome is None
-    if fault.cleared:
-        return False
-    if fault.kind == "straggler":
-        return settings.straggler.act and fault.node in situation.nodes
-    # While it runs, a collective operation that timed out is a reason to end the attempt, whoever it waited for.
-    if fault.role != "root" and not (running and fault.kind in _WAITERS and fault.role == "cascade"):
-        return False
-    treatment = treatment_of(fault.kind)
-    elsewhere = fault.node is not None and fault.node not in situation.nodes
-    if situation.nodes and elsewhere and treatment.exclude_after is not None:
-        return False  # on a spare, perhaps
-    if (end := _taken_back(fault, ends)) is not None:
-        return not running and not _overcome(fault, end, situation, settings)
-    return _stays(fault) or not _overcome(fault, None, situation, settings)
-
-
-def _stays(fault: Fault) -> bool:
-    """True for a state that lasts until something takes it back, though the run goes on."""
-    treatment = treatment_of(fault.kind)
-    return treatment.while_running == "give up" or treatment.lasting or fault.source in _ENDS_OF_RANKS
-
-
-def _taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
-    """The first of `ends`, by time, that says that a fault is over: of its kind and place, or its network."""
-
-    def over(end: Fault) -> bool:
-        same = end.kind == fault.kind or (end.kind in _NETWORK and fault.kind in _NETWORK)
-        places = ((end.node, fault.node), (end.nic, fault.nic), (end.gpu, fault.gpu), (end.rank, fault.rank))
-        agree = all(one == other for one, other in places if one is not None and other is not None)
-        return same and agree
-
-    later = range(bisect_left(ends, fault.time, key=lambda end: end.time), len(ends))
-    return next((ends[i] for i in later if over(ends[i])), None)
-
-
-def _overcome(fault: Fault, end: Fault | None, situation: Situation, settings: AegisSection) -> bool:
-    """True where the run went on after a fault, so that it cannot be why it ended later."""
-    if situation.progressed_at is not None:
-        return situation.progressed_at > fault.time + _CLOCKS_S
-    return end is not None and situation.now - end.time > settings.tolerate_s
-
-
-def blame(roots: Sequence[Fault], situation: Situation, history: History, settings: AegisSection) -> Blame:
-    """Choose the one that takes the blame, and say whom it costs.
+def attribute(
+    roots: Sequence[Fault], situation: Situation, history: History, settings: AegisSection
+) -> Attribution:
+    """Choose the root, and the nodes that it costs.
 
     Args:
-        roots: faults that may take it, by time (`roots_of`).
+        roots: faults that may be it, by time (`roots_of`).
         situation: the attempt.
         history: the attempts before it.
         settings: section `aegis`.
     """
-    roots = _believable(roots, situation)
+    roots = believable(roots, situation)
     known = active_exclusions(history, situation.now, settings)
-    certain = [fault for fault in roots if treatment_of(fault.kind).certain]
-    leading = [fault for fault in roots if treatment_of(fault.kind).then == "requeue"] + certain
+    certain = [fault for fault in roots if fault.kind.certain]
+    leading = [fault for fault in roots if fault.kind.then == "requeue"] + certain
     if leading:
         nodes = dict.fromkeys(fault.node for fault in certain if fault.node is not None)
         exclude = tuple(node for node in nodes if node not in known)
-        return Blame(leading[0], treatment_of(leading[0].kind), exclude)
-    root = _first(roots)
+        return Attribution(leading[0], exclude)
+    root = first_cause(roots)
     if root is None:
-        return Blame(None, UNKNOWN)
-    treatment = treatment_of(root.kind)
-    if treatment.then == "test":
-        return Blame(root, treatment, test_gpu=_to_test(root, situation, history, settings))
-    if treatment.exclude_after is None or root.node is None:
-        return Blame(root, treatment)
+        return Attribution(None)
+    if root.kind.then == "test":
+        return Attribution(root, test_gpu=_to_test(root, situation, history, settings))
+    if root.kind.exclude_after is None or root.node is None:
+        return Attribution(root)
     if len({fault.node for fault in roots if fault.kind == root.kind and fault.node is not None}) > 1:
-        return Blame(replace(root, node=None, gpu=None, nic=None), treatment)
+        return Attribution(replace(root, node=None, gpu=None, nic=None))
     if root.node in known or not _proven(root, root.node, situation, history, settings):
-        return Blame(root, treatment)
-    return Blame(root, treatment, (root.node,))
-
-
-def _believable(roots: Sequence[Fault], situation: Situation) -> list[Fault]:
-    """Without dead nodes where all of several are reported dead: then it is the reporter who is cut off."""
-    dead = {fault.node for fault in roots if fault.kind == "node_dead"}
-    cut_off = len(situation.nodes) > 1 and dead >= set(situation.nodes)
-    return [fault for fault in roots if not (cut_off and fault.kind == "node_dead")]
-
-
-def _first(roots: Sequence[Fault]) -> Fault | None:
-    """The earliest of those that are neither slow nor waiting, or what explains it; else the earliest of all."""
-    if not roots:
-        return None
-    active = [fault for fault in roots if fault.kind not in _WAITERS and fault.kind != "straggler"]
-    slow = [fault for fault in roots if fault.kind == "straggler"]
-    root = next(iter(active or [fault for fault in roots if fault not in slow] or slow))
-    if root.kind not in SILENT_ENDS:
-        return root
-    return next((fault for fault in active if _explains(fault, root)), root)
-
-
-def _explains(fault: Fault, end: Fault) -> bool:
-    """True where a fault says why a rank ended, though it was noticed later."""
-    if fault.kind in SILENT_ENDS:
-        return False
-    if fault.kind == "slurm_cancelled" and fault.source in _OF_SLURM:  # every rank of the step
-        return True
-    if fault.kind == "early_exit" and end.kind == "rank_hang":  # all who are left wait for the one that has gone
-        return True
-    if fault.rank is not None:
-        return fault.rank == end.rank
-    if fault.kind == "storage_fault" and fault.node is None:
-        return end.kind == "rank_hang"
-    return fault.kind in _OF_THE_HOST and (fault.node is None or fault.node == end.node)
+        return Attribution(root)
+    return Attribution(root, (root.node,))
 
 
 def _proven(root: Fault, node: str, situation: Situation, history: History, settings: AegisSection) -> bool:
     """True where the root speaks against its node often enough."""
-    treatment = treatment_of(root.kind)
-    ends = _ends(situation.faults)
-    lasted = situation.now - root.time >= settings.tolerate_s and _taken_back(root, ends) is None
-    if treatment.exclude_after == 1 or (treatment.lasting and lasted):
+    ends = ends_of(situation.faults)
+    lasted = situation.now - root.time >= settings.tolerate_s and taken_back(root, ends) is None
+    if root.kind.exclude_after == 1 or (root.kind.lasting and lasted):
         return True
-    times = treatment.exclude_after or 0
+    times = root.kind.exclude_after or 0
     before = [
         fault
-        for fault in blamed_before(history, node, situation.now - settings.exclude_for_s)
-        if 0 < (treatment_of(fault.kind).exclude_after or 0) <= times
+        for fault in roots_before(history, node, situation.now - settings.exclude_for_s)
+        if 0 < (fault.kind.exclude_after or 0) <= times
     ]
     if root.step is not None and {fault.step for fault in before} == {root.step}:
         return False  # always after the same step: a program that fails there, on whatever node
@@ -237,7 +111,7 @@ def _to_test(
         return None
     before = [
         fault
-        for fault in blamed_before(history, root.node, situation.now - settings.exclude_for_s)
+        for fault in roots_before(history, root.node, situation.now - settings.exclude_for_s)
         if (fault.kind, fault.gpu, fault.rank) == (root.kind, root.gpu, root.rank)
     ]
     if len(before) + 1 < settings.nan_repeats:

@@ -7,11 +7,12 @@ other versions, of unknown kinds or with fields missing are passed over, never g
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from zslurm.aegis.types import Action, Exclusion, Fault, History, Incident, Role, Scope
 from zslurm.config.aegis import AegisSection
-from zslurm.slurm.hostlist import HostlistError, expand
+from zslurm.run.event import select
+from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, node_names
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1
@@ -30,36 +31,33 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     exclusions: list[Exclusion] = []
     starts: list[float] = []
     saved = NOTHING_SAVED
-    for row in events:
-        when = row.get("time")
-        if not isinstance(when, int | float):
+    for event in select(events, AttemptStarted, NodesExcluded, Decided):
+        if "time" not in vars(event):  # damaged
             continue
-        kind = row.get("event")
-        if kind == "attempt_started":
-            starts.append(float(when))
-        elif kind == "nodes_excluded":
-            exclusions.extend(Exclusion(node, float(when), str(row.get("reason", ""))) for node in nodes_in(row))
-        elif kind == "decision" and row.get("mode", "act") == "act" and row.get("action") in get_args(Action):
-            incident = _incident(row, float(when), saved)
+        if isinstance(event, AttemptStarted):
+            starts.append(event.time)
+        elif isinstance(event, NodesExcluded):
+            reason = event.reason or ""
+            exclusions.extend(Exclusion(node, event.time, reason) for node in node_names(event.nodes))
+        elif isinstance(event, Decided) and event.acted and event.action in get_args(Action):
+            incident = _incident(event, saved)
             saved = incident.committed_step
             incidents.append(incident)
-            known = {exclusion.node for exclusion in exclusions if exclusion.since >= when}
-            reason = str(row.get("reason", ""))
+            known = {exclusion.node for exclusion in exclusions if exclusion.since >= event.time}
             exclusions.extend(
-                Exclusion(node, float(when), reason) for node in incident.excluded if node not in known
+                Exclusion(node, event.time, event.reason or "") for node in incident.excluded if node not in known
             )
     return History(tuple(incidents), tuple(exclusions), tuple(starts))
 
 
-def _incident(row: Mapping[str, Any], when: float, saved: int) -> Incident:
-    step, attempt, excluded = row.get("committed_step"), row.get("attempt"), row.get("exclude")
+def _incident(event: Decided, saved: int) -> Incident:
     return Incident(
-        time=when,
-        attempt=attempt if isinstance(attempt, int) else 0,
-        action=row["action"],
-        root=fault_in(row.get("root")),
-        committed_step=step if isinstance(step, int) else saved,
-        excluded=tuple(map(str, excluded)) if isinstance(excluded, list | tuple) else (),
+        time=event.time,
+        attempt=event.attempt or 0,
+        action=cast(Action, event.action),
+        root=fault_in(event.root),
+        committed_step=saved if event.committed_step is None else event.committed_step,
+        excluded=tuple(event.exclude or ()),
     )
 
 
@@ -76,15 +74,10 @@ def fault_in(value: object) -> Fault | None:
     return Fault.of(value)
 
 
-def nodes_in(row: Mapping[str, Any]) -> list[str]:
-    """The nodes of an event: a list of names, or one text as Slurm writes them."""
-    nodes = row.get("nodes")
-    if isinstance(nodes, list | tuple):
-        return [str(node) for node in nodes]
-    try:
-        return expand(nodes) if isinstance(nodes, str) else []
-    except HostlistError:
-        return []
+def fault_of(event: FaultDetected) -> Fault | None:
+    """Return the fault of an event, whose own `time` is that of the record; None where it is damaged."""
+    row = event.row
+    return fault_in({**row, "time": row.get("fault_time", row.get("time"))})
 
 
 def active_exclusions(history: History, now: float, settings: AegisSection) -> dict[str, Exclusion]:
@@ -119,7 +112,7 @@ def starts_since(history: History, since: float) -> int:
     return sum(1 for start in history.starts if start > max([since, *ends]))
 
 
-def blamed_before(history: History, node: str, since: float) -> list[Fault]:
+def roots_before(history: History, node: str, since: float) -> list[Fault]:
     """The roots of earlier attempts on one node, oldest first."""
     return [
         incident.root

@@ -1,18 +1,16 @@
 """How an attempt ended and why: a pure function of the evidence it left.
 
-Peers of a dead rank fail as well, with errors of their own about broken connections, often before srun has said
-a word about the dead one. Such cascades take the blame only when there is nothing else: the root is the first
-rank that a signal killed or that failed with an error of its own. Among ranks reported on one line the one that
-recorded its error first counts.
+root_cause.py finds the root: the first rank that a signal killed or that failed with an error of its own. Among
+ranks reported on one line the one that recorded its error first counts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from zslurm.aegis.root_cause import earliest_root, is_orderly, reports_lost_peer, root_failure
 from zslurm.core.errors import Exit
 from zslurm.slurm.srun_output import TaskFailure
 
@@ -95,25 +93,11 @@ def judge(
         return Verdict("failed", step_exit, Cause(killed_because))
     if bad:
         return _from_failure(root_failure(bad, by_rank) or bad[0], by_rank, step_exit)
-    errors = sorted((end for end in rank_ends if not is_orderly(end)), key=_earliest_root)
+    errors = sorted((end for end in rank_ends if not is_orderly(end)), key=earliest_root)
     if errors:
         return Verdict("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
     words = " ".join(step_log_tail.split()) or "the step ended without a word"
     return Verdict("failed", step_exit, Cause(words[-500:], exit_code=step_exit))
-
-
-# What gloo, NCCL and RCCL, and the store say when it was somebody else who left.
-_CASCADE = re.compile(
-    r"Connection (closed by|reset by) peer|Broken pipe|Read error|Write error|Timed out waiting|"
-    r"remote process exited|DistNetworkError|Socket Timeout|ncclRemoteError|ncclSystemError|"
-    r"watchdog .*caught collective operation timeout|wait timeout after|recvValue failed|sendBytes failed",
-    re.IGNORECASE,
-)
-
-
-def is_orderly(end: Mapping[str, Any]) -> bool:
-    """Whether a rank recorded that it finished the run, or saved and stopped; not by an error or `sys.exit`."""
-    return end["exit_code"] in (Exit.DONE, Exit.INTERRUPTED) and not end.get("error")
 
 
 def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[str, Any]], *, asked: bool) -> bool:
@@ -130,42 +114,14 @@ def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[st
     return all(asked if end is None else is_orderly(end) for end in ends)
 
 
-def root_failure(
-    failures: Sequence[TaskFailure], ends_by_rank: Mapping[int, Mapping[str, Any]]
-) -> TaskFailure | None:
-    """The first failure that is no mere consequence of another; None while there are only cascades."""
-    return next((failure for failure in failures if not _is_cascade(failure, ends_by_rank)), None)
-
-
-def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) -> bool:
-    """True where every rank of the failure recorded that a peer had left."""
-    if failure.exit_code is None:
-        return False
-    return all(rank in by_rank and blames_a_peer(by_rank[rank]) for rank in failure.ranks)
-
-
-def blames_a_peer(end: Mapping[str, Any]) -> bool:
-    """True where what a rank recorded is a complaint about somebody else who left.
-
-    A hook that catches such an error may end its rank by `sys.exit`: then the traceback holds the complaint.
-    """
-    where = "traceback" if end.get("error") == "SystemExit" else "message"
-    return bool(_CASCADE.search(str(end.get(where))))
-
-
 def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int) -> Verdict:
     code = failure.exit_code
     silent = [rank for rank in failure.ranks if rank not in by_rank]
-    recorded = sorted((by_rank[rank] for rank in failure.ranks if rank in by_rank), key=_earliest_root)
-    if code is None or not recorded or (silent and blames_a_peer(recorded[0])):
+    recorded = sorted((by_rank[rank] for rank in failure.ranks if rank in by_rank), key=earliest_root)
+    if code is None or not recorded or (silent and reports_lost_peer(recorded[0])):
         code, rank = code or step_exit, (silent or failure.ranks)[0]
         return Verdict("failed", code, Cause(failure.what, rank=rank, node=failure.node, exit_code=code))
     return Verdict("failed", code, _from_rank_end(recorded[0]))
-
-
-def _earliest_root(end: Mapping[str, Any]) -> tuple[bool, float]:
-    """Sorts what ranks recorded: own errors before complaints about peers, then by time."""
-    return blames_a_peer(end), float(end["time"])
 
 
 def _from_rank_end(end: Mapping[str, Any]) -> Cause:

@@ -2,7 +2,7 @@
 
 `alarm` says whether an attempt that still runs must be ended; `decide` what follows once it is over: the cheapest
 action that will do, out of the same nodes again, a spare in place of a node, fewer nodes, the queue, the end.
-blame.py chooses who is to blame, treatments.py says how each kind of fault is answered.
+attribution.py finds the root; the row of its kind (fault_kinds.py) says what follows.
 
 It ends: whatever is not the end either excludes a node (`aegis.max_excluded`) or spends one of the restarts that
 may follow each other without a new checkpoint (`aegis.retries`), or is one of a fixed number of times that Slurm
@@ -16,9 +16,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from zslurm.aegis.policy.attribution import SILENT_ENDS, Blame, blame, roots_of
+from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER
+from zslurm.aegis.policy.attribution import Attribution, attribute
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
-from zslurm.aegis.policy.responses import treatment_of
+from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.types import Alarm, Decision, Fault, History, Resources, Situation
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
@@ -49,18 +50,18 @@ def alarm(situation: Situation, history: History, settings: AegisSection, *, spa
     ]
     if not found:
         return Alarm(give_up=False)
-    chosen = blame(found, situation, history, settings)
+    chosen = attribute(found, situation, history, settings)
     if chosen.root is None:
         return Alarm(True, None, "no node of the attempt answers")
-    tolerated = chosen.treatment.while_running == "tolerate"
+    tolerated = chosen.kind.while_running == "tolerate"
     lasted = f" for more than {settings.tolerate_s:g} s" if tolerated else ""
     return Alarm(True, chosen.root, f"{chosen.what}{lasted}", chosen.exclude)
 
 
 def _ends_it(fault: Fault, situation: Situation, settings: AegisSection, spares: int) -> bool:
-    if fault.kind == "straggler":
+    if fault.kind == STRAGGLER:
         return spares > 0
-    while_running = treatment_of(fault.kind).while_running
+    while_running = fault.kind.while_running
     lasted = situation.now - fault.time >= settings.tolerate_s
     return while_running == "give up" or (while_running == "tolerate" and lasted)
 
@@ -90,20 +91,20 @@ def decide(situation: Situation, history: History, resources: Resources, setting
     said = {fault.kind for fault in situation.faults if fault.source in _BY_SLURM and fault.role != "benign"}
     asked = situation.asked_to_stop
     preempted = situation.preempted
-    time_is_up = asked in _TIME_IS_UP or (asked is None and ("slurm_time_limit" in said or preempted is not None))
+    time_is_up = asked in _TIME_IS_UP or (asked is None and (SLURM_TIME_LIMIT in said or preempted is not None))
     roots = roots_of(situation, settings)
     if len(resources.nodes) <= resources.needed:  # no spare: a slow node is better than none
-        roots = [fault for fault in roots if fault.kind != "straggler"]
+        roots = [fault for fault in roots if fault.kind != STRAGGLER]
     if time_is_up:  # Slurm kills what has not ended by then
-        roots = [fault for fault in roots if fault.kind not in SILENT_ENDS and fault.kind != "slurm_time_limit"]
-    chosen = blame(roots, situation, history, settings)
+        roots = [fault for fault in roots if not fault.kind.unexplained and fault.kind != SLURM_TIME_LIMIT]
+    chosen = attribute(roots, situation, history, settings)
     case = _Case(situation, history, resources, settings, chosen, time_is_up)
-    root = case.blame.root
+    root = case.cause.root
     if situation.outcome == "completed":
         return Decision("finish", "the run is complete")
     if preempted == "cancel":
         return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
-    if situation.requeued or said & {"slurm_requeue", "slurm_preempt"}:
+    if situation.requeued or said & {SLURM_REQUEUE, SLURM_PREEMPT}:
         return Decision("finish", "Slurm puts the job back into the queue", root)
     if asked is not None and not time_is_up:
         return Decision("finish", f"asked to stop ({asked})", root)
@@ -122,7 +123,7 @@ class _Case:
     history: History
     resources: Resources
     settings: AegisSection
-    blame: Blame
+    cause: Attribution
     time_is_up: bool
 
     def out_of_time(self) -> Decision:
@@ -130,14 +131,14 @@ class _Case:
         preempted = self.situation.preempted is not None
         what = "a preemption" if preempted else "the time limit"
         if not preempted and not self.settings.requeue_at_time_limit:
-            return Decision("finish", "the time limit; aegis.requeue_at_time_limit is off", self.blame.root)
+            return Decision("finish", "the time limit; aegis.requeue_at_time_limit is off", self.cause.root)
         if not self.resources.can_requeue:
-            return Decision("finish", f"{what}, and the job cannot be requeued", self.blame.root)
-        if self.blame.exclude or (self.blame.root is not None and self.situation.outcome != "interrupted"):
+            return Decision("finish", f"{what}, and the job cannot be requeued", self.cause.root)
+        if self.cause.exclude or (self.cause.root is not None and self.situation.outcome != "interrupted"):
             return self.hopeless() or self.over_a_limit() or self._requeue()
-        kind, line = ("slurm_preempt", "preemption") if preempted else ("slurm_time_limit", "time limit")
-        limit = Fault(kind, "teardown", "scheduler", self.situation.now, "slurm", line)
-        at_limit = replace(self, blame=Blame(limit, treatment_of(limit.kind)))
+        kind, line = (SLURM_PREEMPT, "preemption") if preempted else (SLURM_TIME_LIMIT, "time limit")
+        limit = Fault.of_kind(kind, self.situation.now, "slurm", line, role="teardown")
+        at_limit = replace(self, cause=Attribution(limit))
         before = without_progress(self.history, self.situation.committed_step)
         in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
         if not preempted and in_vain > self.settings.retries:
@@ -148,7 +149,7 @@ class _Case:
 
     def hopeless(self) -> Decision | None:
         """Where no other start can end better."""
-        then = self.blame.treatment.then
+        then = self.cause.kind.then
         if then == "stop":
             return self._stop("another start would end in the same way")
         if then == "gpu_oom" and self.settings.gpu_oom == "stop":
@@ -157,7 +158,7 @@ class _Case:
 
     def _computed_again(self) -> Decision | None:
         """Where a numeric failure came back bit for bit: unless its GPU turns out to be broken, it would again."""
-        root = self.blame.root
+        root = self.cause.root
         if root is None or root.fingerprint is None:
             return None
         before = [
@@ -179,7 +180,7 @@ class _Case:
 
     def refused(self) -> Decision | None:
         """Where Slurm did not start the step: no rank ran, so this says nothing of the run, and costs nothing."""
-        root = self.blame.root
+        root = self.cause.root
         if root is None or not _is_refused(root):
             return None
         before = refusals_in_a_row(self.history)
@@ -198,17 +199,17 @@ class _Case:
                 f"{counted(starts, 'start')} within an hour; aegis.restarts_per_hour: {settings.restarts_per_hour}"
             )
         excluded = len(active_exclusions(self.history, now, settings))
-        if self.blame.exclude and excluded + len(self.blame.exclude) > settings.max_excluded:
+        if self.cause.exclude and excluded + len(self.cause.exclude) > settings.max_excluded:
             already = counted(excluded, "node is", "nodes are")
             why = f"{already} excluded already; aegis.max_excluded: {settings.max_excluded}"
-            dead = not set(self.blame.exclude) & set(self.resources.nodes)
+            dead = not set(self.cause.exclude) & set(self.resources.nodes)
             return self._without_exclusion(why) if dead else self._stop(why)
-        return None if self.blame.exclude else self._budget_spent()
+        return None if self.cause.exclude else self._budget_spent()
 
     def _failures(self) -> list[Fault | None]:
         """The roots of the failures since the newest checkpoint, this one's last."""
         before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
-        return [*(root for root in before if not (_is_by_slurm(root) or _is_refused(root))), self.blame.root]
+        return [*(root for root in before if not (_is_by_slurm(root) or _is_refused(root))), self.cause.root]
 
     def _budget_spent(self) -> Decision | None:
         failures, retries = self._failures(), self.settings.retries
@@ -222,22 +223,22 @@ class _Case:
         return self._stop(f"{times} without a new checkpoint; aegis.retries: {retries}")
 
     def bad_spares(self) -> tuple[str, ...]:
-        """Spares that broke while they waited, as many as may still be excluded: they are to blame for nothing."""
+        """Spares that broke while they waited, as many as may still be excluded: they are the root of nothing."""
         now, settings = self.situation.now, self.settings
         spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
         waiting = replace(self.situation, nodes=spares)
-        broken = {f.node for f in roots_of(waiting, settings) if treatment_of(f.kind).certain}
+        broken = {f.node for f in roots_of(waiting, settings) if f.kind.certain}
         room = (
-            settings.max_excluded - len(active_exclusions(self.history, now, settings)) - len(self.blame.exclude)
+            settings.max_excluded - len(active_exclusions(self.history, now, settings)) - len(self.cause.exclude)
         )
         return tuple(node for node in spares if node in broken)[: max(0, room)]
 
     def go_on(self) -> Decision:
         """The cheapest way to go on."""
-        if self.blame.treatment.then == "requeue":
+        if self.cause.kind.then == "requeue":
             return self._requeue()
         there, least = self.resources, self.settings.min_nodes
-        usable = [node for node in there.nodes if node not in self.blame.exclude + self.bad_spares()]
+        usable = [node for node in there.nodes if node not in self.cause.exclude + self.bad_spares()]
         lost = [node for node in there.in_use if node not in usable]
         if not lost:
             return self._restart()
@@ -258,24 +259,24 @@ class _Case:
         """The same nodes again."""
         count, wait = len(self._failures()), None
         how = f"restart in place, {count} of {self.settings.retries} without a new checkpoint"
-        if self.blame.treatment.then == "wait":
+        if self.cause.kind.then == "wait":
             wait = min(self.settings.retry_wait_s * 2.0 ** min(count - 1, 16), _HOUR_S)
             how += f", after {wait:g} s"
-        if self.blame.test_gpu is not None:
+        if self.cause.test_gpu is not None:
             how += f", once the GPU is tested: it came first from it {counted(self.settings.nan_repeats, 'time')}"
-        nodes, test_gpu = self.resources.in_use, self.blame.test_gpu
+        nodes, test_gpu = self.resources.in_use, self.cause.test_gpu
         return Decision(
-            "restart", self._reason(how), self.blame.root, self.bad_spares(), nodes,
+            "restart", self._reason(how), self.cause.root, self.bad_spares(), nodes,
             test_gpu=test_gpu, wait_s=wait,
         )  # fmt: skip
 
     def _start(self, action: Literal["swap", "shrink"], nodes: Sequence[str], how: str) -> Decision:
-        exclude = self.blame.exclude + self.bad_spares()
-        return Decision(action, self._reason(how), self.blame.root, exclude, tuple(nodes))
+        exclude = self.cause.exclude + self.bad_spares()
+        return Decision(action, self._reason(how), self.cause.root, exclude, tuple(nodes))
 
     def _requeue(self) -> Decision:
         """Back into the queue, on as many nodes as can be had."""
-        there, exclude = self.resources, self.blame.exclude
+        there, exclude = self.resources, self.cause.exclude
         if not there.can_requeue:
             return self._without_exclusion("no other node is there, and the job cannot be requeued")
         if demanded := there.demanded & set(exclude):
@@ -287,15 +288,15 @@ class _Case:
         left = asked if there.elsewhere is None else there.elsewhere - len(set(exclude) & set(there.nodes))
         without = f" without {_names(exclude)}" if exclude else ""
         if left >= asked:
-            return Decision("requeue", self._reason(f"requeue{without}"), self.blame.root, exclude)
+            return Decision("requeue", self._reason(f"requeue{without}"), self.cause.root, exclude)
         if left >= min(there.needed, self.settings.min_nodes or there.needed):
             how = f"requeue on {counted(left, 'node')}{without}"
-            return Decision("requeue", self._reason(how), self.blame.root, exclude, n_nodes=left)
+            return Decision("requeue", self._reason(how), self.cause.root, exclude, n_nodes=left)
         if not exclude:
             how = (
                 f"requeue, and wait until {counted(there.needed, 'node is', 'nodes are')} up; now there are {left}"
             )
-            return Decision("requeue", self._reason(how), self.blame.root)
+            return Decision("requeue", self._reason(how), self.cause.root)
         return self._without_exclusion(
             f"{counted(left, 'usable node is', 'usable nodes are')} left, and the run needs {there.needed}"
         )
@@ -303,9 +304,9 @@ class _Case:
     def _without_exclusion(self, why: str) -> Decision:
         """A node should go, and cannot: try again with it, within the budget; wait in the queue if it is dead."""
         there = self.resources
-        if self.blame.treatment.must_leave:
+        if self.cause.kind.must_leave:
             return self._stop(why)
-        case = replace(self, blame=replace(self.blame, exclude=()))
+        case = replace(self, cause=replace(self.cause, exclude=()))
         if stop := case._budget_spent():
             return stop
         dead = [node for node in there.in_use if node not in there.nodes]
@@ -314,28 +315,28 @@ class _Case:
         if not there.can_requeue:
             return self._stop(why)
         how = f"requeue, and wait for {_names(dead)}" if dead else "requeue with it"
-        return Decision("requeue", self._reason(f"{why}; {how}"), self.blame.root)
+        return Decision("requeue", self._reason(f"{why}; {how}"), self.cause.root)
 
     def _stop(self, why: str) -> Decision:
-        return Decision("stop", self._reason(why), self.blame.root)
+        return Decision("stop", self._reason(why), self.cause.root)
 
     def _reason(self, how: str) -> str:
-        return f"{self.blame.what}; {how}"
+        return f"{self.cause.what}; {how}"
 
 
 def _is_by_slurm(root: Fault | None) -> bool:
     """Whether Slurm ended an attempt for want of time or for another job, not by what only a log says."""
-    return root is not None and root.kind in ("slurm_time_limit", "slurm_preempt") and root.role == "teardown"
+    return root is not None and root.kind in (SLURM_TIME_LIMIT, SLURM_PREEMPT) and root.role == "teardown"
 
 
 def _is_preemption(root: Fault | None) -> bool:
     """Whether Slurm ended an attempt for another job."""
-    return root is not None and root.kind == "slurm_preempt"
+    return root is not None and root.kind == SLURM_PREEMPT
 
 
 def _is_refused(root: Fault | None) -> bool:
     """Whether an attempt ended before it began, because Slurm refused its step."""
-    return root is not None and treatment_of(root.kind).then == "ask again"
+    return root is not None and root.kind.then == "ask again"
 
 
 def refusals_in_a_row(history: History) -> int:

@@ -14,14 +14,25 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_in, history_of, nodes_in
+from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
+from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_of, history_of
 from zslurm.aegis.policy.policy import alarm, decide
-from zslurm.aegis.types import Decision, Fault, Resources, Situation
+from zslurm.aegis.types import Decision, Resources, Situation
 from zslurm.config.aegis import AegisSection
 from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import read_json
+from zslurm.run.event import select
+from zslurm.run.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Decided,
+    FaultDetected,
+    StepKilled,
+    StopAsked,
+    node_names,
+)
 from zslurm.train.config import Section
 from zslurm.train.jsonl import read_jsonl
 
@@ -127,53 +138,48 @@ def replay(events: Sequence[Row], settings: AegisSection) -> list[Replayed]:
         settings: the policy's settings.
     """
     rows = [row for row in events if isinstance(row.get("time"), int | float)]
-    starts = [i for i, row in enumerate(rows) if row.get("event") == "attempt_started"]
-    attempts = [_Attempt(rows, start) for start in starts if isinstance(rows[start].get("attempt"), int)]
+    starts = select(rows, AttemptStarted)
+    attempts = [_Attempt(rows, start) for start in starts]
     needed = max((len(attempt.nodes) for attempt in attempts), default=1)
     return [_again(attempt, needed, settings) for attempt in attempts if attempt.ended is not None]
 
 
 class _Attempt:
-    """The rows of one attempt."""
+    """The events of one attempt."""
 
-    def __init__(self, rows: Sequence[Row], start: int) -> None:
-        self.number: int = rows[start]["attempt"]
-        self.started = float(rows[start]["time"])
-        self.nodes = tuple(nodes_in(rows[start]))
-        mine = [(i, row) for i, row in enumerate(rows) if row.get("attempt") == self.number and i > start]
-        found = {str(row.get("event")): (i, row) for i, row in reversed(mine)}
-        self.ended = found["attempt_ended"][1] if "attempt_ended" in found else None
-        self.decision: Row = found["decision"][1] if "decision" in found else {}
-        self.killed: Row | None = found["step_killed"][1] if "step_killed" in found else None
-        self.signal = found["signal"][1].get("signal") if "signal" in found else None
-        before = found.get("decision") or found.get("attempt_ended")
-        self.history = history_of(rows[: before[0]] if before else rows)
-        faults = (_fault(row) for _, row in mine if row.get("event") == "fault_detected")
+    def __init__(self, rows: Sequence[Row], start: AttemptStarted) -> None:
+        self.number, self.started = start.attempt, start.time
+        self.nodes = tuple(node_names(start.nodes))
+        begin = next(i for i, row in enumerate(rows) if row == start.row)
+        mine = [row for row in rows[begin + 1 :] if row.get("attempt") == self.number]
+        self.ended = next(select(mine, AttemptEnded), None)
+        self.decision = next(select(mine, Decided), None)
+        self.killed = next(select(mine, StepKilled), None)
+        self.signal = next((event.signal for event in select(mine, StopAsked)), None)
+        before = self.decision or self.ended
+        self.history = history_of(rows if before is None else rows[: rows.index(before.row)])
+        faults = (fault_of(event) for event in select(mine, FaultDetected))
         self.faults = tuple(fault for fault in faults if fault is not None)
-
-
-def _fault(row: Row) -> Fault | None:
-    return fault_in({**row, "time": row.get("fault_time", row["time"])})
 
 
 def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
     assert attempt.ended is not None
     situation = _situation(attempt)
-    there = _resources(attempt.decision.get("resources"))
+    there = _resources(attempt.decision.resources if attempt.decision else None)
     resources = there or _assumed(attempt, needed, settings, situation)
     given_up = _given_up(attempt, situation, settings, len(set(resources.nodes) - set(resources.in_use)))
-    ended = float(attempt.ended["time"])
+    ended = attempt.ended.time
     early = given_up is not None and attempt.killed is None and ended - given_up.now > _SOONER_S
     if given_up is not None and early:
         situation = given_up
     return Replayed(
         attempt=attempt.number,
         ended=ended,
-        outcome=_OUTCOMES.get(str(attempt.ended.get("outcome")), "failed"),
+        outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
         done=_done(attempt.decision),
         policy=decide(situation, attempt.history, resources, settings),
         gives_up_after=situation.now - attempt.started if early else None,
-        goes_on=given_up is None and attempt.killed is not None and "root" in attempt.killed,
+        goes_on=given_up is None and attempt.killed is not None and attempt.killed.root is not None,
         assumed=there is None,
     )
 
@@ -181,18 +187,17 @@ def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
 def _situation(attempt: _Attempt) -> Situation:
     """The attempt when it was over."""
     assert attempt.ended is not None
-    said = attempt.decision.get("situation")
-    said = said if isinstance(said, Mapping) else {}
-    now, step = said.get("now"), attempt.decision.get("committed_step")
+    said = (attempt.decision.situation if attempt.decision else None) or {}
+    now, step = said.get("now"), attempt.decision.committed_step if attempt.decision else None
     last = attempt.history.incidents[-1].committed_step if attempt.history.incidents else NOTHING_SAVED
     progressed, asked = said.get("progressed_at"), said.get("asked_to_stop", attempt.signal)
     preempted = said.get("preempted")
     return Situation(
-        now=float(now) if isinstance(now, int | float) else float(attempt.ended["time"]),
+        now=float(now) if isinstance(now, int | float) else attempt.ended.time,
         attempt=attempt.number,
-        outcome=_OUTCOMES.get(str(attempt.ended.get("outcome")), "failed"),
+        outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
         faults=attempt.faults,
-        committed_step=step if isinstance(step, int) else last,
+        committed_step=last if step is None else step,
         asked_to_stop=asked if isinstance(asked, str) else None,
         requeued=said.get("requeued") is True,
         progressed_at=float(progressed) if isinstance(progressed, int | float) else None,
@@ -214,18 +219,16 @@ def _resources(recorded: object) -> Resources | None:
 
 def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, situation: Situation) -> Resources:
     """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
-    dead = {fault.node for fault in attempt.faults if fault.kind in ("node_dead", "slurm_node_fail")}
+    dead = {fault.node for fault in attempt.faults if fault.kind in (NODE_DEAD, SLURM_NODE_FAIL)}
     gone = dead | active_exclusions(attempt.history, situation.now, settings).keys()
     alive = tuple(node for node in attempt.nodes if node not in gone)
     return Resources(alive, attempt.nodes, needed, outlives_nodes=True)
 
 
-def _done(decision: Row) -> Done | None:
-    if not isinstance(decision.get("action"), str):
+def _done(decision: Decided | None) -> Done | None:
+    if decision is None:
         return None
-    exclude = decision.get("exclude")
-    excluded = tuple(map(str, exclude)) if isinstance(exclude, list) else ()
-    return Done(decision["action"], str(decision.get("reason", "")), excluded, str(decision.get("mode", "act")))
+    return Done(decision.action, decision.reason or "", tuple(decision.exclude or ()), decision.mode)
 
 
 def _given_up(attempt: _Attempt, end: Situation, settings: AegisSection, spares: int) -> Situation | None:
@@ -234,7 +237,7 @@ def _given_up(attempt: _Attempt, end: Situation, settings: AegisSection, spares:
     An alarm can begin when a fault is noticed, or when one has lasted long enough.
     """
     assert attempt.ended is not None
-    over = float(attempt.killed["time"] if attempt.killed else attempt.ended["time"])
+    over = (attempt.killed or attempt.ended).time
     times = {fault.time + wait + _MOMENT_S for fault in attempt.faults for wait in (0.0, settings.tolerate_s)}
     for now in sorted(time for time in times if attempt.started <= time <= over):
         seen = tuple(fault for fault in attempt.faults if fault.time <= now)

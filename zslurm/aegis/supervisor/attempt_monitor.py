@@ -14,10 +14,11 @@ from pathlib import Path
 
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.detection.rank_exits import rank_ends
+from zslurm.aegis.fault_kinds import STRAGGLER
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.attribution import without_overcome
 from zslurm.aegis.policy.outcome import Cause, Verdict, judge
 from zslurm.aegis.policy.policy import alarm
+from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
@@ -202,7 +203,7 @@ class AttemptMonitor:
         collected = self.collected
         if len(collected.faults) == self._assessed and now < self._assess_at:
             return
-        if any(fault.role in _SERIOUS or fault.kind == "straggler" for fault in collected.faults):
+        if any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in collected.faults):
             situation, aegis = collected.situation(), self.job.spec.aegis
             if aegis.mode == "act":
                 self._alarm = alarm(situation, self._history, aegis, spares=self._spares)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import Cause, Verdict
 from zslurm.aegis.supervisor.job import Job
@@ -22,9 +23,9 @@ from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.prepare import prepare
 from zslurm.job.step import in_order, local_step, slurm_step
+from zslurm.run.events import cause_of
 from zslurm.run.metrics_tail import last_step_at
 from zslurm.run.run_dir import AttemptDir
-from zslurm.run.state_events import cause_of
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.topology import hostlist_in_order
@@ -219,7 +220,7 @@ class AttemptStarter:
         for row in events:
             fault = Fault.of_event(row) if row.get("event") == "fault_detected" else None
             number = row.get("attempt")
-            if fault and fault.kind == "node_dead" and fault.node and isinstance(number, int):
+            if fault and fault.kind == NODE_DEAD and fault.node and isinstance(number, int):
                 found.setdefault(number, set()).add(fault.node)
         ours = [nodes for number, nodes in found.items() if self._of_this_start(self._job.run.attempt(number))]
         return set().union(*ours)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.detection.early_exits import KIND as EARLY_EXIT
 from zslurm.aegis.detection.early_exits import early_exits
 from zslurm.aegis.detection.rank_exits import (
     OF_RANKS,
@@ -23,10 +22,11 @@ from zslurm.aegis.detection.rank_exits import (
     rank_ends,
     words_of_srun,
 )
+from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, SLURM_CANCELLED
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.attribution import roots_of
 from zslurm.aegis.policy.outcome import Verdict, stopped_in_order
 from zslurm.aegis.protocol import AgentReport
+from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
@@ -112,7 +112,7 @@ class FaultCollector:
     def cancelled(self) -> Fault | None:
         """That somebody cancelled the step, where that is known."""
         ours = (fault for fault in self.faults if fault.source == "srun")
-        return next((fault for fault in ours if fault.kind == "slurm_cancelled"), None)
+        return next((fault for fault in ours if fault.kind == SLURM_CANCELLED), None)
 
     @property
     def early_exits(self) -> list[Fault]:
@@ -122,7 +122,7 @@ class FaultCollector:
     @property
     def dead_nodes(self) -> set[str]:
         """Nodes that are known to be dead."""
-        return {fault.node for fault in self.faults if fault.kind == "node_dead" and fault.node is not None}
+        return {fault.node for fault in self.faults if fault.kind == NODE_DEAD and fault.node is not None}
 
     def alive(self) -> list[str]:
         """Return the nodes of the attempt that are not known to be dead."""
@@ -138,7 +138,7 @@ class FaultCollector:
         """Remember and record faults; what no node's sensor can read is recorded once, and not for every node."""
         for fault in faults:
             self.faults.append(fault)
-            if fault.kind == "sensor_unavailable":
+            if fault.kind == SENSOR_UNAVAILABLE:
                 if (fault.line, fault.cleared) in self.reported:
                     continue
                 self.reported.add((fault.line, fault.cleared))
@@ -221,7 +221,7 @@ class FaultCollector:
             trouble=self.agents.liveness.trouble(),
             lost_peers=self.failed_at is not None and (over or not self.has_root()),
         )
-        self.note(fault for fault in found if not (over and fault.kind == "rank_hang"))
+        self.note(fault for fault in found if not (over and fault.kind == RANK_HANG))
 
     def note_cancelled(self) -> None:
         """Find out whether somebody cancelled the step, as long as it was not this supervisor that ended it."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import Cause, Verdict
@@ -108,9 +109,7 @@ class Recovery:
         if tested.ok is not False:
             return False
         line = f"{tested.device or f'GPU {gpu}'}: {tested.reason or 'it computes wrongly'}"
-        collected.note(
-            [Fault("gpu_test_failed", "root", "gpu", time.time(), "gpu_test", line, node=node, gpu=gpu)]
-        )
+        collected.note([Fault.of_kind(GPU_TEST_FAILED, time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
     def _record(self, decision: Decision, resources: Resources, situation: Situation) -> None:
@@ -262,4 +261,4 @@ def _with_root(verdict: Verdict, root: Fault | None) -> Verdict:
 
 def _is_users_mistake(root: Fault | None) -> bool:
     """Return whether the configuration is wrong, which has its own exit code."""
-    return root is not None and root.kind == "config_error"
+    return root is not None and root.kind == CONFIG_ERROR

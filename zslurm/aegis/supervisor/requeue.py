@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Decision, Fault
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
@@ -198,6 +199,6 @@ def _dead_s(job: Job) -> dict[str, float]:
         for row in read_jsonl(job.run.events):
             if row.get("event") == "fault_detected" and row.get("job_id") == job.job_id:
                 fault = Fault.of_event(row)
-                if fault is not None and fault.kind == "node_dead" and fault.node is not None:
+                if fault is not None and fault.kind == NODE_DEAD and fault.node is not None:
                     dead_s[fault.node] = now - fault.time
     return dead_s

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from zslurm.aegis.fault_kinds import ORPHANS, ORPHANS_MANY, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
@@ -163,13 +164,13 @@ class _Unkillable:
         faults = []
         if len(most) > 1:
             line = f"killed processes could not die on {compress(most)}: they wait for what these nodes share"
-            faults.append(Fault("storage_fault", "root", "storage", seen, "agent", line))
+            faults.append(Fault.of_kind(STORAGE_FAULT, seen, "agent", line))
         if len(nodes) > 1:
             line = f"they cannot be killed on {compress(nodes)}"
-            faults.append(Fault("orphans_many", "root", "unknown", seen, "agent", line))
+            faults.append(Fault.of_kind(ORPHANS_MANY, seen, "agent", line))
         elif nodes:
             line = f"they cannot be killed: {self.answers[nodes[0]].why}"
-            faults.append(Fault("orphans", "root", "node", seen, "agent", line, node=nodes[0]))
+            faults.append(Fault.of_kind(ORPHANS, seen, "agent", line, node=nodes[0]))
         return faults
 
     def _nodes(self) -> list[str]:

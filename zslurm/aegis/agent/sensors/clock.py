@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import CLOCK_JUMP
 
 _MEMORY = TypeAdapter(float)
 
@@ -48,7 +49,7 @@ class Clock(Sensor):
         self._reported = offset
         direction = "forward" if moved > 0 else "back"
         line = f"the clock jumped {direction} by {abs(moved):.1f} s"
-        return Reading(faults=(self._place.fault("clock_jump", "advisory", "node", "clock", line),))
+        return Reading(faults=(self._place.fault(CLOCK_JUMP, "advisory", "node", "clock", line),))
 
 
 def make(place: Place) -> Clock:

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import DISK_LOW, STORAGE_FAULT, FaultKind
 from zslurm.aegis.types import Fault
 
 _GB = 1e9
@@ -28,10 +29,10 @@ class Disk(Sensor):
             space = os.statvfs(self._directory)
         except OSError as error:
             words = f"{self._directory}: {error.strerror}"
-            faults = () if self._failed else (self._fault("storage_fault", words),)
+            faults = () if self._failed else (self._fault(STORAGE_FAULT, words),)
             self._failed = True
             return Reading(ok=False, why=words, faults=faults)
-        faults = (self._fault("storage_fault", "it answers again", cleared=True),) if self._failed else ()
+        faults = (self._fault(STORAGE_FAULT, "it answers again", cleared=True),) if self._failed else ()
         self._failed = False
         free = space.f_bavail * space.f_frsize / _GB
         # A file system may have no fixed number of files: then it says that it has none at all.
@@ -45,9 +46,9 @@ class Disk(Sensor):
         if low == was_low:
             return []
         what = "no more files can be made" if no_files else f"{free:.3g} GB free, {wanted:g} wanted"
-        return [self._fault("disk_low", f"{self._directory}: {what}", cleared=not low)]
+        return [self._fault(DISK_LOW, f"{self._directory}: {what}", cleared=not low)]
 
-    def _fault(self, kind: str, line: str, *, cleared: bool = False) -> Fault:
+    def _fault(self, kind: FaultKind, line: str, *, cleared: bool = False) -> Fault:
         return self._place.fault(kind, "advisory", "storage", "disk", line, cleared=cleared)
 
 

@@ -17,6 +17,16 @@ from pydantic import TypeAdapter
 
 from zslurm.aegis.agent.gpu_tool import GpuTool, ToolAnswer, ToolSources, is_there, tool_exists
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import (
+    GPU_BAD_PAGES,
+    GPU_HANG_RESET,
+    GPU_INIT_FAIL,
+    GPU_RAS_CORRECTABLE,
+    GPU_RAS_UNCORRECTABLE,
+    GPU_THROTTLED,
+    XGMI_ERROR,
+    FaultKind,
+)
 from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.hardware import ras
@@ -81,7 +91,7 @@ _MEMORY = TypeAdapter(GpuMemory)
 class Change:
     """What became of a GPU between two looks, for a fault."""
 
-    kind: str
+    kind: FaultKind
     role: Role
     words: str
     scope: Scope = "gpu"
@@ -91,16 +101,16 @@ class Change:
 def changes(before: GpuState, now: GpuState) -> list[Change]:
     """Return what happened to a GPU between two looks. A counter that was not known before shows nothing."""
     if now.gone:
-        return [] if before.gone else [Change("gpu_init_fail", "root", "has disappeared from the bus")]
+        return [] if before.gone else [Change(GPU_INIT_FAIL, "root", "has disappeared from the bus")]
     found = _uncorrectable(before, now)
     if went_back := [name for name in ("uncorrectable", "correctable") if _grown(before, now, name) < 0]:
         words = f"counts {' and '.join(went_back)} errors anew: it was reset"
-        found.append(Change("gpu_hang_reset", "advisory", words))
+        found.append(Change(GPU_HANG_RESET, "advisory", words))
     found += _pages(before, now)
     if now.throttled and not before.throttled:
-        found.append(Change("gpu_throttled", "advisory", f"is slowed down: {', '.join(now.throttled)}"))
+        found.append(Change(GPU_THROTTLED, "advisory", f"is slowed down: {', '.join(now.throttled)}"))
     elif before.throttled and now.throttled == ():
-        found.append(Change("gpu_throttled", "advisory", "is no longer slowed down", cleared=True))
+        found.append(Change(GPU_THROTTLED, "advisory", "is no longer slowed down", cleared=True))
     return found
 
 
@@ -121,13 +131,11 @@ def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
     of_xgmi = min(new, by_block.pop(XGMI, 0))
     found = []
     if of_xgmi:
-        found.append(
-            Change("xgmi_error", "root", f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})")
-        )
+        found.append(Change(XGMI_ERROR, "root", f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})"))
     if new > of_xgmi:
         where = f" ({', '.join(sorted(by_block))})" if by_block else ""
         words = f"counts {counted(new - of_xgmi, 'new uncorrectable error')}{where}"
-        found.append(Change("gpu_ras_uncorrectable", "root", words))
+        found.append(Change(GPU_RAS_UNCORRECTABLE, "root", words))
     return found
 
 
@@ -138,7 +146,7 @@ def _pages(before: GpuState, now: GpuState) -> list[Change]:
     role: Role = "root" if before.bad_pages < BAD_PAGES_LIMIT <= now.bad_pages else "advisory"
     return [
         Change(
-            "gpu_bad_pages",
+            GPU_BAD_PAGES,
             role,
             f"has {counted(now.bad_pages - before.bad_pages, 'new bad page')}, {now.bad_pages} in all",
         )
@@ -233,7 +241,7 @@ class Gpus(Sensor):
                 if worth_reporting(self._reported.get((index, name), 0), count):
                     self._reported[index, name] = count
                     words = f"counts {counted(count, f'{name} error')} since the attempt began"
-                    found.append(Change("gpu_ras_correctable", "advisory", words))
+                    found.append(Change(GPU_RAS_CORRECTABLE, "advisory", words))
         return [self._fault(index, change) for change in found]
 
     def _fault(self, index: int, change: Change) -> Fault:

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import HOST_OOM, MEMORY_LOW, ZOMBIES
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.core.files import read_text
@@ -82,11 +83,11 @@ class Host(Sensor):
         new = {where: count - before[where] for where, count in kills.items() if count > before.get(where, count)}
         if (inside := new.get("job", 0)) > 0:
             line = f"the kernel killed {counted(inside, 'process')} of the job: out of memory"
-            return [self._place.fault("host_oom", "root", "node", "host", line)]
+            return [self._place.fault(HOST_OOM, "root", "node", "host", line)]
         if (anywhere := new.get("host", 0)) <= 0:
             return []
         line = f"the kernel killed {counted(anywhere, 'process')} of the host: out of memory"
-        return [self._place.fault("host_oom", "advisory" if "job" in kills else "root", "node", "host", line)]
+        return [self._place.fault(HOST_OOM, "advisory" if "job" in kills else "root", "node", "host", line)]
 
     def _memory(self, free: int, total: int) -> list[Fault]:
         low, was_low = free < self._place.settings.memory_free_fraction * total, self._low
@@ -94,7 +95,7 @@ class Host(Sensor):
         if low == was_low:
             return []
         line = f"{show_bytes(free)} of {show_bytes(total)} of memory are free"
-        return [self._place.fault("memory_low", "advisory", "node", "host", line, cleared=not low)]
+        return [self._place.fault(MEMORY_LOW, "advisory", "node", "host", line, cleared=not low)]
 
     def _count_zombies(self, proc: Path) -> list[Fault]:
         count = zombies(proc, os.getuid())
@@ -103,7 +104,7 @@ class Host(Sensor):
         if many == had_many:
             return []
         line = f"{counted(count, 'zombie')} of this user"
-        return [self._place.fault("zombies", "advisory", "node", "host", line, cleared=not many)]
+        return [self._place.fault(ZOMBIES, "advisory", "node", "host", line, cleared=not many)]
 
 
 def parse_meminfo(fields: dict[str, str]) -> tuple[int, int] | None:

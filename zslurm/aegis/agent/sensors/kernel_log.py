@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from zslurm.aegis.agent.kernel_source.choose import open_source
 from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import FaultKind
 from zslurm.aegis.types import Fault, Role, Scope
 
 _MOST_ALIKE = 5
@@ -36,7 +37,7 @@ class Match(Protocol):
     """What the signatures make of a line; see zslurm.aegis.logs.signatures."""
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> FaultKind:
         """What the line means."""
         ...
 
@@ -61,7 +62,7 @@ class Match(Protocol):
         ...
 
     @property
-    def clears(self) -> str | None:
+    def clears(self) -> FaultKind | None:
         """The kind that it ends."""
         ...
 

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.fault_kinds import NIC_ERRORS, NIC_FAULT, NIC_LINK_DOWN, FaultKind
 from zslurm.aegis.types import Fault, Role
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.map import rail_map
@@ -70,7 +71,7 @@ class NicState:
 class Change:
     """What became of a NIC between two looks, for a fault."""
 
-    kind: str
+    kind: FaultKind
     root: bool
     words: str
     cleared: bool = False
@@ -127,12 +128,12 @@ def changes(before: NicState, now: NicState) -> list[Change]:
     """Return what happened to a link between two looks; one that went down and came back is reported as both."""
     found = []
     if now.trouble and not before.trouble:
-        found.append(Change("nic_link_down", True, now.trouble))
+        found.append(Change(NIC_LINK_DOWN, True, now.trouble))
     elif before.trouble and not now.trouble:
-        found.append(Change("nic_link_down", True, "the link is up again", cleared=True))
+        found.append(Change(NIC_LINK_DOWN, True, "the link is up again", cleared=True))
     elif not now.trouble and (flaps := sum(_grown(before.downs, now.downs).values())):
-        found.append(Change("nic_link_down", True, f"the link went down {counted(flaps, 'time')} and is up again"))
-        found.append(Change("nic_link_down", True, "the link is up again", cleared=True))
+        found.append(Change(NIC_LINK_DOWN, True, f"the link went down {counted(flaps, 'time')} and is up again"))
+        found.append(Change(NIC_LINK_DOWN, True, "the link is up again", cleared=True))
     return found
 
 
@@ -205,7 +206,7 @@ class Nics(Sensor):
             if before is None or (self._is_first and before.trouble and now.trouble):
                 if now.trouble:
                     words = f"{now.trouble} since before the agent started"
-                    faults.append(self._fault(device, Change("nic_link_down", False, words)))
+                    faults.append(self._fault(device, Change(NIC_LINK_DOWN, False, words)))
                 continue
             found = [*self._retries(device, before, now), *changes(before, now)]
             found += self._retransmissions(device, before, now)
@@ -219,11 +220,11 @@ class Nics(Sensor):
         words = exceeded_retries(before, now)
         if words:
             self._exceeded.add(device)
-            return [Change("nic_fault", True, words)]
+            return [Change(NIC_FAULT, True, words)]
         if device not in self._exceeded or now.trouble:
             return []
         self._exceeded.discard(device)
-        return [Change("nic_fault", True, "no retries are exceeded any more", cleared=True)]
+        return [Change(NIC_FAULT, True, "no retries are exceeded any more", cleared=True)]
 
     def _retransmissions(self, device: str, before: NicState, now: NicState) -> list[Change]:
         """Told when it begins and when it is over."""
@@ -234,7 +235,7 @@ class Nics(Sensor):
             self._busy.add(device)
         else:
             self._busy.discard(device)
-        return [Change("nic_errors", False, words or "few packets are sent again now", cleared=not words)]
+        return [Change(NIC_ERRORS, False, words or "few packets are sent again now", cleared=not words)]
 
     def _fault(self, device: str, change: Change) -> Fault:
         role: Role = "root" if change.root else "advisory"

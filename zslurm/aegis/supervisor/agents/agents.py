@@ -35,7 +35,7 @@ from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
     Command,
-    Deed,
+    CommandName,
     Heartbeat,
     Report,
     decode_report,
@@ -222,7 +222,7 @@ class Agents:
 
     def ask(
         self,
-        do: Deed,
+        do: CommandName,
         nodes: Sequence[str] = (),
         *,
         timeout_s: float,

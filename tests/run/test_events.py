@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.checkout import ROOT
 from zslurm.aegis.types import Decision, Fault
-from zslurm.run.event_text import KINDS, describe, describe_fault, kind_in_words
+from zslurm.run.event import CLASSES, UnknownEvent, fields_of, from_row, select
+from zslurm.run.events import KINDS, AttemptEnded, StopAsked, describe, describe_fault, kind_in_words
 
 ECC = Fault(
     "gpu_ras_uncorrectable", "root", "gpu", 1.0, "gpu", "umc: 1 new uncorrectable error", node="node3", gpu="2"
@@ -170,7 +174,7 @@ SAID = [
         {"event": "container_checked", "nodes": "n[1-2]", "rdma_abi": {"ok: 8": "n[1-2]"}},
         "the container works on n[1-2]: RDMA ok: 8 (on n[1-2])",
     ),
-    ({"event": "environment_staged", "path": "/tmp/e"}, "the Python environment lies in /tmp/e on each node"),
+    ({"event": "environment_staged", "path": "/tmp/e"}, "the Python environment is in /tmp/e on each node"),
 ]
 
 
@@ -217,3 +221,54 @@ def test_whatever_is_missing_or_of_the_wrong_type_there_are_words(kind: str) -> 
         for name in random.sample(sorted(set(event) - {"event"}), 3 if len(event) > 4 else 0):
             event[name] = random.choice([None, 7, "x", [], {}, [None], -1.5, "node["])
         assert isinstance(describe(event), str)
+
+
+def written() -> Iterator[tuple[str, str, set[str]]]:
+    """Every event that the source writes: where, its kind, and the fields that are named there."""
+    for path in sorted((ROOT / "zslurm").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if called == "event":
+                    fields = {word.arg for word in node.keywords if word.arg}
+                    yield f"{path}:{node.lineno}", str(node.args[0].value), fields
+            elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[1], ast.Dict):
+                kind, body = node.elts
+                if isinstance(kind, ast.Constant) and kind.value in CLASSES:
+                    fields = {key.value for key in body.keys if isinstance(key, ast.Constant)}
+                    yield f"{path}:{node.lineno}", str(kind.value), fields
+
+
+def test_what_the_supervisor_writes_is_in_the_union() -> None:
+    found = list(written())
+    assert len({kind for _, kind, _ in found}) > 20
+    wrong = [
+        (where, kind, fields)
+        for where, kind, fields in found
+        if kind not in CLASSES or not fields <= fields_of(kind).keys()
+    ]
+    assert wrong == []
+
+
+def test_a_row_of_another_version_is_read_as_far_as_it_goes() -> None:
+    row = {"time": 1.0, "event": "attempt_ended", "outcome": "failed", "exit_code": "one", "mood": "bad"}
+    event = from_row(row)
+    assert isinstance(event, AttemptEnded)
+    assert (event.outcome, event.exit_code, event.row) == ("failed", None, row)
+    assert isinstance(from_row(row | {"outcome": 7}), UnknownEvent), "it needs an outcome"
+    assert from_row({"event": "of_the_future", "sentence": "x"}).tag == "of_the_future"
+    assert describe({"event": "of_the_future", "sentence": "x"}) == "sentence=x"
+
+
+def test_each_event_has_a_line_that_says_what_it_means() -> None:
+    for name, cls in CLASSES.items():
+        assert (cls.__doc__ or "").strip().endswith("."), name
+
+
+def test_only_events_of_some_kinds_are_made_of_many_rows() -> None:
+    rows = [
+        {"event": "fault_detected", "kind": "x"},
+        {"event": "signal", "signal": "SIGUSR2"},
+        {"event": "signal"},
+    ]
+    assert [event.signal for event in select(rows, StopAsked)] == ["SIGUSR2"]

@@ -1,0 +1,256 @@
+"""Which fault is the root: decided here for a live run, for `logs --errors` and for `aegis classify`.
+
+There are three kinds of evidence, and a part of this module for each.
+
+**Faults of an attempt**, as sensors, logs and srun report them. The earliest root counts; never what the run
+overcame, which is what logs and sensors reported before all ranks finished another step. Clocks, sensors and
+logs do not report in order of time, so a fault that explains why a rank ended (its own last lines, its host out
+of memory, a file system that stalled on several nodes) goes before that end, and a rank that only waits for
+another one, or is merely slow, counts where there is nothing else.
+
+**What ranks recorded when they ended.** Peers of a dead rank fail as well, with errors of their own about broken
+connections, often before srun has reported the dead one: they count only where there is nothing else.
+
+**Lines of logs**, of which each is a fault as well, but whose job is over and may be anybody's.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SLURM_CANCELLED, STORAGE_FAULT, STRAGGLER
+from zslurm.aegis.types import Fault, Situation
+from zslurm.core.errors import Exit
+from zslurm.slurm.srun_output import TaskFailure
+
+if TYPE_CHECKING:  # pydantic takes longer to import than `zslurm logs --errors` takes to run
+    from zslurm.config.aegis import AegisSection
+
+# --- faults of an attempt --------------------------------------------------------------------------------------
+
+_ENDS_OF_RANKS = frozenset({"srun", "rank"})
+"""Sources that report a rank's end: nothing of the rank runs after it."""
+_OF_SLURM = frozenset({"srun", "slurm"})
+"""Sources that report what Slurm did with the job or the step."""
+_CLOCKS_S = 2.0
+"""What the clocks of nodes and sensors may differ by."""
+
+
+def roots_of(situation: Situation, settings: AegisSection) -> list[Fault]:
+    """Return the faults of an attempt that may be its root, by time."""
+    by_time = sorted(situation.faults, key=lambda fault: (fault.time, fault.rank is None, fault.rank or 0))
+    ends = ends_of(situation.faults)
+    return [fault for fault in by_time if _may_be_root(fault, ends, situation, settings)]
+
+
+def without_overcome(situation: Situation, settings: AegisSection) -> list[Fault]:
+    """Return the faults of a running attempt without those that it overcame for good, and what took these back.
+
+    None of them can be the root any more, and in weeks they become many.
+    """
+    ends = ends_of(situation.faults)
+
+    def is_open(fault: Fault) -> bool:
+        if fault.kind == STRAGGLER or fault.source in _OF_SLURM:
+            return True
+        end = taken_back(fault, ends)
+        lasts = end is None and _stays(fault)
+        return not fault.cleared and (lasts or not _overcome(fault, end, situation, settings))
+
+    left = {fault for fault in situation.faults if is_open(fault)}
+    left |= {end for fault in left if (end := taken_back(fault, ends)) is not None}
+    return [fault for fault in situation.faults if fault in left]
+
+
+def ends_of(faults: Sequence[Fault]) -> list[Fault]:
+    """Return what reports that a fault is over, by time."""
+    return sorted((fault for fault in faults if fault.cleared), key=lambda end: end.time)
+
+
+def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, settings: AegisSection) -> bool:
+    running = situation.outcome is None
+    if fault.cleared:
+        return False
+    if fault.kind == STRAGGLER:
+        return settings.straggler.act and fault.node in situation.nodes
+    # While it runs, a collective operation that timed out is a reason to end the attempt, whoever it waited for.
+    if fault.role != "root" and not (running and fault.kind.waits and fault.role == "cascade"):
+        return False
+    elsewhere = fault.node is not None and fault.node not in situation.nodes
+    if situation.nodes and elsewhere and fault.kind.exclude_after is not None:
+        return False  # on a spare, perhaps
+    if (end := taken_back(fault, ends)) is not None:
+        return not running and not _overcome(fault, end, situation, settings)
+    return _stays(fault) or not _overcome(fault, None, situation, settings)
+
+
+def _stays(fault: Fault) -> bool:
+    """True for a state that lasts until something takes it back, though the run goes on."""
+    return fault.kind.while_running == "give up" or fault.kind.lasting or fault.source in _ENDS_OF_RANKS
+
+
+def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
+    """Return the first of `ends`, by time, that takes a fault back: of its kind and location, or its network."""
+
+    def over(end: Fault) -> bool:
+        same = end.kind == fault.kind or (end.kind.of_network and fault.kind.of_network)
+        places = ((end.node, fault.node), (end.nic, fault.nic), (end.gpu, fault.gpu), (end.rank, fault.rank))
+        agree = all(one == other for one, other in places if one is not None and other is not None)
+        return same and agree
+
+    later = range(bisect_left(ends, fault.time, key=lambda end: end.time), len(ends))
+    return next((ends[i] for i in later if over(ends[i])), None)
+
+
+def _overcome(fault: Fault, end: Fault | None, situation: Situation, settings: AegisSection) -> bool:
+    """True where the run went on after a fault, so that it cannot be why it ended later."""
+    if situation.progressed_at is not None:
+        return situation.progressed_at > fault.time + _CLOCKS_S
+    return end is not None and situation.now - end.time > settings.tolerate_s
+
+
+def believable(roots: Sequence[Fault], situation: Situation) -> list[Fault]:
+    """Return the roots without dead nodes where all of several are: then it is the reporter that is cut off."""
+    dead = {fault.node for fault in roots if fault.kind == NODE_DEAD}
+    cut_off = len(situation.nodes) > 1 and dead >= set(situation.nodes)
+    return [fault for fault in roots if not (cut_off and fault.kind == NODE_DEAD)]
+
+
+def first_cause(roots: Sequence[Fault]) -> Fault | None:
+    """Return the earliest of those that are neither slow nor waiting, or what explains it; else the earliest."""
+    if not roots:
+        return None
+    active = [fault for fault in roots if not fault.kind.waits and fault.kind != STRAGGLER]
+    slow = [fault for fault in roots if fault.kind == STRAGGLER]
+    root = next(iter(active or [fault for fault in roots if fault not in slow] or slow))
+    if not root.kind.unexplained:
+        return root
+    return next((fault for fault in active if _explains(fault, root)), root)
+
+
+def _explains(fault: Fault, end: Fault) -> bool:
+    """True where a fault explains why a rank ended, though it was noticed later."""
+    if fault.kind.unexplained:
+        return False
+    if fault.kind == SLURM_CANCELLED and fault.source in _OF_SLURM:  # every rank of the step
+        return True
+    if fault.kind == EARLY_EXIT and end.kind == RANK_HANG:  # all who are left wait for the one that has gone
+        return True
+    if fault.rank is not None:
+        return fault.rank == end.rank
+    if fault.kind == STORAGE_FAULT and fault.node is None:
+        return end.kind == RANK_HANG
+    return fault.kind.explains_rank_ends and (fault.node is None or fault.node == end.node)
+
+
+# --- what ranks recorded when they ended -----------------------------------------------------------------------
+
+# What gloo, NCCL and RCCL, and the store say when it was somebody else who left.
+_CASCADE = re.compile(
+    r"Connection (closed by|reset by) peer|Broken pipe|Read error|Write error|Timed out waiting|"
+    r"remote process exited|DistNetworkError|Socket Timeout|ncclRemoteError|ncclSystemError|"
+    r"watchdog .*caught collective operation timeout|wait timeout after|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+
+
+def is_orderly(end: Mapping[str, Any]) -> bool:
+    """Return whether a rank recorded that it finished, or saved and stopped; not by an error or `sys.exit`."""
+    return end["exit_code"] in (Exit.DONE, Exit.INTERRUPTED) and not end.get("error")
+
+
+def root_failure(
+    failures: Sequence[TaskFailure], ends_by_rank: Mapping[int, Mapping[str, Any]]
+) -> TaskFailure | None:
+    """Return the first failure that is no mere consequence of another; None while there are only cascades."""
+    return next((failure for failure in failures if not _is_cascade(failure, ends_by_rank)), None)
+
+
+def _is_cascade(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]]) -> bool:
+    """True where every rank of the failure recorded that a peer had left."""
+    if failure.exit_code is None:
+        return False
+    return all(rank in by_rank and reports_lost_peer(by_rank[rank]) for rank in failure.ranks)
+
+
+def reports_lost_peer(end: Mapping[str, Any]) -> bool:
+    """True where what a rank recorded is a complaint about somebody else who left.
+
+    A hook that catches such an error may end its rank by `sys.exit`: then the traceback holds the complaint.
+    """
+    where = "traceback" if end.get("error") == "SystemExit" else "message"
+    return bool(_CASCADE.search(str(end.get(where))))
+
+
+def earliest_root(end: Mapping[str, Any]) -> tuple[bool, float]:
+    """Sort what ranks recorded: own errors before complaints about peers, then by time."""
+    return reports_lost_peer(end), float(end["time"])
+
+
+# --- lines of logs ----------------------------------------------------------------------------------------------
+
+_COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+_SEQUENCE = re.compile(r"\bSeqNum=(\d+)")
+
+
+def root_of_log(faults: Sequence[Fault]) -> tuple[Fault | None, bool]:
+    """Return the root among the faults that logs show, in their order, and whether it is a cause by itself.
+
+    Consequences (cascades, teardown) are the root only where there is nothing else, and advisories never are. A
+    fault that passed before anything followed from it is none; a vague one gives way to one that Slurm logs late.
+    """
+    roots = [(n, fault) for n, fault in enumerate(faults) if fault.role == "root"]
+    first = next((fault for n, fault in roots if not _passed(fault, faults, n + 1)), None)
+    if first is not None:
+        if first.kind.vague:
+            first = next((fault for _, fault in roots if fault.kind.logged_late), first)
+        return first, True
+    for role in ("cascade", "teardown"):
+        found = [fault for fault in faults if fault.role == role]
+        if found:
+            return _furthest_behind(found) or _named(found) or found[0], False
+    return None, False
+
+
+def _named(faults: Sequence[Fault]) -> Fault | None:
+    """Return the first fault that names a rank or a node; in torchrun's summary that of the root cause."""
+    start = next((n for n, fault in enumerate(faults) if _ROOT_CAUSE in fault.line), 0)
+    for fault in (*faults[start:], *faults):
+        if fault.rank is not None or fault.node is not None:
+            return fault
+    return None
+
+
+def _passed(fault: Fault, faults: Sequence[Fault], after: int) -> bool:
+    """True for a fault that ended before anything followed from it; `faults` are read from `after` on."""
+    if not fault.kind.may_pass:
+        return False
+    for later in islice(faults, after, None):
+        if later.cleared and later.kind == fault.kind and _same(later.nic, fault.nic):
+            return True
+        if later.role in ("cascade", "teardown"):
+            return False
+    return False
+
+
+def _same(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
+
+
+def _furthest_behind(faults: Sequence[Fault]) -> Fault | None:
+    """Return that of the rank that came least far in the collective operations, where ranks differ."""
+    for pattern in (_COMPLETED, _SEQUENCE):
+        reached: dict[int, tuple[int, Fault]] = {}
+        for fault in faults:
+            found = pattern.search(fault.line)
+            if found and fault.rank is not None:
+                reached.setdefault(fault.rank, (int(found[1]), fault))
+        numbers = [number for number, _ in reached.values()]
+        if numbers and min(numbers) < max(numbers):
+            return min(reached.values(), key=lambda pair: pair[0])[1]
+    return None
