@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -105,3 +108,28 @@ def here_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> 
         raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option))
 
     step_back()
+
+
+Options = TypeVar("Options")
+
+
+def command_of(kind: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
+    """Return a command of Typer whose options are the fields of the dataclass that `run` takes."""
+    hints = get_type_hints(kind, include_extras=True)
+
+    def command(**values: Any) -> None:
+        run(kind(**values))
+
+    command.__doc__ = run.__doc__
+    command.__annotations__ = hints
+    parameters = [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(kind)  # type: ignore[arg-type]
+    ]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command

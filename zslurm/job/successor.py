@@ -68,10 +68,10 @@ def dismiss_successor(run: RunDir, job_id: str) -> None:
     """
     job = last_job(run)
     if job is not None and job.job_id == job_id:
-        dismiss_leftover(run)
+        cancel_last_successor(run)
 
 
-def dismiss_leftover(run: RunDir) -> None:
+def cancel_last_successor(run: RunDir) -> None:
     """Take the successor of the last submission out of the queue, if there is one; it would find nothing to do."""
     job = last_job(run)
     if job is not None and job.successor is not None:

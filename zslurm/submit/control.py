@@ -21,7 +21,7 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
-from zslurm.submit.completed import refuse_completed
+from zslurm.submit.continuation import refuse_completed
 from zslurm.submit.submit import record_action, spec_of, submit
 
 _POLL_S = 0.2

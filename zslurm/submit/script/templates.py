@@ -116,7 +116,7 @@ class TemplateEnvironment(jinja2.Environment):
             keep_trailing_newline=True,
             autoescape=False,
         )
-        self.filters["sh"] = lambda value: quote(str(value))
+        self.filters["sh"] = lambda value: quote(value if isinstance(value, str) else str(value))
         self.filters["directive"] = _directive
         self.filters["comment"] = lambda value: "".join(c if c.isprintable() else "?" for c in str(value))
 
