@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
-from zslurm.cluster.rails.differences import identical
-from zslurm.cluster.rails.read_nodes import RailSurvey, judge_answers, survey_rails
+from zslurm.cluster.rails.read_nodes import RailSurvey, identical, judge_answers, survey_rails
 from zslurm.cluster.rails.types import Rail, RailMap
-from zslurm.cluster.site import load_site
+from zslurm.cluster.site import Site, load_site
 from zslurm.core.console import print_json, print_styled
 from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.hardware.facts import read_facts, to_json
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.run_on_nodes import NodeAnswer
-
-if TYPE_CHECKING:
-    from zslurm.cluster.rails.read_nodes import RailSurvey
-    from zslurm.cluster.site import Site
 
 
 def rails(
@@ -66,13 +61,11 @@ def rails(
 
 
 def _here(site: Site) -> RailSurvey:
-
     facts = read_facts()
     return judge_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
 
 
 def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> RailSurvey:
-
     return survey_rails(
         site.cluster,
         nodes=names,

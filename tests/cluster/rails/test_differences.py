@@ -7,9 +7,8 @@ from pathlib import Path
 
 from tests.fake_sysfs import mi300x_pollara
 from zslurm.cli.rails import as_json, draw
-from zslurm.cluster.rails.differences import differences, identical
 from zslurm.cluster.rails.map import rail_map
-from zslurm.cluster.rails.read_nodes import RailSurvey, judge_answers
+from zslurm.cluster.rails.read_nodes import RailSurvey, differences, identical, judge_answers
 from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import read_facts, to_json

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cluster.rails.map import rail_map
 from zslurm.doctor.check import Check, Outcome, Status, failed, unavailable, warned, worst
-from zslurm.doctor.rails import OF_NICS, of_kind
 from zslurm.hardware.node_sources import Sources
 
 _REMEDY = "look at the cable and the switch port (rdma link; ethtool); exclude the node meanwhile"
@@ -22,10 +22,8 @@ def examine(sources: Sources) -> Outcome | None:
         if not sources.path("/sys/class").is_dir():
             return unavailable(f"{place} cannot be read", "look whether /sys is mounted", alike=alike)
         return failed("no RDMA device is there", "look whether the NICs' driver is loaded", alike=alike)
-    problems = [
-        (failed if problem.incomplete else warned)(problem.message, _REMEDY)
-        for problem in of_kind(sources, OF_NICS)
-    ]
+    found = rail_map(sources.facts, cluster).problems_of("missing-nic", "nic-down", "slow")
+    problems = [(failed if problem.incomplete else warned)(problem.message, _REMEDY) for problem in found]
     rails = len(cluster.nics) or sum(nic.state == "ACTIVE" for nic in nics)
     return worst(problems, f"{counted(rails, 'NIC is', 'NICs are')} up", alike=alike)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+from zslurm.cluster.rails.map import rail_map
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned, worst
-from zslurm.doctor.rails import node_rails
 from zslurm.hardware.mounts import mount_of
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.routes import addresses, interface_to
@@ -39,7 +39,7 @@ def _of(directory: str, sources: Sources) -> Outcome:
         return unavailable(f"{directory}: no route to {mount.server} is known", remedy)
     rails = {
         netdev: f"rail {rail.index} ({nic.device})"
-        for rail in node_rails(sources).rails
+        for rail in rail_map(sources.facts, sources.cluster).rails
         for nic in sources.facts.nics
         if nic.device == rail.nic
         for netdev in nic.netdevs
