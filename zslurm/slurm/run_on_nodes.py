@@ -110,8 +110,8 @@ def survey(
     command += [f"--nodelist={compress(nodes)}"] if nodes else []
     command += [f"--jobid={job_id}", "--overlap", "--mem=0"] if job_id is not None else []
     shell = ["/bin/bash", "-c", f'eval "${SETUP_VARIABLE}"; exec "$@"', "zslurm-survey"] if setup else []
-    command += [*options, *shell, *python, "-m", module, *arguments]
-    env = dict(scrubbed(environ) if job_id is None else step_environment(environ)) | {"PYTHONSAFEPATH": "1"}
+    command += [*options, *shell, *python, "-P", "-m", module, *arguments]
+    env = dict(scrubbed(environ) if job_id is None else step_environment(environ))
     env |= {SETUP_VARIABLE: "\n".join(setup)} if setup else {}
     deadline, late = time.monotonic() + timeout_s, False
     try:
@@ -152,11 +152,10 @@ def survey_here(
     python: Sequence[str] = (sys.executable,),
 ) -> NodeAnswer:
     """The same question to this machine, without Slurm; the arguments are those of `survey`."""
-    env = dict(environ) | {"PYTHONSAFEPATH": "1"}
     here = os.uname().nodename.split(".")[0]
     try:
         done = subprocess.run(
-            [*python, "-m", module, *arguments], env=env, text=True, errors="replace",
+            [*python, "-P", "-m", module, *arguments], env=dict(environ), text=True, errors="replace",
             stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -36,7 +36,6 @@ class _Executor(submitit.LocalExecutor):
         environment = {
             **os.environ,
             "ZSLURM_JOB_ID": self._job_id,
-            "PYTHONSAFEPATH": "1",
             "SUBMITIT_EXECUTOR": "local",
             "SUBMITIT_LOCAL_NTASKS": "1",
             "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
@@ -48,7 +47,7 @@ class _Executor(submitit.LocalExecutor):
             "SUBMITIT_STDERR_TO_STDOUT": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "submitit.local._local", str(self.folder)],
+            [sys.executable, "-P", "-m", "submitit.local._local", str(self.folder)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

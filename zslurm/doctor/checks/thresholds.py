@@ -24,7 +24,7 @@ _CORES_PER_GPU = 4
 def examine(sources: Sources) -> Outcome:
     """Matrix product and memory traffic of each GPU, all-reduce among them; without GPUs, figures of the CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ("-m", "zslurm.doctor.speed", folder)
+        arguments = ("-P", "-m", "zslurm.doctor.speed", folder)
         try:
             said = sources.run(sys.executable, *arguments, timeout_s=_PATIENCE * sources.limits.check_s)
         except CommandHung as error:

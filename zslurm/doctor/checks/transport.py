@@ -77,7 +77,7 @@ def _group(sources: Sources) -> tuple[str, ...]:
 def _environment(sources: Sources) -> dict[str, str]:
     """What a rank of a job would have, with RCCL's log on stdout."""
     given = {setting.name: setting.value for setting in environment(sources.cluster)} | dict(sources.environ)
-    given |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "PYTHONSAFEPATH": "1"}
+    given |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
     given.pop("NCCL_DEBUG_FILE", None)
     if sources.cluster.interface:
         given["ZSLURM_INTERFACE"] = sources.cluster.interface
@@ -114,7 +114,7 @@ def _run_ranks(sources: Sources, group: tuple[str, ...], file: Path, given: Mapp
     world = min(2, sources.cluster.gpus_per_node) if alone else len(group)
     ranks = range(world) if alone else [group.index(sources.node)]
     other = given.get(RANK_VARIABLE)
-    program = [other] if other else [sys.executable, "-m", _MODULE]
+    program = [other] if other else [sys.executable, "-P", "-m", _MODULE]
     limit = _time(sources)
 
     def start(rank: int) -> Said:
