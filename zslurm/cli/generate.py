@@ -15,7 +15,7 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.checkpoint_convert import TokenizerChoice, as_user_errors
-from zslurm.cli.options import Context, Json, RopeBase, TokenizerFile, here_or_as_job
+from zslurm.cli.options import Context, Json, RopeBase, TokenizerFile, run_locally_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.checkpoints import find_weights
@@ -74,7 +74,7 @@ def generate(
 
     Example: zslurm generate my-run --prompt 'def main(' --max-tokens 50
     """
-    here_or_as_job(False)
+    run_locally_or_as_job(False)
 
     generate_text(
         checkpoint,

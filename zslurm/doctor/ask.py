@@ -76,10 +76,7 @@ def ask(
 
 def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
     """Options of srun: whole nodes with all their GPUs, for as short as possible."""
-    cluster = site.cluster
-    if cluster.gpus_per_node:
-        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-        yield from (f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none")
+    yield from site.cluster.srun_gpu_options()
     if inside:
         return
     yield from ("--exclusive", "--mem=0", f"--time={math.ceil(timeout_s / 60) + 1}")

@@ -63,11 +63,7 @@ def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Map
         spec: the run.
         environ: of the job.
     """
-    cluster, why = spec.cluster, _why_expected(spec)
-    options = []
-    if cluster.gpus_per_node:
-        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-        options = [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
+    why, options = _why_expected(spec), spec.cluster.srun_gpu_options()
     try:
         if job_id is None:
             found = survey_here(__name__, gpu, why, timeout_s=_TIMEOUT_S, environ=environ)

@@ -79,14 +79,13 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
         run: its directory (it need not exist).
         start_over: a run that is there is moved aside first: its history excludes no node of the new one.
     """
-    slurm, cluster = spec.slurm, spec.cluster
-    kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+    slurm = spec.slurm
     options: list[tuple[str, str | bool | None]] = [
         ("job-name", slurm.job_name or spec.run.name),
         ("nodes", str(slurm.nodes + slurm.spares)),
         ("ntasks-per-node", str(spec.ranks_per_node)),
         ("cpus-per-task", str(spec.cpus_per_task)),
-        ("gpus-per-node", f"{kind}{cluster.gpus_per_node}" if cluster.gpus_per_node else None),
+        ("gpus-per-node", spec.cluster.gpu_request),
         ("mem", slurm.mem),
         ("time", slurm.time),
         ("partition", slurm.partition),
@@ -116,7 +115,7 @@ def job_settings(
         origin_of: where the value of a variable in cluster.env came from.
     """
     own = {
-        "PYTHONSAFEPATH": ("1", "a user's own train.py must not win over the trainer"),
+        "PYTHONSAFEPATH": ("1", "a json.py of the working directory must not hide Python's own"),
         "PYTHONUNBUFFERED": ("1", "logs show what was printed when it was printed"),
     }
     if spec.cluster.interface:

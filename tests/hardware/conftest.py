@@ -1,0 +1,7 @@
+"""Fixtures of the hardware readers' tests."""
+
+from __future__ import annotations
+
+from tests.doctor.conftest import node
+
+__all__ = ["node"]
