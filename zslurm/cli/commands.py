@@ -84,7 +84,10 @@ COMMANDS = {
 }
 
 
-RENAMED_OPTIONS = {"submit": {"--after": "--dependency", "--at-once": "--max-concurrent"}}
+RENAMED_OPTIONS = {
+    "submit": {"--after": "--dependency", "--at-once": "--max-concurrent"},
+    "doctor": {"--bars": "--benchmark"},
+}
 """Old names of options, by command, and the names of today. Old names work for one version."""
 
 

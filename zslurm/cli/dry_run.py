@@ -81,7 +81,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
         "environment of the job (why: zslurm env --explain)",
         *(f"  {row.name}={show_value(row.value)}    [{row.origin}]" for row in seen.environment),
     ]
-    # Comments stay comments, whatever a name or a path holds: somebody may hand all of this to a shell.
+    # Comments stay comments, whatever a name or a path holds: a user may hand all of this to a shell.
     shown = (f"# {line}".rstrip() for line in lines)
     return "".join("".join(c if c.isprintable() else "?" for c in line) + "\n" for line in shown) + seen.script
 

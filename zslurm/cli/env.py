@@ -129,8 +129,8 @@ def show_lint(
     job = {setting.name: setting.value for setting in settings}
     given = {**job, **shell}
     findings = lint(given, cluster, read_conf(given, cluster, sysroot()))
-    told = {finding.name for finding in findings}
-    findings += [finding for finding in overridden(shell, job) if finding.name not in told]
+    listed = {finding.name for finding in findings}
+    findings += [finding for finding in overridden(shell, job) if finding.name not in listed]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -199,9 +199,9 @@ def _room(weights: Weights, ids: list[int]) -> int:
             f"the tokenizer has token {max(ids)}, the model {settings.model.vocab_size}: it is another model's"
         )
     if settings.rope_base is None:
-        raise ConfigError(f"{weights.path}: lies in no run, so its RoPE base is not known; pass --rope-base")
+        raise ConfigError(f"{weights.path}: is in no run, so its RoPE base is not known; pass --rope-base")
     if settings.context is None:
-        raise ConfigError(f"{weights.path}: lies in no run, so its context is not known; pass --context")
+        raise ConfigError(f"{weights.path}: is in no run, so its context is not known; pass --context")
     if len(ids) >= settings.context:
         raise ConfigError(
             f"the prompt has {counted(len(ids), 'token')}, which leaves no room in the context of "

@@ -1,4 +1,4 @@
-"""The text of a cluster profile that `zslurm init` writes: values, and comments for what no key stands for."""
+"""The text of a cluster profile that `zslurm init` writes: values, and comments for what has no key."""
 
 from __future__ import annotations
 

@@ -384,7 +384,7 @@ class RunSpec(Section):
 
     @property
     def outlives_nodes(self) -> bool:
-        """Whether the job goes on when one of its nodes dies: there are spares, or fewer nodes will do."""
+        """Whether the job continues when one of its nodes dies: there are spares, or fewer nodes will do."""
         least = self.aegis.min_nodes
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
 

@@ -1,7 +1,7 @@
 """YAML with the scalars of YAML 1.2's core schema, and the line that each value came from.
 
 PyYAML resolves scalars by YAML 1.1: `24:00:00` becomes 86400, `no` becomes False, `010` becomes 8 and `8e12`
-stays a word. Each of these has cost somebody a cluster job. Here the core schema decides: `24:00:00` and `no`
+stays a word. Each of these has spoilt a cluster job. Here the core schema decides: `24:00:00` and `no`
 are words, `010` is ten, `8e12` is a number (yamlcore has its resolvers for PyYAML's loader). Only mappings,
 sequences and scalars are built, here and not by the library's constructor, which would lose their lines and take
 tags.

@@ -1,6 +1,6 @@
 """One rank of the doctor's test of the transport; its arguments are FILE RANK WORLD GPU SECONDS.
 
-The ranks meet at a store of rank 0, whose address FILE tells, and sum one buffer. RCCL's log goes to stdout.
+The ranks meet at a store of rank 0, whose address is in FILE, and sum one buffer. RCCL's log goes to stdout.
 """
 
 from __future__ import annotations

@@ -36,11 +36,11 @@ class Task:
         cluster: the profile, without what may be secret (env, setup).
         checks: names of the checks to run.
         directory: where runs are written; shared by all nodes.
-        probe: folder in it that the login node made for this examination; empty if it could not.
+        probe: folder in it that the login node made for these checks; empty if it could not.
         token: what the login node wrote there.
         paths: further directories whose mounts are looked at (data).
         peers: nodes whose names must resolve.
-        jobs: the user's jobs that are not over; None where nobody knows.
+        jobs: the user's jobs that are not over; None where that is not known.
         sent: when the login node handed the task out, by its clock.
         ranks_per_node: as the profile's section slurm has it; None is one for each GPU.
     """

@@ -1,4 +1,4 @@
-"""The step that holds the ranks: an srun on Slurm, its local twin elsewhere.
+"""The step that holds the ranks: an srun on Slurm, the local launcher elsewhere.
 
 Both run in a session of their own with their output in files, so the supervisor that started them may die and
 its successor finds them again.

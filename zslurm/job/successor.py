@@ -20,7 +20,7 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.train.jsonl import read_jsonl
 
 SUCCESSOR_OF = "ZSLURM_SUCCESSOR_OF"
-"""The variable that tells a job whose successor it is."""
+"""The variable that names the job whose successor this job is."""
 
 
 def successor_spec(spec: RunSpec, job_id: str) -> RunSpec:
@@ -62,7 +62,7 @@ def cancel_successor(client: SlurmClient, job_id: str) -> None:
 
 
 def dismiss_successor(run: RunDir, job_id: str) -> None:
-    """From inside the job in which the run came to its end: nobody has to continue it.
+    """From inside the job in which the run came to its end: no job has to continue it.
 
     Where this node has no scancel, the successor finds that out by itself.
     """

@@ -21,7 +21,7 @@ RUN/
   checkpoints/          step-00000400/ ...                               all ranks
   attempts/000001/
     attempt.json        job, nodes, world size, command                  supervisor
-    step.json           process that holds the ranks (srun, or its local twin)
+    step.json           process that holds the ranks (srun, or the local launcher)
     step.log            what that process says: which task failed how
     step.exit           its exit code, by rename
     hostfile            the node of each rank, where leaves are known    supervisor
@@ -182,7 +182,7 @@ class RunDir:
 
     @property
     def exists(self) -> bool:
-        """True where a run lies here, be it only prepared."""
+        """True where a run is here, be it only prepared."""
         return self.config.is_file()
 
     @property

@@ -1,7 +1,7 @@
 """Secrets of a run: they reach the job through one file that only its owner can read, and nothing else.
 
 `cluster.env` may hold tokens and passwords. Slurm keeps every script, others may be let into the run directory,
-and a dry run is pasted into tickets: so a secret stands in RUN_DIR/secrets.env (0600), which the script reads,
+and a dry run is pasted into tickets: so a secret is in RUN_DIR/secrets.env (0600), which the script reads,
 and config.json has a placeholder in its place. In any other key a secret is refused.
 """
 

@@ -1,4 +1,6 @@
-"""Slurm's hostlists: `rack[1-2]n[001-128,200]-ib,login` and the names it stands for.
+"""Slurm's hostlists: `rack[1-2]n[001-128,200]-ib,login` and the names in it.
+
+Ours, because python-hostlist and ClusterShell are under the GPL and the LGPL.
 
 In pure Python, because compute nodes and laptops may have no scontrol.
 """
@@ -12,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from zslurm.core.errors import ConfigError
 
 MAX_HOSTS = 1 << 20
-"""A list that stands for more names is refused: it is a typing error, and would fill the memory."""
+"""A list of more names is refused: it is a typing error, and would fill the memory."""
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -27,7 +29,7 @@ def expand(hostlist: str) -> list[str]:
     """Every name, in the order in which Slurm counts them (the last bracket runs fastest). Empty text is no name.
 
     Raises:
-        HostlistError: brackets or ranges are wrong, or the list stands for more than MAX_HOSTS names.
+        HostlistError: brackets or ranges are wrong, or the list has more than MAX_HOSTS names.
     """
     names: list[str] = []
     for word in _split_outside_brackets(hostlist):

@@ -35,7 +35,7 @@ _SLOW = 4.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 """After a failure the controller is left alone, for twice as long each time."""
 _PATIENCE_S = 8.0
-"""So long somebody at a terminal waits for an answer that can be had from the file."""
+"""How long a user at a terminal waits for an answer that can be had from the file."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _stop_local(run: RunDir) -> None:
         if supervisor is not None and supervisor.created >= job.time - 60 and supervisor.signal(signal.SIGTERM):
             return
         if job.process is None or not job.process.alive:
-            _stop_ranks(run)  # nobody is left to pass it on
+            _stop_ranks(run)  # no supervisor is left to pass it on
             return
         if time.monotonic() > deadline:
             job.process.signal(signal.SIGTERM)

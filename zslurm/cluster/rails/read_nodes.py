@@ -19,7 +19,7 @@ from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import from_json
 from zslurm.slurm.hostlist import compress, natural_key
-from zslurm.slurm.run_on_nodes import NodeAnswer, survey
+from zslurm.slurm.run_on_nodes import NodeAnswer, run_on_nodes
 
 FACTS = "zslurm.hardware.facts"
 
@@ -67,7 +67,7 @@ _ASPECTS: dict[Aspect, tuple[str, Callable[[Rail], Hashable], Callable[[Rail], s
 
 
 def differences(maps: Sequence[RailMap]) -> list[Difference]:
-    """Every group of nodes that differs from the most, for each rail and aspect."""
+    """Return every group of nodes that differs from the most, for each rail and aspect."""
     if len(maps) < 2:
         return []
     counts = _minorities([(found, len(found.rails)) for found in maps])
@@ -76,12 +76,12 @@ def differences(maps: Sequence[RailMap]) -> list[Difference]:
         for nodes, others, count, usual in counts
     ]
     usual_count = Counter(len(found.rails) for found in maps).most_common(1)[0][0]
-    alike = [found for found in maps if len(found.rails) == usual_count]
+    same = [found for found in maps if len(found.rails) == usual_count]
     for index in range(usual_count):
         for aspect, (verb, value, shown) in _ASPECTS.items():
-            # A NIC that is missing has no place and no speed; that is a problem of its node, and told as such.
-            present = [(found, value(found.rails[index])) for found in alike if _comparable(found.rails[index])]
-            text = {value(found.rails[index]): shown(found.rails[index]) for found in alike}
+            # A NIC that is missing has no place and no speed; that is a problem of its node, and reported as such.
+            present = [(found, value(found.rails[index])) for found in same if _comparable(found.rails[index])]
+            text = {value(found.rails[index]): shown(found.rails[index]) for found in same}
             listed += [
                 Difference(nodes, others, aspect, index, f"rail {index} {verb} {text[odd]}, not {text[usual]}")
                 for nodes, others, odd, usual in _minorities(present)
@@ -109,7 +109,7 @@ def _minorities(
 
 
 def identical(maps: Sequence[RailMap]) -> list[list[RailMap]]:
-    """The maps in groups of identical ones (but for the node), the largest group first."""
+    """Return the maps in groups of identical ones (but for the node), the largest group first."""
     groups: dict[Hashable, list[RailMap]] = {}
     for found in maps:
         groups.setdefault((found.source, found.rails, found.others, found.problems), []).append(found)
@@ -117,17 +117,17 @@ def identical(maps: Sequence[RailMap]) -> list[list[RailMap]]:
 
 
 @dataclass(frozen=True)
-class RailSurvey:
+class RailReadings:
     """What was found.
 
     Attributes:
         maps: of the nodes that answered, in natural order.
-        silent: node -> why it did not answer, or not with facts.
+        unanswered: node -> why it did not answer, or not with facts.
         differences: between the nodes.
     """
 
     maps: tuple[RailMap, ...]
-    silent: Mapping[str, str]
+    unanswered: Mapping[str, str]
     differences: tuple[Difference, ...]
 
     @property
@@ -136,21 +136,21 @@ class RailSurvey:
         return {found.node: found for found in self.maps if found.incomplete}
 
 
-def survey_rails(cluster: ClusterSection, **where: Any) -> RailSurvey:
+def read_rails(cluster: ClusterSection, **where: Any) -> RailReadings:
     """Ask nodes for their facts, and work out their rails.
 
     Args:
         cluster: the profile.
-        where: which nodes and how; see `zslurm.slurm.run_on_nodes.survey`.
+        where: which nodes and how; see `zslurm.slurm.run_on_nodes.run_on_nodes`.
 
     Raises:
         SlurmUnavailable, SlurmRefused: no node could be asked.
     """
-    return judge_answers(list(survey(FACTS, **where).values()), cluster)
+    return rails_of_answers(list(run_on_nodes(FACTS, **where).values()), cluster)
 
 
-def judge_answers(answers: Sequence[NodeAnswer], cluster: ClusterSection) -> RailSurvey:
-    """The rails of the nodes that gave these answers."""
+def rails_of_answers(answers: Sequence[NodeAnswer], cluster: ClusterSection) -> RailReadings:
+    """Return the rails of the nodes that gave these answers."""
     maps, silent = [], {}
     for answer in sorted(answers, key=lambda answer: natural_key(answer.node)):
         if answer.error is not None:
@@ -160,4 +160,4 @@ def judge_answers(answers: Sequence[NodeAnswer], cluster: ClusterSection) -> Rai
             maps.append(rail_map(from_json(answer.value), cluster))
         except ValueError:
             silent[answer.node] = "its answer is not what this version of zslurm asks for"
-    return RailSurvey(tuple(maps), silent, tuple(differences(maps)))
+    return RailReadings(tuple(maps), silent, tuple(differences(maps)))

@@ -1,6 +1,6 @@
 """The environment that RCCL or NCCL gets on a cluster: the rules that apply there, under what the site says.
 
-Rules are data (rccl_rules.yaml); see docs/rccl.md. `lint` judges variables that somebody else has set.
+Rules are data (rules.yaml); see docs/rccl.md. `lint` checks variables that the user has set.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from zslurm.doctor.check import Check, Outcome, failed, unavailable, worst
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """GID of each rail's NIC at the index that ranks use: a wrong one is `status 4`, or a hang at the start."""
     ethernet = [nic for nic in sources.facts.nics if nic.link_layer == "Ethernet"]
     if not ethernet or sources.cluster.network == "infiniband":
@@ -19,7 +19,7 @@ def examine(sources: Sources) -> Outcome | None:
     problems = [failed(problem.message, remedy) for problem in rails.problems_of("no-roce-v2")]
     indexes = sorted({rail.gid_index for rail in rails.rails if rail.gid_index is not None})
     listed = ", ".join(map(str, indexes))
-    return worst(problems, f"RoCE v2 at GID index {listed}", alike={"GID index of RoCE v2": listed or None})
+    return worst(problems, f"RoCE v2 at GID index {listed}", must_match={"GID index of RoCE v2": listed or None})
 
 
-CHECK = Check("gid-index", "network", "NICs have a RoCE v2 address at the GID index in use", "node", examine)
+CHECK = Check("gid-index", "network", "NICs have a RoCE v2 address at the GID index in use", "node", check)

@@ -9,7 +9,7 @@ from zslurm.doctor.check import Check, Outcome, failed, unavailable, warned, wor
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """The pairing of GPUs and NICs on this node; that it is the same elsewhere is found by comparing."""
     if not sources.facts.gpus or not sources.facts.nics:
         return None
@@ -25,7 +25,7 @@ def examine(sources: Sources) -> Outcome | None:
     return worst(
         problems,
         f"{counted(len(paired), 'rail')}, by {'the profile' if rails.source == 'profile' else 'PCIe'}",
-        alike={f"rail {rail.index}": _drawn(rail) for rail in paired},
+        must_match={f"rail {rail.index}": _drawn(rail) for rail in paired},
     )
 
 
@@ -34,4 +34,4 @@ def _drawn(rail: Rail) -> str:
     return f"GPU {gpus} ({rail.gpu_pci[0]}) - {rail.nic} ({rail.nic_pci})"
 
 
-CHECK = Check("rails", "network", "GPU i uses the NIC of rail i, on every node alike", "node", examine)
+CHECK = Check("rails", "network", "GPU i uses the NIC of rail i, on every node must_match", "node", check)

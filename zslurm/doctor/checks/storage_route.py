@@ -1,6 +1,6 @@
 """Do data and checkpoints go over the storage network, and not over a rail?
 
-A mount that is routed over a rail's NIC takes bandwidth from the gradients, and nobody sees why steps are slow.
+A mount that is routed over a rail's NIC takes bandwidth from the gradients: steps are slow for no visible reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.routes import addresses, interface_to
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """The runs directory and every further directory: mount, its server, the route there, the interface."""
     directories = dict.fromkeys([sources.task.directory, *sources.task.paths])
     outcomes = [_of(str(Path(directory).resolve()), sources) for directory in directories]
@@ -66,5 +66,5 @@ CHECK = Check(
     "storage",
     "mounts of runs and data are reached over the storage network, not a rail",
     "node",
-    examine,
+    check,
 )

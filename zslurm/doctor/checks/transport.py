@@ -1,6 +1,6 @@
 """Does RCCL open the network that the profile says, between this node and another?
 
-The nodes of the examination form pairs (the last three are one group where their number is odd); each starts one
+The nodes form pairs (the last three are one group where their number is odd); each starts one
 rank with RCCL's log on. A node that is alone starts two.
 """
 
@@ -28,7 +28,7 @@ RANK_VARIABLE = "ZSLURM_DOCTOR_RANK"
 _MODULE = "zslurm.doctor.transport_rank"
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Start the ranks of this node, and judge their logs."""
     cluster = sources.cluster
     if not cluster.gpus_per_node:
@@ -141,7 +141,7 @@ def _judged(sources: Sources, group: tuple[str, ...], given: Mapping[str, str], 
     first = opened[0]
     direct = {True: ", with GPUDirect", False: "", None: ""}[first.gpu_direct]
     fine = f"RCCL opened {first.network}{_with(sources, group)}{direct}: {expected(sources.cluster, given)}"
-    return worst(_each_once(found), fine, alike={"RCCL's network": first.network})
+    return worst(_each_once(found), fine, must_match={"RCCL's network": first.network})
 
 
 def _each_once(outcomes: list[Outcome]) -> list[Outcome]:
@@ -155,6 +155,6 @@ def _with(sources: Sources, group: tuple[str, ...]) -> str:
 
 
 CHECK = Check(
-    "transport", "network", "RCCL opens the profile's network between two ranks", "node", examine,
-    uses_gpus=True, patience=3,
+    "transport", "network", "RCCL opens the profile's network between two ranks", "node", check,
+    uses_gpus=True, time_factor=3,
 )  # fmt: skip

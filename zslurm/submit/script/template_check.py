@@ -83,7 +83,7 @@ def check_script(script: JobScript) -> list[Finding]:
 
 
 def _undefined(template: Template, known: set[str]) -> Iterator[Finding]:
-    """Variables that nobody gives, each where it is used first."""
+    """Find variables that do not exist, each where it is used first."""
     environment = TemplateEnvironment(template)
     try:
         tree = environment.parse(template.source)

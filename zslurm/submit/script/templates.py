@@ -27,7 +27,7 @@ Owner = Literal["shipped", "site", "yours", "file"]
 
 @dataclass(frozen=True)
 class Template:
-    """A template and where it lies: `place` is a path, or the shipped folder's name and the file."""
+    """A template and its location: `place` is a path, or the shipped folder's name and the file."""
 
     name: str
     source: str

@@ -248,12 +248,12 @@ def test_an_error_that_both_count_is_told_once(node: FakeNode, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("exec sleep 600", "`amd-smi metric` said nothing within 0.2 s"),
+        ("exec sleep 600", "`amd-smi metric` did not answer within 0.2 s"),
         ("echo 'Segmentation fault' >&2; exit 139", "amd-smi names no GPU: Segmentation fault"),
         ("head -c 4096 /dev/urandom", "amd-smi names no GPU"),
         ('echo \'[{"gpu": "N/A"}, 3, {"gpu": 0\'', "amd-smi names no GPU"),
         (f"echo '{samples.MISSING_GROUPS}'", "amd-smi names no GPU: WARNING: User is missing"),
-        ("true", "amd-smi says nothing"),
+        ("true", "amd-smi printed nothing"),
     ],
 )
 def test_a_tool_that_fails_is_unavailable(tmp_path: Path, script: str, why: str) -> None:
