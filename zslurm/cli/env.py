@@ -60,11 +60,13 @@ _WIDTH = 110
 def show_environment(
     settings: Sequence[Setting], missing: Sequence[LeftOut], *, explain: bool, as_json: bool
 ) -> None:
-    """`export` lines, with reasons as comments where asked for; secrets of cluster.env are left out.
+    """Print `export` lines, with reasons as comments where asked for; secrets of cluster.env are left out.
 
     Args:
         settings: the variables.
         missing: rules that the profile leaves out, which `explain` lists.
+        explain: with reasons, as comments.
+        as_json: as JSON instead of shell lines.
     """
     for setting in settings:
         if _is_secret(setting):

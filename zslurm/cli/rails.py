@@ -150,7 +150,7 @@ def _widths(rails: Sequence[Rail]) -> list[int]:
 
 
 def _draw_rail(rail: Rail, widths: Sequence[int], style: str) -> Line:
-    """`rail 0  GPU 0 0000:05:00.0 ──[switch 0000:00:01.1]── ionic_0 0000:06:00.0 eth1  ACTIVE  400 Gb/s  GID 1`"""
+    """Draw `rail 0  GPU 0 0000:05:00.0 ──[switch 0000:00:01.1]── ionic_0 0000:06:00.0 eth1  ACTIVE  400 Gb/s`."""
     name, gpu, gpu_pci, near, nic, nic_pci, netdev, state, rate, gid = (
         cell.ljust(width) for cell, width in zip(_cells(rail), widths, strict=True)
     )

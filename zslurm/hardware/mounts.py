@@ -58,6 +58,7 @@ def mount_of(directory: str, root: Path) -> Mount | None:
 
     Args:
         directory: absolute, without links.
+        root: of the machine's files.
     """
     mounts = [
         Mount(_unescape(fields[0]), _unescape(fields[1]), fields[2])

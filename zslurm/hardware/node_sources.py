@@ -57,13 +57,14 @@ class Task:
     ranks_per_node: int | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values without anything secret."""
         unset = {name: None for name, value in self.cluster.env.items() if value is None}  # no secret is in these
         public = self.cluster.model_copy(update={"env": unset, "setup": ()})
         return {**self.__dict__, "cluster": public.model_dump(mode="json")}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:
-        """The task of `to_json`."""
+        """Return the task that `to_json` gave."""
         lists = {name: tuple(value[name]) for name in ("checks", "paths", "peers")}
         jobs = None if value["jobs"] is None else tuple(value["jobs"])
         return cls(**{**value, **lists, "jobs": jobs, "cluster": ClusterSection.model_validate(value["cluster"])})
@@ -77,6 +78,7 @@ class Once(Generic[T]):
         self._made: list[T] = []
 
     def __call__(self) -> T:
+        """Return the value; make it first where that has not been done."""
         with self._lock:
             if not self._made:
                 self._made.append(self._make())

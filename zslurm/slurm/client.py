@@ -36,7 +36,8 @@ class SlurmClient:
         retries: Retries | None = None,
         on_retry: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """
+        """Start nothing yet.
+
         Args:
             environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
             timeout_s: one attempt of one command is given up after this long.

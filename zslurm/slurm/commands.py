@@ -42,13 +42,14 @@ _UNKNOWN_JOB = "Invalid job id specified"
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and how patiently a command is repeated."""
+    """How often a command is repeated, and after which pauses."""
 
     attempts: int = 4
     first_pause_s: float = 1.0
     """The pause doubles with every attempt."""
 
     def pause_after(self, attempt: int) -> float:
+        """Return the seconds to wait after a failed attempt, counted from 0."""
         return self.first_pause_s * 2.0**attempt
 
 
@@ -67,7 +68,8 @@ class SlurmCommands:
         retries: Retries | None = None,
         on_retry: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """
+        """Start nothing yet.
+
         Args:
             environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
             timeout_s: one attempt is given up after this long.

@@ -71,6 +71,7 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
     """Check the run's steps, and what it starts or continues from; returns what is worth knowing, a line each.
 
     Args:
+        spec: the run.
         order: of the run's data.
         continues: the run that is continued, if it exists; without a checkpoint of its own it starts anew.
 

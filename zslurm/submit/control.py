@@ -34,6 +34,7 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
     """Ask the run's job to save and stop; returns its id, None where nothing is active.
 
     Args:
+        run: the run.
         wait: return when the job is over.
 
     Raises:
@@ -171,6 +172,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
     """Start the run's job again: it continues from its last checkpoint.
 
     Args:
+        run: the run.
         now: on Slurm, do not wait for the pause that Slurm makes before a requeued job may start.
         exclude: a hostlist of nodes that it must not use from now on, besides those excluded already.
 

@@ -92,7 +92,7 @@ class SlurmLauncher:
 
 
 def _refusal(text: str) -> SlurmRefused | SlurmUnavailable:
-    """sbatch's own words out of submitit's error."""
+    """Return the error that sbatch's message in submitit's error means."""
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith("sbatch:")]
     words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
     unreachable = ("Unable to contact slurm controller", "Socket timed out", "Could not establish a configuration")

@@ -86,7 +86,7 @@ class LeftOut:
 
     @property
     def line(self) -> str:
-        """`NCCL_IB_HCA is not set: the profile does not give cluster.nics (only the rails' NICs; ...)`"""
+        """The rule in one line: `NCCL_IB_HCA is not set: the profile does not give cluster.nics (...)`."""
         return f"{self.variable} is not set: the profile does not give {self.needs} ({self.reason})"
 
 

@@ -30,7 +30,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """`NCCL_PXN_DISABLE=1: ...`"""
+        """The finding in one line, such as `NCCL_PXN_DISABLE=1: ...`."""
         shown = self.name if self.value is None else f"{self.name}={self.value}"
         return f"{shown}: {self.message}"
 

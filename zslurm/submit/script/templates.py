@@ -36,6 +36,7 @@ class Template:
 
     @property
     def file_name(self) -> str:
+        """The name of its file."""
         return self.place.rsplit("/", 1)[1]
 
 
