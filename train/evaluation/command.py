@@ -103,8 +103,8 @@ class EvaluationCommand:
             paths.result.unlink(missing_ok=True)
             with paths.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "zslurm.train.evaluation.command", *arguments, *words],
-                    env=_without_ranks_own(os.environ),
+                    [sys.executable, "-m", "zslurm.train.evaluation.command", *arguments, *words],
+                    env=_without_ranks_own(os.environ) | {"PYTHONSAFEPATH": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

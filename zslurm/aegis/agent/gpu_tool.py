@@ -94,7 +94,7 @@ def _why_nothing(said: list[Said | None]) -> str:
     if said[-1] is None:
         return "amd-smi is not there"
     words = (said[-1].err or said[-1].out).strip().splitlines()
-    return f"amd-smi names no GPU: {words[-1].strip()[:120]}" if words else "amd-smi printed nothing"
+    return f"amd-smi names no GPU: {words[-1].strip()[:120]}" if words else "amd-smi says nothing"
 
 
 def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:

@@ -253,7 +253,7 @@ def test_an_error_that_both_count_is_told_once(node: FakeNode, tmp_path: Path) -
         ("head -c 4096 /dev/urandom", "amd-smi names no GPU"),
         ('echo \'[{"gpu": "N/A"}, 3, {"gpu": 0\'', "amd-smi names no GPU"),
         (f"echo '{samples.MISSING_GROUPS}'", "amd-smi names no GPU: WARNING: User is missing"),
-        ("true", "amd-smi printed nothing"),
+        ("true", "amd-smi says nothing"),
     ],
 )
 def test_a_tool_that_fails_is_unavailable(tmp_path: Path, script: str, why: str) -> None:
