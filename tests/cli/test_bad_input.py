@@ -37,7 +37,7 @@ def test_a_missing_run_file(shell: Shell, command: tuple[str, ...]) -> None:
     [
         ("run:\n  name: x\n model: {}\n", "run.yaml:3: not valid YAML: expected <block end>, but found '<block "),
         ("a: [1\n", "run.yaml:2: not valid YAML: expected ',' or ']', but got '<stream end>': end of file"),
-        ("a: 1\na: 2\n", 'run.yaml:2: the key "a" stands here a second time; keep one'),
+        ("a: 1\na: 2\n", 'run.yaml:2: the key "a" is given a second time; keep one'),
         (
             "extends: zaya1-tiny\nmodel:\n  hiden_size: 1\n",
             "run.yaml:3: model.hiden_size: unknown key; did you mean",

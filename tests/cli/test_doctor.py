@@ -22,7 +22,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return node
 
 
-def test_this_machine_alone_is_examined(shell: Shell, machine: Node) -> None:
+def test_this_machine_alone_is_checked(shell: Shell, machine: Node) -> None:
     done = shell.zslurm(*LOCAL)
     assert (done.code, "\tfail\t" in done.stdout) == (Exit.DONE, False)
     assert done.stdout.splitlines()[0].split("\t") == ["check", "status", "nodes", "where", "what"]
@@ -68,7 +68,7 @@ def test_a_cluster_without_slurm_shows_the_login_node_and_is_exit_4(
     assert "slurm\tfail\t1\t(login)\tscontrol: not found on PATH" in done.stdout
     assert "disk\tpass\t1\t(login)" in done.stdout
     assert "gpu-ecc" not in done.stdout
-    assert "the nodes were not examined: sinfo: not found on PATH" in done.stderr
+    assert "the nodes were not checked: sinfo: not found on PATH" in done.stderr
     assert shell.zslurm("doctor", "--cluster", "mi", "-q").stdout == ""
 
 
@@ -100,3 +100,12 @@ def test_the_checks_are_listed(shell: Shell) -> None:
 def test_wrong_options_are_refused(shell: Shell, arguments: tuple[str, ...], words: str) -> None:
     code, message = shell.fails("doctor", *arguments)
     assert (code, words in message) == (Exit.USAGE, True)
+
+
+def test_old_names_of_checks_and_options_work_and_name_the_new_ones(shell: Shell, machine: Node) -> None:
+    done = shell.zslurm(*LOCAL, "--json", "--only", "leftovers")
+    assert done.stderr == "zslurm: the check leftovers is called orphaned-processes now; the old name goes away\n"
+    assert [check["name"] for check in json.loads(done.stdout)["checks"]] == ["orphaned-processes"]
+    listed = shell.zslurm("doctor", "--list", "--bars")
+    assert listed.stderr == "zslurm: --bars is called --benchmark now; the old name goes away\n"
+    assert "benchmark\tbenchmark\tnode\t" in listed.stdout

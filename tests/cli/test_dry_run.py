@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,9 @@ def test_all_but_the_script_are_comments(shell: Shell) -> None:
 
 def test_options_of_sbatch_and_of_submit_reach_the_script(shell: Shell) -> None:
     shell.write_run(cluster=CLUSTER)
-    options = "--time 1:00:00 --partition p --account a --qos q --reservation r --exclude n1 --spares 1 --after 7"
+    options = (
+        "--time 1:00:00 --partition p --account a --qos q --reservation r --exclude n1 --spares 1 --dependency 7"
+    )
     script = dry_run(shell, *options.split(), "--", "--mail-type=END", "--comment", "two words", "--contiguous")[
         "script"
     ]
@@ -190,3 +193,34 @@ def test_options_of_sbatch_and_of_submit_reach_the_script(shell: Shell) -> None:
     wanted += ["--nodes=2", "--no-kill", "--dependency=afterok:7", "--mail-type=END", "--comment='two words'"]
     for option in [*wanted, "--contiguous"]:
         assert f"#SBATCH {option}\n" in script
+
+
+def test_what_is_shown_is_what_is_kept_and_submitted(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a run starts over: nodes excluded from the old run are not of the new one."""
+    shell.write_run(cluster=CLUSTER | {"env": {}})
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    shown = dry_run(shell)["script"]
+    assert shell.zslurm("submit", "run.yaml").code == 0
+    kept = shell.directory / "runs" / "tiny" / "script.sh"
+    assert kept.read_text() == slurm.submitted == shown
+
+    event = {"time": time.time(), "event": "nodes_excluded", "nodes": "n4", "reason": "node_dead"}
+    (kept.parent / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert "#SBATCH --exclude=n4\n" in dry_run(shell)["script"]
+    shown = dry_run(shell, "--new")["script"]
+    assert shell.zslurm("submit", "run.yaml", "--new").code == 0
+    assert kept.read_text() == slurm.submitted == shown
+    assert "--exclude" not in shown
+
+
+def test_old_names_of_options_work_and_name_the_new_ones(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER)
+    done = shell.zslurm(
+        "submit", "run.yaml", "--dry-run", "--json", "--after=afterany:7", "--", "--comment=--after"
+    )
+    assert done.stderr == "zslurm: --after is called --dependency now; the old name goes away\n"
+    script = json.loads(done.stdout)["script"]
+    assert "#SBATCH --dependency=afterany:7\n" in script
+    assert "#SBATCH --comment=--after\n" in script

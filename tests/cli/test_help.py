@@ -7,16 +7,15 @@ import pkgutil
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 
 import zslurm
 from tests.cli.commands import Shell, fresh_python
-from zslurm.cli import commands as lazy
+from zslurm.cli.commands import COMMANDS as TABLE
 from zslurm.cli.commands import load
-from zslurm.cli.main import app
 from zslurm.core.errors import Exit
 
 MODULES_OF = """
@@ -47,7 +46,7 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
             yield (*path, name), command
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(found for name in TABLE for found in commands(SimpleNamespace(commands={name: load(name)})))
 
 
 def example_of(command: Any) -> str:
@@ -56,9 +55,9 @@ def example_of(command: Any) -> str:
     return str(line.removeprefix("Example: "))
 
 
-@pytest.mark.parametrize("name", lazy.COMMANDS)
+@pytest.mark.parametrize("name", TABLE)
 def test_the_listed_help_is_the_commands(name: str) -> None:
-    assert lazy.COMMANDS[name].help == load(name).get_short_help_str(1000)
+    assert TABLE[name].help == load(name).get_short_help_str(1000)
 
 
 def test_the_promised_commands_are_there() -> None:
@@ -131,14 +130,16 @@ def test_help_loads_nothing_but_the_parser(shell: Shell) -> None:
 def test_a_dry_run_and_status_load_no_torch(shell: Shell) -> None:
     shell.write_run()
     assert not modules_of("submit", "--dry-run", "run.yaml", cwd=shell.directory) & {"torch", "submitit"}
-    assert not modules_of("status", cwd=shell.directory) & {"torch", "submitit", "numpy", "yaml", "jinja2"}
+    assert not modules_of("status", cwd=shell.directory) & {"torch", "submitit"}
 
 
-def test_no_module_of_zslurm_imports_torch() -> None:
+def test_no_module_above_the_trainer_imports_torch() -> None:
+    """The linter's contract names rooms; this holds for all modules."""
     names = [
         module.name
         for module in pkgutil.walk_packages(zslurm.__path__, "zslurm.")
-        if not module.name.endswith("__main__") and not module.name.startswith("zslurm.train.")
+        if not module.name.startswith(("zslurm.train.", "zslurm.kernels."))
+        and not module.name.endswith("__main__")
     ]
     assert len(names) > 40
     done = fresh_python(IMPORT_ALL, *names)

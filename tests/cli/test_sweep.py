@@ -102,7 +102,7 @@ def test_a_member_that_is_not_valid_keeps_all_back(shell: Shell, slurm: Scripted
 
 def test_members_wait_for_those_ahead_where_few_may_run_at_once(shell: Shell, slurm: ScriptedSlurm) -> None:
     shell.write_run(cluster=CLUSTER)
-    found(shell, "--sweep", "run.seed=1,2,3,4,5", "--at-once", "2", "--after", "afterany:9")
+    found(shell, "--sweep", "run.seed=1,2,3,4,5", "--max-concurrent", "2", "--dependency", "afterany:9")
     waits = [
         next(line for line in submitted(slurm, str(job)).splitlines() if "--dependency" in line).partition("=")[2]
         for job in range(101, 106)
@@ -125,8 +125,11 @@ def test_a_dry_run_submits_none(shell: Shell, slurm: ScriptedSlurm) -> None:
     ("arguments", "message"),
     [
         (("--sweep", LR, "--wait"), "--wait follows one run"),
-        (("--at-once", "2"), "--at-once limits a sweep"),
-        (("--sweep", LR, "--at-once", "2", "--cluster", "local"), "--at-once: waiting for one another is Slurm's"),
+        (("--max-concurrent", "2"), "--max-concurrent limits a sweep"),
+        (
+            ("--sweep", LR, "--max-concurrent", "2", "--cluster", "local"),
+            "--max-concurrent: only jobs of Slurm",
+        ),
         (("--sweep-file", "nonesuch"), "nonesuch: cannot be read"),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_text_that_is_not_valid_is_kept_and_the_profile_too(site: Path) -> Non
     first, kept = str(caught.value).splitlines()
     assert first == f"{path}:4: cluster.nisc: unknown key; did you mean `nics`?"
     copy = config_dir() / "editing" / "lab.yaml"
-    assert kept == f"nothing was replaced; your text is kept in {copy}: `zslurm cluster edit lab` goes on there"
+    assert kept == f"nothing was replaced; your text is kept in {copy}: `zslurm cluster edit lab` continues there"
     assert path.read_text() == GOOD
     assert copy.read_text() == GOOD + "  nisc: [a]\n"
 
@@ -85,7 +85,7 @@ def test_a_profile_that_somebody_else_changes_meanwhile_is_not_overwritten(site:
         copy.write_text(GOOD + "  interface: mine\n")
         path.write_text(GOOD + "  interface: theirs\n")
 
-    with pytest.raises(ZslurmError, match=r"lab\.yaml: somebody else changed it meanwhile; your text is kept in "):
+    with pytest.raises(ZslurmError, match=r"lab\.yaml: it was changed meanwhile; your text is kept in "):
         edit_profile("lab", both)
     assert "theirs" in path.read_text()
 

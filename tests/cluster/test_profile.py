@@ -104,7 +104,7 @@ def test_an_unknown_profile_suggests_the_nearest(site: Path) -> None:
         ("- a\n", "lab.yaml:1: expected sections such as "),
         ("cluster: 5\n", "lab.yaml:1: cluster: expected a mapping of keys to values, got 5"),
         ("cluster:\n  gpu: 8\n", "lab.yaml:2: cluster.gpu: unknown key; did you mean `gpu_type`?"),
-        ("extends: h100-ib\n", "lab.yaml:1: extends: in a profile it stands in the section cluster: "),
+        ("extends: h100-ib\n", "lab.yaml:1: extends: in a profile it belongs into the section cluster: "),
         ("slurm:\n  partition: [a]\n", "lab.yaml:2: slurm.partition: expected a valid string"),
     ],
 )

@@ -70,7 +70,7 @@ def test_the_patience_with_lost_peers_outlasts_slurms_own(
         ({"KillWait": "120 sec"}, "KillWait: 120 s"),
         ({"SLURM_VERSION": "20.02.7"}, "Slurm 20.02.7 is older than 20.11.0, the oldest whose output"),
         ({"SLURM_VERSION": "21.08.8"}, "Slurm 21.08.8 is older than 22.05.0: spare nodes and agents"),
-        ({"SLURM_VERSION": "22.05.8"}, "Slurm 22.05.8 is older than 23.02.0: a job is not told its end"),
+        ({"SLURM_VERSION": "22.05.8"}, "Slurm 22.05.8 is older than 23.02.0: a job does not know its end"),
     ],
 )
 def test_what_matters_is_said(config: dict[str, str], note: str) -> None:

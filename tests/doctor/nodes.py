@@ -1,4 +1,4 @@
-"""Nodes to examine: a tree of files each, with stand-ins of the GPUs' tools in /opt/rocm/bin."""
+"""Nodes to check: a tree of files each, with stand-ins of the GPUs' tools in /opt/rocm/bin."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Node:
         base = {"SLURMD_NODENAME": "node0", RANK_VARIABLE: str(self.root / "rank")}
         return Sources(Task(cluster=section, **more), self.root, {**base, **(environ or {})})
 
-    def examine(self, check: str, **options: Any) -> Outcome:
+    def check(self, check: str, **options: Any) -> Outcome:
         """One check's outcome."""
         outcome = run_checks(chosen_checks([check], []), self.sources(**options))[check]
         assert outcome is not None

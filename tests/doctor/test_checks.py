@@ -85,14 +85,14 @@ def leave_in_shm(node: Node) -> None:
     (node.root / "dev/shm/torch_1234").write_bytes(b"x" * (4 << 20))
 
 
-# Check, how the node is broken, options of the examination, the status, and words of the reason.
+# Check, how the node is broken, options of the check, the status, and words of the reason.
 FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] = [
     ("gpu-count", lambda node: None, {"gpus_per_node": 9, "nics": ()}, Status.FAIL, "8 of 9 GPUs are there"),
     ("gpu-count", lambda node: node.smi(metric=samples.metric([samples.metric_row(0)])), {}, Status.FAIL,
      "amd-smi shows 1 of 8 GPUs"),
     ("gpu-count", no_tree("sys", "opt"), {}, Status.UNAVAILABLE, "neither sysfs nor a tool"),
     ("gpu-driver", hang("amd-smi"), {"doctor": {"canary_s": 0.2}}, Status.FAIL,
-     "`amd-smi version` said nothing within 0.2 s: the driver is wedged"),
+     "`amd-smi version` did not answer within 0.2 s: the driver is wedged"),
     ("gpu-driver", remove("opt/rocm/bin/amd-smi"), {}, Status.UNAVAILABLE, "neither on PATH nor in /opt/rocm/bin"),
     ("gpu-driver", lambda node: node.program("amd-smi", f"echo '{samples.MISSING_GROUPS}'"), {},
      Status.UNAVAILABLE,      "missing the following required groups"),
@@ -150,10 +150,10 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("versions", lambda node: None, {"rccl_version": "2.21.5"}, Status.WARN,
      "RCCL is 2.22.3, the profile says 2.21.5"),
     ("versions", no_tree("opt", "sys"), {}, Status.UNAVAILABLE, "no version of ROCm"),
-    ("leftovers", orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0"), {}, Status.FAIL,
+    ("orphaned-processes", orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0"), {}, Status.FAIL,
      "1 process of ended jobs (77): 4242 python3"),
-    ("leftovers", zombies, {}, Status.WARN, "30 zombies of yours, children of 1"),
-    ("leftovers", lambda node: None, {"task": {"jobs": None}}, Status.UNAVAILABLE, "Slurm did not say"),
+    ("orphaned-processes", zombies, {}, Status.WARN, "30 zombies of yours, children of 1"),
+    ("orphaned-processes", lambda node: None, {"task": {"jobs": None}}, Status.UNAVAILABLE, "Slurm did not say"),
     ("names", lambda node: None, {"task": {"peers": ("node0", "no-such-node.invalid")}}, Status.FAIL,
      "1 of 2 names do not resolve: no-such-node.invalid"),
     ("names", write("etc/hosts", "127.0.1.1 node0\n10.0.2.11 node1"), {"task": {"peers": ("node0", "node1")}},
@@ -181,7 +181,7 @@ PEERS = {"task": {"peers": ("node0", "node1")}}
     ],
 )
 def test_a_healthy_node_passes(node: Node, check: str) -> None:
-    outcome = node.examine(check, **(PEERS if check == "names" else {}))
+    outcome = node.check(check, **(PEERS if check == "names" else {}))
     assert (outcome.status, outcome.remedy) == (Status.PASS, ""), outcome.reason
 
 
@@ -192,7 +192,7 @@ def test_a_fault_is_told_with_its_numbers(
     node: Node, check: str, fault: Callable[[Node], object], options: dict[str, Any], status: Status, words: str
 ) -> None:
     fault(node)
-    outcome = node.examine(check, **options)
+    outcome = node.check(check, **options)
     assert words in outcome.reason
     assert outcome.status is status
     assert "\n" not in outcome.reason
@@ -213,7 +213,7 @@ def test_memlock_counts_only_where_rdma_needs_it(
     node.limits(memlock="8388608")
     if not there:
         no_tree("sys/class/infiniband")(node)
-    outcome = node.examine("memlock", **profile, rails_only=False)
+    outcome = node.check("memlock", **profile, rails_only=False)
     assert (outcome.status, outcome.reason[: len(words)]) == (status, words)
 
 
@@ -239,18 +239,18 @@ def test_memlock_counts_only_where_rdma_needs_it(
 def test_a_profile_that_uses_some_of_the_xgmi_links_is_warned_about(
     node: Node, task: dict[str, Any], cluster: dict[str, Any], status: Status, words: str
 ) -> None:
-    outcome = node.examine("xgmi", task=task, **cluster)
+    outcome = node.check("xgmi", task=task, **cluster)
     assert outcome.status is status
     assert words in outcome.reason
 
 
 def test_rules_that_the_profile_leaves_out_are_warned_about(node: Node) -> None:
-    outcome = node.examine("environment", nics=())
+    outcome = node.check("environment", nics=())
     assert outcome.status is Status.WARN
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
         assert f"{name} is not set: the profile does not give cluster." in outcome.reason
     complete = {"interface": "eth0", "rocm_version": "6.4.1", "peermem": True}
-    assert node.examine("environment", **complete).status is Status.PASS
+    assert node.check("environment", **complete).status is Status.PASS
 
 
 def test_without_peermem_dma_buf_does(node: Node) -> None:
@@ -260,46 +260,46 @@ def test_without_peermem_dma_buf_does(node: Node) -> None:
         {"rocm_version": "7.12"},
         {"environ": {"NCCL_DMABUF_ENABLE": "1"}},
     ):
-        outcome = node.examine("peermem", **options)
+        outcome = node.check("peermem", **options)
         assert (outcome.status, outcome.reason) == (Status.PASS, "no peermem; RCCL takes dma-buf"), options
 
 
 def test_a_file_that_sets_what_the_job_sets_anyway_changes_nothing(node: Node) -> None:
     node.fake.write("etc/rccl.conf", "NCCL_DEBUG=TRACE\nHF_TOKEN=secret")
-    outcome = node.examine("rccl-conf")
+    outcome = node.check("rccl-conf")
     assert (outcome.status, outcome.reason) == (Status.PASS, "no file sets variables of RCCL")
 
 
 def test_every_check_of_a_node_has_a_fault_above() -> None:
-    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "bars", "torch-import", "xgmi"}
+    elsewhere = {"clock", "python", "shared-files", "slurm", "environment", "benchmark", "torch-import", "xgmi"}
     assert {check.name for check in all_checks()} == {row[0] for row in FAULTS} | elsewhere
 
 
-def test_processes_of_this_job_and_of_active_jobs_are_no_leftovers(node: Node) -> None:
+def test_processes_of_this_job_and_of_active_jobs_are_not_orphans(node: Node) -> None:
     orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0")(node)
-    assert node.examine("leftovers", task={"jobs": ("77",)}).status is Status.PASS
-    assert node.examine("leftovers", environ={"SLURM_JOB_ID": "77"}).status is Status.PASS
+    assert node.check("orphaned-processes", task={"jobs": ("77",)}).status is Status.PASS
+    assert node.check("orphaned-processes", environ={"SLURM_JOB_ID": "77"}).status is Status.PASS
     orphan(SLURM_JOB_ID="78", SLURM_ARRAY_JOB_ID="77", SLURMD_NODENAME="node0")(node)
-    assert node.examine("leftovers", task={"jobs": ("77_3",)}).status is Status.PASS
+    assert node.check("orphaned-processes", task={"jobs": ("77_3",)}).status is Status.PASS
 
 
-def test_processes_of_other_nodes_and_other_users_are_no_leftovers(node: Node) -> None:
+def test_processes_of_other_nodes_and_other_users_are_not_orphans(node: Node) -> None:
     orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node1")(node)
     node.process(4343, "python3", uid=UID + 1, SLURM_JOB_ID="77", SLURMD_NODENAME="node0")
-    assert node.examine("leftovers").status is Status.PASS
+    assert node.check("orphaned-processes").status is Status.PASS
 
 
 def test_a_job_of_another_cluster_with_the_same_number_is_not_judged(node: Node) -> None:
     orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0", SLURM_CLUSTER_NAME="other")(node)
-    assert node.examine("leftovers", environ={"SLURM_CLUSTER_NAME": "mi"}).status is Status.PASS
-    assert node.examine("leftovers", environ={"SLURM_CLUSTER_NAME": "other"}).status is Status.FAIL
+    assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "mi"}).status is Status.PASS
+    assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "other"}).status is Status.FAIL
 
 
 def test_ones_own_processes_may_hold_the_gpus(node: Node) -> None:
     hold_memory(node)
     node.process(4242, "python3", uid=UID, SLURM_JOB_ID="9")
-    assert node.examine("gpu-idle", environ={"SLURM_JOB_ID": "9"}).status is Status.PASS
-    assert node.examine("gpu-idle", environ={"SLURM_JOB_ID": "8"}).status is Status.FAIL
+    assert node.check("gpu-idle", environ={"SLURM_JOB_ID": "9"}).status is Status.PASS
+    assert node.check("gpu-idle", environ={"SLURM_JOB_ID": "8"}).status is Status.FAIL
 
 
 def test_a_file_in_shm_that_a_process_uses_is_not_stale(node: Node) -> None:
@@ -307,7 +307,7 @@ def test_a_file_in_shm_that_a_process_uses_is_not_stale(node: Node) -> None:
     (node.root / "proc/self/fd").mkdir()
     (node.root / "proc/4242/fd").mkdir(parents=True)
     (node.root / "proc/4242/fd/3").symlink_to(node.root / "dev/shm/torch_1234")
-    assert node.examine("shm").status is Status.PASS
+    assert node.check("shm").status is Status.PASS
 
 
 def test_checks_of_gpus_and_networks_do_not_apply_to_nodes_without(node: Node) -> None:
@@ -324,31 +324,31 @@ def test_what_the_login_node_wrote_must_be_visible(node: Node) -> None:
     probe = directory / "probe"
     probe.mkdir(parents=True)
     task = {"directory": str(directory), "probe": str(probe), "token": "word"}
-    assert "not visible" in node.examine("shared-files", task=task).reason
+    assert "not visible" in node.check("shared-files", task=task).reason
     (probe / "from-login").write_text("word")
-    outcome = node.examine("shared-files", task=task)
+    outcome = node.check("shared-files", task=task)
     assert outcome.status is Status.PASS
     assert [path.name for path in sorted(probe.iterdir())] == ["from-login", "node0.small"]
-    slow = node.examine("shared-files", task=task, doctor={"write_mib_s": 1e9, "fsync_s": 1e-9})
+    slow = node.check("shared-files", task=task, doctor={"write_mib_s": 1e9, "fsync_s": 1e-9})
     assert (slow.status, slow.remedy != "") == (Status.WARN, True)
     (probe / "from-login").write_text("another")
-    assert node.examine("shared-files", task=task).status is Status.FAIL
+    assert node.check("shared-files", task=task).status is Status.FAIL
 
 
 def test_a_check_that_hangs_has_failed_and_one_that_breaks_is_unavailable(node: Node) -> None:
     node.program("ibv_devices", "exec sleep 600")
-    hung = node.examine("rdma-abi", doctor={"check_s": 0.3, "canary_s": 600})
-    assert (hung.status, hung.reason) == (Status.FAIL, "the check said nothing within 0.3 s")
-    broken = node.examine("names", task={"peers": (None,)})
+    hung = node.check("rdma-abi", doctor={"check_s": 0.3, "canary_s": 600})
+    assert (hung.status, hung.reason) == (Status.FAIL, "the check did not end within 0.3 s")
+    broken = node.check("names", task={"peers": (None,)})
     assert broken.status is Status.UNAVAILABLE
     assert "the check itself failed" in broken.reason
 
 
 def test_checks_are_chosen_by_name() -> None:
-    named = [check.name for check in chosen_checks(["disk", "bars"], [])]
-    assert named == ["disk", "bars"]
+    named = [check.name for check in chosen_checks(["disk", "benchmark"], [])]
+    assert named == ["disk", "benchmark"]
     usual = {check.name for check in chosen_checks([], ["disk"])}
-    assert not usual & {"disk", "bars", "torch-import"}
-    assert {"bars", "torch-import"} <= {check.name for check in chosen_checks([], [], bars=True)}
+    assert not usual & {"disk", "benchmark", "torch-import"}
+    assert {"benchmark", "torch-import"} <= {check.name for check in chosen_checks([], [], benchmark=True)}
     with pytest.raises(ConfigError, match=r"^dsik: there is no such check"):
         chosen_checks(["dsik"], [])

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.doctor.check import Check, NodeData, Outcome, Status, all_checks, failed, merged, passed
-from zslurm.doctor.compare import drifted, unlike_here
+from zslurm.doctor.compare import inconsistent_nodes, unlike_here
 from zslurm.hardware.node_sources import Sources, Task
 
 VERSIONS = Check("versions", "system", "", "node", lambda sources: None)
 
 
 def with_rocm(**versions: str | None) -> dict[str, Outcome]:
-    return {node: passed("", alike={"ROCm": version, "kernel": "6.8"}) for node, version in versions.items()}
+    return {node: passed("", must_match={"ROCm": version, "kernel": "6.8"}) for node, version in versions.items()}
 
 
 def named(name: str) -> Check:
@@ -24,7 +24,7 @@ def test_these_three_differ_from_the_other_125() -> None:
     versions = {f"node{index:03}": "6.4.1" for index in range(125)} | {
         f"odd{index}": "6.3.0" for index in range(3)
     }
-    said = drifted(VERSIONS, with_rocm(**versions))
+    said = inconsistent_nodes(VERSIONS, with_rocm(**versions))
     assert set(said) == {"odd0", "odd1", "odd2"}
     (outcome,) = said["odd0"]
     assert (outcome.status, outcome.blames) == (Status.FAIL, True)
@@ -32,11 +32,11 @@ def test_these_three_differ_from_the_other_125() -> None:
 
 
 def test_what_a_node_cannot_read_is_not_compared() -> None:
-    assert drifted(VERSIONS, with_rocm(node0="6.4.1", node1=None, node2="6.4.1")) == {}
+    assert inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1=None, node2="6.4.1")) == {}
 
 
 def test_where_no_value_is_usual_nobody_is_blamed() -> None:
-    said = drifted(VERSIONS, with_rocm(node0="6.4.1", node1="6.4.1", node2="6.3.0", node3="6.3.0"))
+    said = inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1="6.4.1", node2="6.3.0", node3="6.3.0"))
     assert set(said) == {"node0", "node1", "node2", "node3"}
     (outcome,) = said["node3"]
     assert (outcome.status, outcome.blames) == (Status.FAIL, False)
@@ -46,8 +46,8 @@ def test_where_no_value_is_usual_nobody_is_blamed() -> None:
 def test_several_differences_of_the_same_nodes_are_one_line() -> None:
     rails = {f"rail {index}": f"GPU {index}" for index in range(8)}
     turned = {f"rail {index}": f"GPU {7 - index}" for index in range(8)}
-    outcomes = {name: passed("", alike=rails) for name in "abc"} | {"d": passed("", alike=turned)}
-    (outcome,) = drifted(VERSIONS, outcomes)["d"]
+    outcomes = {name: passed("", must_match=rails) for name in "abc"} | {"d": passed("", must_match=turned)}
+    (outcome,) = inconsistent_nodes(VERSIONS, outcomes)["d"]
     assert outcome.reason == (
         "this one differs from the other 3: rail 0 is GPU 7, not GPU 0; rail 1 is GPU 6, not GPU 1; "
         "rail 2 is GPU 5, not GPU 2; and 5 more"
@@ -55,20 +55,20 @@ def test_several_differences_of_the_same_nodes_are_one_line() -> None:
 
 
 def test_nodes_that_are_unlike_this_machine_are_not_blamed() -> None:
-    here = passed("", alike={"ROCm": None, "kernel": "6.9"})
+    here = passed("", must_match={"ROCm": None, "kernel": "6.9"})
     (outcome,) = unlike_here(VERSIONS, here, with_rocm(node0="6.4.1"))["node0"]
     assert (outcome.reason, outcome.blames) == ("kernel is 6.8, here 6.9", False)
 
 
 def test_all_that_is_said_of_a_node_is_one_outcome() -> None:
-    own = passed("fine", alike={"kernel": "6.8"}, data={"x": 1})
-    assert merged([own, passed("fine too")]) == passed("fine too", alike=own.alike, data=own.data)
+    own = passed("fine", must_match={"kernel": "6.8"}, data={"x": 1})
+    assert merged([own, passed("fine too")]) == passed("fine too", must_match=own.must_match, data=own.data)
     both = merged([own, Outcome(Status.WARN, "odd", "look"), failed("bad", "mend")])
-    assert (both.status, both.reason, both.remedy, both.alike) == (
+    assert (both.status, both.reason, both.remedy, both.must_match) == (
         Status.FAIL,
         "bad; odd",
         "mend; look",
-        own.alike,
+        own.must_match,
     )
     undecided = Outcome(Status.FAIL, "differs", "", blames=False)
     assert merged([own, undecided]).blames is False

@@ -1,4 +1,4 @@
-"""Which nodes are examined."""
+"""Which nodes are checked."""
 
 from __future__ import annotations
 

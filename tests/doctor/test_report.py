@@ -71,7 +71,7 @@ def test_nodes_that_were_left_alone_are_grouped_by_reason() -> None:
 
 
 def test_json_is_complete_and_gives_the_outcomes_back() -> None:
-    bad = failed("GPU 2: 1 uncorrectable error", "exclude it", alike={"kernel": "6.8"})
+    bad = failed("GPU 2: 1 uncorrectable error", "exclude it", must_match={"kernel": "6.8"})
     body = report(ecc={"node1": bad}).as_json()
     (result,) = body["results"]
     assert Outcome.from_json({key: result[key] for key in bad.to_json()}) == bad

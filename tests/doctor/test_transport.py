@@ -107,7 +107,7 @@ def test_a_network_that_was_asked_for_by_name_is_right_but_for_tcp() -> None:
 
 
 def rank(node: Node, script: str) -> dict[str, Any]:
-    """Options of an examination whose ranks are this shell script."""
+    """Options of checks whose ranks are this shell script."""
     return {"environ": {RANK_VARIABLE: str(node.rank_program(script)), "PATH": os.environ["PATH"]}}
 
 
@@ -115,8 +115,8 @@ def test_a_node_that_is_alone_starts_two_ranks_with_rccls_log_on(node: Node) -> 
     seen = node.root / "seen"
     told = "$2 of $3 on GPU $4: $NCCL_DEBUG $NCCL_DEBUG_SUBSYS $NCCL_IB_TIMEOUT"
     script = f'echo "{told}" >>{seen}\ncat <<"E"\n{logs.PLUGIN}E'
-    outcome = node.examine("transport", **OLD, **rank(node, script))
-    assert (outcome.status, outcome.alike) == (Status.PASS, {"RCCL's network": "RCCL-ANP"})
+    outcome = node.check("transport", **OLD, **rank(node, script))
+    assert (outcome.status, outcome.must_match) == (Status.PASS, {"RCCL's network": "RCCL-ANP"})
     assert outcome.reason == "RCCL opened RCCL-ANP: AMD's plugin librccl-anp.so (RCCL-ANP)"
     assert sorted(seen.read_text().splitlines()) == [
         "0 of 2 on GPU 0: INFO INIT,NET 21",
@@ -126,18 +126,18 @@ def test_a_node_that_is_alone_starts_two_ranks_with_rccls_log_on(node: Node) -> 
 
 def test_a_rank_that_fails_after_its_network_opened_is_told_with_both(node: Node) -> None:
     script = f'cat <<"E"\n{logs.SOCKET}E\necho "RuntimeError: NCCL error: unhandled system error" >&2; exit 1'
-    outcome = node.examine("transport", **OLD, **rank(node, script))
+    outcome = node.check("transport", **OLD, **rank(node, script))
     assert outcome.status is Status.FAIL
     assert "RCCL opened TCP sockets, not AMD's plugin" in outcome.reason
     assert outcome.reason.endswith("RCCL failed: RuntimeError: NCCL error: unhandled system error")
     assert outcome.blames
-    broken = node.examine("transport", **rank(node, "echo 'ImportError: no torch' >&2; exit 1"))
+    broken = node.check("transport", **rank(node, "echo 'ImportError: no torch' >&2; exit 1"))
     assert (broken.reason, broken.blames) == ("RCCL failed: ImportError: no torch", False)
 
 
 def test_ranks_that_never_meet_are_given_up(node: Node) -> None:
     limits = {"doctor": {"check_s": 0.5}}
-    outcome = node.examine("transport", **limits, **rank(node, "exec sleep 600"))
+    outcome = node.check("transport", **limits, **rank(node, "exec sleep 600"))
     assert (outcome.status, outcome.blames) == (Status.FAIL, False)
     assert outcome.reason == "RCCL connected no ranks with the other rank within 1 s"
 
@@ -145,7 +145,7 @@ def test_ranks_that_never_meet_are_given_up(node: Node) -> None:
 def test_a_node_whose_partner_is_dead_waits_no_longer_than_for_a_check(node: Node, tmp_path: Path) -> None:
     options = rank(node, "exec sleep 600")
     options["environ"] |= {"SLURM_STEP_NODELIST": "node[0-1]", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
-    outcome = node.examine("transport", task={"probe": str(tmp_path)}, doctor={"check_s": 1}, **options)
+    outcome = node.check("transport", task={"probe": str(tmp_path)}, doctor={"check_s": 1}, **options)
     assert outcome.status is Status.UNAVAILABLE
     assert outcome.reason == "not checked: node1 did not come to test it with within 0.5 s"
 
@@ -165,7 +165,7 @@ def test_a_node_whose_partner_is_dead_waits_no_longer_than_for_a_check(node: Nod
 def test_where_there_is_nothing_to_start_the_reason_is_told(
     node: Node, options: dict[str, Any], status: Status, words: str
 ) -> None:
-    outcome = node.examine("transport", **options, **rank(node, "exit 1"))
+    outcome = node.check("transport", **options, **rank(node, "exit 1"))
     assert outcome.status is status
     assert outcome.reason.startswith(words)
 
@@ -174,7 +174,7 @@ def test_without_a_gpu_that_torch_sees_nothing_is_claimed(node: Node) -> None:
     """The real program, on a machine without GPUs."""
     environ = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
     hidden = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", RANK_VARIABLE: ""}
-    outcome = node.examine("transport", environ=environ | hidden, gpus_per_node=1, nics=())
+    outcome = node.check("transport", environ=environ | hidden, gpus_per_node=1, nics=())
     assert outcome.status is Status.UNAVAILABLE
     assert outcome.reason == "not checked: torch sees no GPU here (see torch-import)"
 

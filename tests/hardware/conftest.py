@@ -1,4 +1,6 @@
-"""A healthy node, as in the tests of the doctor."""
+"""Fixtures of the hardware readers' tests."""
+
+from __future__ import annotations
 
 from tests.doctor.conftest import node
 

@@ -36,8 +36,8 @@ def test_a_node_of_h100s(tmp_path: Path) -> None:
         "nvidia-smi",
         f'case "$1" in *query-gpu=*) echo "{answer}";; *remapped*) exit 2;; *) echo "";; esac',
     )
-    ecc = node.examine("gpu-ecc", **H100)
+    ecc = node.check("gpu-ecc", **H100)
     assert (ecc.status, ecc.reason) == (Status.FAIL, "GPU 6: 1 uncorrectable error")
-    assert node.examine("gpu-driver", **H100).reason == "nvidia-smi answers"
-    assert node.examine("gpu-pages", **H100).status is Status.UNAVAILABLE
-    assert node.examine("gpu-idle", **H100).status is Status.PASS
+    assert node.check("gpu-driver", **H100).reason == "nvidia-smi answers"
+    assert node.check("gpu-pages", **H100).status is Status.UNAVAILABLE
+    assert node.check("gpu-idle", **H100).status is Status.PASS

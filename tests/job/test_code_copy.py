@@ -91,7 +91,7 @@ def test_the_job_runs_the_copy_after_the_original_has_changed(tmp_path: Path, ch
     command = f'{sys.executable} -P -c "{question}" > {tmp_path}/said; echo 0 > "$over"; true'
     script = render(spec, run, command=command)
     environment = {"PATH": os.defpath, "SLURM_JOB_ID": "7"}
-    subprocess.run(["bash"], input=script, text=True, cwd=checkout, env=environment, check=True)
+    subprocess.run(["bash"], input=script.text, text=True, cwd=checkout, env=environment, check=True)
     assert (tmp_path / "said").read_text() == f"1 {run.code_copy}/work/a/b\n"
 
 

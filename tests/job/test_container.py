@@ -237,12 +237,12 @@ def test_only_the_nodes_that_are_used_are_asked_and_each_is_named_with_its_own_w
     run = RunDir(tmp_path / "run")
     run.logs.mkdir(parents=True)
 
-    def survey(*_: str, nodes: list[str], **_options: object) -> dict[str, NodeAnswer]:
+    def run_on_nodes(*_: str, nodes: list[str], **_options: object) -> dict[str, NodeAnswer]:
         (run.logs / "container-7-0.log").write_text("FATAL: no such image\n")
         good = {"missing": [], "abi": {"state": "ok", "detail": "so"}}
         return {node: NodeAnswer(node, good) for node in nodes} | {"node1": NodeAnswer("node1", None, "no answer")}
 
-    monkeypatch.setattr(prepare_module, "survey", survey)
+    monkeypatch.setattr(prepare_module, "run_on_nodes", run_on_nodes)
     with pytest.raises(CheckFailed, match=r"does not start: FATAL: no such image \(on node1\)"):
         prepare(spec_of(tmp_path), run, "7", ["node2", "node1"], {}, lambda kind, **fields: None)
 

@@ -90,10 +90,10 @@ def nodes_say(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Non
     monkeypatch.setattr(SlurmClient, "broadcast", broadcast)
 
     def say(words: dict[str, str]) -> None:
-        def survey(*_: str, nodes: Sequence[str], **_options: object) -> dict[str, NodeAnswer]:
+        def run_on_nodes(*_: str, nodes: Sequence[str], **_options: object) -> dict[str, NodeAnswer]:
             return {node: NodeAnswer(node, words[node]) for node in nodes}
 
-        monkeypatch.setattr(stage_env, "survey", survey)
+        monkeypatch.setattr(stage_env, "run_on_nodes", run_on_nodes)
 
     return say
 

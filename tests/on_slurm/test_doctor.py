@@ -180,11 +180,11 @@ def test_what_an_ended_job_left_behind_is_found_on_its_node(site: Site) -> None:
         ["sleep", "600"], env=site.cluster.environment | left, user=user.pw_uid, group=user.pw_gid, extra_groups=[]
     )
     try:
-        report = site.json("--only", "leftovers", trees=False)
+        report = site.json("--only", "orphaned-processes", trees=False)
     finally:
         orphan.kill()
         orphan.wait()
-    assert results(report, "fail") == {("leftovers", "node2")}, report["results"]
+    assert results(report, "fail") == {("orphaned-processes", "node2")}, report["results"]
     (result,) = [result for result in report["results"] if result["status"] == "fail"]
     assert result["reason"] == f"1 process of ended jobs (99999): {orphan.pid} sleep"
 
@@ -235,7 +235,7 @@ def test_without_the_controller_the_login_node_is_examined(site: Site) -> None:
     site.cluster.stop_controller()
     done = site.doctor(env=site.cluster.impatient)
     assert done.returncode == Exit.SLURM_UNAVAILABLE
-    assert "the nodes were not examined: the Slurm controller does not answer" in done.stderr
+    assert "the nodes were not checked: the Slurm controller does not answer" in done.stderr
     assert [row[0] for row in rows(done.stdout, "fail")] == ["slurm"]
     assert "python" in {row[0] for row in rows(done.stdout, "pass")}
 

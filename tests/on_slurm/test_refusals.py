@@ -197,7 +197,7 @@ def test_hostile_values_of_new_keys_run_nothing(user: User) -> None:
     run_file = user.write_run("hostile", nodes=1, steps=4, cluster={"env": {"DB_PASSWORD": evil}})
     user.zslurm("submit", run_file, "--", "--comment", evil)
     assert user.wait_for_state("hostile", "completed", "failed")["state"] == "completed"
-    code, message = user.fails("submit", run_file, "--after", evil)
+    code, message = user.fails("submit", run_file, "--dependency", evil)
     assert code in (2, 3)
     assert one_line(message)
     module = user.write_run("module", nodes=1, cluster={"modules": [evil]})

@@ -36,7 +36,9 @@ def test_a_run_waits_for_the_one_before_and_then_starts(user: User) -> None:
     hold = {"setup": [f"until [ -e {gate} ]; do sleep 0.1; done"]}
     user.zslurm("submit", user.write_run("first", steps=4, cluster=hold))
     second = user.write_run("second", steps=4)
-    job_id = user.zslurm("submit", "-q", second, "--after", "first", "--time", "30", "--", "--comment=two words")
+    job_id = user.zslurm(
+        "submit", "-q", second, "--dependency", "first", "--time", "30", "--", "--comment=two words"
+    )
     assert (user.state("second")["state"], user.state("second")["reason"]) == ("pending", "Dependency")
     shown = job(user, job_id)
     assert shown["TimeLimit"] == "00:30:00"
@@ -48,7 +50,7 @@ def test_a_run_waits_for_the_one_before_and_then_starts(user: User) -> None:
 
 def test_a_sweep_runs_one_member_after_the_other(user: User) -> None:
     run_file = user.write_run("sweep", steps=4, nodes=1)
-    arguments = ("--sweep", "run.seed=1,2,3", "--at-once", "1", "--json")
+    arguments = ("--sweep", "run.seed=1,2,3", "--max-concurrent", "1", "--json")
     rows = json.loads(user.zslurm("submit", run_file, *arguments))
     assert [row["run"] for row in rows] == ["sweep-seed1", "sweep-seed2", "sweep-seed3"]
     for before, row in itertools.pairwise(rows):

@@ -68,7 +68,7 @@ def test_the_script_gives_the_job_every_value_to_the_character(tmp_path: Path) -
     script = render(spec, run, command='sh -c \'env -0 > dump; echo 0 > "$1"\' supervisor "$over"')
     subprocess.run(
         ["bash"],
-        input=script,
+        input=script.text,
         text=True,
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"},
@@ -83,7 +83,7 @@ def test_a_job_without_its_file_of_secrets_stops_at_once(tmp_path: Path) -> None
     run = RunDir(tmp_path)
     script = render(spec_of(tmp_path), run, command="touch started")
     done = subprocess.run(
-        ["bash"], input=script, text=True, cwd=tmp_path, env={"SLURM_JOB_ID": "7"}, capture_output=True
+        ["bash"], input=script.text, text=True, cwd=tmp_path, env={"SLURM_JOB_ID": "7"}, capture_output=True
     )
     assert done.returncode == 1
     assert "secrets.env" in done.stderr

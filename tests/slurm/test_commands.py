@@ -74,7 +74,7 @@ def test_requeue_is_repeated_only_where_it_was_surely_not_done(tmp_path: Path, p
 
 def test_a_command_that_hangs_is_given_up(tmp_path: Path, program: Program) -> None:
     program("squeue", "exec sleep 600")
-    with pytest.raises(SlurmUnavailable, match="said nothing within"):
+    with pytest.raises(SlurmUnavailable, match="did not answer within"):
         client(tmp_path, timeout_s=0.2).queue()
     assert calls(tmp_path, "squeue") == 3
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
-from zslurm.slurm.run_on_nodes import SETUP_VARIABLE, answer, survey
+from zslurm.slurm.run_on_nodes import SETUP_VARIABLE, answer, run_on_nodes
 
 ANSWER = "zslurm-answer NODE 0 1 VALUE"
 QUEUED = "srun: job 12 queued and waiting for resources"
@@ -21,7 +21,7 @@ STARTED = "srun: job 12 has been allocated resources"
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program that the survey starts; a test writes what it does."""
+    """The program that is started; a test writes what it does."""
     program = tmp_path / "bin/srun"
     program.parent.mkdir()
     program.touch(mode=0o755)
@@ -39,7 +39,7 @@ def answers_of(node: str, value: object) -> str:
 
 def test_answers_are_told_from_other_lines_and_say_when_they_came(srun: Path) -> None:
     says(srun, f"echo a prolog speaks; {answers_of('node0', 1)}; printf 'no end: '; {answers_of('node1', [2])}")
-    found = survey("some.module", nodes=["node0", "node1"])
+    found = run_on_nodes("some.module", nodes=["node0", "node1"])
     assert {name: answer.value for name, answer in found.items()} == {"node0": 1, "node1": [2]}
     assert all(answer.received > 0 for answer in found.values())
 
@@ -47,14 +47,14 @@ def test_answers_are_told_from_other_lines_and_say_when_they_came(srun: Path) ->
 def test_a_node_that_ended_badly_says_how(srun: Path) -> None:
     words = "srun: error: node1: task 1: Exited with exit code 1"
     says(srun, f"{answers_of('node0', 1)}; echo '{words}' >&2; exit 1")
-    found = survey("some.module", nodes=["node0", "node1"])
+    found = run_on_nodes("some.module", nodes=["node0", "node1"])
     assert found["node0"].error is None
     assert found["node1"].error == "the question ended badly: Exited with exit code 1"
 
 
 def test_a_node_that_says_nothing_in_time_is_an_answer_too(srun: Path) -> None:
     says(srun, f"{answers_of('node0', 1)}; exec sleep 600")
-    found = survey("some.module", nodes=["node0", "node1"], timeout_s=1)
+    found = run_on_nodes("some.module", nodes=["node0", "node1"], timeout_s=1)
     assert (found["node0"].value, found["node1"].error) == (1, "no answer within 1 s")
 
 
@@ -64,13 +64,13 @@ def test_no_job_is_left_of_a_survey_that_is_given_up(srun: Path, tmp_path: Path)
     scancel.write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/cancelled\n')
     scancel.chmod(0o755)
     says(srun, f'echo "$@" >> {tmp_path}/asked; {answers_of("node0", 1)}')
-    survey("some.module", nodes=["node0"])
+    run_on_nodes("some.module", nodes=["node0"])
     assert not (tmp_path / "cancelled").exists()
     says(srun, f'echo "$@" >> {tmp_path}/asked; exec sleep 600')
-    survey("some.module", nodes=["node0"], timeout_s=1, job_id="12")
+    run_on_nodes("some.module", nodes=["node0"], timeout_s=1, job_id="12")
     assert not (tmp_path / "cancelled").exists(), "the step of a job that runs on"
     with suppress(SlurmUnavailable, SlurmRefused):
-        survey("some.module", nodes=["node0"], timeout_s=1)
+        run_on_nodes("some.module", nodes=["node0"], timeout_s=1)
     names = [re.search(r"--job-name=(\S+)", line) for line in (tmp_path / "asked").read_text().splitlines()]
     assert len({name[1] for name in names if name}) == 3
     assert names[-1] is not None
@@ -80,12 +80,12 @@ def test_no_job_is_left_of_a_survey_that_is_given_up(srun: Path, tmp_path: Path)
 def test_while_the_job_waits_its_id_is_told(srun: Path) -> None:
     told: list[str] = []
     says(srun, f"echo '{QUEUED}' >&2; sleep 0.5; echo '{STARTED}' >&2; sleep 0.5; {answers_of('node0', 1)}")
-    survey("some.module", waiting=told.append)
+    run_on_nodes("some.module", waiting=told.append)
     assert set(told) == {"12"}
     before = len(told)
     says(srun, f"echo '{QUEUED}' >&2; exec sleep 600")
     with pytest.raises(SlurmRefused, match=r"job 12 did not start within 1 s$"):
-        survey("some.module", nodes=["node0"], timeout_s=1, waiting=told.append)
+        run_on_nodes("some.module", nodes=["node0"], timeout_s=1, waiting=told.append)
     assert len(told) > before
 
 
@@ -95,7 +95,7 @@ def test_lines_of_the_site_run_before_the_module(srun: Path, tmp_path: Path) -> 
     module.write_text("import os; from zslurm.slurm.run_on_nodes import answer; answer(os.environ['SITE'])\n")
     says(srun, f'cd {tmp_path}; while [[ $1 == --* ]]; do shift; done; printf "%s\\n" "$@" > words; exec "$@"')
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    found = survey("asked", setup=["export SITE=secret"], environ=environ)
+    found = run_on_nodes("asked", setup=["export SITE=secret"], environ=environ)
     assert [answer.value for answer in found.values()] == ["secret"]
     words = (tmp_path / "words").read_text()
     assert "secret" not in words
@@ -105,10 +105,10 @@ def test_lines_of_the_site_run_before_the_module(srun: Path, tmp_path: Path) -> 
 def test_nobody_to_ask_is_an_error(srun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says(srun, "echo 'srun: error: Unable to allocate resources: Invalid account' >&2; exit 1")
     with pytest.raises(SlurmRefused, match="Invalid account"):
-        survey("some.module", nodes=["node0"])
+        run_on_nodes("some.module", nodes=["node0"])
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SlurmUnavailable, match="srun: not found on PATH"):
-        survey("some.module")
+        run_on_nodes("some.module")
 
 
 def test_long_answers_arrive_whole_though_their_lines_are_mixed(
@@ -122,11 +122,11 @@ def test_long_answers_arrive_whole_though_their_lines_are_mixed(
     assert max(map(len, lines)) < 1000
     mixed = sorted(lines, key=lambda line: line.split()[2])
     says(srun, "cat <<'END'\n" + "\n".join(mixed) + "\nEND")
-    found = survey("some.module", nodes=["node0", "node1"])
+    found = run_on_nodes("some.module", nodes=["node0", "node1"])
     assert {name: answer.value for name, answer in found.items()} == {"node0": long, "node1": long}
 
 
 def test_an_answer_of_which_a_part_is_missing_is_none(srun: Path) -> None:
     says(srun, f"{answers_of('node0', 1)}; echo 'zslurm-answer node1 0 2 [1,'; echo last words >&2")
-    found = survey("some.module", nodes=["node0", "node1"])
+    found = run_on_nodes("some.module", nodes=["node0", "node1"])
     assert (found["node0"].value, found["node1"].value, found["node1"].error) == (1, None, "last words")

@@ -1,4 +1,6 @@
-"""The folder of the site's profiles, as in the tests of profiles."""
+"""Fixtures of submission tests."""
+
+from __future__ import annotations
 
 from tests.cluster.conftest import site
 

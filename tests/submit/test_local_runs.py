@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,3 +121,12 @@ def test_of_two_submissions_at_once_one_wins_and_may_be_cancelled_at_once(user: 
     state = user.wait_for_end("twice")
     assert (state["state"], state["exit_code"], state["cause"]) == ("cancelled", 75, None)
     assert len(user.events("twice", "run_ended")) == 1
+
+
+def test_files_of_the_working_directory_with_names_of_modules_are_not_imported(user: LocalUser) -> None:
+    for name in ("json", "queue", "train", "kernels"):
+        (user.directory / f"{name}.py").write_text("raise SystemExit('a file of the user was imported')\n")
+    python, *words = user.command("submit", user.write_run("shadowed", steps=2))
+    environment = {name: value for name, value in user.environment.items() if name != "PYTHONSAFEPATH"}
+    subprocess.run([python, "-P", *words], cwd=user.directory, env=environment, check=True)
+    assert user.wait_for_end("shadowed")["state"] == "completed"

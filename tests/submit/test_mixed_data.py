@@ -14,7 +14,8 @@ from zslurm.checkpoint_tools import Entry, Tensor, assemble, begin, commit, writ
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.run.run_dir import RunDir
-from zslurm.submit.submit import check_data, check_steps, run_dir_of
+from zslurm.submit.checks import check_data, check_steps
+from zslurm.submit.submit import run_dir_of
 
 
 def mixed_spec(directory: Path, *, mix: dict[str, float] | None = None, **paths: Path) -> RunSpec:

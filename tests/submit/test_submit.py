@@ -21,7 +21,8 @@ from zslurm.core.errors import ConfigError, Exit, RunActive, SlurmRefused, Slurm
 from zslurm.run.index import find_run, jobs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
-from zslurm.submit.submit import changed_keys, submit
+from zslurm.submit.continuation import changed_keys
+from zslurm.submit.submit import submit
 from zslurm.train.config import ModelConfig, PhaseConfig
 from zslurm.train.hub import import_weights
 from zslurm.train.jsonl import read_jsonl

@@ -18,7 +18,7 @@ from zslurm.aegis.policy.replay import Replayed, read_events, settings_of
 from zslurm.aegis.policy.replay import replay as replay_policy
 from zslurm.aegis.supervisor.supervisor import supervise
 from zslurm.checkpoint_tools.quantities import show_duration
-from zslurm.cli.options import Cluster, Json, RunFile, Set, Slurm, here_or_as_job
+from zslurm.cli.options import Cluster, Json, RunFile, Set, Slurm, run_locally_or_as_job
 from zslurm.config.aegis import AegisSection
 from zslurm.core.console import print_json, print_table
 from zslurm.core.errors import NotFound
@@ -51,7 +51,7 @@ def notify(run_file: RunFile, cluster: Cluster = None, overrides: Set = None, sl
     Example: zslurm aegis notify run.yaml --slurm
     """
     if slurm:
-        here_or_as_job(True, workers_option=None)
+        run_locally_or_as_job(True, workers_option=None)
     for line in try_hooks(resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec):
         print(line)
 

@@ -12,7 +12,7 @@ from zslurm.cli.checkpoint_convert import TokenizerChoice, export_weights, impor
 from zslurm.cli.checkpoint_inspect import diff as diff_checkpoints
 from zslurm.cli.checkpoint_inspect import export_state, import_state, is_dcp, prune_them, reshape_it, verify_it
 from zslurm.cli.checkpoint_inspect import show as show_checkpoint
-from zslurm.cli.options import Context, Json, NoTokenizer, RopeBase, Slurm, TokenizerFile, here_or_as_job
+from zslurm.cli.options import Context, Json, NoTokenizer, RopeBase, Slurm, TokenizerFile, run_locally_or_as_job
 from zslurm.train.hub import Overrides
 
 app = typer.Typer(
@@ -71,7 +71,7 @@ def show(
     Example: zslurm checkpoint show my-run --tensor embedding.weight
     """
     if tensor:  # reads their values
-        here_or_as_job(False)
+        run_locally_or_as_job(False)
 
     show_checkpoint(checkpoint, tensor or [], as_json=json)
 
@@ -82,7 +82,7 @@ def verify(checkpoint: Checkpoint, workers: Workers = 2, slurm: Slurm = False, j
 
     Example: zslurm checkpoint verify my-run
     """
-    here_or_as_job(slurm)
+    run_locally_or_as_job(slurm)
 
     verify_it(checkpoint, threads=workers, as_json=json)
 
@@ -100,7 +100,7 @@ def diff(
 
     Example: zslurm checkpoint diff runs/a/checkpoints/step-00000400 runs/b/checkpoints/step-00000400
     """
-    here_or_as_job(slurm, workers_option=None)
+    run_locally_or_as_job(slurm, workers_option=None)
 
     diff_checkpoints(first, second, as_json=json)
 
@@ -129,7 +129,7 @@ def reshape(
 
     Example: zslurm checkpoint reshape my-run --dp 768
     """
-    here_or_as_job(slurm)
+    run_locally_or_as_job(slurm)
 
     reshape_it(
         checkpoint,
@@ -190,7 +190,7 @@ def export(
 
     Example: zslurm checkpoint export my-run --to hf my-run-hf
     """
-    here_or_as_job(slurm, workers_option=None)
+    run_locally_or_as_job(slurm, workers_option=None)
 
     if to is Format.DCP:
         export_state(checkpoint, out, as_json=json)
@@ -240,7 +240,7 @@ def import_(
 
     Example: zslurm checkpoint import ZAYA1-8B zaya1-8b
     """
-    here_or_as_job(slurm, workers_option=None)
+    run_locally_or_as_job(slurm, workers_option=None)
 
     if is_dcp(folder):
         import_state(folder, root, like=like, as_json=json)

@@ -6,6 +6,7 @@ import what they need at their top, and a user pays for one command only.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -83,6 +84,26 @@ COMMANDS = {
 }
 
 
+RENAMED_OPTIONS = {
+    "submit": {"--after": "--dependency", "--at-once": "--max-concurrent"},
+    "doctor": {"--bars": "--benchmark"},
+}
+"""Old names of options, by command, and the names of today. Old names work for one version."""
+
+
+def with_current_names(command: str, arguments: list[str]) -> list[str]:
+    """Replace old names of options by those of today; each is reported in a line on stderr."""
+    renamed = RENAMED_OPTIONS.get(command, {})
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    words = list(arguments)
+    for index, word in enumerate(arguments[:end]):
+        old, equals, value = word.partition("=")
+        if old in renamed:
+            print(f"zslurm: {old} is called {renamed[old]} now; the old name goes away", file=sys.stderr)
+            words[index] = f"{renamed[old]}{equals}{value}"
+    return words
+
+
 class LazyGroup(TyperGroup):
     """A group whose commands are placeholders until one is called."""
 
@@ -94,7 +115,9 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command that is called or completed, and import it."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in COMMANDS else command, rest
+        if name not in COMMANDS:
+            return name, command, rest
+        return name, load(name), with_current_names(name, rest)
 
 
 def load(name: str) -> Any:

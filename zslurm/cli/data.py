@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from zslurm.cli.options import Json, Slurm, here_or_as_job
+from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError, NotFound, ZslurmError
 from zslurm.core.progress_bar import byte_bar
@@ -86,11 +86,11 @@ def build(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Tokenize text into HDF5 bundles. After a kill, the same command goes on where it was.
+    """Tokenize text into HDF5 bundles. After a kill, the same command continues where it was.
 
     Example: zslurm data build ~/texts --glob '*.txt' --vocab-size 32768 --out data/texts
     """
-    here_or_as_job(slurm)
+    run_locally_or_as_job(slurm)
 
     build_bundle(
         sources,
@@ -126,7 +126,7 @@ def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: J
 
     Example: zslurm data verify data/texts
     """
-    here_or_as_job(slurm)
+    run_locally_or_as_job(slurm)
 
     verify_bundle(path, workers=workers, as_json=json)
 

@@ -7,7 +7,6 @@ claims at the end it has read from the run's own files.
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import signal
@@ -94,8 +93,7 @@ def _prepare(directory: Path) -> None:
 def _zslurm(*arguments: str) -> subprocess.Popen[bytes]:
     """Start a command of zslurm on this terminal, shown as a user would type it."""
     say(f"\n$ zslurm {shlex.join(arguments)}")
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    return subprocess.Popen([sys.executable, "-m", "zslurm", *arguments], env=environment)
+    return subprocess.Popen([sys.executable, "-P", "-m", "zslurm", *arguments])
 
 
 def _interrupt_when_under_way(process: subprocess.Popen[bytes], run: RunDir, share: float) -> None:

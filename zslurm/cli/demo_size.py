@@ -51,8 +51,8 @@ def measure(config: Path, ranks: int) -> Machine:
         ZslurmError: a measuring process failed.
     """
     started = time.monotonic()
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "LOCAL_WORLD_SIZE": str(ranks)}
-    command = [sys.executable, "-m", "zslurm.train.plan.tokens_per_second", str(config)]
+    environment = {**os.environ, "LOCAL_WORLD_SIZE": str(ranks)}
+    command = [sys.executable, "-P", "-m", "zslurm.train.plan.tokens_per_second", str(config)]
     processes = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(ranks)

@@ -14,7 +14,7 @@ from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Check, Status, all_checks, chosen_checks
 from zslurm.doctor.report import LOGIN, Report, Result
-from zslurm.doctor.run_checks import ANSWER, STATE, Wanted, examine
+from zslurm.doctor.run_checks import ANSWER, STATE, Wanted, run_doctor
 from zslurm.doctor.site import site
 from zslurm.slurm.hostlist import compress, expand
 
@@ -22,11 +22,11 @@ from zslurm.slurm.hostlist import compress, expand
 def doctor(
     cluster: Cluster = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", min=1, help="Examine N nodes of Slurm's choice.")
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="Check N nodes of Slurm's choice.")
     ] = None,
     nodelist: Annotated[
         str | None,
-        typer.Option("--nodelist", metavar="LIST", help="Examine these nodes; default: all that are idle."),
+        typer.Option("--nodelist", metavar="LIST", help="Check these nodes; default: all that are idle."),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="CHECK", help="Run only this check (repeatable).")
@@ -34,8 +34,8 @@ def doctor(
     skip: Annotated[
         list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave this check out (repeatable).")
     ] = None,
-    bars: Annotated[
-        bool, typer.Option("--bars", help="Measure the GPUs too: matrix product, memory, all-reduce.")
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="Measure the GPUs too: matrix product, memory, all-reduce.")
     ] = False,
     directory: Annotated[
         Path, typer.Option("--directory", metavar="DIR", help="Where runs are written; shared by all nodes.")
@@ -66,7 +66,7 @@ def doctor(
         raise ConfigError("--nodelist: names no node")
 
     wanted = Wanted(
-        checks=chosen_checks(only or [], skip or [], bars=bars),
+        checks=chosen_checks(only or [], skip or [], benchmark=benchmark),
         count=nodes,
         nodelist=nodelist,
         directory=directory,
@@ -74,7 +74,7 @@ def doctor(
         timeout_s=timeout,
     )
     try:
-        report = examine(site(cluster), wanted, say)
+        report = run_doctor(site(cluster), wanted, say)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None
     if json:
@@ -83,7 +83,7 @@ def doctor(
         if report.exclude:
             print(report.exclude)
         if report.slurm_error:
-            say(f"the nodes were not examined: {report.slurm_error}")
+            say(f"the nodes were not checked: {report.slurm_error}")
     else:
         show_report(report)
     raise typer.Exit(report.exit_code)
@@ -105,7 +105,7 @@ def show_checks(checks: Iterable[Check], *, as_json: bool = False) -> None:
         )
         return
     rows = [
-        [check.name, check.group, check.where, check.about + (" (with --bars)" if check.on_request else "")]
+        [check.name, check.group, check.where, check.about + (" (with --benchmark)" if check.on_request else "")]
         for check in checks
     ]
     print_table(["check", "group", "where", "what"], rows)
@@ -117,7 +117,7 @@ def show_report(report: Report) -> None:
     for line in remedies(report):
         say(line)
     if report.slurm_error:
-        say(f"the nodes were not examined: {report.slurm_error}")
+        say(f"the nodes were not checked: {report.slurm_error}")
     for line in left_alone(report):
         say(line)
     say(summary(report))

@@ -12,26 +12,32 @@ from zslurm.config.layers import show_path
 from zslurm.config.load import Resolved
 from zslurm.core.redact import redact_value
 from zslurm.core.units import show_value
-from zslurm.submit.submit import check_before_submission, check_data, remarks, run_dir_of
+from zslurm.submit.checks import check_data, notes_on
+from zslurm.submit.submit import prepare
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import ALONE
 
 
-def describe(resolved: Resolved, *, as_json: bool) -> str:
-    """The script, the environment, where ranks go, what they take, when it starts, and what changes.
+def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
+    """Return the script, the environment, where ranks go, what they take, when it starts, and what changes.
+
+    Args:
+        resolved: the run.
+        new: whether an existing run of its name would be moved aside.
+        as_json: as JSON instead of text.
 
     Raises:
         ConfigError: the run's data or template would be refused.
     """
     spec = resolved.spec
-    run = run_dir_of(spec)
-    check_before_submission(spec, run)
+    prepared = prepare(spec, new=new)
+    run = prepared.run
     order = check_data(spec)
     notes = [
-        *remarks(spec, order, continues=run),
+        *notes_on(spec, order, continues=prepared.continues),
         *(f"left out of the environment: {rule.line}" for rule in left_out(spec.cluster)),
     ]
-    seen = preview(resolved, run)
+    seen = preview(resolved, prepared)
     given = [
         (show_path(path), redact_value(str(path[-1]), value), str(source))
         for path, value, source in resolved.rows()
@@ -75,7 +81,7 @@ def describe(resolved: Resolved, *, as_json: bool) -> str:
         "environment of the job (why: zslurm env --explain)",
         *(f"  {row.name}={show_value(row.value)}    [{row.origin}]" for row in seen.environment),
     ]
-    # Comments stay comments, whatever a name or a path holds: somebody may hand all of this to a shell.
+    # Comments stay comments, whatever a name or a path holds: a user may hand all of this to a shell.
     shown = (f"# {line}".rstrip() for line in lines)
     return "".join("".join(c if c.isprintable() else "?" for c in line) + "\n" for line in shown) + seen.script
 

@@ -60,11 +60,13 @@ _WIDTH = 110
 def show_environment(
     settings: Sequence[Setting], missing: Sequence[LeftOut], *, explain: bool, as_json: bool
 ) -> None:
-    """`export` lines, with reasons as comments where asked for; secrets of cluster.env are left out.
+    """Print `export` lines, with reasons as comments where asked for; secrets of cluster.env are left out.
 
     Args:
         settings: the variables.
         missing: rules that the profile leaves out, which `explain` lists.
+        explain: with reasons, as comments.
+        as_json: as JSON instead of shell lines.
     """
     for setting in settings:
         if _is_secret(setting):
@@ -129,8 +131,8 @@ def show_lint(
     job = {setting.name: setting.value for setting in settings}
     given = {**job, **shell}
     findings = lint(given, cluster, read_conf(given, cluster, sysroot()))
-    told = {finding.name for finding in findings}
-    findings += [finding for finding in overridden(shell, job) if finding.name not in told]
+    listed = {finding.name for finding in findings}
+    findings += [finding for finding in overridden(shell, job) if finding.name not in listed]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -49,7 +49,7 @@ def follow(run: RunDir, job_id: str) -> int:
     """Show progress until the run comes to rest; returns the exit code of `zslurm submit --wait`."""
     state = _on_terminal(run, job_id) if sys.stderr.isatty() else _as_lines(run, job_id)
     if state.active:
-        say(f"detached; job {job_id} goes on. `zslurm cancel {run.name}` stops it")
+        say(f"detached; job {job_id} continues. `zslurm cancel {run.name}` stops it")
         return Exit.DONE
     return _say_end(state)
 
@@ -100,7 +100,7 @@ def _watch(
     run: RunDir,
     job_id: str,
     show: Callable[[dict[str, Any], RunState], None],
-    tell: Callable[[str], None],
+    show_state: Callable[[str], None],
     print_line: Callable[[str], None] | None = None,
 ) -> RunState:
     """Show what happens until the run rests, or Ctrl-C detaches from a Slurm job.
@@ -109,10 +109,10 @@ def _watch(
         run: the run.
         job_id: the job in which it runs; what happened in earlier ones is not shown.
         show: shows a new metric.
-        tell: shows a change of state.
-        print_line: prints a line that stays; default: `tell`.
+        show_state: shows a change of state.
+        print_line: prints a line that stays; default: `show_state`.
     """
-    print_line = print_line or tell
+    print_line = print_line or show_state
     tail = JsonLinesTail(run.metrics)
     tail.new_records()  # what earlier attempts wrote is not news; a new one takes seconds to its first step
     events, jobs = JsonLinesTail(run.events), {job_id}
@@ -133,14 +133,14 @@ def _watch(
                     show(row, state)
             show_recovery(state)
             if state.state != last_state and state.state in _WAITING:
-                tell(state.state + (f" ({state.reason})" if state.reason else ""))
+                show_state(state.state + (f" ({state.reason})" if state.reason else ""))
             last_state = state.state
             if not state.active:
                 return state
             time.sleep(_POLL_LOCAL_S if state.launcher == "local" else _POLL_SLURM_S)
     except KeyboardInterrupt:
         if look(run).launcher == "local":
-            tell("stopping: it saves first")
+            show_state("stopping: it saves first")
             cancel(run, wait=True)
         return look(run)
 

@@ -16,7 +16,7 @@ import typer
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.checkpoint_convert import TokenizerChoice, as_user_errors
-from zslurm.cli.options import Context, Json, RopeBase, TokenizerFile, here_or_as_job
+from zslurm.cli.options import Context, Json, RopeBase, TokenizerFile, run_locally_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.checkpoints import find_weights
@@ -75,7 +75,7 @@ def generate(
 
     Example: zslurm generate my-run --prompt 'def main(' --max-tokens 50
     """
-    here_or_as_job(False)
+    run_locally_or_as_job(False)
 
     generate_text(
         checkpoint,
@@ -200,9 +200,9 @@ def _room(weights: Weights, ids: list[int]) -> int:
             f"the tokenizer has token {max(ids)}, the model {settings.model.vocab_size}: it is another model's"
         )
     if settings.rope_base is None:
-        raise ConfigError(f"{weights.path}: lies in no run, so its RoPE base is not known; pass --rope-base")
+        raise ConfigError(f"{weights.path}: is in no run, so its RoPE base is not known; pass --rope-base")
     if settings.context is None:
-        raise ConfigError(f"{weights.path}: lies in no run, so its context is not known; pass --context")
+        raise ConfigError(f"{weights.path}: is in no run, so its context is not known; pass --context")
     if len(ids) >= settings.context:
         raise ConfigError(
             f"the prompt has {counted(len(ids), 'token')}, which leaves no room in the context of "

@@ -46,6 +46,6 @@ def compress(words: Words, json: Json = False) -> None:
 
 
 def _joined(words: list[str]) -> str:
-    """All names in one hostlist; those of stdin may stand on lines of their own."""
+    """All names in one hostlist; those of stdin may be on separate lines."""
     parts = [",".join(sys.stdin.read().split()) if word == "-" else word for word in words]
     return ",".join(part for part in parts if part)

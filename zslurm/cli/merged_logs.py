@@ -1,7 +1,7 @@
 """The logs of several ranks as one, in the order in which their lines were written.
 
 Each line comes with its time and its rank. Times are those of run/log_times.py, good to a second; within one,
-lines stand in the order of their ranks, and each rank's own lines always in their own order.
+lines are in the order of their ranks, and each rank's own lines always in their own order.
 """
 
 from __future__ import annotations

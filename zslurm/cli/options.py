@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from zslurm.core.nice import step_back
+from zslurm.core.errors import ConfigError
 from zslurm.run.index import jobs
+from zslurm.train.niceness import BACKGROUND, in_slurm_job, lower_process
+
+_HIGHEST_NICENESS = 19
 
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
@@ -95,14 +103,53 @@ Context = Annotated[
 Slurm = Annotated[bool, typer.Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
 
 
-def here_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> None:
-    """Go on here, behind everybody else's processes; or run this very command line as a job, and leave.
+def run_locally_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> None:
+    """Continue in this process, with a lower priority; or run this command line as a job, and leave.
 
     Raises:
         typer.Exit: the job is over; with its exit code.
+        ConfigError: $ZSLURM_NICE is no niceness.
     """
     if slurm:
         from zslurm.submit.as_job import run_as_job  # all that a submission needs, as few commands do
 
         raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option))
-    step_back()
+    lower_priority()
+
+
+def lower_priority() -> None:
+    """Lower this process's priority to $ZSLURM_NICE (default: 10), unless it runs in a Slurm job.
+
+    Raises:
+        ConfigError: $ZSLURM_NICE is no niceness.
+    """
+    wanted = os.environ.get("ZSLURM_NICE", "")
+    if wanted and (not re.fullmatch("[0-9]{1,2}", wanted) or int(wanted) > _HIGHEST_NICENESS):
+        raise ConfigError(f"ZSLURM_NICE={wanted}: expected a niceness from 0 to {_HIGHEST_NICENESS}")
+    if not in_slurm_job():
+        lower_process(int(wanted) if wanted else BACKGROUND)
+
+
+Options = TypeVar("Options")
+
+
+def command_of(kind: type[Options], run: Callable[[Options], None]) -> Callable[..., None]:
+    """Return a command of Typer whose options are the fields of the dataclass that `run` takes."""
+    hints = get_type_hints(kind, include_extras=True)
+
+    def command(**values: Any) -> None:
+        run(kind(**values))
+
+    command.__doc__ = run.__doc__
+    command.__annotations__ = hints
+    parameters = [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(kind)  # type: ignore[arg-type]
+    ]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command

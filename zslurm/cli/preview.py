@@ -13,13 +13,13 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.core.redact import redact, redact_value
 from zslurm.job.numa_bind import cores_of
-from zslurm.run.run_dir import RunDir
 from zslurm.run.state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import time_limit
-from zslurm.submit.script.render import job_settings, render
-from zslurm.submit.submit import changed_keys, last_spec
+from zslurm.submit.continuation import changed_keys, last_spec
+from zslurm.submit.script.render import job_settings
+from zslurm.submit.submit import Prepared
 from zslurm.train.plan.memory import plan_memory
 
 _PATIENCE_S = 15.0
@@ -62,21 +62,16 @@ class Preview:
     changes: dict[str, Any] | None
 
 
-def preview(resolved: Resolved, run: RunDir) -> Preview:
-    """Look ahead; nothing is written.
-
-    Raises:
-        ConfigError: the template is not valid.
-    """
-    spec = resolved.spec
-    script = render(spec, run)
+def preview(resolved: Resolved, prepared: Prepared) -> Preview:
+    """Return what submitting a prepared run would do; nothing is written."""
+    spec, script = prepared.spec, prepared.script.text
     return Preview(
         script=redact(script),
         environment=environment_with_origins(resolved),
         placement=placement(spec),
         memory=_memory(spec),
         start=_start(spec, script),
-        changes=_changes(spec, run, script),
+        changes=_changes(prepared),
     )
 
 
@@ -138,7 +133,7 @@ def _start(spec: RunSpec, script: str) -> dict[str, Any] | None:
 
 
 def _beyond_partition(spec: RunSpec, client: SlurmClient) -> str | None:
-    """Why a job would wait for ever in its partition, which `sbatch --test-only` does not tell."""
+    """Return why a job would wait for ever in its partition, which `sbatch --test-only` does not report."""
     limit = time_limit(spec.slurm.time) if spec.slurm.time else None
     try:
         partitions = client.partitions()
@@ -151,16 +146,17 @@ def _beyond_partition(spec: RunSpec, client: SlurmClient) -> str | None:
     return None
 
 
-def _changes(spec: RunSpec, run: RunDir, script: str) -> dict[str, Any] | None:
+def _changes(prepared: Prepared) -> dict[str, Any] | None:
+    run = prepared.run
     job = last_job(run)
     if job is None or not run.exists:
         return None
     before = run.script.read_text(encoding="utf-8") if run.script.is_file() else ""
     lines = difflib.unified_diff(
-        before.splitlines(), script.splitlines(), "script before", "script", "", "", 0, ""
+        before.splitlines(), prepared.script.text.splitlines(), "script before", "script", "", "", 0, ""
     )
     return {
         "job_id": job.job_id,
-        "keys": changed_keys(last_spec(run), spec),
+        "keys": changed_keys(last_spec(run), prepared.spec),
         "script": [redact(line) for line in lines],
     }

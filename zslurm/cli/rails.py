@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
-from zslurm.cluster.rails.differences import identical
-from zslurm.cluster.rails.read_nodes import RailSurvey, judge_answers, survey_rails
+from zslurm.cluster.rails.read_nodes import RailReadings, identical, rails_of_answers, read_rails
 from zslurm.cluster.rails.types import Rail, RailMap
-from zslurm.cluster.site import load_site
+from zslurm.cluster.site import Site, load_site
 from zslurm.core.console import print_json, print_styled
 from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.hardware.facts import read_facts, to_json
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.run_on_nodes import NodeAnswer
-
-if TYPE_CHECKING:
-    from zslurm.cluster.rails.read_nodes import RailSurvey
-    from zslurm.cluster.site import Site
 
 
 def rails(
@@ -61,19 +56,17 @@ def rails(
         print_json(as_json(found))
     else:
         print_styled(draw(found))
-    if faulty := [*found.incomplete, *found.silent]:
+    if faulty := [*found.incomplete, *found.unanswered]:
         raise CheckFailed(f"rails are incomplete or unknown on {compress(faulty)}")
 
 
-def _here(site: Site) -> RailSurvey:
-
+def _here(site: Site) -> RailReadings:
     facts = read_facts()
-    return judge_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
+    return rails_of_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
 
 
-def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> RailSurvey:
-
-    return survey_rails(
+def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> RailReadings:
+    return read_rails(
         site.cluster,
         nodes=names,
         count=count,
@@ -88,17 +81,17 @@ Line = list[tuple[str, str]]
 _GOOD, _WARN, _BAD, _QUIET, _BOLD = "green", "yellow", "bold red", "dim", "bold"
 
 
-def draw(found: RailSurvey) -> Iterator[Line]:
+def draw(found: RailReadings) -> Iterator[Line]:
     """Every distinct map once, with the nodes that have it; then what differs, and who did not answer."""
     for number, group in enumerate(identical(found.maps)):
         if number:
             yield []
         yield from _draw_group(group)
-    if found.differences or found.silent:
+    if found.differences or found.unanswered:
         yield []
     for difference in found.differences:
         yield [(str(difference), _WARN)]
-    for node, why in found.silent.items():
+    for node, why in found.unanswered.items():
         yield [(f"{node}: no answer: ", _BAD), (why, "")]
 
 
@@ -157,7 +150,7 @@ def _widths(rails: Sequence[Rail]) -> list[int]:
 
 
 def _draw_rail(rail: Rail, widths: Sequence[int], style: str) -> Line:
-    """`rail 0  GPU 0 0000:05:00.0 ──[switch 0000:00:01.1]── ionic_0 0000:06:00.0 eth1  ACTIVE  400 Gb/s  GID 1`"""
+    """Draw `rail 0  GPU 0 0000:05:00.0 ──[switch 0000:00:01.1]── ionic_0 0000:06:00.0 eth1  ACTIVE  400 Gb/s`."""
     name, gpu, gpu_pci, near, nic, nic_pci, netdev, state, rate, gid = (
         cell.ljust(width) for cell, width in zip(_cells(rail), widths, strict=True)
     )
@@ -175,7 +168,7 @@ def _draw_rail(rail: Rail, widths: Sequence[int], style: str) -> Line:
     ]
 
 
-def as_json(found: RailSurvey) -> dict[str, Any]:
+def as_json(found: RailReadings) -> dict[str, Any]:
     """Everything, node by node."""
     return {
         "nodes": [node.as_json() for node in found.maps],
@@ -184,6 +177,6 @@ def as_json(found: RailSurvey) -> dict[str, Any]:
             {"nodes": list(d.nodes), "others": d.others, "aspect": d.aspect, "rail": d.rail, "message": d.message}
             for d in found.differences
         ],
-        "silent": dict(found.silent),
+        "silent": dict(found.unanswered),
         "incomplete": sorted(found.incomplete),
     }

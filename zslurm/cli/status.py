@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zslurm.checkpoint_tools.layout import MANIFEST, step_of
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
 from zslurm.cli.options import Json, SomeRuns
 from zslurm.core.console import print_json, print_table, say
@@ -259,8 +260,8 @@ def details_as_json(state: RunState, excluded: str | None) -> dict[str, Any]:
 
 def checkpoint_steps(run: RunDir) -> list[int]:
     """The steps of the checkpoints that lie in the run's directory and were committed."""
-    names = [path.parent.name for path in run.checkpoints.glob("step-*/manifest.json")]
-    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+    found = {step_of(path.parent.name) for path in run.checkpoints.glob(f"*/{MANIFEST}")}
+    return sorted(step for step in found if step is not None)
 
 
 def details(state: RunState, excluded: str | None = None) -> Iterator[str]:

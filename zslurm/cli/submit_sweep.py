@@ -1,4 +1,4 @@
-"""`zslurm submit --sweep`: submit one run after the other, and say of each what became of it."""
+"""`zslurm submit --sweep`: submit one run after the other, and report what became of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.submit.options import assign
-from zslurm.submit.submit import check_before_submission, run_dir_of, submit
+from zslurm.submit.submit import Prepared, prepare, submit_prepared
 from zslurm.submit.sweep import Member, member_name, settings_of
 
 Resolve = Callable[[Sequence[str]], RunSpec]
@@ -30,14 +30,15 @@ class Outcome:
 
 
 def submit_sweep(
-    found: Sequence[Member], resolve: Resolve, *, at_once: int | None, new: bool, dry_run: bool
+    found: Sequence[Member], resolve: Resolve, *, max_concurrent: int | None, new: bool, dry_run: bool
 ) -> list[Outcome]:
     """Submit every member. One that fails does not keep the others back; without an answer from Slurm all stop.
 
     Args:
         found: the members.
         resolve: gives the run under further overrides.
-        at_once: how many may run at the same time: a member waits until the one that many places before has ended.
+        max_concurrent: how many may run at the same time: a member waits until the one that many before it has
+            ended.
         new: start each over.
         dry_run: submit none.
 
@@ -47,23 +48,23 @@ def submit_sweep(
     base = resolve(found[0].settings).run.name
     named = [(member, [*member.settings, assign("run.name", member_name(base, member))]) for member in found]
     specs = [resolve(settings) for _, settings in named]
-    if at_once is not None and specs[0].cluster.launcher == "local":
+    if max_concurrent is not None and specs[0].cluster.launcher == "local":
         raise ConfigError(
-            "--at-once: waiting for one another is Slurm's; on this machine all members start at once"
+            "--max-concurrent: only jobs of Slurm can wait for one another; here all members start at once"
         )
-    for spec in specs:
-        check_before_submission(spec, run_dir_of(spec))
+    ready = [prepare(spec, new=new) for spec in specs]
     outcomes: list[Outcome] = []
     jobs: list[str] = []
     stopped: str | None = None
-    for (member, settings), spec in zip(named, specs, strict=True):
-        outcome = Outcome(spec.run.name, settings_of(member), run_dir_of(spec).path)
+    for (member, settings), prepared in zip(named, ready, strict=True):
+        outcome = Outcome(prepared.run.name, settings_of(member), prepared.run.path)
         if dry_run or stopped is not None:
             outcomes.append(Outcome(outcome.name, outcome.values, outcome.run_dir, error=stopped))
             continue
         try:
-            ahead = jobs[-at_once] if at_once is not None and len(jobs) >= at_once else None
-            job_id = submit(_behind(spec, ahead, resolve, settings), new=new).job_id
+            if max_concurrent is not None and len(jobs) >= max_concurrent:
+                prepared = _after(jobs[-max_concurrent], prepared, resolve, settings)
+            job_id = submit_prepared(prepared).job_id
         except ZslurmError as error:
             stopped = "not tried: Slurm does not answer" if isinstance(error, SlurmUnavailable) else None
             outcomes.append(Outcome(outcome.name, outcome.values, outcome.run_dir, error=str(error)))
@@ -73,13 +74,11 @@ def submit_sweep(
     return outcomes
 
 
-def _behind(spec: RunSpec, ahead: str | None, resolve: Resolve, settings: Sequence[str]) -> RunSpec:
+def _after(job_id: str, prepared: Prepared, resolve: Resolve, settings: Sequence[str]) -> Prepared:
     """The run, made to wait for the end of a job."""
-    if ahead is None:
-        return spec
-    given = spec.slurm.flags.get("dependency")
-    waits = f"{given},afterany:{ahead}" if isinstance(given, str) else f"afterany:{ahead}"
-    return resolve([*settings, assign("slurm.flags.dependency", waits)])
+    given = prepared.spec.slurm.flags.get("dependency")
+    waits = f"{given},afterany:{job_id}" if isinstance(given, str) else f"afterany:{job_id}"
+    return prepare(resolve([*settings, assign("slurm.flags.dependency", waits)]), new=prepared.start_over)
 
 
 def show_sweep(outcomes: Sequence[Outcome], *, quiet: bool, as_json: bool) -> None:

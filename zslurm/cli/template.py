@@ -194,7 +194,7 @@ def check_templates(name: str, *, run_file: Path | None, cluster: str | None, as
     """
     template = find_template(name)
     spec = _run_for(template, run_file, cluster)
-    findings = check_template(template, spec, run_dir_of(spec))
+    _, findings = check_template(template, spec, run_dir_of(spec))
     errors = [finding for finding in findings if finding.level == "error"]
     if as_json:
         print_json({"template": template.place, "ok": not errors, "findings": [asdict(f) for f in findings]})
@@ -220,7 +220,7 @@ def show_diff(name: str, *, source: bool, run_file: Path | None, cluster: str | 
         before, after = shipped.source, own.source
     else:
         spec = _run_for(own, run_file, cluster)
-        before, after = (render(spec, run_dir_of(spec), template=template) for template in (shipped, own))
+        before, after = (render(spec, run_dir_of(spec), template=template).text for template in (shipped, own))
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), shipped.place, own.place, lineterm="")
     for line in lines:
         print(line)

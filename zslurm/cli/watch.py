@@ -104,16 +104,16 @@ def _picture(states: Sequence[RunState], interval_s: float) -> RenderableType:
 
 
 def _as_lines(looks: Iterator[list[RunState]]) -> int:
-    told: dict[str, tuple[str, ...]] = {}
+    shown: dict[str, tuple[str, ...]] = {}
     states: list[RunState] = []
     stale = False
     for states in looks:
         for state in states:
             facts = _facts(state)
-            before = told.get(str(state.run.path), ())
+            before = shown.get(str(state.run.path), ())
             if news := [fact for fact in facts if fact and fact not in before]:
                 print(f"{time.strftime('%H:%M:%S')}  {state.run.name}  {'  '.join(news)}", flush=True)
-            told[str(state.run.path)] = facts
+            shown[str(state.run.path)] = facts
         if bool(said := stale_line(states)) != stale:
             print(f"zslurm: {said or 'the Slurm controller answers again'}", file=sys.stderr, flush=True)
             stale = not stale

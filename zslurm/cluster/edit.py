@@ -16,16 +16,16 @@ from zslurm.core.files import write_atomically
 
 
 def edit_profile(
-    name: str, editor: Callable[[Path], None], tell: Callable[[str], None] = lambda message: None
+    name: str, editor: Callable[[Path], None], report: Callable[[str], None] = lambda message: None
 ) -> Path | None:
     """Let a person edit the user's own profile `name`; where there is none yet, one that extends what it hides.
 
-    A copy that was refused is kept, and the next call goes on with it.
+    A copy that was refused is kept, and the next call continues with it.
 
     Args:
         name: of the profile.
         editor: edits a file, and returns when that is done.
-        tell: is told where the editing does not start from the profile.
+        report: called where the editing does not start from the profile.
 
     Returns:
         The profile's file; None where nothing was changed.
@@ -33,7 +33,7 @@ def edit_profile(
     Raises:
         NotFound: there is no such profile.
         ConfigError: the new text is not valid; the old one stays.
-        ZslurmError: the editor failed, or somebody else changed the profile meanwhile.
+        ZslurmError: the editor failed, or another process changed the profile meanwhile.
     """
     found = find_profile(name)
     profile = Profile(name, "user", profile_path(name))
@@ -46,7 +46,7 @@ def edit_profile(
         if not copy.exists():
             write_atomically(copy, start)
         elif copy.read_text(encoding="utf-8") != start:
-            tell(f"going on with the text that was not taken the last time: {copy}")
+            report(f"going on with the text that was not taken the last time: {copy}")
         editor(copy)
         text = copy.read_text(encoding="utf-8")
         if text == start:
@@ -54,7 +54,7 @@ def edit_profile(
             return None
         _check(profile, text, copy)
         if (target.read_text(encoding="utf-8") if target.exists() else None) != before:
-            raise ZslurmError(f"{target}: somebody else changed it meanwhile; your text is kept in {copy}")
+            raise ZslurmError(f"{target}: it was changed meanwhile; your text is kept in {copy}")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, text)
         copy.unlink()
@@ -69,7 +69,7 @@ def _check(profile: Profile, text: str, copy: Path) -> None:
     try:
         resolve_text(profile, text)
     except ConfigError as error:
-        again = f"`zslurm cluster edit {profile.name}` goes on there"
+        again = f"`zslurm cluster edit {profile.name}` continues there"
         raise ConfigError(f"{error}\nnothing was replaced; your text is kept in {copy}: {again}") from error
 
 

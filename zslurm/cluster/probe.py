@@ -1,7 +1,7 @@
 """Ask one compute node what a login node cannot know: NICs, rails, drivers, limits, ROCm.
 
 The node runs `python -m zslurm.hardware.facts` once, in a short separate job. What is found becomes values of the
-profile; what no field stands for becomes comments.
+profile; what has no field becomes comments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zslurm.cluster.rccl.rules import BUILT_IN_ROCM, PLUGIN, Network, Transport,
 from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import SlurmRefused
 from zslurm.hardware.facts import NodeFacts, from_json
-from zslurm.slurm.run_on_nodes import survey
+from zslurm.slurm.run_on_nodes import run_on_nodes
 
 _FACTS = "zslurm.hardware.facts"
 _DRIVERS: dict[str, Network] = {"ionic": "pollara", "bnxt_en": "broadcom", "mlx5_core": "cx7"}
@@ -40,7 +40,7 @@ _NO_PLUGIN = (
 
 @dataclass(frozen=True)
 class Probe:
-    """What a node told, ready for a profile.
+    """What a node answered, ready for a profile.
 
     Attributes:
         extends: the shipped profile for its GPUs and NICs; None where there is none.
@@ -49,7 +49,7 @@ class Probe:
         notes: what else was found, a line each.
         gpu_numa: the NUMA node of each GPU; empty where some are unknown.
         rocm_version: of the node.
-        ainic_transport: only where ROCm's version does not tell it.
+        ainic_transport: only where ROCm's version does not imply it.
         peermem: see `NodeFacts`.
         scontrol: whether jobs find scontrol on their nodes; None is unknown.
     """
@@ -81,7 +81,7 @@ def probe(options: Sequence[str], timeout_s: float) -> Probe:
         SlurmUnavailable: no srun, or no answer from the controller.
         SlurmRefused: the node could not be asked, or its answer is none.
     """
-    (answer,) = survey(_FACTS, count=1, options=options, timeout_s=timeout_s).values()
+    (answer,) = run_on_nodes(_FACTS, count=1, options=options, timeout_s=timeout_s).values()
     try:
         return judge(from_json(answer.value))
     except ValueError as error:

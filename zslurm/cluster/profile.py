@@ -32,7 +32,7 @@ Place = Literal["user", "site", "shipped"]
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile and where it lies.
+    """A profile and its location.
 
     Attributes:
         path: its file; None for one that ships with zslurm.
@@ -64,7 +64,7 @@ class Profile:
 
 
 def config_dir() -> Path:
-    """Where this user's zslurm configuration lies."""
+    """The directory of this user's zslurm configuration."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else home() / ".config") / "zslurm"
 
@@ -93,7 +93,7 @@ def profile_files() -> dict[str, Path]:
 
 
 def profile_path(name: str) -> Path:
-    """Where this user's profile `name` lies or would lie.
+    """Where this user's profile `name` is or would be.
 
     Raises:
         ConfigError: not a name for a file.
@@ -214,7 +214,7 @@ def _open_section(document: yaml12.Document, file: str) -> tuple[Any, Any]:
     if "extends" in data:
         place = f"{file}:{document.lines[('extends',)]}"
         raise ConfigError(
-            f"{place}: extends: in a profile it stands in the section cluster: `cluster: {{extends: NAME}}`"
+            f"{place}: extends: in a profile it belongs into the section cluster: `cluster: {{extends: NAME}}`"
         )
     section = data["cluster"] = {} if data.get("cluster") is None else data["cluster"]
     if not isinstance(section, dict):

@@ -1,4 +1,4 @@
-"""The text of a cluster profile that `zslurm init` writes: values, and comments for what no key stands for."""
+"""The text of a cluster profile that `zslurm init` writes: values, and comments for what has no key."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Members:
 
     @classmethod
     def of(cls, partition: Partition, nodes: list[Node]) -> Members:
+        """Count the nodes of a partition, and describe its most common kind of node."""
         members = [node for node in nodes if partition.name in node.partitions]
         kinds = Counter((node.gpus, node.gpu_type, node.cpus) for node in members)
         (gpus, gpu_type, cpus), count = kinds.most_common(1)[0] if kinds else ((0, None, 1), 0)

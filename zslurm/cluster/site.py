@@ -19,7 +19,7 @@ class Site(Section):
     slurm: SlurmSection = SlurmSection()
 
     def submit_options(self) -> list[str]:
-        """What sbatch and srun are told on this cluster, as options."""
+        """Return the options of sbatch and srun on this cluster."""
         slurm = self.slurm
         given = {
             "partition": slurm.partition,

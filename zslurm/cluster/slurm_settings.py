@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zslurm.slurm.version import OLDEST, OVERLAP_SHARES_GPUS, Version, parse_version
 
 # Slurm sets SLURM_JOB_END_TIME in a job since this version (its RELEASE_NOTES).
-_TELLS_END_TIME = (23, 2, 0)
+_GIVES_END_TIME = (23, 2, 0)
 # Slurm 22.05 reads `preempt_send_user_signal` of the first, newer versions also `send_user_signal` of the second.
 _PREEMPT_SIGNAL_IN = ("SlurmctldParameters", "PreemptParameters")
 _SECONDS = re.compile(r"(\d+)")
@@ -90,9 +90,9 @@ class SlurmSettings:
                 f"Slurm {version} is older than {Version(OVERLAP_SHARES_GPUS)}: spare nodes and agents beside the "
                 "ranks need a step that shares their GPUs; a plainer watch takes their place."
             )
-        if version < _TELLS_END_TIME:
+        if version < _GIVES_END_TIME:
             notes.append(
-                f"Slurm {version} is older than {Version(_TELLS_END_TIME)}: a job is not told its end "
+                f"Slurm {version} is older than {Version(_GIVES_END_TIME)}: a job does not know its end "
                 "(SLURM_JOB_END_TIME); it saves when Slurm's signal comes."
             )
         return notes

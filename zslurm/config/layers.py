@@ -36,7 +36,7 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """What stands in front of an error message: `run.yaml:12`, or the layer."""
+        """What precedes an error message: `run.yaml:12`, or the layer."""
         return self.layer if self.file is None else f"{self.file}" + (f":{self.line}" if self.line else "")
 
 
@@ -51,7 +51,7 @@ class Layers:
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
-    # The last file: where a section that nobody gave would stand.
+    # The last file: where a section that is not given would be.
     top: Origin = DEFAULT
 
     def add(self, document: yaml12.Document, layer: str, file: str) -> None:

@@ -195,7 +195,7 @@ def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
 
 
 def _absolute(given: str, key: KeyPath, layers: Layers) -> str:
-    """A path that stands at `key`, absolute."""
+    """The path at `key`, absolute."""
     origin = layers.leaf_origin(key)
     path = expand(given)
     if not path.is_absolute():

@@ -336,6 +336,17 @@ class ClusterSection(Section):
             )
         return self
 
+    @property
+    def gpu_request(self) -> str | None:
+        """All GPUs of a node as --gpus-per-node takes them, such as mi300x:8; None where there are none."""
+        if not self.gpus_per_node:
+            return None
+        return f"{self.gpu_type}:{self.gpus_per_node}" if self.gpu_type else str(self.gpus_per_node)
+
+    def srun_gpu_options(self) -> list[str]:
+        """Return srun's options for a step whose tasks all see every GPU of their node."""
+        return [f"--gpus-per-node={self.gpu_request}", "--gpu-bind=none"] if self.gpu_request else []
+
 
 class RunSpec(Section):
     """One run, resolved. RUN_DIR/config.json holds it as JSON."""
@@ -385,7 +396,7 @@ class RunSpec(Section):
 
     @property
     def outlives_nodes(self) -> bool:
-        """Whether the job goes on when one of its nodes dies: there are spares, or fewer nodes will do."""
+        """Whether the job continues when one of its nodes dies: there are spares, or fewer nodes will do."""
         least = self.aegis.min_nodes
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
 

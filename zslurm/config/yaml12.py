@@ -1,20 +1,22 @@
 """YAML with the scalars of YAML 1.2's core schema, and the line that each value came from.
 
 PyYAML resolves scalars by YAML 1.1: `24:00:00` becomes 86400, `no` becomes False, `010` becomes 8 and `8e12`
-stays a word. Each of these has cost somebody a cluster job. Here the core schema decides: `24:00:00` and `no`
-are words, `010` is ten, `8e12` is a number. Only mappings, sequences and scalars are built: tags are refused.
+stays a word. Each of these has spoilt a cluster job. Here the core schema decides: `24:00:00` and `no`
+are words, `010` is ten, `8e12` is a number (yamlcore has its resolvers for PyYAML's loader). Only mappings,
+sequences and scalars are built, here and not by the library's constructor, which would lose their lines and take
+tags.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+import yamlcore
 from yaml.error import MarkedYAMLError
 
 from zslurm.core.errors import ConfigError, NotFound
@@ -24,19 +26,10 @@ STDIN = Path("-")
 Key = str | int
 KeyPath = tuple[Key, ...]
 
-# Nobody means more; Python itself refuses to print integers of thousands of digits.
+_INTEGER = "tag:yaml.org,2002:int"
+
 MAX_DIGITS = 400
-_INTEGER = re.compile(r"[-+]?[0-9]+")
-_OCTAL = re.compile(r"0o[0-7]+")
-_HEX = re.compile(r"0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_INFINITY = re.compile(r"[-+]?\.(inf|Inf|INF)")
-_WORDS: dict[str, Any] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
-}
+"""Of an integer; Python itself refuses to print integers of thousands of digits."""
 
 
 @dataclass(frozen=True)
@@ -47,54 +40,48 @@ class Document:
     lines: dict[KeyPath, int]
 
 
-def plain_scalar(text: str) -> Any:
-    """The value of an unquoted scalar by YAML 1.2's core schema.
-
-    Raises:
-        ValueError: an integer of more than MAX_DIGITS digits.
-    """
-    if text in _WORDS:
-        return _WORDS[text]
-    if len(text) > MAX_DIGITS and (_INTEGER.fullmatch(text) or _OCTAL.fullmatch(text) or _HEX.fullmatch(text)):
-        raise ValueError(f"a number of more than {MAX_DIGITS} digits")
-    if _INTEGER.fullmatch(text):
-        return int(text, 10)
-    if _OCTAL.fullmatch(text):
-        return int(text, 8)
-    if _HEX.fullmatch(text):
-        return int(text, 16)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    if _INFINITY.fullmatch(text):
-        return float(text.replace(".", ""))
-    return text
-
-
-class _Loader(yaml.BaseLoader):
-    """Composes nodes without resolving scalars; a tag would be a request to build something else."""
+class _Loader(yamlcore.CoreLoader):  # type: ignore[misc] # it has no types
+    """Composes nodes; a tag would be a request to build something else."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        event: yaml.Event = self.peek_event()
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
             raise MarkedYAMLError(None, None, "tags are not supported", event.start_mark)  # type: ignore[arg-type]
-        return super().compose_node(parent, index)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def scalar(self, node: yaml.ScalarNode) -> Any:
+        """Return the value of a scalar.
+
+        Raises:
+            ValueError: an integer of more than MAX_DIGITS digits.
+        """
+        if len(node.value) > MAX_DIGITS and node.tag == _INTEGER:
+            raise ValueError(f"a number of more than {MAX_DIGITS} digits")
+        return self.construct_object(node)
 
 
-def _build(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, open_ids: frozenset[int]) -> Any:
+def plain_scalar(text: str) -> Any:
+    """Return the value of an unquoted scalar by YAML 1.2's core schema."""
+    loader = _Loader("")
+    return loader.scalar(yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text))
+
+
+def _build(
+    loader: _Loader, node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, open_ids: frozenset[int]
+) -> Any:
     line = node.start_mark.line + 1
     lines.setdefault(path, line)
     if id(node) in open_ids:
-        raise ConfigError(f"{name}:{line}: an alias refers to the mapping or list that it stands in")
+        raise ConfigError(f"{name}:{line}: an alias refers to the mapping or list that it is in")
     if isinstance(node, yaml.ScalarNode):
-        if node.style in ("'", '"', "|", ">"):
-            return node.value
         try:
-            return plain_scalar(node.value)
+            return loader.scalar(node)
         except ValueError as error:
             raise ConfigError(f"{name}:{line}: {error}") from error
     inside = open_ids | {id(node)}
     if isinstance(node, yaml.SequenceNode):
-        return [_build(item, (*path, i), lines, name, inside) for i, item in enumerate(node.value)]
+        return [_build(loader, item, (*path, i), lines, name, inside) for i, item in enumerate(node.value)]
     assert isinstance(node, yaml.MappingNode)
     mapping: dict[Key, Any] = {}
     for key_node, value_node in node.value:
@@ -103,9 +90,9 @@ def _build(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str,
             raise ConfigError(f"{name}:{key_line}: a key must be a word, not a list or a mapping")
         key = key_node.value
         if key in mapping:
-            raise ConfigError(f"{name}:{key_line}: the key {json.dumps(key)} stands here a second time; keep one")
+            raise ConfigError(f"{name}:{key_line}: the key {json.dumps(key)} is given a second time; keep one")
         lines[(*path, key)] = key_line
-        mapping[key] = _build(value_node, (*path, key), lines, name, inside)
+        mapping[key] = _build(loader, value_node, (*path, key), lines, name, inside)
     return mapping
 
 
@@ -127,7 +114,8 @@ def parse(text: str, name: str) -> Document:
 
 def _parse(text: str, name: str) -> Document:
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
@@ -140,11 +128,11 @@ def _parse(text: str, name: str) -> Document:
     lines: dict[KeyPath, int] = {}
     if node is None:
         return Document(None, lines)
-    return Document(_build(node, (), lines, name, frozenset()), lines)
+    return Document(_build(loader, node, (), lines, name, frozenset()), lines)
 
 
 def called(path: Path) -> str:
-    """What messages and origins call a file."""
+    """Return what messages and origins call a file."""
     return "standard input" if path == STDIN else str(path)
 
 

@@ -12,7 +12,7 @@ _LONGEST = 1 << 20  # a file of sysfs has one page; /proc/modules and the like a
 
 
 def read_text(path: Path) -> str | None:
-    """A small file without the space around its text; None where it cannot be read.
+    """Return a small file without the space around its text; None where it cannot be read.
 
     Reading sysfs may fail in any way: a GID that is not set answers EINVAL, a driver that hangs EIO.
     """
@@ -23,14 +23,22 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a file by rename: readers see the old or the new text, never a part; a failure leaves the old one.
+
+    Args:
+        path: the file.
+        text: its new content.
+        private: let nobody but its owner read it, from its first byte.
 
     Raises:
         OSError: the disk is full or the file system is gone.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        if private:
+            temporary.unlink(missing_ok=True)  # of a killed process that had this pid
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o600))
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except BaseException:
@@ -39,7 +47,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None where it is missing or not an object."""
+    """Return a JSON object from a file; None where it is missing or not an object."""
     try:
         value = load_json(path.read_bytes())
     except (OSError, ValueError):

@@ -20,7 +20,7 @@ def home() -> Path:
 
 
 def expand(text: str) -> Path:
-    """A path with `~` and `~name` replaced by home directories; a name that nobody has stays as it is."""
+    """A path with `~` and `~name` replaced by home directories; a name that no user has stays as it is."""
     path = Path(text)
     try:
         return path.expanduser()

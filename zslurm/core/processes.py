@@ -1,6 +1,6 @@
 """Processes that outlive their parent, and how they are found again.
 
-A process is known by its pid and when it was started: a pid alone may be somebody else's by now. The time is the
+A process is known by its pid and when it was started: a pid alone may be another process's by now. The time is the
 kernel's own, counted from the boot: nothing changes when the clock is set.
 """
 
@@ -22,10 +22,10 @@ import psutil
 
 from zslurm.core.files import read_json, read_text, write_atomically
 
-# Runs "$@" and leaves its exit code in a file, by rename. It waits for a word of its parent, which comes once the
-# record is written: a process that nobody could find again would train on unseen. The wrapper itself survives the
-# signals that are meant for the command, or there would be nobody left to write the file. The command is born
-# deaf to SIGUSR2, the request to save and stop, and listens when it can heed it.
+# Runs "$@" and leaves its exit code in a file, by rename. It waits for a line of its parent, which comes once the
+# record is written: a process that cannot be found again would train on unseen. The wrapper itself survives the
+# signals that are meant for the command, or nothing would be left to write the file. The command starts
+# with SIGUSR2 ignored, the request to save and stop, and sets its handler when it can save.
 _WRAPPER = """
 trap : TERM INT USR1 HUP CONT
 trap '' USR2
@@ -48,7 +48,7 @@ class ProcessRecord:
 
     Attributes:
         created: when, in UNIX seconds by the clock of that time.
-        started: the same in clock ticks since the boot; None where the kernel does not tell.
+        started: the same in clock ticks since the boot; None where the kernel does not say.
         boot: the kernel's id of that boot; None with `started`.
     """
 
@@ -187,7 +187,7 @@ class DetachedProcess:
         record_file: Path,
         exit_file: Path,
     ) -> DetachedProcess:
-        """Start `command`; its record lies in `record_file` when this returns.
+        """Start `command`; its record is in `record_file` when this returns.
 
         Raises:
             OSError: the shell cannot be started or a file cannot be written.
@@ -210,7 +210,7 @@ class DetachedProcess:
 
     @classmethod
     def adopt(cls, record_file: Path, exit_file: Path) -> DetachedProcess | None:
-        """Find a process that somebody else started; None where none was recorded."""
+        """Find a process that another one started; None where none was recorded."""
         record = ProcessRecord.read(record_file)
         return cls(record, exit_file) if record else None
 
@@ -230,7 +230,7 @@ class DetachedProcess:
 
     @property
     def left_exit_code(self) -> bool:
-        """False while it runs, and where it was killed before it could leave one, or nobody can tell."""
+        """False while it runs, and where it was killed before it could leave one, or that is not known."""
         with contextlib.suppress(OSError):
             return self.exit_file.exists()
         return False

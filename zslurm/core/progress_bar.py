@@ -11,7 +11,8 @@ from typing import Protocol
 class Bar(Protocol):
     """Shows bytes done, bytes in all, and what is being done."""
 
-    def __call__(self, done: int, total: int, description: str | None = None) -> None: ...
+    def __call__(self, done: int, total: int, description: str | None = None) -> None:
+        """Show the progress."""
 
 
 @contextmanager

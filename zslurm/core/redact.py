@@ -47,7 +47,7 @@ _SECRET_ENDS = (
     "CREDENTIAL",
     "CREDENTIALS",
 )
-# What may stand behind the telling word without making the value harmless: AWS_SECRET_ACCESS_KEY, TOKEN_2.
+# What may follow the word without making the value harmless: AWS_SECRET_ACCESS_KEY, TOKEN_2.
 _BEHIND = {"ACCESS", "KEY", "VALUE", "ID", "STRING", "BASE64", "B64"}
 # A token of a tokenizer, a key of a mapping: words before TOKEN and KEY that make them ordinary.
 _TEXT_TOKENS = {"BOS", "EOS", "PAD", "UNK", "MASK", "SEP", "CLS", "END", "START", "STOP", "NEXT", "LAST", "PER"}
@@ -82,7 +82,7 @@ def is_secret_name(name: str) -> bool:
 
 _SHELL_WORD = r"(?:'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|\\.|[^\s'\"\\;&|<>()])+"
 # Bounded, and never given back: else a line of some 10,000 characters without a space takes seconds. Of a longer
-# name the end is looked at, which tells what it is.
+# name the end is looked at, which says what it is.
 _NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,200}+"
 # NAME=value in a shell; the name may be part of `export NAME=`, `--option=`, or of a URL's query.
 _ASSIGNED = re.compile(rf"(?P<before>(?:--)?(?P<name>{_NAME})=)(?P<value>{_SHELL_WORD})")
@@ -116,7 +116,7 @@ _WORDS_OF_CODE = {
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """The text with every secret that can be told as one replaced; anything else stays as it is.
+    """The text with every secret that is recognized replaced; anything else stays as it is.
 
     Args:
         text: any text.
@@ -143,7 +143,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def _is_harmless(value: str) -> bool:
-    """Nothing, a reference, a number, a type: what a secret's name may stand before without giving it away."""
+    """Nothing, a reference, a number, a type: what may follow a secret's name without giving it away."""
     bare = value.strip().strip("'\"")
     return (
         not bare

@@ -17,17 +17,17 @@ from zslurm.doctor.nodes import Chosen
 from zslurm.hardware.node_sources import Task
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress
-from zslurm.slurm.run_on_nodes import NodeAnswer, survey
+from zslurm.slurm.run_on_nodes import NodeAnswer, run_on_nodes
 from zslurm.slurm.srun_output import CANNOT_START
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 _LAUNCH_TRIES = 4
-_TOLD_EVERY_S = 10.0
+_REPORTED_EVERY_S = 10.0
 
 
 def ask(
-    site: Site, chosen: Chosen, task: Task, timeout_s: float, tell: Tell, *, inside: bool = False
+    site: Site, chosen: Chosen, task: Task, timeout_s: float, progress: Progress, *, inside: bool = False
 ) -> dict[str, NodeAnswer]:
     """Ask the nodes; those on which no task can be started are left out the next time.
 
@@ -36,7 +36,7 @@ def ask(
         chosen: the nodes.
         task: what each of them is asked.
         timeout_s: for all of it, the wait in the queue included.
-        tell: messages for a person.
+        progress: messages for a person.
         inside: as a step of the job that this runs in.
 
     Raises:
@@ -50,7 +50,7 @@ def ask(
     for _ in range(_LAUNCH_TRIES):
         task = replace(task, sent=time.time())
         exclude = [f"--exclude={compress(lost)}"] if lost and not names else []
-        answers = survey(
+        answers = run_on_nodes(
             "zslurm.doctor.node",
             nodes=names,
             count=count,
@@ -59,7 +59,7 @@ def ask(
             setup=site.cluster.setup,
             timeout_s=max(1.0, deadline - time.monotonic()),
             environ={**os.environ, **job, TASK_VARIABLE: json.dumps(task.to_json())},
-            waiting=_Waiting(tell),
+            waiting=_Waiting(progress),
         )
         refused = {name: answer for name, answer in answers.items() if CANNOT_START in (answer.error or "")}
         answered = {name: answer for name, answer in answers.items() if answer.error is None}
@@ -70,16 +70,13 @@ def ask(
         count = None if count is None or answered else count - len(refused)
         if not refused or not (names or count) or time.monotonic() > deadline:
             return answers | lost | said
-        tell(f"{compress(refused)}: tasks cannot be started there; asking the others")
+        progress(f"{compress(refused)}: tasks cannot be started there; asking the others")
     return answers | lost | said
 
 
 def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
     """Options of srun: whole nodes with all their GPUs, for as short as possible."""
-    cluster = site.cluster
-    if cluster.gpus_per_node:
-        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-        yield from (f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none")
+    yield from site.cluster.srun_gpu_options()
     if inside:
         return
     yield from ("--exclusive", "--mem=0", f"--time={math.ceil(timeout_s / 60) + 1}")
@@ -91,16 +88,16 @@ def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
 class _Waiting:
     """Says at intervals why the job has not started."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell, self._next = tell, 0.0
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._next = progress, 0.0
 
     def __call__(self, job_id: str) -> None:
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _TOLD_EVERY_S
+        self._next = time.monotonic() + _REPORTED_EVERY_S
         try:
             job = SlurmClient().queue([job_id]).get(job_id)
         except (SlurmUnavailable, SlurmRefused):
             job = None
         reason = job.reason if job and job.reason else "no reason yet"
-        self._tell(f"job {job_id} waits in the queue ({reason}); Ctrl-C cancels it")
+        self._progress(f"job {job_id} waits in the queue ({reason}); Ctrl-C cancels it")

@@ -1,4 +1,4 @@
-"""What a check is, what it says, and how checks are found: one file for each in `checks/`."""
+"""What a check is, what it finds, and how checks are found: one file for each in `checks/`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from zslurm.core.console import say
 from zslurm.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """The four words of a check, from good to bad. What could not be read is `unavailable`, never `pass`."""
+    """The four results of a check, from good to bad. What could not be read is `unavailable`, never `pass`."""
 
     PASS = "pass"
     UNAVAILABLE = "unavailable"
@@ -31,12 +32,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check says of one machine.
+    """What a check found on one machine.
 
     Attributes:
         reason: what was found, with its numbers, in one line.
         remedy: what to do about it; empty where there is nothing to do.
-        alike: what must be the same on every node, by name; None is what could not be read.
+        must_match: what must be the same on every node, by name; None is what could not be read.
         data: what `compare` of the check wants to know of each node.
         blames: whether a failure is this machine's own; not where machines differ and none is known to be right.
     """
@@ -44,49 +45,51 @@ class Outcome:
     status: Status
     reason: str
     remedy: str = ""
-    alike: Mapping[str, str | None] = field(default_factory=dict)
+    must_match: Mapping[str, str | None] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     blames: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return plain values; readers of the report know `must_match` as `alike`."""
+        return {"alike" if name == "must_match" else name: value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Outcome:
-        """The outcome of `to_json`."""
-        return cls(**(dict(value) | {"status": Status(value["status"])}))
+        """Return the outcome that `to_json` gave."""
+        fields = {"must_match" if name == "alike" else name: field for name, field in value.items()}
+        return cls(**(fields | {"status": Status(value["status"])}))
 
 
 def passed(reason: str, **more: Any) -> Outcome:
-    """All is well."""
+    """Return the outcome where all is well."""
     return Outcome(Status.PASS, reason, **more)
 
 
 def warned(reason: str, remedy: str, **more: Any) -> Outcome:
-    """Training works, but slower or less safely than it could."""
+    """Return the outcome where training works, but slower or less safely than it could."""
     return Outcome(Status.WARN, reason, remedy, **more)
 
 
 def failed(reason: str, remedy: str, **more: Any) -> Outcome:
-    """Do not train here."""
+    """Return the outcome of a machine that must not train."""
     return Outcome(Status.FAIL, reason, remedy, **more)
 
 
 def unavailable(reason: str, remedy: str = "", **more: Any) -> Outcome:
-    """It could not be found out."""
+    """Return the outcome where it could not be found out."""
     return Outcome(Status.UNAVAILABLE, reason, remedy, **more)
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
-    """One outcome for all that is said of a machine by one check; the first is its own."""
+    """Merge all outcomes of one check for one machine; the first is its own."""
     own, problems = outcomes[0], [outcome for outcome in outcomes if outcome.status is not Status.PASS]
     blames = any(outcome.blames for outcome in problems if outcome.status is Status.FAIL)
     fine = outcomes[-1].reason
-    return worst(problems, fine, alike=own.alike, data=own.data, blames=blames or not problems)
+    return worst(problems, fine, must_match=own.must_match, data=own.data, blames=blames or not problems)
 
 
 def worst(problems: Sequence[Outcome], fine: str, **more: Any) -> Outcome:
-    """One outcome for several findings of a check: the worst status, all reasons, every remedy once."""
+    """Merge several findings of a check: the worst status, all reasons, every remedy once."""
     if not problems:
         return passed(fine, **more)
     ordered = sorted(problems, key=lambda problem: -problem.status.rank)
@@ -122,30 +125,31 @@ class Check:
         group: checks of one group are shown together.
         about: what it looks at, in one line.
         where: on the login node, on compute nodes, or both.
-        examine: looks, and says what it found; None where the check does not apply to this cluster.
+        run: looks, and returns what it found; None where the check does not apply to this cluster.
         compare: looks at the data of all nodes together; says what is wrong, by node.
-        drift: what it is where a node's `alike` differs from that of most nodes.
-        on_request: runs only when it is asked for (--only, --bars).
+        inconsistent: what it is where a node's `must_match` differs from that of most nodes.
+        on_request: runs only when it is asked for (--only, --benchmark).
         uses_gpus: takes GPU memory, so that it waits for the checks that look at idle GPUs.
-        patience: how many times `check_s` it may take.
+        time_factor: how many times `check_s` it may take.
     """
 
     name: str
     group: str
     about: str
     where: Literal["login", "node", "both"]
-    examine: Callable[[Sources], Outcome | None]
+    run: Callable[[Sources], Outcome | None]
     compare: Callable[[Mapping[str, NodeData], Sources], Mapping[str, Outcome]] | None = None
-    drift: Status = Status.FAIL
+    inconsistent: Status = Status.FAIL
     on_request: bool = False
     uses_gpus: bool = False
-    patience: float = 1.0
+    time_factor: float = 1.0
 
     def runs_on(self, place: Literal["login", "node"]) -> bool:
+        """Whether the check runs on a login node, or on a compute node."""
         return self.where in (place, "both")
 
 
-GROUPS = ("slurm", "gpu", "network", "limits", "system", "storage", "bars")
+GROUPS = ("slurm", "gpu", "network", "limits", "system", "storage", "benchmark")
 
 
 def all_checks() -> list[Check]:
@@ -159,24 +163,36 @@ def all_checks() -> list[Check]:
     return sorted(found, key=lambda check: (GROUPS.index(check.group), check.name))
 
 
-def chosen_checks(only: Iterable[str], skip: Iterable[str], *, bars: bool = False) -> list[Check]:
-    """The checks that a user asked for.
+RENAMED = {"bars": "benchmark", "leftovers": "orphaned-processes"}
+"""Old names of checks, which work for one version, and the names of today."""
+
+
+def _current_names(names: Iterable[str]) -> list[str]:
+    names = list(names)
+    for name in names:
+        if name in RENAMED:
+            say(f"zslurm: the check {name} is called {RENAMED[name]} now; the old name goes away")
+    return [RENAMED.get(name, name) for name in names]
+
+
+def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool = False) -> list[Check]:
+    """Return the checks that a user asked for.
 
     Args:
         only: names; empty is all that need not be asked for.
         skip: names.
-        bars: also those that load the machine.
+        benchmark: also those that load the machine.
 
     Raises:
         ConfigError: no check has this name.
     """
     known = all_checks()
-    only, skip = list(only), list(skip)
+    only, skip = _current_names(only), _current_names(skip)
     for name in (*only, *skip):
         if name not in {check.name for check in known}:
             raise ConfigError(f"{name}: there is no such check; `zslurm doctor --list` shows them")
     return [
         check
         for check in known
-        if check.name not in skip and (check.name in only or (not only and (not check.on_request or bars)))
+        if check.name not in skip and (check.name in only or (not only and (not check.on_request or benchmark)))
     ]

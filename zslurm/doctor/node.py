@@ -1,7 +1,7 @@
-"""Runs the checks of one machine, all at once; `python -m zslurm.doctor.node` answers the survey.
+"""Runs the checks of one machine, all at once; `python -m zslurm.doctor.node` answers `run_on_nodes`.
 
 Each check runs in a thread with a deadline of its own: one that hangs in a driver or a dead mount has failed, and
-the others are told all the same. What hangs like this cannot be ended, so the process leaves without it.
+the others are reported all the same. What hangs like this cannot be ended, so the process leaves without it.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from zslurm.hardware.node_sources import Sources, Task
 TASK_VARIABLE = "ZSLURM_DOCTOR_TASK"
 """Environment variable with the task as JSON: a command line is visible to everybody, and has a limit."""
 
-_BARS_PATIENCE = 5
+_BENCHMARK_TIME_FACTOR = 5
 
 
 def run_checks(checks: Iterable[Check], sources: Sources) -> dict[str, Outcome | None]:
-    """What each check says; None where it does not apply."""
+    """Return what each check found; None where it does not apply."""
     found: dict[str, Outcome | None] = {}
     checks = list(checks)
-    # The bars take the whole machine, and would spoil what the others measure; so does what takes GPU memory.
+    # The benchmark takes the whole machine, and spoils what others measure; so does what takes GPU memory.
     idle = [check for check in checks if not check.on_request and not check.uses_gpus]
     busy = [check for check in checks if not check.on_request and check.uses_gpus]
     for group in (idle, busy, [check for check in checks if check.on_request]):
         threads = {}
         for check in group:
-            thread = threading.Thread(target=_examine, args=(check, sources, found), daemon=True)
+            thread = threading.Thread(target=_run, args=(check, sources, found), daemon=True)
             thread.start()
             threads[check] = thread
         began = time.monotonic()
         for check, thread in threads.items():
-            limit = sources.limits.check_s * (_BARS_PATIENCE if check.on_request else check.patience)
+            limit = sources.limits.check_s * (_BENCHMARK_TIME_FACTOR if check.on_request else check.time_factor)
             thread.join(max(0.0, began + limit - time.monotonic()))
             if thread.is_alive():
                 remedy = "exclude the node: a driver or a mount hangs"
-                found.setdefault(check.name, failed(f"the check said nothing within {limit:g} s", remedy))
+                found.setdefault(check.name, failed(f"the check did not end within {limit:g} s", remedy))
     return {check.name: found[check.name] for check in checks}
 
 
-def _examine(check: Check, sources: Sources, found: dict[str, Outcome | None]) -> None:
+def _run(check: Check, sources: Sources, found: dict[str, Outcome | None]) -> None:
     try:
-        outcome = check.examine(sources)
-    except Exception as error:  # one broken sensor must not silence the others
+        outcome = check.run(sources)
+    except Exception as error:  # one broken check must not hide the others
         outcome = unavailable(f"the check itself failed: {reason_of(error)}", "please report this")
     found.setdefault(check.name, outcome)
 
 
 def checks_of(names: Iterable[str], place: Literal["login", "node"]) -> list[Check]:
-    """The named checks that run at a place."""
+    """Return the named checks that run at a place."""
     wanted = set(names)
     return [check for check in all_checks() if check.name in wanted and check.runs_on(place)]
 
 
 def read_task(environ: Mapping[str, str] = os.environ) -> Task:
-    """The task that the login node handed out."""
+    """Read the task that the login node handed out."""
     value: dict[str, Any] = json.loads(environ[TASK_VARIABLE])
     return Task.from_json(value)
 

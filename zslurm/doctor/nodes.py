@@ -1,4 +1,4 @@
-"""Which nodes are examined, and what Slurm itself says of those that cannot be."""
+"""Which nodes are checked, and what Slurm reports of those that cannot be."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _REMEDY = "ask the site; jobs do not start there meanwhile"
 
 @dataclass(frozen=True)
 class Chosen:
-    """The nodes of an examination.
+    """The nodes to check.
 
     Attributes:
         names: these, where they are known before the job starts.
         count: so many of Slurm's choice, where they are not.
-        states: what is said of nodes for Slurm's own view of them.
+        states: outcomes of nodes by Slurm's own view of them.
         not_asked: nodes that are left alone, and why.
     """
 

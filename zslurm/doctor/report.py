@@ -1,4 +1,4 @@
-"""What an examination found: results by check and node, and what follows from them."""
+"""What the checks found: results by check and node, and what follows from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOGIN = "(login)"
 
 @dataclass(frozen=True)
 class Result:
-    """What one check says of one machine.
+    """What one check found on one machine.
 
     Attributes:
         check: its name.
@@ -50,7 +50,7 @@ class Report:
     took_s: float = 0.0
 
     def add(self, check: str, outcomes: Mapping[str, Outcome | None]) -> None:
-        """Take what a check says of several machines."""
+        """Add what a check found on several machines."""
         self.results += [Result(check, node, outcome) for node, outcome in outcomes.items() if outcome is not None]
 
     @property
@@ -65,7 +65,7 @@ class Report:
 
     @property
     def exclude(self) -> str:
-        """They, for `--exclude`; empty where there are none."""
+        """Those nodes as a hostlist for `--exclude`; empty where there are none."""
         return compress(self.failing)
 
     @property

@@ -1,4 +1,4 @@
-"""The examination: checks on this machine, and the same question to all nodes at once, as one short job."""
+"""All checks: those on this machine, and the same question to all nodes at once, as one short job."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from zslurm.cluster.site import Site
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
-from zslurm.doctor.ask import Tell, ask
+from zslurm.doctor.ask import Progress, ask
 from zslurm.doctor.check import Check, NodeData, Outcome, Status, failed, merged
 from zslurm.doctor.checks.shared_files import TOKEN
-from zslurm.doctor.compare import drifted, unlike_here
+from zslurm.doctor.compare import inconsistent_nodes, unlike_here
 from zslurm.doctor.node import run_checks
 from zslurm.doctor.nodes import Chosen, choose
 from zslurm.doctor.report import LOGIN, Report
@@ -52,13 +52,13 @@ class Wanted:
     timeout_s: float = 300.0
 
 
-def examine(site: Site, wanted: Wanted, tell: Tell = lambda text: None) -> Report:
-    """Examine this machine, and the nodes where the profile has Slurm.
+def run_doctor(site: Site, wanted: Wanted, progress: Progress = lambda text: None) -> Report:
+    """Check this machine, and the nodes where the profile has Slurm.
 
     Args:
         site: the profile.
         wanted: what to look at.
-        tell: messages for a person, while it goes on.
+        progress: messages for a person, while it runs.
 
     Raises:
         ConfigError, NotFound: the nodes that were asked for do not exist.
@@ -66,14 +66,14 @@ def examine(site: Site, wanted: Wanted, tell: Tell = lambda text: None) -> Repor
     began = time.monotonic()
     report = Report(site.cluster.name, wanted.checks)
     if site.cluster.launcher == "local":
-        _examine_here(site, wanted, report)
+        _check_here(site, wanted, report)
     else:
-        _examine_cluster(site, wanted, report, tell)
+        _check_cluster(site, wanted, report, progress)
     report.took_s = time.monotonic() - began
     return report
 
 
-def _examine_here(site: Site, wanted: Wanted, report: Report) -> None:
+def _check_here(site: Site, wanted: Wanted, report: Report) -> None:
     """This machine alone: it is login node and compute node at once."""
     with _probe(wanted.directory) as (probe, token):
         task = _task(site, wanted, probe, token)
@@ -81,8 +81,8 @@ def _examine_here(site: Site, wanted: Wanted, report: Report) -> None:
             report.add(name, {LOGIN: outcome})
 
 
-def _examine_cluster(site: Site, wanted: Wanted, report: Report, tell: Tell) -> None:
-    client = SlurmClient(on_retry=tell)
+def _check_cluster(site: Site, wanted: Wanted, report: Report, progress: Progress) -> None:
+    client = SlurmClient(on_retry=progress)
     with _probe(wanted.directory) as (probe, token):
         task = _task(site, wanted, probe, token)
         try:
@@ -95,14 +95,14 @@ def _examine_cluster(site: Site, wanted: Wanted, report: Report, tell: Tell) -> 
             report.slurm_error = str(error)
             inside, chosen = None, Chosen()
         if not chosen.any and wanted.nodelist is None and report.slurm_error is None:
-            tell("no node of the partition is idle; name some with --nodelist to wait for them")
+            progress("no node of the partition is idle; name some with --nodelist to wait for them")
         here = [check for check in wanted.checks if check.runs_on("login")]
         with ThreadPoolExecutor(1) as beside:
             login = beside.submit(run_checks, here, Sources(task))
             answers: dict[str, NodeAnswer] = {}
             if chosen.any and any(check.runs_on("node") for check in wanted.checks):
                 try:
-                    answers = ask(site, chosen, task, wanted.timeout_s, tell, inside=inside is not None)
+                    answers = ask(site, chosen, task, wanted.timeout_s, progress, inside=inside is not None)
                 except (SlurmUnavailable, SlurmRefused) as error:
                     report.slurm_error = str(error)
             outcomes_here = login.result()
@@ -111,7 +111,7 @@ def _examine_cluster(site: Site, wanted: Wanted, report: Report, tell: Tell) -> 
         report.add(STATE, chosen.states)
         for name, outcome in outcomes_here.items():
             report.add(name, {LOGIN: outcome})
-        _judge(answers, wanted.checks, outcomes_here, Sources(task), report)
+        _add_results(answers, wanted.checks, outcomes_here, Sources(task), report)
 
 
 def _own_job(wanted: Wanted) -> Chosen | None:
@@ -163,7 +163,7 @@ def _probe(directory: Path) -> Iterator[tuple[str, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _judge(
+def _add_results(
     answers: Mapping[str, NodeAnswer],
     checks: Sequence[Check],
     here: Mapping[str, Outcome | None],
@@ -185,7 +185,7 @@ def _judge(
         mine = here.get(check.name)
         words = [
             {name: [outcome] for name, outcome in _compared(check, outcomes, said, sources).items()},
-            drifted(check, outcomes),
+            inconsistent_nodes(check, outcomes),
             unlike_here(check, mine, outcomes) if mine is not None else {},
         ]
         report.add(

@@ -1,4 +1,4 @@
-"""The profile that an examination goes by."""
+"""The profile that the doctor uses."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def run(folder: Path) -> dict[str, Any]:
     store = folder / "store"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(folder), str(rank), str(world), str(store)],
+            [sys.executable, "-P", "-m", __spec__.name, str(folder), str(rank), str(world), str(store)],
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for rank in range(world)

@@ -1,7 +1,7 @@
 """Read which network RCCL or NCCL opened from its log, and judge whether it is the profile's.
 
 The log is what NCCL_DEBUG=INFO prints with the subsystems INIT and NET. RCCL falls back to TCP without an error:
-one line, `Using network Socket`, is all that tells.
+one line, `Using network Socket`, is all that shows it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _BUILT_IN = ("IB-CAST", "IB-ROCM", "ROCM-IB")
 
 @dataclass(frozen=True)
 class Opened:
-    """What a rank's log tells of its network.
+    """What a rank's log says of its network.
 
     Attributes:
-        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None where the log does not tell.
+        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None where the log does not say.
         plugin: the network plugin that was loaded.
         devices: RDMA devices in use.
         ainic: whether RCCL's own transport for AMD's NICs is on.
@@ -90,7 +90,7 @@ def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) 
     """Return what is wrong with the network that a rank opened; nothing where it is the profile's.
 
     Args:
-        opened: what its log tells.
+        opened: what its log says.
         cluster: the profile; it has GPUs and names its network.
         given: the environment of the rank.
     """

@@ -1,6 +1,6 @@
 """One rank of the doctor's test of the transport; its arguments are FILE RANK WORLD GPU SECONDS.
 
-The ranks meet at a store of rank 0, whose address FILE tells, and sum one buffer. RCCL's log goes to stdout.
+The ranks meet at a store of rank 0, whose address is in FILE, and sum one buffer. RCCL's log goes to stdout.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.core.files import write_atomically
 
 NO_GPU = 3
 """Exit code where torch sees no GPU."""
@@ -35,9 +36,7 @@ def meet(file: Path, rank: int, world: int, timeout_s: float) -> Any:
     if rank == 0:
         host = _host()
         store = TCPStore(host, 0, world, is_master=True, wait_for_workers=False, timeout=timeout)
-        partial = file.with_name(f"{file.name}.part")
-        partial.write_text(json.dumps([host, store.port]))
-        partial.rename(file)
+        write_atomically(file, json.dumps([host, store.port]))
     else:
         deadline = time.monotonic() + timeout_s
         while not file.exists():

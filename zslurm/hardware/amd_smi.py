@@ -5,7 +5,7 @@ with warnings and legends between them. A number is a number, `"N/A"`, or `{"val
 Fields: ROCm/amdsmi, amdsmi_cli/amdsmi_commands.py; forms: amd/node-scraper, amdsmi_collector.py and its tests.
 
 `xgmi_err` is never looked at: on MI300X it is always `N/A` (ROCm/rocm-systems#11468), so a check of it passes
-whatever happens. XGMI's errors stand in ecc_blocks.XGMI_WAFL.
+whatever happens. XGMI's errors are in ecc_blocks.XGMI_WAFL.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read(sources: Sources) -> Gpus:
     health = parse(*(out for out, _ in answers))
     if not health:
         words = (answers[0][1] or answers[0][0] or canary.err).strip().splitlines()
-        return Gpus(why=f"amd-smi names no GPU: {words[-1].strip()}" if words else "amd-smi says nothing")
+        return Gpus(why=f"amd-smi names no GPU: {words[-1].strip()}" if words else "amd-smi printed nothing")
     return Gpus(health, source="amd-smi")
 
 
@@ -70,7 +70,7 @@ def parse(metric: str, bad_pages: str = "", process: str = "", listing: str = ""
 
 
 def documents(text: str) -> list[Any]:
-    """Every JSON value in a text, whatever stands between them."""
+    """Every JSON value in a text, whatever is between them."""
     found, position, decoder = [], 0, json.JSONDecoder()
     while match := _START.search(text, position):
         try:

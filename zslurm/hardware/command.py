@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class CommandHung(Exception):
-    """A command said nothing in its time; it may still hang in the driver."""
+    """A command timed out; it may still hang in the driver."""
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Sa
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         called = " ".join([Path(argv[0]).name, *argv[1:2]])
-        raise CommandHung(f"`{called}` said nothing within {timeout_s:g} s") from None
+        raise CommandHung(f"`{called}` did not answer within {timeout_s:g} s") from None
     return Said(process.returncode, out, err)

@@ -144,7 +144,7 @@ def from_json(value: Any) -> NodeFacts:
     Raises:
         ValueError: it is something else.
     """
-    # Reading facts needs no pydantic, and a node that only answers a survey should not wait for its import.
+    # Reading facts needs no pydantic, and a node that only answers a question should not wait for its import.
     from pydantic import TypeAdapter
 
     return TypeAdapter(NodeFacts).validate_python(value)

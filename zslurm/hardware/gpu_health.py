@@ -1,4 +1,4 @@
-"""The health of a node's GPUs: errors, bad pages, memory in use, processes. None is what nobody could say."""
+"""The health of a node's GPUs: errors, bad pages, memory in use, processes. None is what is not known."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gpus:
     Attributes:
         source: where it comes from, for people.
         hung: what the tool was asked when it fell silent: a wedged driver.
-        why: why the tool said nothing, where it did not.
+        why: why the tool gave no answer, where it did not.
     """
 
     health: tuple[GpuHealth, ...] = ()

@@ -62,7 +62,7 @@ def pci_id(root: Path, address: str) -> str | None:
 
 
 def numa_node(root: Path, address: str) -> int | None:
-    """NUMA node of a PCI device; the kernel says -1 where the firmware does not tell."""
+    """NUMA node of a PCI device; the kernel has -1 where the firmware does not say."""
     numa = read_int(root / "sys/bus/pci/devices" / address / "numa_node")
     return None if numa is None or numa < 0 else numa
 

@@ -1,4 +1,4 @@
-"""Which mount a directory lies on, and which server that mount comes from."""
+"""Which mount a directory is on, and which server that mount comes from."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ class Mount:
 
 
 def mount_of(directory: str, root: Path) -> Mount | None:
-    """The mount that a directory lies on; None where nothing tells.
+    """Return the mount that a directory is on; None where it is not known.
 
     Args:
         directory: absolute, without links.
+        root: of the machine's files.
     """
     mounts = [
         Mount(_unescape(fields[0]), _unescape(fields[1]), fields[2])

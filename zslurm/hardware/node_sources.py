@@ -36,11 +36,11 @@ class Task:
         cluster: the profile, without what may be secret (env, setup).
         checks: names of the checks to run.
         directory: where runs are written; shared by all nodes.
-        probe: folder in it that the login node made for this examination; empty if it could not.
+        probe: folder in it that the login node made for these checks; empty if it could not.
         token: what the login node wrote there.
         paths: further directories whose mounts are looked at (data).
         peers: nodes whose names must resolve.
-        jobs: the user's jobs that are not over; None where nobody knows.
+        jobs: the user's jobs that are not over; None where that is not known.
         sent: when the login node handed the task out, by its clock.
         ranks_per_node: as the profile's section slurm has it; None is one for each GPU.
     """
@@ -57,13 +57,14 @@ class Task:
     ranks_per_node: int | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain values without anything secret."""
         unset = {name: None for name, value in self.cluster.env.items() if value is None}  # no secret is in these
         public = self.cluster.model_copy(update={"env": unset, "setup": ()})
         return {**self.__dict__, "cluster": public.model_dump(mode="json")}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:
-        """The task of `to_json`."""
+        """Return the task that `to_json` gave."""
         lists = {name: tuple(value[name]) for name in ("checks", "paths", "peers")}
         jobs = None if value["jobs"] is None else tuple(value["jobs"])
         return cls(**{**value, **lists, "jobs": jobs, "cluster": ClusterSection.model_validate(value["cluster"])})
@@ -77,6 +78,7 @@ class Once(Generic[T]):
         self._made: list[T] = []
 
     def __call__(self) -> T:
+        """Return the value; make it first where that has not been done."""
         with self._lock:
             if not self._made:
                 self._made.append(self._make())

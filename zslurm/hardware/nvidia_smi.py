@@ -39,7 +39,7 @@ def read(sources: Sources) -> Gpus:
     health = parse(answers[0] or "", answers[1], answers[2])
     words = (listed.err or listed.out).strip().splitlines()
     if not health:
-        return Gpus(why=f"nvidia-smi names no GPU: {words[-1]}" if words else "nvidia-smi says nothing")
+        return Gpus(why=f"nvidia-smi names no GPU: {words[-1]}" if words else "nvidia-smi printed nothing")
     return Gpus(health, source="nvidia-smi")
 
 

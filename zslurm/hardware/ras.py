@@ -3,7 +3,7 @@
 `ras/BLOCK_err_count` holds lines `ue: 0` and `ce: 0` (newer kernels: `ras/aca_BLOCK`, with `de: 0`);
 `ras/gpu_vram_bad_pages` a line for each page, `0x027f5d43 : 0x00001000 : R`, whose last letter is R for retired, P
 for pending and F for a page that could not be reserved (drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c). Processes that
-hold GPU memory stand in /sys/class/kfd/kfd/proc/PID/vram_ID; one that merely opened the driver is listed with 0
+hold GPU memory are in /sys/class/kfd/kfd/proc/PID/vram_ID; one that merely opened the driver is listed with 0
 bytes, and holds nothing (ROCm/legacy-rocm-build#4411).
 """
 
@@ -57,7 +57,7 @@ def parse_bad_pages(text: str | None) -> dict[str, int] | None:
 
 
 def kfd_processes(sources: Sources) -> dict[int, int] | None:
-    """Bytes of GPU memory that each process holds, by pid; None where the KFD does not tell."""
+    """Bytes of GPU memory that each process holds, by pid; None where the KFD does not show it."""
     place = sources.root / "sys/class/kfd/kfd/proc"
     if not place.is_dir():
         return None

@@ -28,7 +28,7 @@ def addresses(name: str, root: Path) -> list[str]:
 
 
 def interface_to(address: str, root: Path) -> str | None:
-    """The interface of the most specific route to an address; None where there is none, or nothing tells."""
+    """The interface of the most specific route to an address; None where there is none, or it is not known."""
     target = ipaddress.ip_address(address)
     routes = _routes_v4(root) if target.version == 4 else _routes_v6(root)
     fitting = [(network.prefixlen, -metric, name) for network, metric, name in routes if target in network]

@@ -1,7 +1,7 @@
 """Reading sysfs and procfs below a movable root. What cannot be read is None, never a guess.
 
 On a real node the root is `/`. Tests, and the nodes of a test cluster that share one kernel, have trees of their
-own: ZSLURM_SYSROOT names one, and `%n` in it stands for the node's name.
+own: ZSLURM_SYSROOT names one, and `%n` in it is the node's name.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class JobCode:
 
 
 def packages_dir(run: RunDir) -> Path:
-    """Where the copy of our package lies."""
+    """The location of the copy of our package."""
     return run.code_copy / "packages"
 
 
@@ -55,7 +55,7 @@ def job_code(spec: RunSpec, run: RunDir) -> JobCode | None:
 
 
 def checkout_around(directory: Path) -> Path | None:
-    """The root of the git checkout that a directory lies in."""
+    """The root of the git checkout that a directory is in."""
     return next((place for place in (directory, *directory.parents) if (place / ".git").exists()), None)
 
 

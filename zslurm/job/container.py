@@ -1,4 +1,4 @@
-"""The training step inside a container: what stands in front of the ranks' Python, and what it can see.
+"""The training step inside a container: what precedes the ranks' Python, and what it can see.
 
 Only the ranks are inside. The supervisor stays on the host, where Slurm's commands are. The environment passes
 through as the engines do it; PYTHONPATH names nothing but our packages, for the host's site-packages belong to

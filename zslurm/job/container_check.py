@@ -91,7 +91,7 @@ def _text(path: Path) -> str:
 
 
 def main() -> None:
-    """Answer the survey."""
+    """Answer `run_on_nodes`."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     answer({"python": platform.python_version(), "missing": missing, "abi": asdict(check_rdma_abi())})
 

@@ -12,9 +12,9 @@ class Interpreter:
     """A Python as a step starts it.
 
     Attributes:
-        words: what stands before `-m MODULE`; the last one is the Python.
+        words: what precedes `-m MODULE`; the last one is the Python.
         environ: the environment that it gets.
-        srun_options: what srun must be told besides.
+        srun_options: further options of srun.
     """
 
     words: tuple[str, ...]

@@ -14,7 +14,7 @@ from zslurm.job.interpreter import Interpreter
 from zslurm.job.staged_environment import stage, unstage
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import compress, expand
-from zslurm.slurm.run_on_nodes import NodeAnswer, survey, survey_here
+from zslurm.slurm.run_on_nodes import NodeAnswer, run_here, run_on_nodes
 
 _CHECK = "zslurm.job.container_check"
 # An image may have to be fetched and unpacked on each node first.
@@ -64,7 +64,7 @@ def clear_up(spec: RunSpec, job_id: str, nodes: Sequence[str], environ: Mapping[
 
 
 def _ask_here(python: Interpreter) -> dict[str, NodeAnswer]:
-    answer = survey_here(_CHECK, timeout_s=_CONTAINER_TIMEOUT_S, environ=python.environ, python=python.words)
+    answer = run_here(_CHECK, timeout_s=_CONTAINER_TIMEOUT_S, environ=python.environ, python=python.words)
     return {answer.node: answer}
 
 
@@ -77,7 +77,7 @@ def _ask_nodes(
     for log in logs:
         log.unlink(missing_ok=True)
     try:
-        answers = survey(
+        answers = run_on_nodes(
             _CHECK,
             nodes=nodes,
             options=[*python.srun_options, f"--error={run.logs}/container-{job_id}-%n.log"],
@@ -127,6 +127,6 @@ def _findings(spec: RunSpec, answers: Mapping[str, NodeAnswer]) -> dict[str, Any
         if state == "mismatch" and spec.slurm.nodes > 1:
             faults.setdefault(f"it cannot drive the host's RDMA devices: {detail}", []).append(node)
     if faults:
-        told = "; ".join(f"{what} (on {compress(nodes)})" for what, nodes in faults.items())
-        raise CheckFailed(f"container {container.image}: {told}")
+        listed = "; ".join(f"{what} (on {compress(nodes)})" for what, nodes in faults.items())
+        raise CheckFailed(f"container {container.image}: {listed}")
     return {"rdma_abi": {what: compress(nodes) for what, nodes in abi.items()}}

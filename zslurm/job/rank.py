@@ -1,4 +1,4 @@
-"""`python -m zslurm.job.rank RUN_DIR ATTEMPT`: one rank, started by srun or by its local twin.
+"""`python -m zslurm.job.rank RUN_DIR ATTEMPT`: one rank, started by srun or by the local launcher.
 
 Maps Slurm's variables to torchrun's (the only ones the trainer knows), opens or finds rank 0's store, trains,
 and leaves in the attempt's directory why the rank ended. Rank 0 opens the store on port 0 and keeps it; its

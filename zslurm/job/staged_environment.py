@@ -1,6 +1,6 @@
 """Copy the Python environment to the nodes' own disks, so that a thousand ranks do not import from one NFS server.
 
-One archive of the environment lies in the run directory; sbcast hands it from node to node, and one task on each
+One archive of the environment is in the run directory; sbcast hands it from node to node, and one task on each
 node unpacks it. The copy carries the job's id, and goes with the job. A virtual environment still needs its base
 Python where it was; a conda environment is copied whole.
 
@@ -23,13 +23,13 @@ from zslurm.core.errors import ZslurmError
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress
-from zslurm.slurm.run_on_nodes import answer, survey
+from zslurm.slurm.run_on_nodes import answer, run_on_nodes
 
 _TIMEOUT_S = 3600.0
 
 
 def stage(place: str, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Put the environment of this Python on these nodes of a job; returns where it lies there.
+    """Put the environment of this Python on these nodes of a job; returns its location there.
 
     Raises:
         ZslurmError: it cannot be packed, sent or unpacked; each node that failed is named.
@@ -68,7 +68,7 @@ def _target(place: str, job_id: str) -> str:
 def _on_nodes(
     nodes: Sequence[str], action: str, target: str, mark: str, job_id: str, environ: Mapping[str, str]
 ) -> None:
-    answers = survey(
+    answers = run_on_nodes(
         "zslurm.job.staged_environment", action, target, mark, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S,
         environ=environ,
     )  # fmt: skip
@@ -77,8 +77,8 @@ def _on_nodes(
         if fault := said.error or said.value:
             faults.setdefault(str(fault), []).append(node)
     if faults:
-        told = "; ".join(f"{what} (on {compress(names)})" for what, names in faults.items())
-        raise ZslurmError(f"cluster.stage_env: cannot {action} the Python environment in {target}: {told}")
+        listed = "; ".join(f"{what} (on {compress(names)})" for what, names in faults.items())
+        raise ZslurmError(f"cluster.stage_env: cannot {action} the Python environment in {target}: {listed}")
 
 
 def _archive(run: RunDir) -> Path:
@@ -111,7 +111,7 @@ def _fingerprint(prefix: Path) -> str:
 
 
 def unpack(target: Path, mark: str) -> None:
-    """Unpack TARGET.tar into TARGET, once, whoever comes first.
+    """Unpack TARGET.tar into TARGET, once per node.
 
     Raises:
         OSError: the disk is not writable.
@@ -140,7 +140,7 @@ def remove(target: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Answer the survey: nothing where it went well, else what went wrong."""
+    """Answer `run_on_nodes`: nothing where it went well, else what went wrong."""
     action, target, mark = argv
     try:
         remove(Path(target)) if action == "remove" else unpack(Path(target), mark)

@@ -1,4 +1,4 @@
-"""The step that holds the ranks: an srun on Slurm, its local twin elsewhere.
+"""The step that holds the ranks: an srun on Slurm, the local launcher elsewhere.
 
 Both run in a session of their own with their output in files, so the supervisor that started them may die and
 its successor finds them again.
@@ -84,7 +84,6 @@ def slurm_step(
     The step shares its nodes with other steps of the job: with the agents, and with what a dead node's step before
     it still holds in Slurm's books.
     """
-    slurm, cluster = spec.slurm, spec.cluster
     command = [
         "srun",
         f"--job-name={step_name(attempt)}",
@@ -93,7 +92,7 @@ def slurm_step(
         f"--ntasks={len(nodes) * spec.ranks_per_node}",
         f"--ntasks-per-node={spec.ranks_per_node}",
         f"--cpus-per-task={spec.cpus_per_task}",
-        f"--cpu-bind={slurm.cpu_bind}",
+        f"--cpu-bind={spec.slurm.cpu_bind}",
         "--distribution=block:block",
         "--overlap",
         "--mem=0",
@@ -101,11 +100,9 @@ def slurm_step(
         "--unbuffered",
         "--input=none",
         f"--output={attempt.logs}/rank-%5t.log",
+        *spec.cluster.srun_gpu_options(),
+        *python.srun_options,
     ]
-    if cluster.gpus_per_node:
-        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-        command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
-    command += python.srun_options
     # Slurm sends signals to every process of the step, at the start of a grace time for one. The ranks ignore them
     # until they have handlers; until then they would be killed.
     masked = ["/bin/sh", "-c", "trap '' HUP INT TERM USR1 USR2; exec \"$@\"", "zslurm-rank"]

@@ -20,7 +20,7 @@ from zslurm.run.state_events import read_state_events
 from zslurm.slurm.client import SlurmClient
 
 SUCCESSOR_OF = "ZSLURM_SUCCESSOR_OF"
-"""The variable that tells a job whose successor it is."""
+"""The variable that names the job whose successor this job is."""
 
 
 def successor_spec(spec: RunSpec, job_id: str) -> RunSpec:
@@ -62,16 +62,16 @@ def cancel_successor(client: SlurmClient, job_id: str) -> None:
 
 
 def dismiss_successor(run: RunDir, job_id: str) -> None:
-    """From inside the job in which the run came to its end: nobody has to continue it.
+    """From inside the job in which the run came to its end: no job has to continue it.
 
     Where this node has no scancel, the successor finds that out by itself.
     """
     job = last_job(run)
     if job is not None and job.job_id == job_id:
-        dismiss_leftover(run)
+        cancel_last_successor(run)
 
 
-def dismiss_leftover(run: RunDir) -> None:
+def cancel_last_successor(run: RunDir) -> None:
     """Take the successor of the last submission out of the queue, if there is one; it would find nothing to do."""
     job = last_job(run)
     if job is not None and job.successor is not None:

@@ -1,4 +1,4 @@
-"""Find the run that somebody means on the command line, and say clearly what a job id is that is none of ours."""
+"""Find the run that is meant on the command line; explain a job id that is of no run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find(reference: str) -> RunDir:
     """The run that a name, a path, a job id or a Slurm step's id means.
 
     A job that is not in the index, such as one that was submitted from another home, is found by its output, which
-    lies in the run's directory.
+    is in the run's directory.
 
     Raises:
         NotFound: none; the nearest name is suggested, and Slurm is asked whose job it is.

@@ -21,7 +21,7 @@ RUN/
   checkpoints/          step-00000400/ ...                               all ranks
   attempts/000001/
     attempt.json        job, nodes, world size, command                  supervisor
-    step.json           process that holds the ranks (srun, or its local twin)
+    step.json           process that holds the ranks (srun, or the local launcher)
     step.log            what that process says: which task failed how
     step.exit           its exit code, by rename
     hostfile            the node of each rank, where leaves are known    supervisor
@@ -63,34 +63,42 @@ class AttemptDir:
 
     @property
     def description(self) -> Path:
+        """What the attempt was started with: number, nodes, ranks."""
         return self.path / "attempt.json"
 
     @property
     def step_process(self) -> Path:
+        """The process that holds the ranks: srun, or the local launcher."""
         return self.path / "step.json"
 
     @property
     def step_log(self) -> Path:
+        """The output of that process."""
         return self.path / "step.log"
 
     @property
     def step_exit(self) -> Path:
+        """The exit code of that process, once it has ended."""
         return self.path / "step.exit"
 
     @property
     def hostfile(self) -> Path:
+        """The nodes of the ranks, in order, for srun."""
         return self.path / "hostfile"
 
     @property
     def rendezvous(self) -> Path:
+        """The address at which the ranks meet."""
         return self.path / "rendezvous.json"
 
     @property
     def ranks(self) -> Path:
+        """The directory of the records that ranks leave when they end."""
         return self.path / "ranks"
 
     @property
     def logs(self) -> Path:
+        """The directory of the ranks' output."""
         return self.path / "logs"
 
     def progress(self, environ: Mapping[str, str]) -> Path:
@@ -99,12 +107,15 @@ class AttemptDir:
         return _node_local(self.path, f"{self.number}-{node}")
 
     def rank_end(self, rank: int) -> Path:
+        """The record that a rank leaves when it ends."""
         return self.ranks / f"{rank:05d}.json"
 
     def rank_log(self, rank: int) -> Path:
+        """The output of a rank."""
         return self.logs / f"rank-{rank:05d}.log"
 
     def rank_log_times(self, rank: int) -> Path:
+        """The times of the lines in a rank's output."""
         return self.logs / f"rank-{rank:05d}.times"
 
 
@@ -116,73 +127,90 @@ class RunDir:
 
     @property
     def name(self) -> str:
+        """The name of the run."""
         return self.path.name
 
     @property
     def config(self) -> Path:
+        """The run as it was submitted last, without secrets."""
         return self.path / "config.json"
 
     @property
     def submissions(self) -> Path:
+        """Submissions and other actions of users, a line each."""
         return self.path / "submissions.jsonl"
 
     @property
     def code(self) -> Path:
+        """The version of the code that the run was submitted with."""
         return self.path / "code.json"
 
     @property
     def code_diff(self) -> Path:
+        """Changes of the checkout that were not committed."""
         return self.path / "code.diff"
 
     @property
     def code_copy(self) -> Path:
+        """The copy of the code, where run.snapshot asks for one."""
         return self.path / "code"
 
     @property
     def secrets(self) -> Path:
+        """The secret variables of the job, for its owner alone."""
         return self.path / "secrets.env"
 
     @property
     def script(self) -> Path:
+        """The script of the job."""
         return self.path / "script.sh"
 
     @property
     def submitit(self) -> Path:
+        """The directory of the call that submitit pickled."""
         return self.path / "submitit"
 
     @property
     def supervisor(self) -> Path:
+        """The supervisor's lease."""
         return self.path / "supervisor.json"
 
     @property
     def events(self) -> Path:
+        """Events of the supervisor, a line each."""
         return self.path / "events.jsonl"
 
     @property
     def metrics(self) -> Path:
+        """Metrics of the training steps, a line each."""
         return self.path / "metrics.jsonl"
 
     @property
     def logs(self) -> Path:
+        """The directory of the jobs' output."""
         return self.path / "logs"
 
     @property
     def checkpoints(self) -> Path:
+        """The directory of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def attempts(self) -> Path:
+        """The directory of attempts."""
         return self.path / "attempts"
 
     def job_exit(self, job_id: str) -> Path:
+        """The exit code that the supervisor leaves for the script of a job."""
         return self.path / f"job-{job_id}.exit"
 
     def job_log(self, job_id: str) -> Path:
+        """The output of a job: of its script and of the supervisor."""
         return self.logs / f"job-{job_id}.log"
 
     @property
     def exists(self) -> bool:
-        """True where a run lies here, be it only prepared."""
+        """True where a run is here, be it only prepared."""
         return self.config.is_file()
 
     @property

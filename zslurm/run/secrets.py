@@ -1,13 +1,12 @@
 """Secrets of a run: they reach the job through one file that only its owner can read, and nothing else.
 
 `cluster.env` may hold tokens and passwords. Slurm keeps every script, others may be let into the run directory,
-and a dry run is pasted into tickets: so a secret stands in RUN_DIR/secrets.env (0600), which the script reads,
+and a dry run is pasted into tickets: so a secret is in RUN_DIR/secrets.env (0600), which the script reads,
 and config.json has a placeholder in its place. In any other key a secret is refused.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from zslurm.config.layers import show_path
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError, ZslurmError
+from zslurm.core.files import write_atomically
 from zslurm.core.redact import REDACTED, redact_value, shape_of_secret
 
 
@@ -66,19 +66,13 @@ def write_secrets(file: Path, secrets: Mapping[str, str]) -> None:
     Raises:
         ZslurmError: the file system refused.
     """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
     try:
         if not secrets:
             file.unlink(missing_ok=True)
             return
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        temporary.replace(file)
+        write_atomically(file, text, private=True)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ZslurmError(f"{file}: cannot be written: {error.strerror}") from error
 
 

@@ -1,9 +1,9 @@
 """The supervisor's lease of its run: which supervisor is the present one, and that it is alive.
 
 RUN/supervisor.json names the supervisor's process and, before its agents start, their generation. The supervisor
-renews the file's modification time every few seconds. So an agent that hears nothing over its pipe can tell three
-cases apart without asking Slurm: its generation was replaced; its supervisor is alive, and only the pipe between
-them is broken; or the lease has lapsed, because the supervisor or its node is gone.
+renews the file's modification time every few seconds. So an agent that hears nothing over its pipe can
+distinguish three cases without asking Slurm: its generation was replaced; its supervisor is alive, and only the
+pipe between them is broken; or the lease has lapsed, because the supervisor or its node is gone.
 
 Clocks of nodes differ, so no time is compared with a clock: an agent watches whether the modification time
 changes. The file is opened for each look, because NFS asks its server then, and answers from its cache otherwise.

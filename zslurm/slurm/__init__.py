@@ -1,0 +1,1 @@
+"""The only code that runs Slurm's commands and reads their output."""

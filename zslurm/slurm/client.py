@@ -1,4 +1,4 @@
-"""Asks Slurm and tells Slurm: the one way from zslurm to squeue, scontrol, scancel, sinfo and sacct."""
+"""Queries and commands of Slurm: the one way from zslurm to squeue, scontrol, scancel, sinfo and sacct."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class SlurmClient:
         retries: Retries | None = None,
         on_retry: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """
+        """Start nothing yet.
+
         Args:
             environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
             timeout_s: one attempt of one command is given up after this long.
             retries: how often to try again.
-            on_retry: told in one line why a command is repeated.
+            on_retry: called with one line that says why a command is repeated.
         """
         self._commands = SlurmCommands(environment, timeout_s=timeout_s, retries=retries, on_retry=on_retry)
         self._queue_fields: Sequence[str] = jobs.QUEUE_FIELDS

@@ -42,18 +42,19 @@ _UNKNOWN_JOB = "Invalid job id specified"
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and how patiently a command is repeated."""
+    """How often a command is repeated, and after which pauses."""
 
     attempts: int = 4
     first_pause_s: float = 1.0
     """The pause doubles with every attempt."""
 
     def pause_after(self, attempt: int) -> float:
+        """Return the seconds to wait after a failed attempt, counted from 0."""
         return self.first_pause_s * 2.0**attempt
 
 
 class _Unanswered(Exception):
-    """One attempt failed in a way that another may mend."""
+    """One attempt failed in a way that another may succeed after."""
 
 
 class SlurmCommands:
@@ -67,12 +68,13 @@ class SlurmCommands:
         retries: Retries | None = None,
         on_retry: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """
+        """Start nothing yet.
+
         Args:
             environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
             timeout_s: one attempt is given up after this long.
             retries: how often to try again.
-            on_retry: told in one line why a command is repeated.
+            on_retry: called with one line that says why a command is repeated.
         """
         environment = os.environ if environment is None else environment
         # Slurm prints local times without their zone.
@@ -127,7 +129,7 @@ class SlurmCommands:
                 timeout=self._timeout_s,
             )
         except subprocess.TimeoutExpired:
-            message = f"{program} said nothing within {self._timeout_s:g} s"
+            message = f"{program} did not answer within {self._timeout_s:g} s"
             if repeatable:
                 raise _Unanswered(message) from None
             raise SlurmUnavailable(f"{message}; it may have been done") from None
@@ -147,7 +149,7 @@ def said(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def _failure(command: str, message: str, *, repeatable: bool) -> Exception:
-    """The error that a failed command stands for."""
+    """Return the error that a failed command means."""
     line = message if message.startswith(command.split()[0]) else f"{command}: {message}"
     if any(words in message for words in _UNREACHED):
         return _Unanswered(line)

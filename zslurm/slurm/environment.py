@@ -65,7 +65,7 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What Slurm tells a task about its place. Times are UNIX seconds."""
+    """What a task knows about its place from Slurm. Times are UNIX seconds."""
 
     rank: int
     world_size: int

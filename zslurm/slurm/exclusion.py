@@ -108,7 +108,11 @@ def exclude_requeued(
     """As `requeue_excluding`, for a job that `has_left` already: only its settings are changed.
 
     Args:
-        client, job_id, nodes, forgiven, size: as there.
+        client: as there.
+        job_id: as there.
+        nodes: as there.
+        forgiven: as there.
+        size: as there.
         held: it is held already. Once this process's own job was requeued, each call may be the last.
     """
     union, changes = _changes(client, job_id, nodes, forgiven, size)

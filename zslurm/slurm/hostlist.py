@@ -1,4 +1,6 @@
-"""Slurm's hostlists: `rack[1-2]n[001-128,200]-ib,login` and the names it stands for.
+"""Slurm's hostlists: `rack[1-2]n[001-128,200]-ib,login` and the names in it.
+
+Ours, because python-hostlist and ClusterShell are under the GPL and the LGPL.
 
 In pure Python, because compute nodes and laptops may have no scontrol.
 """
@@ -13,7 +15,7 @@ from zslurm.checkpoint_tools.plain import shorten
 from zslurm.core.errors import ConfigError
 
 MAX_HOSTS = 1 << 20
-"""A list that stands for more names is refused: it is a typing error, and would fill the memory."""
+"""A list of more names is refused: it is a typing error, and would fill the memory."""
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 # A longer run of digits numbers no node: it is refused in a range, and is plain text in a name.
@@ -29,7 +31,7 @@ def expand(hostlist: str) -> list[str]:
     """Every name, in the order in which Slurm counts them (the last bracket runs fastest). Empty text is no name.
 
     Raises:
-        HostlistError: brackets or ranges are wrong, or the list stands for more than MAX_HOSTS names.
+        HostlistError: brackets or ranges are wrong, or the list has more than MAX_HOSTS names.
     """
     names: list[str] = []
     for word in _split_outside_brackets(hostlist):

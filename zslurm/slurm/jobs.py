@@ -200,7 +200,7 @@ def time_limit(text: str) -> timedelta | None:
 
 
 def _history_lines(text: str) -> Iterator[str]:
-    """sacct's records; a comment or path with a line break continues its record on the next line."""
+    """Return the records of sacct; a comment or path with a line break continues its record on the next line."""
     pending = ""
     for line in text.split("\n"):
         pending = f"{pending}\n{line}" if pending else line
@@ -229,7 +229,7 @@ def _number(text: str) -> int:
 
 
 def _exit_code(text: str) -> ExitCode:
-    """sacct writes CODE:SIGNAL, squeue the wait status as wait(2) gives it."""
+    """Parse an exit code: sacct writes CODE:SIGNAL, squeue the wait status as wait(2) gives it."""
     code, colon, signal = text.partition(":")
     if colon:
         return ExitCode(_number(code), _number(signal))

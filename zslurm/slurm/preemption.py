@@ -1,7 +1,7 @@
 """Whether Slurm preempts a job, and what becomes of it: PreemptTime, which squeue shows since 20.11.
 
 At the start of a grace time Slurm sends SIGCONT and SIGTERM to the job's steps, and nothing to the batch script;
-the job stays RUNNING, and its end time moves to the end of the grace time. Nothing else tells this from
+the job stays RUNNING, and its end time moves to the end of the grace time. Nothing else distinguishes this from
 `scancel --signal=TERM`. At the end of the grace time (at once where there is none) Slurm requeues or cancels the
 job by its PreemptMode, with SIGCONT and SIGTERM to all its processes; PreemptTime stays until the job has left its
 nodes. A job that waits in the queue again has none. All seen with Slurm 22.05.

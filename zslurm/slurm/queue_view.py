@@ -22,6 +22,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.core.errors import ZslurmError
+from zslurm.core.files import write_atomically
 from zslurm.core.paths import home
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
@@ -34,7 +35,7 @@ _SLOW = 4.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 """After a failure the controller is left alone, for twice as long each time."""
 _PATIENCE_S = 8.0
-"""So long somebody at a terminal waits for an answer that can be had from the file."""
+"""How long a user at a terminal waits for an answer that can be had from the file."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,9 @@ class _Kept:
             name: {job_id: job.as_json() for job_id, job in getattr(self, name).items()}
             for name in ("jobs", "ended")
         }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(body), encoding="utf-8")
-            temporary.replace(path)
+            write_atomically(path, json.dumps(body))
 
     def is_fresh(self, now: float, not_before: float) -> bool:
         """Whether the answer is young enough, and younger than what was last done."""

@@ -2,7 +2,7 @@
 
 From a login node this is a short job of its own (`srun`, which waits in the queue like any other); inside a job it
 is a step beside whatever runs there. What the tasks print comes back through Slurm's own I/O: no port is opened,
-no file is shared. A node that says nothing readable is an answer too: `NodeAnswer.error` says why.
+no file is shared. A node without a readable answer is an answer too: `NodeAnswer.error` says why.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failure
 SETUP_VARIABLE = "ZSLURM_SURVEY_SETUP"
 """Environment variable with shell lines that each node runs first; not on a command line that all can see."""
 
-JOB_PREFIX = "zslurm-survey-"
-"""What the names of the surveys' jobs begin with."""
+JOB_PREFIX = "zslurm-nodes-"
+"""What the names of these jobs begin with."""
 
 _QUEUED = re.compile(r"srun: job (\d+) queued and waiting for resources")
 _STARTED = "has been allocated resources"
@@ -68,7 +68,7 @@ def answer(value: Any, environ: Mapping[str, str] = os.environ) -> None:
     sys.stdout.flush()
 
 
-def survey(
+def run_on_nodes(
     module: str,
     *arguments: str,
     nodes: Sequence[str] = (),
@@ -91,14 +91,14 @@ def survey(
         options: further options of srun (partition, account, GPUs, ...).
         job_id: as a step of this job, which this process runs in; default: as a job of its own.
         setup: shell lines that each node runs first (`module load rocm`).
-        timeout_s: the whole survey is given up after this long, its wait in the queue included.
+        timeout_s: all is given up after this long, its wait in the queue included.
         environ: the environment to start from.
         python: the words that start Python on a node, such as one inside a container.
         waiting: called again and again with the job's id while it waits in the queue.
 
     Raises:
         SlurmUnavailable: no srun, or no answer from the controller.
-        SlurmRefused: srun could not start anything; its words are passed on.
+        SlurmRefused: srun could not start anything; its message is passed on.
     """
     program = SlurmCommands(environ).find("srun")
     if program is None:
@@ -109,9 +109,9 @@ def survey(
     command += ["--no-kill", "--kill-on-bad-exit=0", "--input=none", f"--job-name={name}"]
     command += [f"--nodelist={compress(nodes)}"] if nodes else []
     command += [f"--jobid={job_id}", "--overlap", "--mem=0"] if job_id is not None else []
-    shell = ["/bin/bash", "-c", f'eval "${SETUP_VARIABLE}"; exec "$@"', "zslurm-survey"] if setup else []
-    command += [*options, *shell, *python, "-m", module, *arguments]
-    env = dict(scrubbed(environ) if job_id is None else step_environment(environ)) | {"PYTHONSAFEPATH": "1"}
+    shell = ["/bin/bash", "-c", f'eval "${SETUP_VARIABLE}"; exec "$@"', "zslurm-nodes"] if setup else []
+    command += [*options, *shell, *python, "-P", "-m", module, *arguments]
+    env = dict(scrubbed(environ) if job_id is None else step_environment(environ))
     env |= {SETUP_VARIABLE: "\n".join(setup)} if setup else {}
     deadline, late = time.monotonic() + timeout_s, False
     try:
@@ -144,19 +144,18 @@ def survey(
     return _collect(out, err.text(), nodes, f"no answer within {timeout_s:.3g} s" if late else None, process)
 
 
-def survey_here(
+def run_here(
     module: str,
     *arguments: str,
     timeout_s: float = 120.0,
     environ: Mapping[str, str] = os.environ,
     python: Sequence[str] = (sys.executable,),
 ) -> NodeAnswer:
-    """The same question to this machine, without Slurm; the arguments are those of `survey`."""
-    env = dict(environ) | {"PYTHONSAFEPATH": "1"}
+    """Ask this machine the same, without Slurm; the arguments are those of `run_on_nodes`."""
     here = os.uname().nodename.split(".")[0]
     try:
         done = subprocess.run(
-            [*python, "-m", module, *arguments], env=env, text=True, errors="replace",
+            [*python, "-P", "-m", module, *arguments], env=dict(environ), text=True, errors="replace",
             stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -208,7 +207,7 @@ def _collect(
     """The answers, and what is known of nodes without one.
 
     Raises:
-        SlurmUnavailable, SlurmRefused: nobody answered.
+        SlurmUnavailable, SlurmRefused: no node answered.
     """
     answers = _timed_answers(out.heard())
     lost = launch_failures(err) | dict.fromkeys(failed_nodes(err), "Slurm declared it failed")
@@ -270,7 +269,7 @@ def _timed_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
 
 
 def _words(err: str) -> str:
-    """What went wrong: where a program said it is fatal, its words rather than srun's about its exit code."""
+    """What went wrong: where a program said it is fatal, its message rather than srun's about its exit code."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     fatal = [line for line in lines if line.upper().startswith("FATAL")]
     return "; ".join(dict.fromkeys(fatal or [line for line in lines if "error:" in line] or lines[-1:]))

@@ -1,4 +1,4 @@
-"""What srun (and its local twin) says about tasks that failed.
+"""What srun (and the local launcher) says about tasks that failed.
 
 Formats from srun's own sources (src/srun/libsrun/launch.c and task_state.c): `srun: error: NODE: task 3: Exited
 with exit code 1`, `tasks 2-3,5: Killed`, `Out Of Memory`, `Segmentation fault (core dumped)`. The local step
@@ -63,7 +63,7 @@ def launch_failures(text: str) -> dict[str, str]:
 
 
 def cancelled_step(text: str, first_task: str) -> str | None:
-    """Return the step that somebody cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` where it is not named.
+    """Return the step that was cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` where it is not named.
 
     Slurm ends steps in the same way for its own reasons: the time limit, a preemption, a node that failed. Then it
     says so, and this is None, as for a step that ended by itself and for one whose tasks got SIGKILL

@@ -38,22 +38,27 @@ class ToolDir:
 
     @property
     def script(self) -> Path:
+        """The script of the job."""
         return self.path / "script.sh"
 
     @property
     def output(self) -> Path:
+        """What the command prints."""
         return self.path / "output"
 
     @property
     def messages(self) -> Path:
+        """What the command prints on stderr."""
         return self.path / "messages"
 
     @property
     def exit_code(self) -> Path:
+        """The exit code of the command, once it has ended."""
         return self.path / "exit-code"
 
     @property
     def secrets(self) -> Path:
+        """The secret variables of the job, for its owner alone."""
         return self.path / "secrets.env"
 
 

@@ -21,7 +21,7 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
-from zslurm.submit.completed import refuse_completed
+from zslurm.submit.continuation import refuse_completed
 from zslurm.submit.submit import record_action, spec_of, submit
 
 _POLL_S = 0.2
@@ -34,6 +34,7 @@ def cancel(run: RunDir, *, wait: bool = False) -> str | None:
     """Ask the run's job to save and stop; returns its id, None where nothing is active.
 
     Args:
+        run: the run.
         wait: return when the job is over.
 
     Raises:
@@ -82,7 +83,7 @@ def _stop_local(run: RunDir) -> None:
         if supervisor is not None and supervisor.created >= job.time - 60 and supervisor.signal(signal.SIGTERM):
             return
         if job.process is None or not job.process.alive:
-            _stop_ranks(run)  # nobody is left to pass it on
+            _stop_ranks(run)  # no supervisor is left to pass it on
             return
         if time.monotonic() > deadline:
             job.process.signal(signal.SIGTERM)
@@ -171,6 +172,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
     """Start the run's job again: it continues from its last checkpoint.
 
     Args:
+        run: the run.
         now: on Slurm, do not wait for the pause that Slurm makes before a requeued job may start.
         exclude: a hostlist of nodes that it must not use from now on, besides those excluded already.
 

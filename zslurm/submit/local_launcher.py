@@ -16,11 +16,10 @@ from typing import Any
 import submitit
 
 from zslurm.aegis.supervisor.supervisor import supervise
-from zslurm.config.spec import RunSpec
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.index import claim_local_id
 from zslurm.run.run_dir import RunDir
-from zslurm.submit.script.render import render
+from zslurm.submit.script.render import JobScript
 
 # submitit's controller stops its task after a time: ours ends by itself.
 _TEN_YEARS_S = 10 * 365 * 24 * 3600
@@ -29,28 +28,26 @@ _TEN_YEARS_S = 10 * 365 * 24 * 3600
 class _Executor(submitit.LocalExecutor):
     """submitit's local executor; its controller runs our script, in a session of its own."""
 
-    def __init__(self, spec: RunSpec, run: RunDir, job_id: str) -> None:
+    def __init__(self, run: RunDir, job_id: str) -> None:
         super().__init__(folder=run.submitit)
-        self._spec, self._run, self._job_id = spec, run, job_id
+        self._script, self._job_id = run.script, job_id
 
     def _submit_command(self, command: str) -> submitit.LocalJob[Any]:
-        script = self._run.script
-        self._run.write_text(script, render(self._spec, self._run, job_id=self._job_id))
         environment = {
             **os.environ,
-            "PYTHONSAFEPATH": "1",
+            "ZSLURM_JOB_ID": self._job_id,
             "SUBMITIT_EXECUTOR": "local",
             "SUBMITIT_LOCAL_NTASKS": "1",
             "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
             "SUBMITIT_LOCAL_NODEID": "0",
-            "SUBMITIT_LOCAL_COMMAND": shlex.join(["/bin/bash", str(script)]),
+            "SUBMITIT_LOCAL_COMMAND": shlex.join(["/bin/bash", str(self._script)]),
             "SUBMITIT_LOCAL_TIMEOUT_S": str(_TEN_YEARS_S),
             "SUBMITIT_LOCAL_SIGNAL_DELAY_S": "0",
             "SUBMITIT_LOCAL_WITH_SHELL": "",
             "SUBMITIT_STDERR_TO_STDOUT": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "submitit.local._local", str(self.folder)],
+            [sys.executable, "-P", "-m", "submitit.local._local", str(self.folder)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -72,12 +69,9 @@ def _forget_calls(run: RunDir) -> None:
         path.unlink(missing_ok=True)
 
 
-class LocalLauncher:
-    """Starts runs on this machine."""
-
-    def submit(self, spec: RunSpec, run: RunDir) -> tuple[str, dict[str, Any]]:
-        """Start the run; returns its job id, `local-N`, and the record of the process that holds it."""
-        job_id = claim_local_id(run)
-        _forget_calls(run)
-        job = _Executor(spec, run, job_id).submit(supervise, str(run.path))
-        return job_id, asdict(ProcessRecord.of(int(job.job_id)))
+def submit_here(_: JobScript, run: RunDir) -> tuple[str, dict[str, Any]]:
+    """Start the script, as its run keeps it; returns its job id, `local-N`, and the record of its process."""
+    job_id = claim_local_id(run)
+    _forget_calls(run)
+    job = _Executor(run, job_id).submit(supervise, str(run.path))
+    return job_id, asdict(ProcessRecord.of(int(job.job_id)))

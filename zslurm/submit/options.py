@@ -15,7 +15,7 @@ from zslurm.run.state import last_job
 _DEPENDENCIES = "after afterany afterok afternotok afterburstbuffer aftercorr".split()
 _TIMED_JOB = re.compile(r"\d+(_\d+)?(\+\d+)?")
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?", re.DOTALL)
-# What to say in place of an sbatch option that zslurm sets itself.
+# What to use in place of an sbatch option that zslurm sets itself.
 _INSTEAD = {
     "nodes": "--nodes N",
     "ntasks": "--set slurm.ranks_per_node=N",
@@ -41,17 +41,17 @@ _INSTEAD = {
 
 
 def assign(key: str, value: Any) -> str:
-    """An override that sets `key` to exactly this value."""
+    """Return an override that sets `key` to exactly this value."""
     return f"{key}={json.dumps(value)}"
 
 
 def slurm_settings(**values: Any) -> list[str]:
-    """Overrides of the section `slurm` for the options that were given."""
+    """Return overrides of the section `slurm` for the options that were given."""
     return [assign(f"slurm.{key}", value) for key, value in values.items() if value is not None]
 
 
 def dependency(jobs: Sequence[str]) -> str | None:
-    """Slurm's dependency for `--after JOB ...`: each a job id, a run, or `TYPE:` in front of one; all must hold.
+    """Return Slurm's form of `--dependency [TYPE:]JOB ...`, where a job may be a run's name; all must hold.
 
     Raises:
         ConfigError: not a dependency.
@@ -67,7 +67,9 @@ def _dependency(given: str) -> str:
     if not colon:
         kind, job = "afterok", given
     if kind not in _DEPENDENCIES:
-        raise ConfigError(f"--after {given}: `{kind}` is no type of dependency; types: {', '.join(_DEPENDENCIES)}")
+        raise ConfigError(
+            f"--dependency {given}: `{kind}` is no type of dependency; types: {', '.join(_DEPENDENCIES)}"
+        )
     parts = job.split(":")
     return ":".join([kind, *(part if _TIMED_JOB.fullmatch(part) else _job_of(part, given) for part in parts)])
 
@@ -77,12 +79,12 @@ def _job_of(reference: str, given: str) -> str:
     run = find_run(reference)
     job = last_job(run)
     if job is None or job.launcher != "slurm":
-        raise ConfigError(f"--after {given}: {run.name} has no Slurm job")
+        raise ConfigError(f"--dependency {given}: {run.name} has no Slurm job")
     return job.job_id
 
 
 def sbatch_flags(words: Sequence[str]) -> dict[str, str | bool]:
-    """The options of sbatch that stand behind `--` on the command line.
+    """Return the options of sbatch after `--` on the command line.
 
     Raises:
         ConfigError: a word is no long option, or an option that zslurm sets itself.
@@ -108,5 +110,5 @@ def sbatch_flags(words: Sequence[str]) -> dict[str, str | bool]:
 
 
 def flag_settings(flags: dict[str, str | bool]) -> list[str]:
-    """Overrides of slurm.flags."""
+    """Return overrides of slurm.flags."""
     return [assign(f"slurm.flags.{name}", value) for name, value in flags.items()]

@@ -24,22 +24,22 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.environment import names_to_scrub
 from zslurm.slurm.version import OVERLAP_SHARES_GPUS
-from zslurm.submit.script.render import render
+from zslurm.submit.script.render import JobScript
 
 
 class _Executor(submitit.SlurmExecutor):
     """submitit's Slurm executor with our script and a scrubbed environment around sbatch."""
 
-    def __init__(self, spec: RunSpec, run: RunDir) -> None:
+    def __init__(self, script: JobScript, run: RunDir) -> None:
         super().__init__(folder=run.submitit)
-        self._spec, self._run = spec, run
+        self._script = script
 
     @classmethod
     def affinity(cls) -> int:
         return 2
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return render(self._spec, self._run)  # with the Python of the job, which need not be this one
+        return self._script.text  # with the Python of the job, which need not be this one
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         scrub = [word for name in names_to_scrub(os.environ) for word in ("-u", name)]
@@ -73,7 +73,7 @@ class SlurmLauncher:
                 f"this is {version}; leave them out, and a failed node costs a requeue"
             )
 
-    def submit(self, spec: RunSpec, run: RunDir) -> str:
+    def submit(self, script: JobScript, run: RunDir) -> str:
         """Submit; returns the job id.
 
         Raises:
@@ -83,7 +83,7 @@ class SlurmLauncher:
         try:
             # submitit passes sbatch's complaints on while it runs; they come in one line, below.
             with contextlib.redirect_stderr(io.StringIO()):
-                job: submitit.Job[Any] = _Executor(spec, run).submit(supervise, str(run.path))
+                job: submitit.Job[Any] = _Executor(script, run).submit(supervise, str(run.path))
         except OSError as error:
             raise ZslurmError(f"{error.filename or run.submitit}: cannot be written: {error.strerror}") from error
         except utils.FailedJobError as error:
@@ -92,7 +92,7 @@ class SlurmLauncher:
 
 
 def _refusal(text: str) -> SlurmRefused | SlurmUnavailable:
-    """sbatch's own words out of submitit's error."""
+    """Return the error that sbatch's message in submitit's error means."""
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith("sbatch:")]
     words = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
     unreachable = ("Unable to contact slurm controller", "Socket timed out", "Could not establish a configuration")

@@ -2,7 +2,7 @@
 
 Between the look whether a run is active and the moment in which its new job can be seen, a second submission
 would start it twice. The lock holds the process that submits. Where that one died on this machine the lock is
-taken over; of a process on another machine nobody knows, so the message names the file.
+taken over; whether a process on another machine lives is not known, so the message names the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def submit_lock(run: RunDir) -> Iterator[None]:
     """Hold the right to submit `run`.
 
     Raises:
-        RunActive: somebody else submits it at this moment.
+        RunActive: another process submits it at this moment.
         ConfigError: the directory of the runs cannot be made or is not writable.
     """
     lock = lock_path(run)
@@ -66,7 +66,7 @@ def _remove_stale(lock: Path) -> bool:
     aside = lock.with_name(f"{lock.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         lock.rename(aside)
-        if ProcessRecord.read(aside) != owner:  # somebody was quicker, and this is his
+        if ProcessRecord.read(aside) != owner:  # another process was quicker, and this is its lock
             aside.rename(lock)
             return False
         aside.unlink()

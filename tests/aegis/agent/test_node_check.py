@@ -120,7 +120,7 @@ def test_a_wedged_driver_is_a_problem(node: Node) -> None:
     node.program("amd-smi", "exec sleep 600")
     cluster = CLUSTER | {"doctor": {"canary_s": 0.2, "check_s": 60.0}}
     health = check_node(at(node, cluster=cluster))
-    assert any("said nothing within 0.2 s" in words for words in (*health.problems, *health.notes))
+    assert any("did not answer within 0.2 s" in words for words in (*health.problems, *health.notes))
 
 
 def test_the_setting_of_amd_smi_is_heeded(node: Node, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.fake_sysfs import mi300x_pollara
 from tests.submit.specs import run_spec
 from zslurm.aegis.policy.outcome import Verdict
 from zslurm.aegis.supervisor import rails_check
-from zslurm.cluster.rails.read_nodes import judge_answers
+from zslurm.cluster.rails.read_nodes import rails_of_answers
 from zslurm.core.errors import Exit
 from zslurm.hardware.facts import read_facts, to_json
 from zslurm.run.run_dir import RunDir
@@ -53,8 +53,8 @@ def answers(
         said[0] = NodeAnswer("node0", None, silent)
     monkeypatch.setattr(
         rails_check,
-        "survey_rails",
-        lambda cluster, nodes, **where: judge_answers([one for one in said if one.node in nodes], cluster),
+        "read_rails",
+        lambda cluster, nodes, **where: rails_of_answers([one for one in said if one.node in nodes], cluster),
     )
 
 
@@ -93,7 +93,7 @@ def test_warnings_of_many_nodes_are_one_event_each(tmp_path: Path, monkeypatch: 
         tree = mi300x_pollara(tmp_path / node)
         tree.write("sys/class/infiniband/ionic_1/ports/1/rate", "200 Gb/sec (4X HDR)")
         facts.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
-    monkeypatch.setattr(rails_check, "survey_rails", lambda cluster, **where: judge_answers(facts, cluster))
+    monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(facts, cluster))
     verdict, events = check(tmp_path, "exclude")
     assert verdict is None
     assert events == [
@@ -123,7 +123,7 @@ def test_nodes_that_differ_are_one_event(tmp_path: Path, monkeypatch: pytest.Mon
     for node, names in (("node0", NICS), ("node1", NICS), ("node2", [NICS[1], NICS[0], *NICS[2:]])):
         mi300x_pollara(tmp_path / node, names=names)
         said.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
-    monkeypatch.setattr(rails_check, "survey_rails", lambda cluster, **where: judge_answers(said, cluster))
+    monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(said, cluster))
     verdict, events = check(tmp_path, "exclude")
     assert verdict is None
     assert events[0] == {

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from tests.fake_sysfs import mi300x_pollara
 from zslurm.cli.rails import as_json, draw
-from zslurm.cluster.rails.differences import differences, identical
 from zslurm.cluster.rails.map import rail_map
-from zslurm.cluster.rails.read_nodes import RailSurvey, judge_answers
+from zslurm.cluster.rails.read_nodes import RailReadings, differences, identical, rails_of_answers
 from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import read_facts, to_json
@@ -77,9 +76,9 @@ def test_answers_become_maps_and_silence_is_named(tmp_path: Path) -> None:
         NodeAnswer("node3", None, "srun: error: Node failure on node3"),
         NodeAnswer("node9", {"what": "ever"}),
     ]
-    found = judge_answers(answers, BY_NAME)
+    found = rails_of_answers(answers, BY_NAME)
     assert [one.node for one in found.maps] == ["node10"]
-    assert found.silent == {
+    assert found.unanswered == {
         "node3": "srun: error: Node failure on node3",
         "node9": "its answer is not what this version of zslurm asks for",
     }
@@ -90,8 +89,8 @@ def test_the_picture(tmp_path: Path) -> None:
     usual = a_map(tmp_path / "usual", BY_NAME)
     broken = a_map(tmp_path / "broken", BY_NAME, missing=[2], down=[6])
     maps = (*copies(usual, range(7)), *copies(broken, [7]))
-    survey = RailSurvey(maps, {"node8": "no answer within 60 s"}, tuple(differences(maps)))
-    lines = ["".join(text for text, _ in line).rstrip() for line in draw(survey)]
+    found = RailReadings(maps, {"node8": "no answer within 60 s"}, tuple(differences(maps)))
+    lines = ["".join(text for text, _ in line).rstrip() for line in draw(found)]
     assert lines[0] == "node[0-6]: 7 nodes, 8 rails by the profile"
     assert lines[1] == "  NUMA node 0"
     assert lines[2] == (
@@ -108,7 +107,7 @@ def test_the_picture(tmp_path: Path) -> None:
         "",
         "node8: no answer: no answer within 60 s",
     ]
-    body = as_json(survey)
+    body = as_json(found)
     assert body["groups"] == [[f"node{i}" for i in range(7)], ["node7"]]
     assert body["incomplete"] == ["node7"]
     assert body["nodes"][0]["rails"][3]["nic"] == "ionic_3"

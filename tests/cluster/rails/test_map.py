@@ -21,7 +21,8 @@ from tests.fake_sysfs import (
     paths,
     published_mi300x,
 )
-from zslurm.cluster.rails.map import RailMap, rail_map
+from zslurm.cluster.rails.map import rail_map
+from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import Gpu, Nic, NodeFacts, read_facts
 from zslurm.hardware.pairing import near, pair

@@ -37,11 +37,11 @@ def spec_of(directory: Path, **cluster: Any) -> RunSpec:
 
 
 def script_of(spec: RunSpec) -> str:
-    return render(spec, RunDir(Path("/runs/tiny")))
+    return render(spec, RunDir(Path("/runs/tiny"))).text
 
 
 def findings(spec: RunSpec) -> list[Finding]:
-    return check_template(template_of(spec), spec, RunDir(Path("/runs/tiny")))
+    return check_template(template_of(spec), spec, RunDir(Path("/runs/tiny")))[1]
 
 
 def errors(spec: RunSpec) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
-from zslurm.slurm.run_on_nodes import answer, survey, survey_here
+from zslurm.slurm.run_on_nodes import answer, run_here, run_on_nodes
 
 _TIMEOUT_S = 300.0
 _REPEATS = 20
@@ -63,16 +63,12 @@ def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Map
         spec: the run.
         environ: of the job.
     """
-    cluster, why = spec.cluster, _why_expected(spec)
-    options = []
-    if cluster.gpus_per_node:
-        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-        options = [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
+    why, options = _why_expected(spec), spec.cluster.srun_gpu_options()
     try:
         if job_id is None:
-            found = survey_here(__name__, gpu, why, timeout_s=_TIMEOUT_S, environ=environ)
+            found = run_here(__name__, gpu, why, timeout_s=_TIMEOUT_S, environ=environ)
         else:
-            found = survey(
+            found = run_on_nodes(
                 __name__, gpu, why, nodes=[node], options=options, job_id=job_id, timeout_s=_TIMEOUT_S,
                 environ=environ,
             )[node]  # fmt: skip

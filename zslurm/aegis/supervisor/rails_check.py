@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zslurm.aegis.policy.outcome import Cause, Verdict
 from zslurm.aegis.supervisor.preflight import Decision, decide
-from zslurm.cluster.rails.read_nodes import RailSurvey, survey_rails
+from zslurm.cluster.rails.read_nodes import RailReadings, read_rails
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.run_dir import RunDir
@@ -48,7 +48,7 @@ def check_rails(
         None where the ranks may start; else how the start of the job ends, be it that it was requeued.
     """
     try:
-        found = survey_rails(spec.cluster, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S, environ=environ)
+        found = read_rails(spec.cluster, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S, environ=environ)
     except ZslurmError as error:
         if not stopped():  # which ends the check as well
             record("rails_unknown", reason=str(error))
@@ -69,9 +69,9 @@ def check_rails(
     return Verdict("failed", Exit.STOPPED, cause)
 
 
-def _record_warnings(found: RailSurvey, record: Record) -> None:
-    if found.silent:
-        record("rails_unknown", nodes=compress(found.silent), reason=next(iter(found.silent.values())))
+def _record_warnings(found: RailReadings, record: Record) -> None:
+    if found.unanswered:
+        record("rails_unknown", nodes=compress(found.unanswered), reason=next(iter(found.unanswered.values())))
     differing: dict[tuple[str, ...], list[str]] = {}
     for difference in found.differences:
         differing.setdefault(difference.nodes, []).append(str(difference))
@@ -87,7 +87,7 @@ def _record_warnings(found: RailSurvey, record: Record) -> None:
         record("rails_doubtful", nodes=compress(nodes), reason=message)
 
 
-def _decide(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str], found: RailSurvey) -> Decision:
+def _decide(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str], found: RailReadings) -> Decision:
     policy, needed = spec.cluster.rail_policy, len(expand(environ["SLURM_JOB_NODELIST"]))
     if policy != "exclude" or not found.incomplete:
         return decide(policy, found.incomplete, needed=needed)

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zslurm.cluster.rails.problems import problems
-from zslurm.cluster.rails.types import Problem, Rail, RailMap
+from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.cluster.rccl.environment import environment
 from zslurm.config.spec import ClusterSection
 from zslurm.hardware.facts import Gpu, Nic, NodeFacts
 from zslurm.hardware.pairing import common_path, near, pair
-
-__all__ = ["Problem", "Rail", "RailMap", "candidates", "problems", "rail_map"]
 
 _ROCE_V2 = "RoCE v2"
 # The kernel drivers of the rails' cards, where the profile says which cards these are.

@@ -54,7 +54,7 @@ def _of_nic(rail: Rail, nic: Nic | None, gid_index: int | None, n_nics: int) -> 
     if nic is None:
         return [problem("missing-nic", f"is missing ({n_nics} RDMA devices are there)")]
     if nic.state is None:
-        return [problem("unreadable", "does not tell the state of its link")]
+        return [problem("unreadable", "does not show the state of its link")]
     if nic.state != "ACTIVE":
         wire = f" ({nic.physical_state})" if nic.physical_state else ""
         return [problem("nic-down", f"is {nic.state}{wire}")]
@@ -62,7 +62,7 @@ def _of_nic(rail: Rail, nic: Nic | None, gid_index: int | None, n_nics: int) -> 
         return []
     if not any(gid.type for gid in nic.gids.values()):
         return (
-            [problem("unreadable", "does not tell the types of its GIDs")]
+            [problem("unreadable", "does not show the types of its GIDs")]
             if nic.gids
             else [problem("no-roce-v2", "has no GID: its interface has no address")]
         )
@@ -85,7 +85,7 @@ def _of_pairing(found: RailMap, facts: NodeFacts, cluster: ClusterSection) -> li
             listed.append(Problem("shared-nic", text, rail.index, rail.nic))
         if found.source == "pcie" and nic and rail.near == "far":
             text = (
-                f"rail {rail.index}: PCIe does not tell whose NIC {rail.nic} is; list cluster.nics in the profile"
+                f"rail {rail.index}: PCIe does not show whose NIC {rail.nic} is; list cluster.nics in the profile"
             )
             listed.append(Problem("unreadable", text, rail.index, rail.nic))
         for index in rail.gpus if found.source == "profile" and nic else ():

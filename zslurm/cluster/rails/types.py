@@ -88,6 +88,10 @@ class RailMap:
         """The problems for which a policy acts."""
         return tuple(problem for problem in self.problems if problem.incomplete)
 
+    def problems_of(self, *kinds: Kind) -> list[Problem]:
+        """Return the problems of some kinds."""
+        return [problem for problem in self.problems if problem.kind in kinds]
+
     def as_json(self) -> dict[str, Any]:
         """Plain values; each problem also says whether it makes the rails incomplete."""
         listed = [asdict(problem) | {"incomplete": problem.incomplete} for problem in self.problems]

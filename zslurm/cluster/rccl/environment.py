@@ -1,6 +1,6 @@
 """The environment that RCCL or NCCL gets on a cluster: the rules that apply there, under what the site says.
 
-Rules are data (rccl_rules.yaml); see docs/rccl.md. `lint` judges variables that somebody else has set.
+Rules are data (rules.yaml); see docs/rccl.md. `lint` checks variables that the user has set.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LeftOut:
 
     @property
     def line(self) -> str:
-        """`NCCL_IB_HCA is not set: the profile does not give cluster.nics (only the rails' NICs; ...)`"""
+        """The rule in one line: `NCCL_IB_HCA is not set: the profile does not give cluster.nics (...)`."""
         return f"{self.variable} is not set: the profile does not give {self.needs} ({self.reason})"
 
 

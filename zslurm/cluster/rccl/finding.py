@@ -18,7 +18,7 @@ class Finding:
 
     Attributes:
         level: `fault` where the job would fail, hang or leave the fast network; `warning` where something is wrong
-            with the variable; `note` where nothing is, but somebody may expect something else.
+            with the variable; `note` where nothing is, but a user may expect something else.
         value: the variable's; None where it is not set at all.
         message: what is wrong, and what to do.
     """
@@ -30,7 +30,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """`NCCL_PXN_DISABLE=1: ...`"""
+        """The finding in one line, such as `NCCL_PXN_DISABLE=1: ...`."""
         shown = self.name if self.value is None else f"{self.name}={self.value}"
         return f"{shown}: {self.message}"
 

@@ -1,4 +1,4 @@
-"""Judge variables of RCCL, NCCL and PyTorch that somebody has set: dead, misspelt, dangerous, contradictory.
+"""Check variables of RCCL, NCCL and PyTorch that a user has set: dead, misspelt, dangerous, contradictory.
 
 The checks of the network are in `rccl_lint_network`; what a finding is, in `rccl_finding`.
 """

@@ -1,4 +1,4 @@
-"""Find the name that somebody meant who set a variable that no library reads.
+"""Find the name that was meant by a variable that no library reads.
 
 Only a slip of the pen counts: one word that no name has and that is nearly one of theirs (TIMOUT), the words of a
 name in another order, with another prefix, or with an underscore too few or too many. Similarity alone does not:

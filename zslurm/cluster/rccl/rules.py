@@ -282,7 +282,7 @@ def patience_s(timeout: int, retries: int) -> float:
 
 
 def vendor_of(cluster: ClusterSection) -> Vendor | None:
-    """Who makes the GPUs; None where neither gpu_family nor gpu_type tells."""
+    """Who makes the GPUs; None where neither gpu_family nor gpu_type names it."""
     if not cluster.gpus_per_node:
         return None
     name = cluster.gpu_family or cluster.gpu_type or ""
@@ -321,7 +321,7 @@ def version(text: str) -> Version:
 
 
 def in_range(text: str | None, wanted: str) -> bool:
-    """Whether a version lies in a range such as `>=2.22, <2.28`; an unknown one never does."""
+    """Whether a version is in a range such as `>=2.22, <2.28`; an unknown one never does."""
     have = version(text or "")
     return bool(have) and all(_satisfies(have, part.strip()) for part in wanted.split(","))
 

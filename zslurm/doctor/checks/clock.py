@@ -17,7 +17,7 @@ from zslurm.hardware.node_sources import Sources
 _REMEDY = "ask for chrony or ntpd on this node; logs and checkpoints' ages are wrong meanwhile"
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Nothing is wrong with a clock alone: `compare` looks at all of them."""
     if sources.cluster.launcher == "local":
         return None
@@ -41,6 +41,4 @@ def compare(nodes: Mapping[str, NodeData], sources: Sources) -> Mapping[str, Out
     return found
 
 
-CHECK = Check(
-    "clock", "system", "clocks of nodes against this machine's and each other's", "node", examine, compare
-)
+CHECK = Check("clock", "system", "clocks of nodes against this machine's and each other's", "node", check, compare)

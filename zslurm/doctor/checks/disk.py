@@ -11,7 +11,7 @@ from zslurm.hardware.node_sources import Sources
 _GIB = 1 << 30
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """Free space and free inodes for this user."""
     try:
         space = os.statvfs(sources.path("/tmp"))
@@ -25,4 +25,4 @@ def examine(sources: Sources) -> Outcome:
     return passed(f"{show_bytes(free)} free")
 
 
-CHECK = Check("disk", "storage", "room in /tmp", "both", examine)
+CHECK = Check("disk", "storage", "room in /tmp", "both", check)

@@ -8,7 +8,7 @@ from zslurm.doctor.check import Check, Outcome, failed, warned, worst
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """The variables that a job would get from here: this shell's, under those of the profile's rules."""
     if not sources.cluster.gpus_per_node:
         return None
@@ -29,4 +29,4 @@ def examine(sources: Sources) -> Outcome | None:
     return worst(problems, f"{counted(len(job), 'variable is', 'variables are')} set, none is wrong")
 
 
-CHECK = Check("environment", "network", "dead, misspelt or contradictory variables of RCCL", "login", examine)
+CHECK = Check("environment", "network", "dead, misspelt or contradictory variables of RCCL", "login", check)

@@ -6,7 +6,7 @@ from zslurm.doctor.check import Check, Outcome, failed, passed, unavailable
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """A question with a time limit: a driver that is wedging answers late or never, minutes before GPUs stop."""
     if not sources.cluster.gpus_per_node and not sources.facts.gpus:
         return None
@@ -18,4 +18,4 @@ def examine(sources: Sources) -> Outcome | None:
     return passed(f"{gpus.source} answers")
 
 
-CHECK = Check("gpu-driver", "gpu", "the GPU driver answers in time", "node", examine)
+CHECK = Check("gpu-driver", "gpu", "the GPU driver answers in time", "node", check)

@@ -1,7 +1,7 @@
 """Have the GPUs seen memory errors?
 
 Uncorrectable: any is too many (SaFE). Correctable: more than 10,000 (SaFE). Deferred errors are damaged data that
-nobody has read yet; the page is retired when somebody does.
+has not been read yet; the page is retired when it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zslurm.hardware.node_sources import Sources
 _EXCLUDE = "exclude the node and have the GPU reset; if it comes back, have it replaced"
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Error counters of every GPU."""
     if not sources.cluster.gpus_per_node and not sources.facts.gpus:
         return None
@@ -48,4 +48,4 @@ def _of(gpu: GpuHealth, limit: float) -> list[Outcome]:
     return found
 
 
-CHECK = Check("gpu-ecc", "gpu", "uncorrectable, deferred and correctable memory errors of GPUs", "node", examine)
+CHECK = Check("gpu-ecc", "gpu", "uncorrectable, deferred and correctable memory errors of GPUs", "node", check)

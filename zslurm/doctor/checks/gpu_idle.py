@@ -13,8 +13,8 @@ _GIB = 1 << 30
 _MOST_NAMED = 4
 
 
-def examine(sources: Sources) -> Outcome | None:
-    """Processes that hold GPU memory, and memory that nobody seems to hold; those of this very job are fine."""
+def check(sources: Sources) -> Outcome | None:
+    """Processes that hold GPU memory, and memory that no process seems to hold; those of this job are fine."""
     if not sources.cluster.gpus_per_node and not sources.facts.gpus:
         return None
     holders = _holders(sources)
@@ -29,7 +29,7 @@ def examine(sources: Sources) -> Outcome | None:
         return failed(
             f"{counted(len(foreign), 'process holds', 'processes hold')} GPU memory: "
             f"{', '.join(named[:_MOST_NAMED])}{more}",
-            "end them (`zslurm doctor --only leftovers` names those of your old jobs), or exclude the node",
+            "end them (`zslurm doctor --only orphaned-processes` names your old jobs'), or exclude the node",
         )
     full = {index: held for index, held in used.items() if held >= limit}
     if full and not holders:
@@ -45,7 +45,7 @@ def examine(sources: Sources) -> Outcome | None:
 
 
 def _holders(sources: Sources) -> dict[int, str | None] | None:
-    """Processes that hold memory of a GPU, by pid; None where nobody can say."""
+    """Processes that hold memory of a GPU, by pid; None where that is not known."""
     reported: list[GpuProcess] = []
     known = False
     for gpu in sources.gpus.health:
@@ -67,4 +67,4 @@ def _is_ours(sources: Sources, pid: int) -> bool:
     return job is not None and found is not None and found.job == job
 
 
-CHECK = Check("gpu-idle", "gpu", "nothing is left running on the GPUs or in their memory", "node", examine)
+CHECK = Check("gpu-idle", "gpu", "nothing is left running on the GPUs or in their memory", "node", check)

@@ -11,7 +11,7 @@ from zslurm.doctor.check import Check, Outcome, failed, unavailable, warned, wor
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Bad pages of every GPU, by kind."""
     if not sources.cluster.gpus_per_node and not sources.facts.gpus:
         return None
@@ -34,4 +34,4 @@ def examine(sources: Sources) -> Outcome | None:
     return worst(problems, f"no bad pages on {counted(len(known), 'GPU')}")
 
 
-CHECK = Check("gpu-pages", "gpu", "bad pages of GPU memory: retired, pending, not reservable", "node", examine)
+CHECK = Check("gpu-pages", "gpu", "bad pages of GPU memory: retired, pending, not reservable", "node", check)

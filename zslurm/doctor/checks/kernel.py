@@ -10,12 +10,12 @@ from zslurm.doctor.check import Check, Outcome, Status, passed, unavailable, war
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """kernel.numa_balancing=0 and iommu=pt, on nodes with GPUs; the kernel's release everywhere."""
     facts = sources.facts
-    alike = {"kernel": facts.kernel}
+    must_match = {"kernel": facts.kernel}
     if not sources.cluster.gpus_per_node and not facts.gpus:
-        return passed(f"kernel {facts.kernel}", alike=alike) if facts.kernel else None
+        return passed(f"kernel {facts.kernel}", must_match=must_match) if facts.kernel else None
     problems = []
     if facts.numa_balancing is None:
         problems.append(unavailable("kernel.numa_balancing cannot be read"))
@@ -26,7 +26,7 @@ def examine(sources: Sources) -> Outcome | None:
         problems.append(unavailable("the kernel's command line cannot be read"))
     elif not facts.iommu_passthrough:
         problems.append(warned("iommu=pt is not on the kernel's command line", "ask for iommu=pt and a reboot"))
-    return worst(problems, "numa_balancing is off, iommu=pt", alike=alike)
+    return worst(problems, "numa_balancing is off, iommu=pt", must_match=must_match)
 
 
 CHECK = Check(
@@ -34,6 +34,6 @@ CHECK = Check(
     "system",
     "numa_balancing off, iommu=pt, the same kernel everywhere",
     "node",
-    examine,
-    drift=Status.WARN,
+    check,
+    inconsistent=Status.WARN,
 )

@@ -12,7 +12,7 @@ from zslurm.hardware.node_sources import Sources
 _GIB = 1 << 30
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """The limit of this very process: on a node it runs where ranks run."""
     limit, wanted = sources.facts.memlock, sources.limits.memlock_gib
     if limit is None:
@@ -31,4 +31,4 @@ def examine(sources: Sources) -> Outcome:
     return passed(f"memlock is {shown}")
 
 
-CHECK = Check("memlock", "limits", "memory that a process inside the step may pin", "node", examine)
+CHECK = Check("memlock", "limits", "memory that a process inside the step may pin", "node", check)

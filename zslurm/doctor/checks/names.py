@@ -16,8 +16,8 @@ from zslurm.slurm.hostlist import compress
 _REMEDY = "add them to DNS or /etc/hosts"
 
 
-def examine(sources: Sources) -> Outcome | None:
-    """The names of the nodes that are examined together."""
+def check(sources: Sources) -> Outcome | None:
+    """The names of the nodes that are checked together."""
     peers = sources.task.peers
     if not peers:
         return None
@@ -34,4 +34,4 @@ def examine(sources: Sources) -> Outcome | None:
     return worst(problems, f"{len(peers)} names resolve") if problems else passed(f"{len(peers)} names resolve")
 
 
-CHECK = Check("names", "network", "names of nodes resolve, and not to the loopback address", "both", examine)
+CHECK = Check("names", "network", "names of nodes resolve, and not to the loopback address", "both", check)

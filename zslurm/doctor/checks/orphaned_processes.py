@@ -1,6 +1,6 @@
 """Is anything left of jobs that are over?
 
-What a killed job leaves behind is told by the job and the node in its environment, never by a program's name: data
+What a killed job left is found by the job and the node in its environment, never by a program's name: data
 loader workers that outlived three cancelled jobs once pinned seven of eight GPUs (GaTech-RL2/EgoVerse#682).
 """
 
@@ -17,7 +17,7 @@ _MOST_NAMED = 4
 _MANY_ZOMBIES = 20
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """This user's processes of jobs that Slurm does not know as active, and zombies."""
     found = list(processes(sources.root))
     if not found:
@@ -61,4 +61,4 @@ def _orphans(mine: list[Process], sources: Sources) -> list[Outcome]:
     return [failed(text, f"end them: srun -w {sources.node} kill -9 {pids}")]
 
 
-CHECK = Check("leftovers", "system", "processes of your jobs that are over, and zombies", "node", examine)
+CHECK = Check("orphaned-processes", "system", "processes of your jobs that are over, and zombies", "node", check)

@@ -12,18 +12,20 @@ from zslurm.doctor.check import Check, Outcome, failed, passed, unavailable, war
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """The kernel's peer memory, and RCCL's switch for dma-buf, on nodes with AMD GPUs and a fast network."""
     cluster, found = sources.cluster, sources.facts.peermem
     if vendor_of(cluster) != "amd" or not cluster.network or not sources.facts.gpus:
         return None
-    alike = {"peermem": {True: "there", False: "missing", None: None}[found]}
+    facts = {"peermem": {True: "there", False: "missing", None: None}[found]}
     if found is None:
         return unavailable("neither memory_peers in sysfs nor /proc/kallsyms tells whether there is peermem")
     if found:
         if cluster.peermem is False:
-            return warned("peermem is there, cluster.peermem is false", "set cluster.peermem: true", alike=alike)
-        return passed("peermem is there", alike=alike)
+            return warned(
+                "peermem is there, cluster.peermem is false", "set cluster.peermem: true", must_match=facts
+            )
+        return passed("peermem is there", must_match=facts)
     given = {setting.name: setting.value for setting in environment(cluster)} | dict(sources.environ)
     dmabuf = given.get("NCCL_DMABUF_ENABLE")
     stated = cluster.rocm_version or cluster.rccl_version
@@ -33,9 +35,9 @@ def examine(sources: Sources) -> Outcome | None:
         return failed(
             f"no peermem, and NCCL_DMABUF_ENABLE is {shown}: messages go through host memory",
             "set cluster.peermem: false (the rules then turn dma-buf on), or have amdgpu's peermem loaded",
-            alike=alike,
+            must_match=facts,
         )
-    return passed("no peermem; RCCL takes dma-buf", alike=alike)
+    return passed("no peermem; RCCL takes dma-buf", must_match=facts)
 
 
-CHECK = Check("peermem", "network", "NICs reach GPU memory by peermem or dma-buf", "node", examine)
+CHECK = Check("peermem", "network", "NICs reach GPU memory by peermem or dma-buf", "node", check)

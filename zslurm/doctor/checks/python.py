@@ -11,7 +11,7 @@ from zslurm.doctor.check import Check, Outcome, failed, passed
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """Versions of Python, zslurm and torch, found without importing torch."""
     versions = {
         "Python": ".".join(map(str, sys.version_info[:3])),
@@ -19,8 +19,8 @@ def examine(sources: Sources) -> Outcome:
         "torch": _version("torch"),
     }
     if util.find_spec("torch") is None:
-        return failed("torch is not installed", f"install it into {Path(sys.prefix)}", alike=versions)
-    return passed(", ".join(f"{name} {value}" for name, value in versions.items()), alike=versions)
+        return failed("torch is not installed", f"install it into {Path(sys.prefix)}", must_match=versions)
+    return passed(", ".join(f"{name} {value}" for name, value in versions.items()), must_match=versions)
 
 
 def _version(package: str) -> str | None:
@@ -30,4 +30,4 @@ def _version(package: str) -> str | None:
         return None
 
 
-CHECK = Check("python", "system", "Python, zslurm and torch are the same on all nodes and here", "both", examine)
+CHECK = Check("python", "system", "Python, zslurm and torch are the same on all nodes and here", "both", check)

@@ -10,7 +10,7 @@ from zslurm.doctor.check import Check, Outcome, Status, failed, passed, warned, 
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """~/.rccl.conf, /etc/rccl.conf and NCCL_CONF_FILE; what they set must be the same on all nodes."""
     if not sources.cluster.gpus_per_node:
         return None
@@ -18,7 +18,7 @@ def examine(sources: Sources) -> Outcome | None:
     conf = read_conf(given, sources.cluster, sources.root)
     conf = replace(conf, settings=tuple(setting for setting in conf.settings if concerns_us(setting.name)))
     if not conf.settings and conf.unreadable is None:
-        return passed("no file sets variables of RCCL", alike={"files of RCCL": "none"})
+        return passed("no file sets variables of RCCL", must_match={"files of RCCL": "none"})
     names = {setting.name for setting in conf.settings} | {"NCCL_CONF_FILE"}
     problems = [
         (failed if finding.level == "fault" else warned)(
@@ -28,10 +28,10 @@ def examine(sources: Sources) -> Outcome | None:
         if finding.name in names
     ]
     listed = ", ".join(f"{setting.name}={setting.value}" for setting in conf.settings)
-    return worst(problems, f"files set {listed}", alike={"files of RCCL": listed})
+    return worst(problems, f"files set {listed}", must_match={"files of RCCL": listed})
 
 
 CHECK = Check(
-    "rccl-conf", "network", "files that set variables of RCCL behind the environment", "node", examine,
-    drift=Status.WARN,
+    "rccl-conf", "network", "files that set variables of RCCL behind the environment", "node", check,
+    inconsistent=Status.WARN,
 )  # fmt: skip

@@ -17,27 +17,29 @@ _REFUSED = re.compile(r"Driver (\S+) does not support the kernel ABI of (\d+) \(
 _LISTED = re.compile(r"^\s+(\S+)\s+[0-9a-f]{16}\s*$", re.MULTILINE)
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """What libibverbs makes of the kernel's devices."""
     nics = sources.facts.nics
     if not nics:
         return None
     abis = sorted({f"{nic.driver or nic.device} {nic.abi}" for nic in nics if nic.abi is not None})
-    alike = {"RDMA ABI": ", ".join(abis) or None}
+    facts = {"RDMA ABI": ", ".join(abis) or None}
     try:
         said = sources.run("ibv_devices", timeout_s=sources.limits.canary_s)
     except CommandHung as error:
-        return failed(f"{error}: an RDMA driver is wedged", "exclude the node; it needs a reboot", alike=alike)
+        return failed(
+            f"{error}: an RDMA driver is wedged", "exclude the node; it needs a reboot", must_match=facts
+        )
     if said is None:
         kernel = f" (the kernel has {', '.join(abis)})" if abis else ""
         reason = f"ibv_devices is not on PATH, so the library cannot be asked{kernel}"
-        return unavailable(reason, "install rdma-core's ibverbs-utils", alike=alike)
+        return unavailable(reason, "install rdma-core's ibverbs-utils", must_match=facts)
     if refused := _REFUSED.search(said.err + said.out):
         driver, kernel, low, high = refused.groups()
         return failed(
             f"the library's {driver} speaks ABI {low} to {high}, the kernel's {kernel}: no {driver} NIC is usable",
             "install the RDMA library that came with the driver, in the container too",
-            alike=alike,
+            must_match=facts,
         )
     listed = _LISTED.findall(said.out)
     missing = [nic.device for nic in nics if nic.device not in listed]
@@ -45,11 +47,11 @@ def examine(sources: Sources) -> Outcome | None:
         return failed(
             f"the library lists {len(nics) - len(missing)} of {len(nics)} RDMA devices: not {', '.join(missing)}",
             "install the provider library of these NICs",
-            alike=alike,
+            must_match=facts,
         )
-    return passed(f"the library knows all {len(nics)} RDMA devices", alike=alike)
+    return passed(f"the library knows all {len(nics)} RDMA devices", must_match=facts)
 
 
 CHECK = Check(
-    "rdma-abi", "network", "the RDMA library fits the kernel's driver", "both", examine, drift=Status.WARN
+    "rdma-abi", "network", "the RDMA library fits the kernel's driver", "both", check, inconsistent=Status.WARN
 )

@@ -21,7 +21,7 @@ _MIB = 1 << 20
 _LARGE = 16 * _MIB
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """Read what the login node wrote, then write."""
     directory, probe = sources.task.directory, sources.task.probe
     if not probe:
@@ -88,6 +88,4 @@ def _read(path: Path) -> str | None:
         return None
 
 
-CHECK = Check(
-    "shared-files", "storage", "the runs directory is shared, writable and fast", "node", examine, compare
-)
+CHECK = Check("shared-files", "storage", "the runs directory is shared, writable and fast", "node", check, compare)

@@ -15,7 +15,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 _MOST_NAMED = 3
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """Free space, and memory of this user's files that no process has open or mapped; small ones do no harm."""
     place = sources.path("/dev/shm")
     try:
@@ -74,4 +74,4 @@ def _in_use(root: Path) -> Iterator[tuple[int, int]]:
                 yield os.makedev(major, minor), int(fields[4])
 
 
-CHECK = Check("shm", "limits", "room in /dev/shm, and files that were left there", "node", examine)
+CHECK = Check("shm", "limits", "room in /dev/shm, and files that were left there", "node", check)

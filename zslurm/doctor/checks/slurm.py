@@ -9,7 +9,7 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Commands and controller."""
     if sources.cluster.launcher != "slurm":
         return None
@@ -21,4 +21,4 @@ def examine(sources: Sources) -> Outcome | None:
     return passed(f"Slurm {config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
 
 
-CHECK = Check("slurm", "slurm", "Slurm's commands are here and its controller answers", "login", examine)
+CHECK = Check("slurm", "slurm", "Slurm's commands are here and its controller answers", "login", check)

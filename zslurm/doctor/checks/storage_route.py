@@ -1,6 +1,6 @@
 """Do data and checkpoints go over the storage network, and not over a rail?
 
-A mount that is routed over a rail's NIC takes bandwidth from the gradients, and nobody sees why steps are slow.
+A mount that is routed over a rail's NIC takes bandwidth from the gradients: steps are slow for no visible reason.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+from zslurm.cluster.rails.map import rail_map
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned, worst
-from zslurm.doctor.rails import node_rails
 from zslurm.hardware.mounts import mount_of
 from zslurm.hardware.node_sources import Sources
 from zslurm.hardware.routes import addresses, interface_to
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """The runs directory and every further directory: mount, its server, the route there, the interface."""
     directories = dict.fromkeys([sources.task.directory, *sources.task.paths])
     outcomes = [_of(str(Path(directory).resolve()), sources) for directory in directories]
@@ -39,7 +39,7 @@ def _of(directory: str, sources: Sources) -> Outcome:
         return unavailable(f"{directory}: no route to {mount.server} is known", remedy)
     rails = {
         netdev: f"rail {rail.index} ({nic.device})"
-        for rail in node_rails(sources).rails
+        for rail in rail_map(sources.facts, sources.cluster).rails
         for nic in sources.facts.nics
         if nic.device == rail.nic
         for netdev in nic.netdevs
@@ -66,5 +66,5 @@ CHECK = Check(
     "storage",
     "mounts of runs and data are reached over the storage network, not a rail",
     "node",
-    examine,
+    check,
 )

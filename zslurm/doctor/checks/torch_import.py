@@ -18,7 +18,7 @@ print(json.dumps([torch.__version__, kind, torch.cuda.device_count()]))
 """
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """In a process of its own: a missing library ends it, not the doctor."""
     try:
         said = sources.run(sys.executable, "-c", _PROGRAM, timeout_s=sources.limits.check_s)
@@ -32,14 +32,16 @@ def examine(sources: Sources) -> Outcome:
             f"torch cannot be imported: {words[-1] if words else 'no message'}", "load ROCm in cluster.setup"
         )
     version, kind, devices = json.loads(said.out.splitlines()[-1])
-    alike = {"torch's build": f"{version} for {kind}"}
+    facts = {"torch's build": f"{version} for {kind}"}
     if devices < sources.cluster.gpus_per_node:
         return failed(
             f"torch {version} ({kind}) sees {devices} of {counted(sources.cluster.gpus_per_node, 'GPU')}",
             "install the torch of these GPUs; look at /dev/kfd's group and at ROCR_VISIBLE_DEVICES",
-            alike=alike,
+            must_match=facts,
         )
-    return passed(f"torch {version} ({kind}), {counted(devices, 'GPU')}", alike=alike)
+    return passed(f"torch {version} ({kind}), {counted(devices, 'GPU')}", must_match=facts)
 
 
-CHECK = Check("torch-import", "bars", "torch can be imported and sees all GPUs", "node", examine, on_request=True)
+CHECK = Check(
+    "torch-import", "benchmark", "torch can be imported and sees all GPUs", "node", check, on_request=True
+)

@@ -1,6 +1,6 @@
 """Does RCCL open the network that the profile says, between this node and another?
 
-The nodes of the examination form pairs (the last three are one group where their number is odd); each starts one
+The nodes form pairs (the last three are one group where their number is odd); each starts one
 rank with RCCL's log on. A node that is alone starts two.
 """
 
@@ -28,7 +28,7 @@ RANK_VARIABLE = "ZSLURM_DOCTOR_RANK"
 _MODULE = "zslurm.doctor.transport_rank"
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Start the ranks of this node, and judge their logs."""
     cluster = sources.cluster
     if not cluster.gpus_per_node:
@@ -77,7 +77,7 @@ def _group(sources: Sources) -> tuple[str, ...]:
 def _environment(sources: Sources) -> dict[str, str]:
     """What a rank of a job would have, with RCCL's log on stdout."""
     given = {setting.name: setting.value for setting in environment(sources.cluster)} | dict(sources.environ)
-    given |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "PYTHONSAFEPATH": "1"}
+    given |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
     given.pop("NCCL_DEBUG_FILE", None)
     if sources.cluster.interface:
         given["ZSLURM_INTERFACE"] = sources.cluster.interface
@@ -114,7 +114,7 @@ def _run_ranks(sources: Sources, group: tuple[str, ...], file: Path, given: Mapp
     world = min(2, sources.cluster.gpus_per_node) if alone else len(group)
     ranks = range(world) if alone else [group.index(sources.node)]
     other = given.get(RANK_VARIABLE)
-    program = [other] if other else [sys.executable, "-m", _MODULE]
+    program = [other] if other else [sys.executable, "-P", "-m", _MODULE]
     limit = _time(sources)
 
     def start(rank: int) -> Said:
@@ -141,7 +141,7 @@ def _judged(sources: Sources, group: tuple[str, ...], given: Mapping[str, str], 
     first = opened[0]
     direct = {True: ", with GPUDirect", False: "", None: ""}[first.gpu_direct]
     fine = f"RCCL opened {first.network}{_with(sources, group)}{direct}: {expected(sources.cluster, given)}"
-    return worst(_each_once(found), fine, alike={"RCCL's network": first.network})
+    return worst(_each_once(found), fine, must_match={"RCCL's network": first.network})
 
 
 def _each_once(outcomes: list[Outcome]) -> list[Outcome]:
@@ -155,6 +155,6 @@ def _with(sources: Sources, group: tuple[str, ...]) -> str:
 
 
 CHECK = Check(
-    "transport", "network", "RCCL opens the profile's network between two ranks", "node", examine,
-    uses_gpus=True, patience=3,
+    "transport", "network", "RCCL opens the profile's network between two ranks", "node", check,
+    uses_gpus=True, time_factor=3,
 )  # fmt: skip

@@ -12,7 +12,7 @@ _FAR_TOO_FEW = 1 / 16
 """A limit below this share of what is wanted is a failure rather than a warning."""
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """Open files and processes, as /proc/self/limits has them."""
     text = read_text(sources.path("/proc/self/limits"))
     wanted = (
@@ -37,4 +37,4 @@ def _soft(text: str, row: str) -> str | None:
     return match[1] if match else None
 
 
-CHECK = Check("ulimits", "limits", "open files, processes and threads (nofile, nproc)", "node", examine)
+CHECK = Check("ulimits", "limits", "open files, processes and threads (nofile, nproc)", "node", check)

@@ -13,7 +13,7 @@ _DEFINED = re.compile(r"^#define\s+NCCL_(MAJOR|MINOR|PATCH)\s+(\d+)", re.MULTILI
 _HEADERS = ("/opt/rocm/include/rccl/rccl.h", "/usr/include/nccl.h")
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Versions as files of ROCm and the kernel's modules have them; that nodes agree is found by comparing."""
     facts = sources.facts
     rccl = _rccl(sources)
@@ -30,9 +30,9 @@ def examine(sources: Sources) -> Outcome | None:
         return warned(
             f"RCCL is {rccl}, the profile says {stated}",
             "set cluster.rccl_version in the profile: rules depend on it",
-            alike=found,
+            must_match=found,
         )
-    return passed(listed, alike=found)
+    return passed(listed, must_match=found)
 
 
 def _rccl(sources: Sources) -> str | None:
@@ -44,4 +44,4 @@ def _rccl(sources: Sources) -> str | None:
     return None
 
 
-CHECK = Check("versions", "system", "ROCm, RCCL and drivers are the same on all nodes", "node", examine)
+CHECK = Check("versions", "system", "ROCm, RCCL and drivers are the same on all nodes", "node", check)

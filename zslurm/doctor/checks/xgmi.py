@@ -9,7 +9,7 @@ from zslurm.doctor.check import Check, Outcome, passed, warned
 from zslurm.hardware.node_sources import Sources
 
 
-def examine(sources: Sources) -> Outcome | None:
+def check(sources: Sources) -> Outcome | None:
     """Ranks per node by the profile: one for each GPU, unless slurm.ranks_per_node differs."""
     if vendor_of(sources.cluster) != "amd":
         return None
@@ -22,4 +22,4 @@ def examine(sources: Sources) -> Outcome | None:
     return passed(f"{counted(ranks, 'rank')} on each node")
 
 
-CHECK = Check("xgmi", "gpu", "ranks per node use all xGMI links, or none", "login", examine)
+CHECK = Check("xgmi", "gpu", "ranks per node use all xGMI links, or none", "login", check)

@@ -1,4 +1,6 @@
-"""Render the script of a run's job. Needs neither Slurm nor submitit, so it works on any laptop.
+"""Render the script of a run's job, once: what is checked, shown, kept and submitted is the same `JobScript`.
+
+It needs neither Slurm nor submitit, so it works on any laptop.
 
 Nothing in a name, path or value can run a command: shell words are quoted with shlex, `#SBATCH` values with
 Slurm's own quotes, and control characters never get this far (RunSpec refuses them).
@@ -8,20 +10,26 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 
+from zslurm.aegis.policy.history import active_exclusions, history_of
+from zslurm.aegis.types import History
 from zslurm.cluster.rccl.environment import Setting, environment
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
+from zslurm.core.quoting import ShellWord, quote
 from zslurm.job.code_copy import job_code
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import split_secrets
-from zslurm.submit.excluded import excluded_nodes
+from zslurm.slurm.hostlist import compress, expand
 from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
+from zslurm.train.jsonl import read_jsonl
 
 SUPERVISOR_STARTS = 20
 """How often a supervisor that dies is started, with none between that lived for SUPERVISOR_LIVED_S."""
@@ -30,16 +38,54 @@ SUPERVISOR_LIVED_S = 600
 """Seconds after which a supervisor counts as having been well."""
 
 
-def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
-    """The #SBATCH options of a run, in the order in which they are shown."""
-    slurm, cluster = spec.slurm, spec.cluster
-    kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+@dataclass(frozen=True)
+class JobScript:
+    """The script of a job.
+
+    Attributes:
+        template: what it was rendered from.
+        text: the script itself.
+        variables: what the template could use, by name.
+        secrets: the variables that the script reads from a file of their own, with their values.
+    """
+
+    template: Template
+    text: str
+    variables: Mapping[str, Any]
+    secrets: Mapping[str, str]
+
+
+def excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
+    """Return the nodes that the user excludes and those that Aegis found broken, as one hostlist; None for none.
+
+    A node that the run asks for by name is never excluded.
+    """
+    try:
+        history = history_of(read_jsonl(run.events))
+    except OSError:  # the supervisor, which writes there, reports it
+        history = History()
+    found = active_exclusions(history, time.time(), spec.aegis)
+    broken = set(found) - set(expand(spec.slurm.nodelist or ""))
+    if not broken:
+        return spec.slurm.exclude
+    return compress([*expand(spec.slurm.exclude or ""), *broken])
+
+
+def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[tuple[str, str | bool]]:
+    """Return the #SBATCH options of a run, in the order in which they are shown.
+
+    Args:
+        spec: the resolved run.
+        run: its directory (it need not exist).
+        start_over: a run that is there is moved aside first: its history excludes no node of the new one.
+    """
+    slurm = spec.slurm
     options: list[tuple[str, str | bool | None]] = [
         ("job-name", slurm.job_name or spec.run.name),
         ("nodes", str(slurm.nodes + slurm.spares)),
         ("ntasks-per-node", str(spec.ranks_per_node)),
         ("cpus-per-task", str(spec.cpus_per_task)),
-        ("gpus-per-node", f"{kind}{cluster.gpus_per_node}" if cluster.gpus_per_node else None),
+        ("gpus-per-node", spec.cluster.gpu_request),
         ("mem", slurm.mem),
         ("time", slurm.time),
         ("partition", slurm.partition),
@@ -47,7 +93,7 @@ def directives(spec: RunSpec, run: RunDir) -> list[tuple[str, str | bool]]:
         ("qos", slurm.qos),
         ("constraint", slurm.constraint),
         ("nodelist", slurm.nodelist),
-        ("exclude", excluded_nodes(spec, run)),
+        ("exclude", spec.slurm.exclude if start_over else excluded_nodes(spec, run)),
         ("output", str(run.logs / "job-%j.log")),
         ("open-mode", "append"),
         ("requeue", True),
@@ -69,7 +115,7 @@ def job_settings(
         origin_of: where the value of a variable in cluster.env came from.
     """
     own = {
-        "PYTHONSAFEPATH": ("1", "a user's own train.py must not win over the trainer"),
+        "PYTHONSAFEPATH": ("1", "a json.py of the working directory must not hide Python's own"),
         "PYTHONUNBUFFERED": ("1", "logs show what was printed when it was printed"),
     }
     if spec.cluster.interface:
@@ -107,13 +153,13 @@ def template_of(spec: RunSpec) -> Template:
 
 
 def template_variables(
-    spec: RunSpec, run: RunDir, *, command: str | None = None, job_id: str = "local"
+    spec: RunSpec, run: RunDir, *, command: str | None = None, start_over: bool = False
 ) -> dict[str, Any]:
-    """Everything that a template may use, by name; see docs/templates.md."""
+    """Return everything that a template may use, by name; see docs/templates.md."""
     env, secrets = split_secrets(job_environment(spec))
     return {
         "job_name": spec.slurm.job_name or spec.run.name,
-        "directives": directives(spec, run),
+        "directives": directives(spec, run, start_over=start_over),
         "modules": spec.cluster.modules,
         "env": env,
         "secrets": list(secrets),
@@ -123,8 +169,9 @@ def template_variables(
         "code": job_code(spec, run),
         "run_dir": str(run.path),
         "runs_dir": str(run.path.parent),
-        "job_log": str(run.job_log(job_id)),
-        "job_id": job_id,
+        # A script is rendered before its job has an id: the launcher or Slurm gives it in the environment.
+        "job_log": ShellWord(f'{quote(str(run.logs))}/job-"$ZSLURM_JOB_ID".log'),
+        "job_id": ShellWord('"$ZSLURM_JOB_ID"'),
         "supervisor_command": command or supervisor_command(spec, run),
         "supervisor_starts": SUPERVISOR_STARTS,
         "supervisor_lived_s": SUPERVISOR_LIVED_S,
@@ -137,17 +184,17 @@ def render(
     run: RunDir,
     *,
     command: str | None = None,
-    job_id: str = "local",
     template: Template | None = None,
-) -> str:
-    """The script of a run's job.
+    start_over: bool = False,
+) -> JobScript:
+    """Render the script of a run's job.
 
     Args:
         spec: the resolved run.
         run: its directory (it need not exist).
         command: shell command of the supervisor; default: supervisor_command(spec, run).
-        job_id: id of a local job; Slurm tells a Slurm job its own.
         template: default: the run's own.
+        start_over: as in `directives`.
 
     Raises:
         ConfigError: the template is not valid, or uses a variable that does not exist.
@@ -155,9 +202,9 @@ def render(
     """
     template = template or template_of(spec)
     environment = TemplateEnvironment(template)
-    variables = template_variables(spec, run, command=command, job_id=job_id)
+    variables = template_variables(spec, run, command=command, start_over=start_over)
     try:
-        return environment.get_template(template.place).render(variables)
+        text = environment.get_template(template.place).render(variables)
     except jinja2.TemplateSyntaxError as error:
         place = f"{error.filename or template.place}:{error.lineno}"
         raise ConfigError(f"{place}: not a valid template: {error.message}") from error
@@ -169,6 +216,7 @@ def render(
     except Exception as error:  # a template is a program of the user's: it may raise anything
         message = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{_place(error, template, environment)}: cannot be rendered: {message}") from error
+    return JobScript(template, text, variables, split_secrets(job_environment(spec))[1])
 
 
 def _place(error: Exception, template: Template, environment: TemplateEnvironment) -> str:

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from jinja2 import meta, nodes
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.run.run_dir import RunDir
-from zslurm.submit.script.render import render, template_of, template_variables
+from zslurm.submit.script.render import JobScript, render, template_of, template_variables
 from zslurm.submit.script.templates import Template, TemplateEnvironment
 
 # Without these a run is placed wrongly, cannot be followed, or is killed before it has saved.
@@ -40,41 +40,50 @@ class Finding:
         return f"{self.place}: {self.message}"
 
 
-def check_template(template: Template, spec: RunSpec, run: RunDir) -> list[Finding]:
-    """Everything that is wrong with a template, seen by the script that it makes of a run."""
+def check_template(
+    template: Template, spec: RunSpec, run: RunDir, *, start_over: bool = False
+) -> tuple[JobScript | None, list[Finding]]:
+    """Render a template for a run; returns the script, if there is one, and everything that is wrong with it."""
     unknown = list(_undefined(template, set(template_variables(spec, run))))
     try:
-        script = render(spec, run, template=template)
+        script = render(spec, run, template=template, start_over=start_over)
     except ConfigError as error:
         place, _, message = str(error).partition(": ")
         known = any(finding.place == place for finding in unknown)
-        return unknown if known else [*unknown, Finding("error", place, message)]
-    return [*unknown, *check_script(template.place, script, spec, run), *_shellcheck(template.place, script)]
+        return None, unknown if known else [*unknown, Finding("error", place, message)]
+    return script, [*unknown, *check_script(script), *_shellcheck(script)]
 
 
-def refuse_broken_script(spec: RunSpec, run: RunDir) -> None:
-    """The same check before a submission. The shipped templates need none, but the site's lines in them do.
+def checked_script(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> JobScript:
+    """Render the script of a submission, and refuse one that is broken.
+
+    The shipped templates need no check, but the site's lines in them do.
 
     Raises:
         ConfigError: the first error, and how many more there are.
+        NotFound: cluster.template names nothing.
     """
     template = template_of(spec)
+    script: JobScript | None
     if template.owner == "shipped":
-        findings = list(_syntax(template.place, render(spec, run)))
+        script = render(spec, run, template=template, start_over=start_over)
+        findings = list(_syntax(script))
     else:
-        findings = [finding for finding in check_template(template, spec, run) if finding.level == "error"]
-    if findings:
-        more = f" (and {len(findings) - 1} more: `zslurm template check`)" if len(findings) > 1 else ""
-        raise ConfigError(f"{findings[0]}{more}")
+        script, findings = check_template(template, spec, run, start_over=start_over)
+    errors = [finding for finding in findings if finding.level == "error"]
+    if script is None or errors:
+        more = f" (and {len(errors) - 1} more: `zslurm template check`)" if len(errors) > 1 else ""
+        raise ConfigError(f"{errors[0]}{more}")
+    return script
 
 
-def check_script(place: str, script: str, spec: RunSpec, run: RunDir) -> list[Finding]:
-    """Everything that is wrong with a rendered script, shellcheck's opinions aside."""
-    return [*_syntax(place, script), *_missing_lines(place, script, spec, run)]
+def check_script(script: JobScript) -> list[Finding]:
+    """Return everything that is wrong with a rendered script, shellcheck's opinions aside."""
+    return [*_syntax(script), *_missing_lines(script)]
 
 
 def _undefined(template: Template, known: set[str]) -> Iterator[Finding]:
-    """Variables that nobody gives, each where it is used first."""
+    """Find variables that do not exist, each where it is used first."""
     environment = TemplateEnvironment(template)
     try:
         tree = environment.parse(template.source)
@@ -90,13 +99,14 @@ def _undefined(template: Template, known: set[str]) -> Iterator[Finding]:
             )
 
 
-def _syntax(place: str, script: str) -> Iterator[Finding]:
+def _syntax(script: JobScript) -> Iterator[Finding]:
     """What `bash -n` says."""
+    place = script.template.place
     bash = shutil.which("bash")
     if bash is None:
         return
     done = subprocess.run(
-        [bash, "-n"], input=script, capture_output=True, text=True, errors="replace", check=False
+        [bash, "-n"], input=script.text, capture_output=True, text=True, errors="replace", check=False
     )
     if done.returncode == 0:
         return
@@ -105,40 +115,44 @@ def _syntax(place: str, script: str) -> Iterator[Finding]:
     if found is None:
         yield Finding("error", place, said[0])
         return
-    lines = script.splitlines()
+    lines = script.text.splitlines()
     number = min(int(found["line"]), len(lines))
     where = f"line {number} of the script (`{lines[number - 1].strip()}`)" if lines else "the script"
     yield Finding("error", place, f"not valid shell: {where}: {found['message']}")
 
 
-def _shellcheck(place: str, script: str) -> Iterator[Finding]:
+def _shellcheck(script: JobScript) -> Iterator[Finding]:
     """What shellcheck warns of, where there is one."""
     program = shutil.which("shellcheck")
     if program is None:
         return
     command = [program, "--shell=bash", "--severity=warning", "--format=json1", "-"]
-    done = subprocess.run(command, input=script, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, input=script.text, capture_output=True, text=True, errors="replace", check=False
+    )
     try:
         comments: list[dict[str, Any]] = json.loads(done.stdout)["comments"]
     except (ValueError, KeyError, TypeError):
         return
-    lines = script.splitlines()
+    lines = script.text.splitlines()
     for comment in comments:
         line = lines[comment["line"] - 1].strip() if 0 < comment["line"] <= len(lines) else ""
-        yield Finding("warning", place, f"shellcheck SC{comment['code']}: {comment['message']} (`{line}`)")
+        yield Finding(
+            "warning", script.template.place, f"shellcheck SC{comment['code']}: {comment['message']} (`{line}`)"
+        )
 
 
-def _missing_lines(place: str, script: str, spec: RunSpec, run: RunDir) -> Iterator[Finding]:
-    """What a script must say and this one does not."""
-    variables = template_variables(spec, run)
-    lines = script.splitlines()
+def _missing_lines(script: JobScript) -> Iterator[Finding]:
+    """What a script must have and this one does not."""
+    place, variables = script.template.place, script.variables
+    lines = script.text.splitlines()
 
     def error(message: str) -> Finding:
         return Finding("error", place, message)
 
     if not lines or not lines[0].startswith("#!"):
         yield error("the first line must name the shell: #!/bin/bash")
-    if spec.cluster.launcher == "slurm":
+    if variables["spec"].cluster.launcher == "slurm":
         yield from _directives(place, lines, variables)
         if "export SUBMITIT_EXECUTOR=slurm" not in lines:
             yield error("does not say `export SUBMITIT_EXECUTOR=slurm`; keep the block `identity`")
@@ -147,26 +161,26 @@ def _missing_lines(place: str, script: str, spec: RunSpec, run: RunDir) -> Itera
     hidden = [name for name in variables["env"] if not any(f"export {name}=" in line for line in lines)]
     if hidden:
         yield error(f"does not export {', '.join(hidden)}; keep the block `environment`")
-    if variables["secrets"] and shlex.quote(variables["secrets_file"]) not in script:
+    if variables["secrets"] and shlex.quote(variables["secrets_file"]) not in script.text:
         yield error("does not read the file of secrets; keep the block `environment`")
     for line in variables["setup"]:
         if line not in lines:
             yield error(f"leaves out a line of cluster.setup (`{line}`); keep the block `setup`")
     for name in variables["modules"]:
-        if f"module load {shlex.quote(name)}" not in script:
+        if f"module load {shlex.quote(name)}" not in script.text:
             yield error(f"does not load the module {name}; keep the block `modules`")
-    if variables["code"] is not None and shlex.quote(variables["code"].path) not in script:
+    if variables["code"] is not None and shlex.quote(variables["code"].path) not in script.text:
         yield error("does not run the copy of the code (run.snapshot); keep the block `python`")
     loop = (variables["supervisor_command"], "job-$ZSLURM_JOB_ID.exit")
-    trapped = all(re.search(rf"^\s*trap\s.*\b{name}\b", script, re.MULTILINE) for name in ("USR2", "TERM"))
-    if not trapped or any(part not in script for part in loop):
+    trapped = all(re.search(rf"^\s*trap\s.*\b{name}\b", script.text, re.MULTILINE) for name in ("USR2", "TERM"))
+    if not trapped or any(part not in script.text for part in loop):
         yield error(
             "does not have the loop around the supervisor; keep the block `launch`, or say "
             '{% include "_supervise.sh.j2" %}'
         )
 
 
-def _directives(place: str, lines: list[str], variables: dict[str, Any]) -> Iterator[Finding]:
+def _directives(place: str, lines: list[str], variables: Mapping[str, Any]) -> Iterator[Finding]:
     """The #SBATCH options: there, in time, and those that other code relies on with their value."""
     given: dict[str, str] = {}
     commands = False

@@ -27,7 +27,7 @@ Owner = Literal["shipped", "site", "yours", "file"]
 
 @dataclass(frozen=True)
 class Template:
-    """A template and where it lies: `place` is a path, or the shipped folder's name and the file."""
+    """A template and its location: `place` is a path, or the shipped folder's name and the file."""
 
     name: str
     source: str
@@ -36,6 +36,7 @@ class Template:
 
     @property
     def file_name(self) -> str:
+        """The name of its file."""
         return self.place.rsplit("/", 1)[1]
 
 
@@ -116,7 +117,7 @@ class TemplateEnvironment(jinja2.Environment):
             keep_trailing_newline=True,
             autoescape=False,
         )
-        self.filters["sh"] = lambda value: quote(str(value))
+        self.filters["sh"] = lambda value: quote(value if isinstance(value, str) else str(value))
         self.filters["directive"] = _directive
         self.filters["comment"] = lambda value: "".join(c if c.isprintable() else "?" for c in str(value))
 

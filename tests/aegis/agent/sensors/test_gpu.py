@@ -250,7 +250,7 @@ def test_an_error_that_both_count_is_told_once(node: FakeNode, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("exec sleep 600", "`amd-smi metric` said nothing within 0.2 s"),
+        ("exec sleep 600", "`amd-smi metric` did not answer within 0.2 s"),
         ("echo 'Segmentation fault' >&2; exit 139", "amd-smi names no GPU: Segmentation fault"),
         ("head -c 4096 /dev/urandom", "amd-smi names no GPU"),
         ('echo \'[{"gpu": "N/A"}, 3, {"gpu": 0\'', "amd-smi names no GPU"),

@@ -1,7 +1,7 @@
 """Are the GPUs as fast as healthy ones, and the links between them?
 
-The bars are those of Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the bar. Low
-figures on a good node are almost always too few cores for the step.
+The thresholds are those of Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the
+threshold. Low figures on a good node are almost always too few cores for the step.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from zslurm.doctor.check import Check, Outcome, failed, passed, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources
 
-_PATIENCE = 4
+_TIME_FACTOR = 4
 _CORES_PER_GPU = 4
 
 
-def examine(sources: Sources) -> Outcome:
+def check(sources: Sources) -> Outcome:
     """Matrix product and memory traffic of each GPU, all-reduce among them; without GPUs, figures of the CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ("-m", "zslurm.doctor.speed", folder)
+        arguments = ("-P", "-m", "zslurm.doctor.speed", folder)
         try:
-            said = sources.run(sys.executable, *arguments, timeout_s=_PATIENCE * sources.limits.check_s)
+            done = sources.run(sys.executable, *arguments, timeout_s=_TIME_FACTOR * sources.limits.check_s)
         except CommandHung as error:
-            return failed(f"the bars hang: {error}", "exclude the node")
-    if said is None or said.code != 0:
-        words = said.err.strip().splitlines() if said else []
-        return failed(f"the bars cannot run: {words[-1] if words else 'no message'}", "see the check torch-import")
-    figures: dict[str, Any] = json.loads(said.out.splitlines()[-1])
+            return failed(f"the benchmark hangs: {error}", "exclude the node")
+    if done is None or done.code != 0:
+        words = done.err.strip().splitlines() if done else []
+        return failed(
+            f"the benchmark cannot run: {words[-1] if words else 'no message'}", "see the check torch-import"
+        )
+    figures: dict[str, Any] = json.loads(done.out.splitlines()[-1])
     shown = _shown(figures)
     if figures["device"] == "cpu":
-        return passed(f"on the CPU, without a bar: {shown}", data=figures)
+        return passed(f"on the CPU, without a threshold: {shown}", data=figures)
     limits = sources.limits
-    bars = (
+    thresholds = (
         ("TFLOPS", figures["gemm_tflops"], limits.gemm_tflops),
         ("GB/s of memory", figures["memory_gb_s"], limits.hbm_gb_s),
         ("GB/s of all-reduce", [figures["all_reduce_gb_s"]], limits.all_reduce_gb_s),
@@ -50,14 +52,14 @@ def examine(sources: Sources) -> Outcome:
     )
     problems = [
         (warned if few else failed)(
-            f"GPU {index}: {value:.0f} {unit}, under {bar:g}"
+            f"GPU {index}: {value:.0f} {unit}, under {threshold:g}"
             if len(values) > 1
-            else f"{value:.0f} {unit}, under {bar:g}",
+            else f"{value:.0f} {unit}, under {threshold:g}",
             cause if few else "exclude the node; look at its clocks and power limits",
         )
-        for unit, values, bar in bars
+        for unit, values, threshold in thresholds
         for index, value in enumerate(values)
-        if value is not None and value < bar
+        if value is not None and value < threshold
     ]
     return worst(problems, shown, data=figures)
 
@@ -74,5 +76,5 @@ def _figure(value: float) -> str:
 
 
 CHECK = Check(
-    "bars", "bars", "speed of GPUs: matrix product, memory, all-reduce", "node", examine, on_request=True
+    "benchmark", "benchmark", "speed of GPUs: matrix product, memory, all-reduce", "node", check, on_request=True
 )

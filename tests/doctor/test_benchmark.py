@@ -1,4 +1,4 @@
-"""The bars: measured on the CPU here, judged as if they were a GPU's."""
+"""The benchmark: measured on the CPU here, judged as if they were a GPU's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ HEALTHY = {
 }
 
 
-def test_the_cpu_is_measured_without_a_bar(node: Node) -> None:
-    outcome = node.examine("bars")
+def test_the_cpu_is_measured_without_a_threshold(node: Node) -> None:
+    outcome = node.check("benchmark")
     assert outcome.status is Status.PASS, outcome.reason
-    assert outcome.reason.startswith("on the CPU, without a bar: ")
+    assert outcome.reason.startswith("on the CPU, without a threshold: ")
     assert [len(outcome.data[name]) for name in ("gemm_tflops", "memory_gb_s")] == [2, 2]
     assert outcome.data["all_reduce_gb_s"] > 0
 
@@ -31,7 +31,7 @@ def judged(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **chang
     node.program("speed", f"echo '{json.dumps(HEALTHY | changes)}'")
     monkeypatch.setattr(sys, "executable", "speed")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
-    return node.examine("bars")
+    return node.check("benchmark")
 
 
 def test_a_healthy_node_passes_the_bars(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,16 +59,16 @@ def test_with_few_cores_a_low_figure_is_a_warning_that_says_so(
 def test_ranks_that_fail_are_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.program("speed", "echo 'GPU 3: a matrix product of finite numbers is not finite' >&2; exit 1")
     monkeypatch.setattr(sys, "executable", "speed")
-    outcome = node.examine("bars")
+    outcome = node.check("benchmark")
     assert (outcome.status, outcome.reason) == (
         Status.FAIL,
-        "the bars cannot run: GPU 3: a matrix product of finite numbers is not finite",
+        "the benchmark cannot run: GPU 3: a matrix product of finite numbers is not finite",
     )
 
 
 def test_torch_is_imported_on_request(node: Node) -> None:
-    outcome = node.examine("torch-import", gpus_per_node=0, nics=(), rails_only=False)
+    outcome = node.check("torch-import", gpus_per_node=0, nics=(), rails_only=False)
     assert outcome.status is Status.PASS
     assert outcome.reason.startswith("torch ")
-    missing = node.examine("torch-import")
+    missing = node.check("torch-import")
     assert (missing.status, "sees 0 of 8 GPUs" in missing.reason) == (Status.FAIL, True)

@@ -1,4 +1,4 @@
-"""Heavy commands step back on a login node, and only there."""
+"""Commands that compute are nice to others on a login node, and only there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-CODE = "import os; from zslurm.core.nice import step_back; step_back(); step_back(); print(os.nice(0))"
+CODE = "import os; from zslurm.cli.options import lower_priority as lower; lower(); lower(); print(os.nice(0))"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""What is checked before a run is submitted, and what is worth knowing about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
+from zslurm.cluster.rccl.environment import lint, overridden, read_conf
+from zslurm.cluster.xgmi import group_cost
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError
+from zslurm.hardware.sysfs import sysroot
+from zslurm.job.container import check_container
+from zslurm.run.run_dir import RunDir
+from zslurm.run.secrets import refuse_misplaced_secrets
+from zslurm.slurm.jobs import time_limit
+from zslurm.submit.continuation import refuse_completed
+from zslurm.submit.script.render import JobScript, job_environment
+from zslurm.submit.script.template_check import checked_script
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.training_data import TrainingData
+from zslurm.train.errors import TrainError
+from zslurm.train.evaluation.validation_data import open_validation_data
+from zslurm.train.schedule import Plan, check_ranks, compare
+
+
+def check_before_submission(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> JobScript:
+    """Find what would go wrong in the job, as far as this machine can see; returns the script of the job.
+
+    Raises:
+        ConfigError: a secret where it would be written down, a path that no container can have, a template or a
+            shell line of the site's that is broken.
+        NotFound: there is no such template.
+    """
+    refuse_misplaced_secrets(spec)
+    _check_time(spec)
+    check_container(spec, run)
+    return checked_script(spec, run, start_over=start_over)
+
+
+def _check_time(spec: RunSpec) -> None:
+    """Raises ConfigError where the run would be asked to save and stop as soon as it has started."""
+    limit = time_limit(spec.slurm.time) if spec.slurm.time else None
+    if limit is not None and limit.total_seconds() <= spec.slurm.save_margin_s:
+        raise ConfigError(
+            f"slurm.time: {limit} is not longer than slurm.save_margin_s ({spec.slurm.save_margin_s} s), "
+            "the time before the limit at which the run saves and stops; ask for more time, or lower the margin"
+        )
+
+
+def check_data(spec: RunSpec) -> DataOrder:
+    """Open the run's data, and its held-out text if it has any, as the trainer will; returns the data's order.
+
+    Raises:
+        ConfigError: there is none, it is damaged, it does not fit the model or the phases, or its parts were made
+            with other tokenizers.
+    """
+    with _as_config_error():
+        data = TrainingData.open(spec.data)
+        data.check_fits(spec.model.vocab_size)
+        order = DataOrder(data, Plan(spec.phases), spec.run.seed)
+        if spec.evaluation.data is not None:
+            tokenizer = data.header.tokenizer_sha256
+            open_validation_data(
+                spec.evaluation.data, tokenizer_sha256=tokenizer, model=spec.model, phases=spec.phases
+            )
+    return order
+
+
+def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> list[str]:
+    """Check the run's steps, and what it starts or continues from; returns what is worth knowing, a line each.
+
+    Args:
+        spec: the run.
+        order: of the run's data.
+        continues: the run that is continued, if it exists; without a checkpoint of its own it starts anew.
+
+    Raises:
+        ConfigError: a batch has fewer sequences than there are ranks; steps that are done would move; the
+            weights to start from cannot be read, or are of another model or tokenizer.
+    """
+    with _as_config_error():
+        notes = check_ranks(spec.phases, spec.world_size)
+        saved = list_checkpoints(continues.checkpoints) if continues is not None else []
+        newest = next((found.path for found in saved if found.complete), None)
+        if newest is not None:
+            with Checkpoint.open(newest, check_files=False) as checkpoint:
+                manifest = checkpoint.manifest
+            notes += compare(manifest.cursor.get("plan"), order.plan, manifest.step)
+            notes += order.changes(manifest.cursor, manifest.step)
+            assert continues is not None
+            refuse_completed(spec, continues)
+        elif spec.init is not None:
+            from zslurm.train.checkpointing.init_weights import open_init
+
+            open_init(spec.init, spec.model, order.data.header.tokenizer_sha256).close()
+    return notes
+
+
+def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> list[str]:
+    """Return what is worth knowing about a run before it is submitted, a line each.
+
+    Raises:
+        ConfigError: see `check_steps`.
+    """
+    steps = check_steps(spec, order, continues=continues)
+    return [*steps, *lint_cores(spec), *lint_groups(spec), *lint_environment(spec)]
+
+
+def lint_environment(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what is wrong with the variables of RCCL, NCCL and PyTorch that the ranks will see, a line each.
+
+    Args:
+        spec: the run.
+        environ: the environment that the job inherits where it sets nothing itself.
+    """
+    job, inherited = job_environment(spec), _exported(spec, environ)
+    given = {"HOME": environ.get("HOME", ""), **inherited, **job}
+    conf = read_conf(given, spec.cluster, sysroot())
+    findings = [*lint(given, spec.cluster, conf), *overridden(inherited, job)]
+    return [finding.line for finding in findings]
+
+
+def _exported(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of the login environment reaches the job, by slurm.export."""
+    if spec.cluster.launcher == "local" or spec.slurm.export == "ALL":
+        return dict(environ)
+    names = () if spec.slurm.export == "NONE" else spec.slurm.export.split(",")
+    return {name: environ[name] for name in names if name in environ}
+
+
+def lint_cores(spec: RunSpec) -> list[str]:
+    """Return a note where ranks with a GPU get a single core because the cores of a node are not known."""
+    known = spec.slurm.cpus_per_task or spec.cluster.cpus_per_node
+    if spec.cluster.launcher == "local" or not spec.cluster.gpus_per_node or known:
+        return []
+    return [
+        "each rank gets 1 core, which starves its GPU: set cluster.cpus_per_node in the profile (`zslurm init` "
+        "does), or slurm.cpus_per_task"
+    ]
+
+
+def lint_groups(spec: RunSpec) -> list[str]:
+    """Return what ranks per node cost that use only some of a node's xGMI links."""
+    cost = group_cost(spec.cluster, spec.ranks_per_node) if spec.parallel.device != "cpu" else None
+    return [cost] if cost is not None else []
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    """Raise errors of the trainer as errors of the configuration."""
+    try:
+        yield
+    except (TrainError, CheckpointError) as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,132 @@
+"""What submitting a run again means: which keys change, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
+from zslurm.config.layers import show_path
+from zslurm.config.load import load_spec
+from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ConfigError, RunActive, RunCompleted, ZslurmError
+from zslurm.core.files import read_json
+from zslurm.core.redact import redact_value
+from zslurm.run.run_dir import RunDir
+from zslurm.run.secrets import with_secrets
+from zslurm.run.state import look
+from zslurm.train.config import RESUMED_FROM, model_fingerprint
+
+
+def changed_keys(old: RunSpec, new: RunSpec) -> list[str]:
+    """Return every key whose value differs, as `key: old -> new`."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    return [
+        f"{key}: {_shown(key, before.get(key))} -> {_shown(key, after.get(key))}"
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _shown(key: str, value: Any) -> str:
+    return json.dumps(redact_value(key.rpartition(".")[2], value))
+
+
+def _flat(value: Any, path: tuple[str | int, ...] = ()) -> dict[str, Any]:
+    if isinstance(value, dict):
+        items: Any = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return {show_path(path): value}
+    return {key: leaf for name, item in items for key, leaf in _flat(item, (*path, name)).items()}
+
+
+def last_spec(run: RunDir) -> RunSpec:
+    """Return the run as it was submitted last, its secrets included as far as they are still there."""
+    old = load_spec(run.config)
+    try:
+        return with_secrets(old, run.secrets)
+    except ConfigError:
+        return old
+
+
+def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[str]:
+    """Return what would change if `spec` were submitted to an existing run.
+
+    Raises:
+        RunActive: it is being trained right now.
+        ConfigError: it is of another model or tokenizer.
+    """
+    state = look(run)
+    if state.active:
+        raise RunActive(
+            f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel {run.name}` first, "
+            "or give the new run another name"
+        )
+    old = last_spec(run)
+    if model_fingerprint(old.model) != model_fingerprint(spec.model):
+        differing = [line for line in changed_keys(old, spec) if line.startswith("model.")]
+        raise ConfigError(
+            f"{run.path}: the run has another model ({'; '.join(differing)}); "
+            "set the model back, choose another run.name, or start over with --new"
+        )
+    data = (read_json(run.code) or {}).get("tokenizer_sha256")
+    if data is not None and data != tokenizer_sha256:
+        raise ConfigError(
+            f"{run.path}: the run was started with another tokenizer than {spec.data.path or 'data.sources'} has; "
+            "set data.path back, choose another run.name, or start over with --new"
+        )
+    return changed_keys(old, spec)
+
+
+def check_idle(run: RunDir) -> None:
+    """Raises RunActive while the run is being trained."""
+    state = look(run)
+    if state.active:
+        raise RunActive(f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel` it first")
+
+
+def refuse_completed(spec: RunSpec, run: RunDir) -> None:
+    """Refuse to start a run whose checkpoint to resume from is that of its last step.
+
+    Raises:
+        RunCompleted: nothing is left to train; the message names how to train further, or to start over.
+        ZslurmError: the directory of checkpoints cannot be listed.
+    """
+    try:
+        step, total = _resumes_at(spec, run), spec.total_steps
+    except CheckpointError as error:
+        raise ZslurmError(str(error)) from error
+    if step is None or step < total:
+        return
+    last = len(spec.phases) - 1
+    more = 2 * spec.phases[last].tokens
+    raise RunCompleted(
+        f"{run.name}: the run is complete: step {step} of {total} is saved, and there is nothing left to train; "
+        f"give it more tokens to continue (now phases[{last}].tokens={spec.phases[last].tokens}; for example "
+        f"`zslurm submit RUN_FILE --set phases[{last}].tokens={more}`), or start over with --new"
+    )
+
+
+def _resumes_at(spec: RunSpec, run: RunDir) -> int | None:
+    """The step that the trainer would resume at, as the trainer chooses; None where it would start anew."""
+    asked = spec.checkpoint.resume_from
+    for listing in list_checkpoints(run.checkpoints):
+        if listing.complete and (asked is None or _cursor(listing.path).get(RESUMED_FROM) == asked):
+            return listing.step
+    return _step_of(Path(asked)) if asked is not None else None
+
+
+def _cursor(path: Path) -> dict[str, object]:
+    with Checkpoint.open(path, check_files=False) as checkpoint:
+        return dict(checkpoint.manifest.cursor)
+
+
+def _step_of(path: Path) -> int | None:
+    try:
+        with Checkpoint.open(path, check_files=False) as checkpoint:
+            return checkpoint.manifest.step
+    except CheckpointError:  # the trainer names what is wrong with it
+        return None
