@@ -1,4 +1,4 @@
-"""The table of treatments: it is consistent, and docs/policy.md shows it as it is."""
+"""The table of treatments is consistent, and docs/policy.md names no setting that does not exist."""
 
 from __future__ import annotations
 
@@ -8,46 +8,10 @@ from typing import Any
 import pytest
 
 from tests.checkout import DOCS
-from zslurm.aegis.policy.policy import _MOST_REFUSALS
-from zslurm.aegis.policy.responses import REMARKS, TREATMENTS, Treatment, treatment_of
+from zslurm.aegis.policy.responses import TREATMENTS, Treatment, treatment_of
 from zslurm.config.aegis import AegisSection
 
 DOCUMENT = DOCS / "policy.md"
-WHILE_RUNNING = {"give up": "ends it", "tolerate": "ends it if it lasts", "record": "goes on"}
-EXCLUDES = {1: "at once", 2: "the 2nd time", 3: "the 3rd time", None: "never"}
-THEN = {
-    "retry": "start again",
-    "wait": "wait, then start again",
-    "ask again": f"wait, try up to {_MOST_REFUSALS} times, then stop",
-    "test": "start again; test the GPU",
-    "stop": "stop",
-    "gpu_oom": "`aegis.gpu_oom`",
-    "requeue": "requeue",
-    "time limit": "requeue",
-    "slurm": "leave it to Slurm",
-}
-
-
-def row(kind: str, treatment: Treatment) -> list[str]:
-    """A line of the document's table."""
-    excludes = EXCLUDES[treatment.exclude_after]
-    if treatment.lasting:
-        excludes += ", or if it lasts"
-    if treatment.must_leave:
-        excludes += ", or stops"
-    cells = [treatment.words, WHILE_RUNNING[treatment.while_running], excludes, THEN[treatment.then]]
-    return [f"`{kind}`", *cells]
-
-
-def test_the_document_shows_the_table() -> None:
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert shown == [row(kind, treatment) for kind, treatment in TREATMENTS.items()]
-
-
-def test_the_document_names_what_never_takes_the_blame() -> None:
-    (paragraph,) = [p for p in DOCUMENT.read_text().split("\n\n") if p.startswith("Never to blame")]
-    assert re.findall(r"`(\w+)`", paragraph) == list(REMARKS)
 
 
 def test_the_settings_that_the_document_names_exist() -> None:
