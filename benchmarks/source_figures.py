@@ -25,7 +25,7 @@ COMMIT = "6ce091c"
 """The last commit before the move."""
 
 FOLDERS = ("zslurm", "train", "kernels", "checkpoint_tools", "sbatch_templates")
-_WALK = re.compile(r"^## (?P<title>Walk: [^\n]+)\n(?P<text>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_WALK = re.compile(r"^## Walk: (?P<title>[^\n]+)\n(?P<text>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _STEP = re.compile(r"^\d+\. `(?P<path>[^`]+)`", re.MULTILINE)
 
 

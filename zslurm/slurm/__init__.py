@@ -1,0 +1,1 @@
+"""The only code that runs Slurm's commands, and what their answers mean."""
