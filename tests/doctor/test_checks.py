@@ -357,5 +357,5 @@ def test_checks_are_chosen_by_name() -> None:
 
 
 def test_the_document_has_a_row_for_every_check() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)`", (DOCS / "doctor.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z][a-z-]+)`", (DOCS / "doctor.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(rows) == sorted(check.name for check in all_checks())
