@@ -156,15 +156,18 @@ def rccl_rules() -> str:
 def recipe_sizes() -> str:
     """Return the sizes of the shipped recipes, smallest first."""
     head = ("recipe", "query heads", "layers", "hidden", "parameters", "without the embedding", "active")
+    models = {
+        name: ModelConfig.model_validate(yaml12.parse(text, name).data["model"])
+        for name, text in recipes().items()
+    }
     rows = []
-    for name, text in recipes().items():
-        model = ModelConfig.model_validate(yaml12.parse(text, name).data["model"])
+    for name, model in sorted(models.items(), key=lambda recipe: parameter_counts(recipe[1]).total):
         counts = parameter_counts(model)
         sizes = (counts.total, counts.without_embedding, counts.active)
         rows.append(
             (f"`{name}`", model.query_heads, model.layers, model.hidden_size, *(f"{size:,}" for size in sizes))
         )
-    return table(head, sorted(rows, key=lambda row: int(row[4].replace(",", ""))))
+    return table(head, rows)
 
 
 def packing() -> str:
