@@ -45,10 +45,10 @@ _TABLE = re.compile(
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Return a Markdown table."""
     head = list(head)
-    lines = [head, ["---"] * len(head), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "".join(
-        f"| {' | '.join(cells)} |\n" if cells[0] != "---" else f"|{'---|' * len(head)}\n" for cells in lines
-    )
+    rule = f"|{'---|' * len(head)}"
+    lines = [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in (head, *rows)]
+    first, *others = (f"| {line} |" for line in lines)
+    return "\n".join([first, rule, *others, ""])
 
 
 # --- Aegis -----------------------------------------------------------------------------------------------------
