@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults lint format bench slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults lint format docs bench slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ soak: $(STAMP) ## run the long tests as well
 faults: $(STAMP) ## inject every fault into a run on a real Slurm; writes benchmarks/results/faults.md (root)
 	$(BIN)/python -m pytest tests/faults -m 'not soak' $(PYTEST_ARGS)
 
-lint: $(STAMP) ## ruff, mypy, and which package may import which
+lint: $(STAMP) ## ruff, mypy, which package may import which, and the tables in the documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -44,10 +44,14 @@ lint: $(STAMP) ## ruff, mypy, and which package may import which
 	@rm -rf .imports && mkdir .imports && cp -rL zslurm .imports/
 	cd .imports && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
 	@rm -rf .imports
+	$(BIN)/python docs/tables.py --check
 
 format: $(STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP) ## write the tables of the documents that come from the program
+	$(BIN)/python docs/tables.py
 
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks

@@ -1,4 +1,4 @@
-"""Every command in README and docs runs as it stands there.
+"""Every command in README and docs runs as it is written there.
 
 ```bash blocks run on this machine, ```bash cluster blocks on the test cluster as its ordinary user; the run file
 is the ```yaml block of the README that is called run.yaml. Blocks marked ```sh are make's.
@@ -23,6 +23,7 @@ from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("*/README.md"))]
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
@@ -138,7 +139,7 @@ def _status(cluster: SlurmCluster, directory: Path, run: str) -> str:
     return cluster.zslurm("status", run, cwd=directory).stdout
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_of_lead_somewhere(document: Path) -> None:
     for target in _LINK.findall(document.read_text()):
-        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+        assert (document.parent / target).exists(), f"{document} links to {target}"

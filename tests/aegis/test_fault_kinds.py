@@ -1,4 +1,4 @@
-"""The table of fault kinds: it is consistent, the only one, and docs/policy.md shows it as it is."""
+"""The table of fault kinds: it is consistent, and the only one."""
 
 from __future__ import annotations
 
@@ -15,46 +15,10 @@ from zslurm.aegis import fault_kinds
 from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind, fault_kind
 from zslurm.aegis.logs.prefilter import TableError
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.policy import _MOST_REFUSALS
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 
 DOCUMENT = DOCS / "policy.md"
-WHILE_RUNNING = {"give up": "ends it", "tolerate": "ends it if it lasts", "record": "goes on"}
-EXCLUDES = {1: "at once", 2: "the 2nd time", 3: "the 3rd time", None: "never"}
-THEN = {
-    "retry": "start again",
-    "wait": "wait, then start again",
-    "ask again": f"wait, try up to {_MOST_REFUSALS} times, then stop",
-    "test": "start again; test the GPU",
-    "stop": "stop",
-    "gpu_oom": "`aegis.gpu_oom`",
-    "requeue": "requeue",
-    "time limit": "requeue",
-    "slurm": "leave it to Slurm",
-}
-
-
-def row(kind: FaultKind) -> list[str]:
-    """A line of the document's table."""
-    excludes = EXCLUDES[kind.exclude_after]
-    if kind.lasting:
-        excludes += ", or if it lasts"
-    if kind.must_leave:
-        excludes += ", or stops"
-    cells = [kind.message, WHILE_RUNNING[kind.while_running], excludes, THEN[kind.then]]
-    return [f"`{kind}`", *cells]
-
-
-def test_the_document_shows_the_table() -> None:
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert shown == [row(kind) for kind in FAULT_KINDS.values() if not kind.advisory]
-
-
-def test_the_document_names_the_advisory_kinds() -> None:
-    (paragraph,) = [p for p in DOCUMENT.read_text().split("\n\n") if p.startswith("Advisory kinds")]
-    assert re.findall(r"`(\w+)`", paragraph) == [kind for kind in FAULT_KINDS.values() if kind.advisory]
 
 
 def test_the_settings_that_the_document_names_exist() -> None:

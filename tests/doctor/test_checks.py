@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.checkout import DOCS
 from tests.doctor import rccl_logs, samples
 from tests.doctor.nodes import Node
 from tests.fake_sysfs import PEERMEM
@@ -352,3 +354,8 @@ def test_checks_are_chosen_by_name() -> None:
     assert {"benchmark", "torch-import"} <= {check.name for check in chosen_checks([], [], benchmark=True)}
     with pytest.raises(ConfigError, match=r"^dsik: there is no such check"):
         chosen_checks(["dsik"], [])
+
+
+def test_the_document_has_a_row_for_every_check() -> None:
+    rows = re.findall(r"^\| `([a-z][a-z-]+)`", (DOCS / "doctor.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(check.name for check in all_checks())

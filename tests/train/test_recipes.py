@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkout import DOCS
 from tests.config.run_files import resolve_text
 from zslurm.config.load import recipes
 from zslurm.config.spec import RunSpec
@@ -20,8 +19,6 @@ from zslurm.train.shapes import parameter_counts
 
 BETWEEN = ("zaya1-100m", "zaya1-400m", "zaya1-1b", "zaya1-3b")
 UNPUBLISHED = "init_std muon betas weight_decay clip_norm balance_lr micro_batch warmup_steps every_steps".split()
-DOCUMENT = DOCS / "model.md"
-_ROW = re.compile(r"^\| `(zaya1-\w+)` \| (.+) \|$", re.MULTILINE)
 
 
 def spec_of(directory: Path, recipe: str) -> RunSpec:
@@ -100,20 +97,6 @@ def test_a_size_between_trains_as_the_document_says(tmp_path: Path, recipe: str)
     assert phase.tokens == pytest.approx(20 * parameter_counts(spec.model).without_embedding, rel=0.02)
     assert phase.lr == pytest.approx(6e-4 * math.sqrt(2048 / spec.model.hidden_size), rel=0.01)
     assert phase.final_lr == pytest.approx(phase.lr / 3, rel=0.02)
-
-
-def test_the_documents_table_of_sizes_is_that_of_the_recipes(tmp_path: Path) -> None:
-    rows = {name: cells.split(" | ") for name, cells in _ROW.findall(DOCUMENT.read_text())}
-    assert rows.keys() == recipes().keys()
-    for name, cells in rows.items():
-        spec = spec_of(tmp_path, name)
-        counts = parameter_counts(spec.model)
-        assert cells == [
-            str(spec.model.query_heads),
-            str(spec.model.layers),
-            str(spec.model.hidden_size),
-            *(f"{count:,}" for count in (counts.total, counts.without_embedding, counts.active)),
-        ], name
 
 
 def test_the_first_line_of_a_size_between_tells_its_size(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.memory import peak_bytes
-from tests.checkout import DOCS
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from zslurm.kernels.matmul import onednn
@@ -329,29 +328,6 @@ def test_recompute_and_smaller_microbatches_need_less() -> None:
     halved = zaya1(64, phases=[one])
     assert halved.microbatch.layers < plain.microbatch.layers
     assert zaya1(64, phases=[one, two, one]).microbatch == plain.microbatch, "the phase that needs most counts"
-
-
-def test_the_table_of_the_documentation_is_the_plans() -> None:
-    text = (DOCS / "plan.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.count("|") == 7]
-    rows = [row for row in rows if row[0].replace(",", "").isdigit()]
-    assert len(rows) == 5
-    phase = {**PHASE, "context": 4096, "micro_batch": 1}
-    for ranks, peak, activations_, owned, idle_ranks, idle in rows:
-        plan = zaya1(int(ranks.replace(",", "")), parallel={"dtype": "bf16"}, phases=[phase])
-        owns = sum(plan.resident[name] for name in ("master weights", "reduced gradients", "optimizer state"))
-        assert _within_a_unit(peak, plan.peak)
-        assert _within_a_unit(activations_, plan.microbatch.peak)
-        assert _within_a_unit(owned, owns)
-        assert int(idle_ranks) == plan.balance.idle_ranks
-        assert idle == f"{100 * plan.idle_share:.1f} %"
-
-
-def _within_a_unit(shown: str, real: int) -> bool:
-    """Whether a figure such as `16.5 GiB` is right to its last digit."""
-    number, unit = shown.split()
-    digits = len(number.partition(".")[2])
-    return abs(float(number) - real / {"GiB": 2**30, "MiB": 2**20}[unit]) <= 10.0**-digits
 
 
 def test_without_muon_nothing_is_whole() -> None:

@@ -1,0 +1,359 @@
+"""Write the tables of the documents that come from the program: `python docs/tables.py`, or `make docs`.
+
+A document has a pair of comments where a table belongs, and this script writes everything between them:
+
+    <!-- table: aegis-settings -->
+    ...
+    <!-- end of table -->
+
+With `--check` nothing is written: it names every table that differs from what the program gives, and exits with 1.
+`make lint` runs that, so it holds in CI as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind, fault_kind
+from zslurm.aegis.policy.policy import _MOST_REFUSALS
+from zslurm.checkpoint_tools.partition import partition
+from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.cluster.rccl.rules import rules
+from zslurm.config import yaml12
+from zslurm.config.aegis import AegisSection
+from zslurm.config.load import recipes
+from zslurm.train.config import ModelConfig, OptimConfig, TrainConfig
+from zslurm.train.plan.memory import plan_memory
+from zslurm.train.shapes import owned_table, parameter_counts
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+_TABLE = re.compile(
+    r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(?P<end><!-- end of table -->)", re.S
+)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table."""
+    head = list(head)
+    rule = f"|{'---|' * len(head)}"
+    lines = [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in (head, *rows)]
+    first, *others = (f"| {line} |" for line in lines)
+    return "\n".join([first, rule, *others, ""])
+
+
+# --- Aegis -----------------------------------------------------------------------------------------------------
+
+
+def aegis_settings() -> str:
+    """Return every setting below `aegis`, with its default."""
+    return table(("setting", "default", "what"), _settings(AegisSection()))
+
+
+def _settings(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, str | None]]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield f"`{prefix}{name}`", _default(value), field.description
+
+
+def _default(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value)
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) and value < 1e6 else f"`{value}`"
+
+
+_WHILE_RUNNING = {"give up": "ends it", "tolerate": "ends it if it lasts", "record": "goes on"}
+_EXCLUDES = {1: "at once", 2: "the 2nd time", 3: "the 3rd time", None: "never"}
+_THEN = {
+    "retry": "start again",
+    "wait": "wait, then start again",
+    "ask again": f"wait, try up to {_MOST_REFUSALS} times, then stop",
+    "test": "start again; test the GPU",
+    "stop": "stop",
+    "gpu_oom": "`aegis.gpu_oom`",
+    "requeue": "requeue",
+    "time limit": "requeue",
+    "slurm": "leave it to Slurm",
+}
+
+
+def responses() -> str:
+    """Return how each kind of fault is answered."""
+    head = ("fault", "meaning", "while it runs", "excludes its node", "afterwards")
+    return table(head, (_response(kind) for kind in FAULT_KINDS.values() if not kind.advisory))
+
+
+def _response(kind: FaultKind) -> tuple[str, ...]:
+    excludes = _EXCLUDES[kind.exclude_after]
+    if kind.lasting:
+        excludes += ", or if it lasts"
+    if kind.must_leave:
+        excludes += ", or stops"
+    return f"`{kind}`", kind.message, _WHILE_RUNNING[kind.while_running], excludes, _THEN[kind.then]
+
+
+def advisory_kinds() -> str:
+    """Return the kinds of fault that are never a root cause."""
+    advisory = [kind for kind in FAULT_KINDS.values() if kind.advisory]
+    advisory = [kind for kind in FAULT_KINDS.values() if kind.advisory]
+    return table(("kind", "meaning"), ((f"`{kind}`", kind.message) for kind in advisory))
+
+
+_SCOPES = {
+    "gpu": "a GPU",
+    "nic": "a NIC",
+    "node": "a node",
+    "fabric": "the network",
+    "storage": "storage",
+    "scheduler": "Slurm",
+    "user": "the program or its settings",
+    "unknown": "unknown, or nothing",
+}
+
+
+def log_classes() -> str:
+    """Return the classes of log lines, by what is broken and the role."""
+    text = resources.files("zslurm.aegis.logs").joinpath("signatures.yaml").read_text(encoding="utf-8")
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind in map(fault_kind, yaml12.parse(text, "signatures.yaml").data["kinds"]):
+        found.setdefault((kind.scope, kind.role), []).append(f"`{kind}`")
+    order = list(_SCOPES)
+    rows = sorted(found.items(), key=lambda row: order.index(row[0][0]))
+    return table(
+        ("what is broken", "role", "classes"),
+        ((_SCOPES[scope], role, ", ".join(kinds)) for (scope, role), kinds in rows),
+    )
+
+
+# --- clusters --------------------------------------------------------------------------------------------------
+
+
+def rccl_rules() -> str:
+    """Return the rules for the variables of RCCL and NCCL."""
+    return table(
+        ("variable", "value", "where", "why", "source"),
+        ((f"`{rule.variable}`", f"`{rule.value}`", rule.when, rule.reason, rule.source) for rule in rules().rules),
+    )
+
+
+# --- training --------------------------------------------------------------------------------------------------
+
+
+def recipe_sizes() -> str:
+    """Return the sizes of the shipped recipes, smallest first."""
+    head = ("recipe", "query heads", "layers", "hidden", "parameters", "without the embedding", "active")
+    models = {
+        name: ModelConfig.model_validate(yaml12.parse(text, name).data["model"])
+        for name, text in recipes().items()
+    }
+    rows = []
+    for name, model in sorted(models.items(), key=lambda recipe: parameter_counts(recipe[1]).total):
+        counts = parameter_counts(model)
+        sizes = (counts.total, counts.without_embedding, counts.active)
+        rows.append(
+            (f"`{name}`", model.query_heads, model.layers, model.hidden_size, *(f"{size:,}" for size in sizes))
+        )
+    return table(head, rows)
+
+
+def packing() -> str:
+    """Return how evenly ZAYA1-base's matrices are packed onto ranks."""
+    owned = owned_table(ModelConfig(), OptimConfig())
+    rows = []
+    for ranks in (8, 64, 768, 1024):
+        balance = partition(owned, ranks).balance()
+        shares = (
+            balance.cost / balance.cost_mean,
+            balance.cost_bound / balance.cost_mean,
+            balance.elements / balance.elements_mean,
+            balance.elements_bound / balance.elements_mean,
+        )
+        rows.append((f"{ranks:,}", *(f"{share:.3f}" for share in shares)))
+    head = (
+        "ranks",
+        "fullest rank by cost, over the mean",
+        "no packing of whole matrices is below",
+        "by elements",
+        "no packing is below",
+    )
+    return table(head, rows)
+
+
+def memory_plan() -> str:
+    """Return what ZAYA1-base takes on each GPU at 4,096 tokens a microbatch, by the number of ranks."""
+    config = TrainConfig.model_validate(
+        {
+            "model": {},
+            "phases": [{"tokens": 10**9, "context": 4096, "global_batch": 4096, "micro_batch": 1, "lr": 1e-3}],
+            "parallel": {"dtype": "bf16"},
+        }
+    )
+    rows = []
+    for ranks in (8, 64, 768, 1024, 2048):
+        plan = plan_memory(config, ranks, on_cpu=False)
+        owned = sum(plan.resident[name] for name in ("master weights", "reduced gradients", "optimizer state"))
+        shown = (show_bytes(size) for size in (plan.peak, plan.microbatch.peak, owned))
+        rows.append((f"{ranks:,}", *shown, plan.balance.idle_ranks, f"{100 * plan.idle_share:.1f} %"))
+    head = (
+        "ranks",
+        "peak",
+        "of it, activations",
+        "a rank owns",
+        "ranks without a matrix",
+        "idle in Newton-Schulz",
+    )
+    return table(head, rows)
+
+
+# --- the source ------------------------------------------------------------------------------------------------
+
+
+def contracts() -> dict[str, list[list[str]]]:
+    """Return the floors of each package, top floor first, as the import contracts in pyproject.toml have them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    return {
+        contract["containers"][0]: [[name.strip() for name in floor.split("|")] for floor in contract["layers"]]
+        for contract in settings["contracts"]
+        if contract["type"] == "layers"
+    }
+
+
+def about(module: str) -> str:
+    """Return the first sentence of the docstring of a module or package."""
+    place = ROOT / module.replace(".", "/")
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return re.split(r"\.(?:\s|$)", docstring.partition("\n\n")[0].replace("\n", " "))[0]
+
+
+def drawing() -> str:
+    """Return the drawing of the floors, for GitHub's Mermaid: one box for each floor."""
+    lines = ["```mermaid", "flowchart TB"]
+    for package, floors in contracts().items():
+        boxes = [", ".join(name for name in floor if name != "__main__") for floor in floors]
+        names = {f"{package.replace('.', '_')}_{number}": box for number, box in enumerate(boxes) if box}
+        lines.append(f'  subgraph {package.replace(".", "_")}["{package}"]')
+        lines += [f'    {name}["{box}"]' for name, box in names.items()]
+        lines += [f"    {' --> '.join(names)}", "  end"]
+    return "\n".join([*lines, "```", ""])
+
+
+def rooms() -> str:
+    """Return every room, top floor first."""
+    rows = [
+        (f"`{package}.{name}`", about(f"{package}.{name}"))
+        for package, floors in contracts().items()
+        for floor in floors
+        for name in floor
+        if name != "__main__"
+    ]
+    return table(("room", "what is in it"), rows)
+
+
+def source_figures() -> str:
+    """Return the figures of benchmarks/results/source_figures.json."""
+    text = (ROOT / "benchmarks" / "results" / "source_figures.json").read_text(encoding="utf-8")
+    figures = json.loads(text)
+    before, after = figures["before"], figures["after"]
+    head = ("figure", f"before ({before['commit']})", "after")
+    return table(
+        head, ((name.replace("_", " "), _shown(before, name), _shown(after, name)) for name in after["figures"])
+    )
+
+
+def _shown(side: dict[str, dict[str, float]], name: str) -> str:
+    value = side["figures"].get(name)
+    return "-" if value is None else f"{value:,}"
+
+
+_READ_BEFORE = {
+    "a submission": 37,
+    "a tensor to a checkpoint and back": 17,
+    "a fault from a log line to an action": 28,
+}
+"""Files of each walk before the move, as a reader counted them; of a checkpoint only those that save."""
+
+
+def walk_figures() -> str:
+    """Return the files of each walk, before and after the move."""
+    results = ROOT / "benchmarks" / "results" / "source_figures.json"
+    walks = json.loads(results.read_text(encoding="utf-8"))["walks"]
+    head = ("walk", "before", "now")
+    return table(head, ((name, _READ_BEFORE.get(name, "-"), files) for name, files in walks.items()))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        aegis_settings,
+        responses,
+        advisory_kinds,
+        log_classes,
+        rccl_rules,
+        recipe_sizes,
+        packing,
+        memory_plan,
+        drawing,
+        rooms,
+        source_figures,
+        walk_figures,
+    )
+}
+"""By the name that stands in the documents."""
+
+
+def rewritten(text: str) -> str:
+    """Return a document with its tables as the program gives them.
+
+    Raises:
+        SystemExit: the document names a table that does not exist.
+    """
+
+    def write(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in TABLES:
+            raise SystemExit(f"there is no table called {name}; there are: {', '.join(TABLES)}")
+        return found["begin"] + TABLES[name]() + found["end"]
+
+    return _TABLE.sub(write, text)
+
+
+def outdated() -> dict[Path, str]:
+    """Return the documents that `main` would change, with their new text."""
+    texts = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+    return {path: new for path, text in texts.items() if (new := rewritten(text)) != text}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the tables, or with `--check` name the documents whose tables are outdated; return the exit code."""
+    changes = outdated()
+    for path, text in changes.items():
+        if arguments == ["--check"]:
+            print(
+                f"{path.relative_to(ROOT)}: a table is not what the program gives; run `make docs`",
+                file=sys.stderr,
+            )
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if changes and arguments == ["--check"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
