@@ -40,7 +40,7 @@ from zslurm.train.progress import CheckpointState, Phase, ProgressWriter, dump_s
 from zslurm.train.segments import stages_of
 from zslurm.train.stop import StopRequest
 
-PACE_S = 0.02
+STEP_S = float(os.environ.get("ZSLURM_TEST_STEP_S", "0.02"))
 """What a step takes: so long runs do not end before a test has done something to them."""
 
 _PARTS = ("data", "forward", "backward", "reduce", "optimizer", "checkpoint", "other")
@@ -205,9 +205,9 @@ class Trainer:
         return Ending.COMPLETED
 
     def _train_step(self, here: Step) -> tuple[float, bool]:
-        time.sleep(PACE_S)
+        time.sleep(STEP_S)
         losses, _ = self.model.losses()
-        self.pace_ns += int(PACE_S * 1e9)
+        self.pace_ns += int(STEP_S * 1e9)
         self.progress.update(waiting=True)
         ranks = self.world.all_gather([losses.objective, self.stop.asked])
         loss = sum(loss for loss, _ in ranks) / len(ranks)
