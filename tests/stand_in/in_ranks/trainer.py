@@ -133,6 +133,7 @@ class Trainer:
             for key in keys:
                 found = (found or {}).get(key)
             assert not found, f"the stand-in has no {'.'.join((section, *keys))}: let this test use the trainer"
+        assert config["parallel"]["device"] != "cuda", "the stand-in has no GPU: let this test use the trainer"
         self.config, self.world, self.stop = config, world, stop
         self.root, self.attempt = run_dir / "checkpoints", int(os.environ["ZSLURM_ATTEMPT"])
         self.stages = [
