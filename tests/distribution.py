@@ -20,9 +20,9 @@ import pytest
 _ON_SLURM = {
     f"tests/on_slurm/test_{name}.py": group
     for group, names in {
-        "slurm-2": "TWO",
-        "slurm-3": "THREE",
-        "slurm-4": "accounting client fixture profiles FOUR",
+        "slurm-2": "agent_link refusals runs",
+        "slurm-3": "environments rails submit_options successor",
+        "slurm-4": "accounting client everyday fixture outages preemption profiles topology",
     }.items()
     for name in names.split()
 }

@@ -37,10 +37,10 @@ def _train(
     place.mkdir()
     (place / "plan.json").write_text(json.dumps({"pace_s": 0.0, "faults": list(in_ranks)}))
     env = {"PYTHONPATH": str(_HOOK), "ZSLURM_TEST_FAULTS": str(place)}
+    saves = {"every_steps": 5, "background": False}
     run = user.write_run(
-        name, steps=STEPS, ranks=2, trainer=trainer, checkpoint={"every_steps": 5}, cluster={"env": env},
-        aegis=aegis,
-    )  # fmt: skip
+        name, steps=STEPS, ranks=2, trainer=trainer, checkpoint=saves, cluster={"env": env}, aegis=aegis
+    )
     return user.zslurm("submit", run, "--wait", exit_code=exit_code).stderr.splitlines()
 
 
