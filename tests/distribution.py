@@ -1,7 +1,7 @@
 """pytest plugin: how `make test` spreads the tests over processes, and which tests get a second try.
 
 A test on a real Slurm mostly waits, a test of the trainer computes: side by side they take half the time. Tests of
-one file stay together, for they share what their module's fixtures made. The tests on a Slurm form a few groups of
+one file stay together, for they share what their module's fixtures made. The tests on a Slurm form four groups of
 files; each group runs in one process, on a cluster of its own (clusters share nothing but the machine). The groups
 and the longest files come first, so that no process is left with a long one in the end.
 
@@ -17,18 +17,22 @@ from typing import Any
 
 import pytest
 
-_SECOND_SLURM = frozenset(
-    f"tests/on_slurm/test_{name}.py"
-    for name in "accounting client environments outages profiles refusals submit_options successor".split()
-)
-"""Files of the second group on a Slurm; those with accounting belong together. The first has all others."""
+_ON_SLURM = {
+    f"tests/on_slurm/test_{name}.py": group
+    for group, names in {
+        "slurm-2": "agent_link refusals runs",
+        "slurm-3": "environments rails submit_options successor",
+        "slurm-4": "accounting client everyday fixture outages preemption profiles topology",
+    }.items()
+    for name in names.split()
+}
+"""Groups of files on a Slurm; those with accounting belong together. slurm-1 has all others."""
 
 _FAULTS = frozenset({"tests/faults/test_faults.py", "tests/faults/test_pairs.py"})
 """They share a Slurm and the run to which nothing happens."""
 
 _SECONDS = {
-    "slurm-1": 600,
-    "slurm-2": 600,
+    **dict.fromkeys(("slurm-1", "slurm-2", "slurm-3", "slurm-4"), 300),
     "tests/test_demo.py": 60,
     "tests/test_docs.py": 60,
     "tests/train/test_processors.py": 60,
@@ -48,8 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process for each core, and one more, as some mostly wait."""
-    return min(len(os.sched_getaffinity(0)), 8) + 1
+    """One process for each core, and two more, as some mostly wait."""
+    return min(len(os.sched_getaffinity(0)), 8) + 2
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -69,7 +73,7 @@ def _group(nodeid: str) -> str:
     """The tests that run one after the other in one process: those of a file, or of several on one Slurm."""
     file = nodeid.partition("::")[0]
     if file.startswith("tests/on_slurm/") or "::test_cluster_commands_of" in nodeid:
-        return "slurm-2" if file in _SECOND_SLURM else "slurm-1"
+        return _ON_SLURM.get(file, "slurm-1")
     if file in _FAULTS:
         return "faults"
     return file

@@ -6,6 +6,7 @@ is the ```yaml block of the README that is called run.yaml. Blocks marked ```sh 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import stand_in
 from tests.checkout import ROOT
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
@@ -114,6 +116,11 @@ def cluster_directory(slurm_cluster: SlurmCluster, local: Path) -> Iterator[Path
     directory = prepare(slurm_cluster.user_dir("docs-test"))
     shutil.copytree(local / "data", directory / "data")
     slurm_cluster.run(["chmod", "-R", "u+rwX", directory], check=False)
+    # Ranks that are no trainers, and not done with the README's few steps before the next command comes.
+    ranks = slurm_cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
+    env = stand_in.environment({"ZSLURM_TEST_STEP_S": "0.5"}, ranks)
+    with (directory / "run.yaml").open("a") as file:
+        file.write(f"cluster:\n  env: {json.dumps(env)}\n")
     slurm_cluster.zslurm("init", "--yes")
     yield directory
     slurm_cluster.restore()  # and wait: a job that still ends would write into the next test's directory

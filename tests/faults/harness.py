@@ -82,6 +82,7 @@ class FaultRun:
             self.name,
             steps=self.steps,
             nodes=nodes,
+            trainer="real",
             slurm={"ranks_per_node": 1, "time": "30:00"} | (slurm or {}),
             cluster=mine["cluster"] | {"env": env},
             # The GPUs of the profile are not there: ranks compute on the CPU, so that is what a test tests.

@@ -288,7 +288,7 @@ def test_the_stand_in_passes_signals_on_and_outlasts_its_command(tmp_path: Path)
 
 def test_a_run_trains_inside_and_its_supervisor_outside(user: LocalUser, tmp_path: Path) -> None:
     apptainer = FakeApptainer(tmp_path)
-    run_file = user.write_run("inside", steps=4, ranks=2, cluster=in_container(user, apptainer))
+    run_file = user.write_run("inside", steps=4, ranks=2, trainer="real", cluster=in_container(user, apptainer))
     user.zslurm("submit", run_file, "--wait")
     run = user.run_dir("inside")
     (check, *ranks) = apptainer.calls
@@ -323,7 +323,7 @@ def test_an_image_without_torch_is_found_before_the_ranks_start(user: LocalUser,
 
 def test_a_request_to_stop_reaches_ranks_inside(user: LocalUser, tmp_path: Path) -> None:
     apptainer = FakeApptainer(tmp_path)
-    user.zslurm("submit", user.write_run("stops", ranks=2, cluster=in_container(user, apptainer)))
+    user.zslurm("submit", user.write_run("stops", ranks=2, trainer="real", cluster=in_container(user, apptainer)))
     user.wait_for_step("stops", 2)
     user.zslurm("cancel", "stops", "--wait")
     state = user.wait_for_end("stops")

@@ -141,7 +141,7 @@ def test_a_plugin_that_takes_the_signals_keeps_no_run_from_saving(user: LocalUse
     moments = user.directory / "moments"
     moments.mkdir()
     env = {"PYTHONPATH": str(TAKES_SIGNALS), "ZSLURM_TEST_MOMENTS": str(moments)}
-    user.zslurm("submit", user.write_run("asked", ranks=2, cluster={"env": env}))
+    user.zslurm("submit", user.write_run("asked", ranks=2, trainer="real", cluster={"env": env}))
     run = user.run_dir("asked")
 
     def reached() -> bool:

@@ -35,7 +35,9 @@ def test_finished_jobs_keep_their_state(user: User) -> None:
     )
     broken = user.zslurm(
         "submit", "-q",
-        user.write_run("broken", nodes=1, parallel={"dtype": "fp32", "threads": 1, "device": "cuda"}),
+        user.write_run(
+            "broken", nodes=1, trainer="real", parallel={"dtype": "fp32", "threads": 1, "device": "cuda"}
+        ),
     )  # fmt: skip
     user.wait_for_state("done", "completed")
     user.wait_for_state("broken", "failed")

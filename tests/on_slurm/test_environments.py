@@ -38,7 +38,7 @@ def container(user: User, **settings: Any) -> tuple[FakeApptainer, dict[str, Any
 def test_ranks_train_inside_are_requeued_and_continue(user: User) -> None:
     """Signals reach the ranks through the container, so that a requeue loses no step."""
     apptainer, cluster = container(user, binds=["/usr/share:/site:ro"], options=["--rocm"])
-    user.zslurm("submit", user.write_run("inside", steps=ENDLESS, cluster=cluster))
+    user.zslurm("submit", user.write_run("inside", steps=ENDLESS, trainer="real", cluster=cluster))
     user.wait_for_step("inside", 3)
     checks = [call for call in apptainer.calls if "zslurm.job.container_check" in call["command"]]
     ranks = [call for call in apptainer.calls if "zslurm.job.rank" in call["command"]]

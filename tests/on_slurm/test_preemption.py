@@ -249,7 +249,7 @@ _WARNED_AT = [(_DRAWN.choice(_STARTS), 0) if n < 6 else ("step", _DRAWN.randint(
 @pytest.mark.parametrize(("moment", "step"), _WARNED_AT)
 def test_slurms_warning_reaches_ranks_whose_plugin_takes_the_signals(user: User, moment: str, step: int) -> None:
     """As before the time limit: to the batch script alone; while rank 0 starts, or in the first steps."""
-    run_file = user.write_run("warned", steps=ENDLESS, **plugged(user))
+    run_file = user.write_run("warned", steps=ENDLESS, trainer="real", **plugged(user))
     job_id = user.zslurm("submit", "-q", run_file)
     if step:
         user.wait_for_step("warned", step)

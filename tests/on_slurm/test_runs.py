@@ -25,7 +25,7 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
 
 def test_two_nodes_train_are_requeued_and_continue(user: User) -> None:
     """The main job: submit, train, requeue in mid-run, continue from the checkpoint, complete."""
-    job_id = user.zslurm("submit", "-q", user.write_run("main", steps=ENDLESS))
+    job_id = user.zslurm("submit", "-q", user.write_run("main", steps=ENDLESS, trainer="real"))
     assert job_id.isdigit()
     user.wait_for_step("main", 4)
     state = user.state("main")
@@ -48,7 +48,7 @@ def test_two_nodes_train_are_requeued_and_continue(user: User) -> None:
 
 
 def test_it_completes_and_equals_a_local_run(user: User) -> None:
-    run_file = user.write_run("complete", nodes=2)
+    run_file = user.write_run("complete", nodes=2, trainer="real")
     user.zslurm("submit", run_file)
     state = user.wait_for_state("complete", "completed", "failed")
     assert state["state"] == "completed", state
@@ -79,7 +79,7 @@ def test_an_active_run_is_not_submitted_again(user: User) -> None:
 
 def test_a_users_bug_fails_the_run_with_its_cause(user: User) -> None:
     """A rank that raises: the real exit code, the rank, its node and its error reach status and Slurm."""
-    broken = user.write_run("broken", parallel={"dtype": "fp32", "threads": 1, "device": "cuda"})
+    broken = user.write_run("broken", trainer="real", parallel={"dtype": "fp32", "threads": 1, "device": "cuda"})
     job_id = user.zslurm("submit", "-q", broken)
     state = user.wait_for_state("broken", "failed", "completed")
     assert state["state"] == "failed"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import patch
 
 import psutil
 
+from tests import stand_in
 from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.run_state import state_of
 from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
 from tests.waiting import wait_for
+from zslurm.run.run_dir import RunDir
 from zslurm.slurm.hostlist import expand
 from zslurm.train.jsonl import read_jsonl
 
@@ -25,7 +30,7 @@ ENDLESS = 100_000
 
 
 COMMAND_EVERY_S = 0.3
-"""Between two looks that each cost a whole command: the runs want the processor too."""
+"""Between two looks that each cost a command of Slurm or of zslurm: the runs want the processor too."""
 
 
 class User:
@@ -35,8 +40,20 @@ class User:
         self.cluster, self.directory = cluster, directory
         make_corpus(directory / "tokens.h5")
 
-    def write_run(self, name: str, *, steps: int = STEPS, nodes: int = 2, **sections: Any) -> Path:
-        """A run file; JSON is YAML."""
+    def write_run(
+        self,
+        name: str,
+        *,
+        steps: int = STEPS,
+        nodes: int = 2,
+        trainer: Literal["stand-in", "real"] = "stand-in",
+        **sections: Any,
+    ) -> Path:
+        """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real"."""
+        if trainer == "stand-in":
+            cluster = sections.get("cluster", {})
+            modules = self.cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name
+            sections["cluster"] = cluster | {"env": stand_in.environment(cluster.get("env", {}), modules)}
         config = {
             "run": {"name": name, "seed": 3},
             "model": MODEL,
@@ -71,8 +88,13 @@ class User:
         return done.returncode, done.stderr
 
     def state(self, run: str) -> dict[str, Any]:
-        (state,) = json.loads(self.zslurm("status", run, "--json"))
-        return dict(state)
+        """What `zslurm status RUN --json` shows, of a name or a path of a run; the command knows job ids too."""
+        found = RunDir(self.directory / "runs" / run)
+        if not found.path.is_dir():
+            (state,) = json.loads(self.zslurm("status", run, "--json"))
+            return dict(state)
+        with patch.dict(os.environ, {"SLURM_CONF": str(self.cluster.slurm_conf)}):
+            return state_of(found)
 
     def wait_for_state(self, run: str, *wanted: str) -> dict[str, Any]:
         """The state, once it is one of these."""

@@ -29,7 +29,7 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
 def started(user: LocalUser, **checkpoint: object) -> RunDir:
     """A run that saves every few steps, so that saves meet the missing directory too."""
     settings = {"every_steps": 5, **checkpoint}
-    user.zslurm("submit", user.write_run("lost", ranks=2, checkpoint=settings, aegis=QUICK))
+    user.zslurm("submit", user.write_run("lost", ranks=2, trainer="real", checkpoint=settings, aegis=QUICK))
     user.wait_for_step("lost", 7)
     return user.run_dir("lost")
 

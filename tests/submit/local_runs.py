@@ -8,17 +8,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
+from tests import stand_in
 from tests.checkout import TESTS
+from tests.run_state import state_of
 from tests.train.runs import MODEL, STEP_TOKENS, clean_environment, make_corpus
 from tests.waiting import wait_for
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 
 _MARK = "ZSLURM_TEST_DIRECTORY"
+
+LOOK_EVERY_S = 0.2
+"""Between two looks at every process of the machine, or at all files of a run: the runs want the processor too."""
 
 TAKES_SIGNALS = TESTS / "job" / "takes_signals"
 """For PYTHONPATH of a run: what a network plugin does to the signals of a rank."""
@@ -37,8 +42,19 @@ class LocalUser:
             _MARK: str(directory),
         }
 
-    def write_run(self, name: str, *, steps: int = 100_000, ranks: int = 1, **sections: dict[str, Any]) -> Path:
-        """A run file; JSON is YAML."""
+    def write_run(
+        self,
+        name: str,
+        *,
+        steps: int = 100_000,
+        ranks: int = 1,
+        trainer: Literal["stand-in", "real"] = "stand-in",
+        **sections: dict[str, Any],
+    ) -> Path:
+        """A run file; JSON is YAML. Its ranks are stand-ins (tests/stand_in) unless `trainer` is "real"."""
+        cluster = {"name": "local"} | sections.pop("cluster", {})
+        if trainer == "stand-in":
+            cluster["env"] = stand_in.environment(cluster.get("env", {}))
         phase = {"tokens": steps * STEP_TOKENS, "context": 16, "global_batch": 6, "micro_batch": 3, "lr": 3e-3}
         body = {
             "run": {"name": name, "seed": 3},
@@ -48,7 +64,7 @@ class LocalUser:
             "parallel": {"dtype": "fp32", "threads": 1},
             "checkpoint": {"every_steps": 100_000},
             "slurm": {"ranks_per_node": ranks},
-            "cluster": {"name": "local"} | sections.pop("cluster", {}),
+            "cluster": cluster,
             "aegis": {"grace_s": 1, "poll_s": 0.05} | sections.pop("aegis", {}),
             **sections,
         }
@@ -83,13 +99,16 @@ class LocalUser:
         return RunDir(self.directory / "runs" / name)
 
     def state(self, name: str) -> dict[str, Any]:
+        """What `zslurm status NAME --json` shows; the command itself finds runs by other references."""
+        if self.run_dir(name).path.is_dir():
+            return state_of(self.run_dir(name))
         (state,) = json.loads(self.zslurm("status", name, "--json").stdout)
         return dict(state)
 
     def wait_for_end(self, name: str) -> dict[str, Any]:
         """The state in which the run came to rest; nothing of it may be left then."""
-        wait_for(lambda: not self.state(name)["active"], f"{name} to end")
-        wait_for(lambda: not self.processes(), f"every process of {name} to end")
+        wait_for(lambda: not self.state(name)["active"], f"{name} to end", every_s=LOOK_EVERY_S)
+        wait_for(lambda: not self.processes(), f"every process of {name} to end", every_s=LOOK_EVERY_S)
         return self.state(name)
 
     def events(self, name: str, kind: str) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -24,14 +24,23 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
     person.close()
 
 
-def _train(user: LocalUser, name: str, *in_ranks: dict[str, Any], exit_code: int = 0, **aegis: Any) -> list[str]:
+def _train(
+    user: LocalUser,
+    name: str,
+    *in_ranks: dict[str, Any],
+    trainer: Literal["stand-in", "real"] = "stand-in",
+    exit_code: int = 0,
+    **aegis: Any,
+) -> list[str]:
     """Train two ranks that do this to themselves (tests/faults/in_ranks); returns what `submit --wait` prints."""
     place = user.directory / f"{name}-faults"
     place.mkdir()
     (place / "plan.json").write_text(json.dumps({"pace_s": 0.0, "faults": list(in_ranks)}))
     env = {"PYTHONPATH": str(_HOOK), "ZSLURM_TEST_FAULTS": str(place)}
     saves = {"every_steps": 5, "background": False}
-    run = user.write_run(name, steps=STEPS, ranks=2, checkpoint=saves, cluster={"env": env}, aegis=aegis)
+    run = user.write_run(
+        name, steps=STEPS, ranks=2, trainer=trainer, checkpoint=saves, cluster={"env": env}, aegis=aegis
+    )
     return user.zslurm("submit", run, "--wait", exit_code=exit_code).stderr.splitlines()
 
 
@@ -76,7 +85,8 @@ def test_75_is_no_save_where_nobody_asked_for_one(user: LocalUser) -> None:
 
 
 def test_the_same_nan_at_the_same_step_stops_the_run_the_second_time(user: LocalUser) -> None:
-    said = _train(user, "nan", {"what": "nan", "step": 12, "rank": 1, "times": 1000}, exit_code=Exit.STOPPED)
+    nan = {"what": "nan", "step": 12, "rank": 1, "times": 1000}
+    said = _train(user, "nan", nan, trainer="real", exit_code=Exit.STOPPED)
     state = user.state("nan")
     assert (state["state"], state["exit_code"]) == ("failed", Exit.STOPPED)
     *restarts, stop = user.events("nan", "decision")

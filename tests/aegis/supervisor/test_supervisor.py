@@ -94,7 +94,7 @@ def test_ranks_whose_supervisor_cannot_come_back_still_count_and_can_be_stopped(
 def test_a_users_mistake_reaches_every_place_where_one_looks_for_it(user: LocalUser) -> None:
     """Data that is replaced between submission and start: the rank's own words and its real exit code."""
     garbage = f"echo garbage > {user.data}"
-    run_file = user.write_run("broken", ranks=2, cluster={"setup": [garbage]})
+    run_file = user.write_run("broken", ranks=2, trainer="real", cluster={"setup": [garbage]})
     done = user.zslurm("submit", run_file, "--wait", exit_code=1)
     state = user.wait_for_end("broken")
     cause = state["cause"]
