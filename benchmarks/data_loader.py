@@ -69,7 +69,7 @@ class Reading:
                 yield microbatch.tokens_BS, microbatch.targets_BS
 
     def numpy_as_stored(self) -> Iterator[NDArray[Any]]:
-        extent = self.bundle.extents["tokens"]
+        extent = self.bundle.ranges["tokens"]
         tokens = np.memmap(self.bundle.path, extent.dtype, "r", offset=extent.offset, shape=(extent.length,))
         count = self.context + 1
         for starts in self.offsets:

@@ -298,7 +298,7 @@ def test_a_peer_that_says_nothing_is_given_up_and_nothing_is_left(
     ranks = make(timeout_s=0.3)
     ranks[0].request(1)
     result = ranks[0].result()
-    assert (result.state, "rank 1 did not say" in result.reason) == (SaveState.FAILED, True)
+    assert (result.state, "rank 1 did not report" in result.reason) == (SaveState.FAILED, True)
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
