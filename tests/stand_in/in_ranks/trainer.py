@@ -24,20 +24,20 @@ from zslurm.checkpoint_tools import (
     Entry,
     ShardReport,
     Tensor,
+    acquire,
     assemble,
     begin,
     commit,
     list_checkpoints,
     partition,
     prune,
-    take,
 )
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing import writer  # the stand-in's
 from zslurm.train.errors import TrainError
 from zslurm.train.jsonl import JsonLinesWriter
 from zslurm.train.progress import CheckpointState, Phase, ProgressWriter, dump_stacks_on_signal
-from zslurm.train.segments import stages_of
+from zslurm.train.segments import segments_of
 from zslurm.train.stop import StopRequest
 
 STEP_S = float(os.environ.get("ZSLURM_TEST_STEP_S", "0.02"))
@@ -139,21 +139,21 @@ class Trainer:
         self.stages = [
             (phase, stage)
             for phase in config["phases"]
-            for stage in stages_of(
+            for stage in segments_of(
                 phase["tokens"], phase["context"], phase["global_batch"],
                 [(ramp["until_tokens"], ramp["global_batch"]) for ramp in phase["batch_ramp"]],
             )
         ]  # fmt: skip
         self.total_steps = sum(stage.steps for _, stage in self.stages)
         self.progress = ProgressWriter(world.rank, self.attempt)
-        self.model, self.step, self.tokens, self.pace_ns = Model(), 0, 0, 0
+        self.model, self.step, self.tokens, self.work_ns = Model(), 0, 0, 0
         self.lock = None
         world.do_on_first(self._lock)
         self._resume()
         self.metrics = JsonLinesWriter(run_dir / "metrics.jsonl") if world.is_first else None
 
     def _lock(self) -> str:
-        self.lock = take(self.root, job=os.environ.get("SLURM_JOB_ID", ""))
+        self.lock = acquire(self.root, job=os.environ.get("SLURM_JOB_ID", ""))
         return ""
 
     def _resume(self) -> None:
@@ -191,7 +191,7 @@ class Trainer:
             loss, stop = self._train_step(here)
             self.stop.renew()
             self.step, self.tokens = self.step + 1, self.tokens + here.tokens
-            self.progress.update(phase=Phase.STEP, step=self.step, pace_ns=self.pace_ns)
+            self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
             self._write_step(here, loss, time.monotonic() - began)
             last = self.step == self.total_steps
             if last or stop or self.step % (self.config["checkpoint"]["every_steps"] or self.step + 1) == 0:
@@ -208,7 +208,7 @@ class Trainer:
     def _train_step(self, here: Step) -> tuple[float, bool]:
         time.sleep(STEP_S)
         losses, _ = self.model.losses()
-        self.pace_ns += int(STEP_S * 1e9)
+        self.work_ns += int(STEP_S * 1e9)
         self.progress.update(waiting=True)
         ranks = self.world.all_gather([losses.objective, self.stop.asked])
         loss = sum(loss for loss, _ in ranks) / len(ranks)
