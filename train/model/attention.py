@@ -1,7 +1,7 @@
 """Compressed convolutional attention (arXiv 2510.04476): attention in a latent space of fewer heads.
 
 Queries and keys are projected down, mixed along time and channels by two short causal convolutions, joined
-with the mean of their unmixed forms, and normalised per head (`mixing.py`). Half of the value channels come
+with the mean of their unmixed forms, and normalised per head (`qk_conv.py`). Half of the value channels come
 from the token before.
 For ZAYA1-base the cache is 8x smaller than that of 16 full heads.
 """

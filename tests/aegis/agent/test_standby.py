@@ -1,6 +1,6 @@
 """An agent whose supervisor is silent: it acts once, alone, and only where that is right.
 
-What Slurm says is scripted here; tests/on_slurm/test_link.py has a real one.
+What Slurm says is scripted here; tests/on_slurm/test_agent_link.py has a real one.
 """
 
 from __future__ import annotations

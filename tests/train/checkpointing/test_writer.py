@@ -237,7 +237,7 @@ def test_an_unforeseen_error_is_a_failed_save_too(
     for rank in ranks:
         rank.request(1)
     (reason,) = {rank.result().reason for rank in ranks}
-    assert reason.startswith("internal error (ZeroDivisionError: a bug at train/test_saver.py:")
+    assert reason.startswith("internal error (ZeroDivisionError: a bug at checkpointing/test_writer.py:")
 
 
 def test_a_refusal_of_the_operating_system_is_its_own_message(

@@ -3,7 +3,7 @@
 The batch host may have died, and with it the supervisor and the batch script. Slurm then does not end a job with
 --no-kill: it would idle to its time limit. So the surviving agent of the lowest number puts the job back into the
 queue. An agent belongs to one generation, that of the supervisor that started it, and looks for a living
-supervisor before it acts (supervisor_lease.py):
+supervisor before it acts (run/supervisor_lease.py):
 
 - where another generation holds the supervisor's lease, this agent was replaced: it ends, and never acts;
 - where the supervisor of its own generation renews the lease, only the pipe between them is broken. An agent whose

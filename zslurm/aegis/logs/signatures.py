@@ -158,7 +158,7 @@ class Signatures:
         """What one line means; None where nothing is known to be wrong with it.
 
         Args:
-            text: a logical line (log_lines.py), cleaned or not.
+            text: a logical line (lines.py), cleaned or not.
             kernel: it is of the kernel's log, so it cannot tell of a program's own errors.
         """
         text = text[:MAX_LINE]

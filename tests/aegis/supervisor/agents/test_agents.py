@@ -1,6 +1,6 @@
 """The supervisor's side of the agents: real child processes, on this machine and behind an srun that is a script.
 
-tests/on_slurm/test_link.py has the real srun.
+tests/on_slurm/test_agent_link.py has the real srun.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 On Slurm the agents are one step beside the training, `srun --overlap --no-kill`, whose standard input and output
 are the only connection: no port, no file. Elsewhere the agent is a child process. The agents of a supervisor are a
-generation: before they start it takes the run's lease in their name, and renews it (supervisor_lease.py), so that
-agents which no pipe reaches any more know whether they were replaced. Its successor starts its own and ends the
-older ones.
+generation: before they start it takes the run's lease in their name, and renews it (run/supervisor_lease.py), so
+that agents which no pipe reaches any more know whether they were replaced. Its successor starts its own and ends
+the older ones.
 
     agents = Agents(settings, event)
     agents.start(spec, run, job_id, nodes, environ)
