@@ -9,8 +9,8 @@ The peak is the sum of what lives as long as the run and of the largest of these
 
 What lives as long as the run is listed in parallel/memory.py. On a CPU the copy that checkpoints are written from
 (checkpointing/snapshot.py) belongs to it as well, unless `checkpoint.background` is false; on GPUs it is in the
-host's memory. Ranks differ in what they own; the figures are those of the rank that owns most. Counted are live tensors, not what
-an allocator, the runtime or the collectives' library hold besides.
+host's memory. Ranks differ in what they own; the figures are those of the rank that owns most. Counted are live
+tensors, not what an allocator, the runtime or the collectives' library hold besides.
 """
 
 from __future__ import annotations
