@@ -16,10 +16,11 @@ pytestmark = pytest.mark.slurm
 TELL = """
 import os, sys
 from zslurm.aegis.notify.job_comment import JobComment
+from zslurm.run.events import Decided
 said = []
 comment = JobComment(sys.argv[1], os.environ, said.append)
 root = {"kind": "rank_killed", "role": "root", "scope": "user", "node": "node1", "rank": 3, "line": sys.argv[2]}
-comment.tell({"event": "decision", "attempt": 2, "action": "restart", "mode": "act", "root": root})
+comment.notify(Decided(attempt=2, action="restart", mode="act", root=root))
 comment.flush(90)
 comment.close(90)
 print("|".join(said))
