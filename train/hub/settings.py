@@ -206,7 +206,7 @@ def _native_model(reader: _Reader, tensors: int) -> dict[str, Any]:
     reader.only("hidden_act", "silu")
     layers = reader.need("num_hidden_layers")
     if isinstance(layers, int) and layers > tensors:
-        reader.problems.append(f"num_hidden_layers is {layers}, but there are only {tensors} tensors")
+        reader.problems.append(f"num_hidden_layers is {layers}, more than there are tensors ({tensors})")
     elif isinstance(layers, int):
         reader.only("layer_types", ["hybrid"] * layers)
     return {

@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 from zslurm.core.errors import Exit
 
 STEPS = 60
-SAVES = {"every_steps": 5}
+SAVES = {"every_steps": 5, "background": False}  # steps 5, 10 ... are saved before the next one begins
 
 
 @pytest.fixture
