@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Timing, alternate, write_result
 from zslurm.train.config import DataConfig, PhaseConfig
-from zslurm.train.data.bundle import BundleHeader, BundleWriter
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import BundleHeader
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import read_from

@@ -14,7 +14,8 @@ import pytest
 from tests.train.ranks import train_on
 from tests.train.runs import VOCAB, losses_of, make_corpus, make_run, steps_of
 from zslurm.checkpoint_tools import Checkpoint, list_checkpoints
-from zslurm.train.data.bundle import BundleHeader, BundleWriter
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import BundleHeader
 
 CONTEXT = 16
 HEADER = BundleHeader(VOCAB, "a" * 64, 1, "tests")

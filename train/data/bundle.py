@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.hdf5 import DatasetRange, locate, open_hdf5, read_text
 from zslurm.train.data.schema import (
     AGAIN,
@@ -36,7 +35,7 @@ from zslurm.train.data.schema import (
 )
 from zslurm.train.errors import DataError
 
-__all__ = ["Bundle", "BundleHeader", "BundleWriter", "Corpus"]
+__all__ = ["Bundle", "BundleHeader", "Corpus"]
 
 MASK_DATASETS = ("targets", "target_checksums")
 _T = TypeVar("_T", bound=np.generic)

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus
-
-if TYPE_CHECKING:
-    from zslurm.hardware.node_sources import Sources
+from zslurm.hardware.machine import Machine
 
 _START = re.compile(r"[\[{]")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
@@ -28,7 +26,7 @@ _PATIENCE = 3
 """The real questions may take so many times as long as the canary."""
 
 
-def read(sources: Sources) -> Gpus:
+def read(sources: Machine) -> Gpus:
     """Ask amd-smi; one question at a time, and none more once it has fallen silent."""
     patience = sources.limits.canary_s
     try:

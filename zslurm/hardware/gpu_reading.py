@@ -6,16 +6,13 @@ The tool's answer comes first; a field that it leaves open (`N/A`) is taken from
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from zslurm.hardware import amd_smi, nvidia_smi, ras
 from zslurm.hardware.gpu_health import Gpus
-
-if TYPE_CHECKING:
-    from zslurm.hardware.node_sources import Sources
+from zslurm.hardware.machine import Machine
 
 
-def read_gpu_health(sources: Sources) -> Gpus:
+def read_gpu_health(sources: Machine) -> Gpus:
     """Ask the tool of the GPUs' maker, and sysfs."""
     nvidia = any(gpu.kind == "nvidia" for gpu in sources.facts.gpus)
     if nvidia or (not sources.facts.gpus and sources.find("nvidia-smi") and not sources.find("amd-smi")):

@@ -7,13 +7,9 @@ remapped and pages retired are therefore asked for separately.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus
-
-if TYPE_CHECKING:
-    from zslurm.hardware.node_sources import Sources
+from zslurm.hardware.machine import Machine
 
 _GPU = "index,pci.bus_id,memory.used,ecc.errors.uncorrected.volatile.total,ecc.errors.corrected.volatile.total"
 _ROWS = "gpu_bus_id,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
@@ -23,7 +19,7 @@ _MIB = 1 << 20
 _PATIENCE = 3
 
 
-def read(sources: Sources) -> Gpus:
+def read(sources: Machine) -> Gpus:
     """Ask nvidia-smi; not again once it has fallen silent."""
     patience = sources.limits.canary_s
     try:

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zslurm.core.files import read_text
 from zslurm.hardware.gpu_health import GpuHealth, GpuProcess
+from zslurm.hardware.machine import Machine
 from zslurm.hardware.sysfs import key_values, names, read_int
-
-if TYPE_CHECKING:
-    from zslurm.hardware.node_sources import Sources
 
 _COUNTERS = re.compile(r"(?:aca_)?(\w+?)(?:_err_count)?")
 _PAGE_LETTERS = {"R": "retired", "P": "pending", "F": "unreservable"}
 
 
-def read(sources: Sources) -> list[GpuHealth]:
+def read(sources: Machine) -> list[GpuHealth]:
     """Every AMD GPU, in the order of the facts."""
     return [
         _health(gpu.index, gpu.pci, sources.root / "sys/bus/pci/devices" / gpu.pci)
@@ -56,7 +53,7 @@ def parse_bad_pages(text: str | None) -> dict[str, int] | None:
     return {name: letters.count(letter) for letter, name in _PAGE_LETTERS.items()}
 
 
-def kfd_processes(sources: Sources) -> dict[int, int] | None:
+def kfd_processes(sources: Machine) -> dict[int, int] | None:
     """Bytes of GPU memory that each process holds, by pid; None where the KFD does not show it."""
     place = sources.root / "sys/class/kfd/kfd/proc"
     if not place.is_dir():

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from zslurm.train.config import PhaseConfig
-from zslurm.train.data.bundle import BundleHeader, BundleWriter, Corpus
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import BundleHeader, Corpus
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.schema import bundle_name
 from zslurm.train.data.training_data import TrainingData

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from tests.train.data.corpora import HEADER, write_bundle
 from zslurm.train.data.build.rolling_writer import RollingWriter
 from zslurm.train.data.build.statistics import unigram_entropy
-from zslurm.train.data.bundle import Bundle, BundleWriter, Corpus
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import Bundle, Corpus
 from zslurm.train.data.schema import bundle_name
 from zslurm.train.data.verify import verify
 from zslurm.train.errors import DataError

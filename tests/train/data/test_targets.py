@@ -16,7 +16,8 @@ from zslurm.train.data.build.build import build
 from zslurm.train.data.build.preview import previews
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.tokenizer import encode, load_tokenizer
-from zslurm.train.data.bundle import Bundle, BundleWriter, Corpus
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import Bundle, Corpus
 from zslurm.train.data.schema import bundle_name
 from zslurm.train.errors import DataError
 

@@ -16,7 +16,8 @@ from tests.train.data.corpora import HEADER, write_bundle, write_rows
 from zslurm.train.data.build import writer as writer_module
 from zslurm.train.data.build.build import build
 from zslurm.train.data.build.source_reader import Fields
-from zslurm.train.data.bundle import Bundle, BundleWriter
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import Bundle
 from zslurm.train.data.schema import BLOCK_TOKENS, bundle_name
 from zslurm.train.data.verify import Verification, verify
 from zslurm.train.errors import DataError
