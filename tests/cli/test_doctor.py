@@ -104,8 +104,11 @@ def test_wrong_options_are_refused(shell: Shell, arguments: tuple[str, ...], wor
 
 def test_old_names_of_checks_and_options_work_and_name_the_new_ones(shell: Shell, machine: Node) -> None:
     done = shell.zslurm(*LOCAL, "--json", "--only", "leftovers")
-    assert done.stderr == "zslurm: the check leftovers is called orphaned-processes now; the old name goes away\n"
+    assert (
+        done.stderr
+        == "zslurm: the check leftovers is called orphaned-processes now; a later version will refuse the old name\n"
+    )
     assert [check["name"] for check in json.loads(done.stdout)["checks"]] == ["orphaned-processes"]
     listed = shell.zslurm("doctor", "--list", "--bars")
-    assert listed.stderr == "zslurm: --bars is called --benchmark now; the old name goes away\n"
+    assert listed.stderr == "zslurm: --bars is called --benchmark now; a later version will refuse the old name\n"
     assert "benchmark\tbenchmark\tnode\t" in listed.stdout

@@ -220,7 +220,7 @@ def test_old_names_of_options_work_and_name_the_new_ones(shell: Shell) -> None:
     done = shell.zslurm(
         "submit", "run.yaml", "--dry-run", "--json", "--after=afterany:7", "--", "--comment=--after"
     )
-    assert done.stderr == "zslurm: --after is called --dependency now; the old name goes away\n"
+    assert done.stderr == "zslurm: --after is called --dependency now; a later version will refuse the old name\n"
     script = json.loads(done.stdout)["script"]
     assert "#SBATCH --dependency=afterany:7\n" in script
     assert "#SBATCH --comment=--after\n" in script

@@ -36,7 +36,7 @@ def test_a_run_file_with_an_old_name_is_resolved_to_the_new_one(capsys: pytest.C
     _layers(OLD_FILE)
     assert capsys.readouterr().err.splitlines() == [
         "run.yaml:3: aegis.silent_s is called aegis.heartbeat_timeout_s now; "
-        "the old name will be refused by a later version"
+        "a later version will refuse the old name"
     ]
 
 

@@ -99,7 +99,10 @@ def with_current_names(command: str, arguments: list[str]) -> list[str]:
     for index, word in enumerate(arguments[:end]):
         old, equals, value = word.partition("=")
         if old in renamed:
-            print(f"zslurm: {old} is called {renamed[old]} now; the old name goes away", file=sys.stderr)
+            print(
+                f"zslurm: {old} is called {renamed[old]} now; a later version will refuse the old name",
+                file=sys.stderr,
+            )
             words[index] = f"{renamed[old]}{equals}{value}"
     return words
 

@@ -60,4 +60,4 @@ def present_names(data: Mapping[str, Any], places: Mapping[KeyPath, str] | None 
 
 @functools.cache  # a run file may be read more than once
 def _report(place: str, old: str, new: str) -> None:
-    say(f"{place}: {old} is called {new} now; the old name will be refused by a later version")
+    say(f"{place}: {old} is called {new} now; a later version will refuse the old name")

@@ -171,7 +171,9 @@ def _current_names(names: Iterable[str]) -> list[str]:
     names = list(names)
     for name in names:
         if name in RENAMED:
-            say(f"zslurm: the check {name} is called {RENAMED[name]} now; the old name goes away")
+            say(
+                f"zslurm: the check {name} is called {RENAMED[name]} now; a later version will refuse the old name"
+            )
     return [RENAMED.get(name, name) for name in names]
 
 
