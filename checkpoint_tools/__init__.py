@@ -4,7 +4,7 @@
       manifest.json                       what it holds, where, and the checksums of everything
       shard-00003-of-00008.safetensors    what rank 3 owned; any safetensors reader opens it
 
-Saving, on every rank (`begin` on rank 0 only, which tells the others the path). `tensors` is the table, the
+Saving, on every rank (`begin` on rank 0 only, which sends the others the path). `tensors` is the table, the
 same on all ranks: `Tensor(name, shape, {"master": "F32"})` of each, with `whole=K` where ranks own matrices whole.
 
     directory = begin(root, step=400, nonce="attempt2-a81f")

@@ -6,8 +6,8 @@ copied. The last such block is kept, so neighbours that share one cost one read:
 back in any pieces is read once.
 
 Cost: one `preadv` and one CRC pass per block touched, and one block of memory. The price of checking is
-the smallest read is a block. The kernel is asked to read ahead, and told what a long request needs: it reads on
-while a block is checked. Nothing is retried or repaired.
+the smallest read is a block. The kernel is asked to read ahead, and given notice of what a long request needs:
+it reads on while a block is checked. Nothing is retried or repaired.
 """
 
 from __future__ import annotations

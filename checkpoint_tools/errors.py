@@ -42,7 +42,7 @@ class Damaged(CheckpointError):
 
 
 class Incomplete(CheckpointError):
-    """Some elements of a tensor are in no shard, or in two. Act: a bug in whoever wrote it; do not commit."""
+    """Some elements of a tensor are in no shard, or in two. Act: the writer has a bug; do not commit."""
 
 
 class Mismatch(CheckpointError):
@@ -54,11 +54,11 @@ class InUse(CheckpointError):
 
 
 class ReadFailed(CheckpointError):
-    """The operating system refused a read (permission, file limit, I/O error). Act: mend and try again."""
+    """The operating system refused a read (permission, file limit, I/O error). Act: repair it and try again."""
 
 
 class WriteFailed(CheckpointError):
-    """A save did not reach the disk; earlier checkpoints are untouched. Act: mend the cause, save again."""
+    """A save did not reach the disk; earlier checkpoints are untouched. Act: repair the cause, save again."""
 
 
 class NoSpace(WriteFailed):

@@ -41,7 +41,7 @@ def superseded_name(step: int) -> str:
 
 
 def temporary_name(step: int, nonce: str) -> str:
-    """Directory name of a save in progress; `nonce` tells attempts of the same step apart."""
+    """Directory name of a save in progress; `nonce` distinguishes attempts of the same step."""
     return _hidden_name(step, nonce, "tmp")
 
 

@@ -35,7 +35,7 @@ def local_tier(local: Path, root: Path) -> Path:
 def keep_copy(
     tier: Path, step: int, report: ShardReport, entries: Iterable[Entry], buffers: Iterable[BufferEntry]
 ) -> Path:
-    """Write the shard that `report` tells of once more, from the same memory, into `tier`; returns the copy.
+    """Write the shard that `report` describes once more, from the same memory, into `tier`; returns the copy.
 
     Raises:
         NoSpace, WriteFailed: the file system refused, or the bytes are not those of the shard. The run can go on.

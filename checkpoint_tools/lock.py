@@ -1,8 +1,8 @@
 """One writer per directory of checkpoints: a lock file that says who holds it.
 
 The file appears by `link`, which is atomic on NFS and Lustre too (flock is not reliable there), complete from the
-first moment. Nothing removes it when its holder is killed, so whoever finds one judges whether that one still
-lives:
+first moment. Nothing removes it when its holder is killed, so a process that finds one judges whether that one
+still lives:
 
     on this host        its process is there, and is the one that took the lock (pids are used again)
     in the same job     attempts of one job follow each other: the one before is over
@@ -45,7 +45,7 @@ class Holder:
         started: the kernel's start time of that process, in ticks since boot; 0 where it is not known.
         job: the scheduler's job that it belongs to; empty where there is none.
         since: when it took the lock, in seconds since 1970.
-        nonce: tells this holder from any other.
+        nonce: distinguishes this holder from any other.
     """
 
     host: str
@@ -107,7 +107,7 @@ def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False
 
 
 def _acquire(path: Path, draft: Path, is_dead: Callable[[Holder], bool]) -> None:
-    """Make `path` a copy of `draft` where nobody who lives holds it."""
+    """Make `path` a copy of `draft` where no living process holds it."""
     while not _link(draft, path):
         theirs = _read(path)
         if theirs is None:
@@ -127,7 +127,7 @@ def _acquire(path: Path, draft: Path, is_dead: Callable[[Holder], bool]) -> None
 
 
 def holder_of(root: Path) -> Holder | None:
-    """Who holds the lock of `root`; None where nobody does. A file that is no lock is held by nobody living.
+    """Who holds the lock of `root`; None where none does. A file that is no lock has no living holder.
 
     Raises:
         ReadFailed: the operating system refused.

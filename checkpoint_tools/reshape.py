@@ -2,7 +2,7 @@
 
 Loading at any world size needs no reshape: every rank reads the extents it owns now. A reshaped checkpoint is
 one in which each of the new ranks finds its share in one file, in one piece, in the order of its memory: what
-a large run wants before it starts, and what gives a checkpoint of another size to whoever expects one.
+a large run wants before it starts, and what gives a checkpoint of another size to programs that expect one.
 
 Each new shard is an intersection of intervals: its extents come from `partition`, the function that the
 trainer uses, and are read from the old shards with `pread`, block by block, each block checked. A shard is
@@ -53,10 +53,10 @@ from zslurm.checkpoint_tools.write import file_order, shard_opening, write_file
 
 RING_BLOCKS = 4
 WORKERS = 4
-"""Shards that are written at once, unless told otherwise: while some wait for the disk, others compute."""
+"""Shards that are written at once by default: while some wait for the disk, others compute."""
 
 MAX_MEMORY = 256 << 20
-"""Bytes of buffers that `reshape` uses at most, unless told otherwise."""
+"""Bytes of buffers that `reshape` uses at most, unless the caller sets another limit."""
 
 Report = Callable[[str, int, int], None]
 """Gets the stage ("writing" or "verifying"), bytes done, and bytes in all."""

@@ -1,6 +1,6 @@
 """One rank's shard, streamed from host buffers to a safetensors file, with checksums computed on the way.
 
-Each byte is read twice (once for its CRC32, once by the kernel), copied by nobody here, and leaves in one
+Each byte is read twice (once for its CRC32, once by the kernel), not copied here, and leaves in one
 `writev` per block of 4 MiB, however many tensors the block holds; write-back starts on the way, so the one fsync
 at the end finds little left. CRC32 runs at tens of GB/s on one core (checksum.py), and both it and `writev`
 release the GIL, so a writer thread does not hold up its trainer.

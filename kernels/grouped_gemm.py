@@ -1,9 +1,9 @@
 """Multiply groups of rows by one matrix per group, in one call or in a loop.
 
-`torch.nn.functional.grouped_mm` takes the groups' ends from the device, so nobody waits for them, but asks for
-strides that are multiples of 16 bytes and knows few formats. The loop runs anywhere; it needs the number of
-rows of every group on the host. Both multiply the same rows with the same matrices; empty groups are fine, and
-rows behind the last group are left undefined.
+`torch.nn.functional.grouped_mm` takes the groups' ends from the device, so the host does not wait for them, but
+asks for strides that are multiples of 16 bytes and knows few formats. The loop runs anywhere; it needs the
+number of rows of every group on the host. Both multiply the same rows with the same matrices; empty groups are
+fine, and rows behind the last group are left undefined.
 
 Under `torch.compile` the loop is an operator of its own: the compiler need not know how long it is.
 """

@@ -1,12 +1,12 @@
-"""The progress contract: how a rank tells a watcher on the same node that it is alive, and where it is.
+"""The progress contract: how a rank shows a watcher on the same node that it is alive, and where it is.
 
 In the directory named by ZSLURM_PROGRESS_DIR (node-local memory) each rank keeps one record of RECORD.size
 bytes, `rank-00003`, rewritten whole by one pwrite: a reader never sees a torn one. Without the variable nothing
 is written. The cost is one system call of 56 bytes per update, and a step makes two: when it is done, and when
-this rank has done its own part of it and waits for its peers. That second word is what tells the one rank that
-hangs from all those that wait for it; the step work time (`Progress.work_ns`) tells the one that is slow.
+this rank has done its own part of it and waits for its peers. That second fact separates the one rank that
+hangs from all those that wait for it; the step work time (`Progress.work_ns`) shows the one that is slow.
 
-A process that gets STACK_SIGNAL writes the stacks of all its threads to its standard error and goes on.
+A process that gets STACK_SIGNAL writes the stacks of all its threads to its standard error and continues.
 """
 
 from __future__ import annotations

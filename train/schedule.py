@@ -14,7 +14,7 @@ step i is, from `warmup_from` = a over `lr` = b to `final_lr` = c:
 
 Finding a step's place takes O(log segments): nothing is made for each of the 800,000 steps of a long run. A run
 moves from phase to phase by itself, and wherever it is interrupted, its step number is all that it needs to go on.
-That holds while the phases stay what they were; so checkpoints record them, and `compare` tells what changed.
+That holds while the phases stay what they were; so checkpoints record them, and `compare` lists what changed.
 """
 
 from __future__ import annotations

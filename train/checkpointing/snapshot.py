@@ -108,7 +108,7 @@ class HostSnapshot:
                 length = _PIECE // source.itemsize
                 for start in range(0, source.size, length):
                     np.copyto(target[start : start + length], source[start : start + length])
-        except BaseException as error:  # handed to whoever waits
+        except BaseException as error:  # raised where the snapshot is waited for
             self._error = error
         finally:
             self._copied.set()

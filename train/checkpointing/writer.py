@@ -1,6 +1,6 @@
-"""Write checkpoints in the background: what one rank does for a save while it goes on training.
+"""Write checkpoints in the background: what one rank does for a save while it trains.
 
-    REQUESTED   at a step boundary: the copy into staging begins, training goes on
+    REQUESTED   at a step boundary: the copy into staging begins, training continues
     STAGED      the values are in host memory; from here on the tensors may change
     WRITTEN     this rank's shard is written, checksummed and synced, and reported through the store
     COMMITTED   on rank 0: all ranks have reported, the manifest is written, and the checkpoint is visible;
@@ -217,7 +217,7 @@ class CheckpointWriter:
             self._saves += 1
             try:
                 self._save(request)
-            except Exception as error:  # whatever it is: training goes on, and reads it
+            except Exception as error:  # whatever it is: training continues, and reads it
                 self._report(request, SaveState.FAILED, reason=reason_of(error))
             finally:
                 self._idle.set()

@@ -133,7 +133,7 @@ class Bundle:
 
     @cached_property
     def scattered(self) -> NDArray[np.unsignedinteger]:
-        """As `tokens`, through a mapping of its own that the kernel is told is read in no order.
+        """As `tokens`, through a separate mapping that the kernel is advised is read in no order.
 
         Otherwise each page that is not in memory brings its device's read-ahead with it: on a disk with 8 MiB of
         it, hundreds of times the bytes that were asked for at a context of 4,096 (benchmarks/data_loader.py).
@@ -142,7 +142,7 @@ class Bundle:
         return np.asarray(self._scattered)  # a memmap's own slices take a microsecond more
 
     def will_need(self, start: int, count: int) -> None:
-        """Have the kernel fetch tokens [start, start + count) of `scattered` while this process goes on.
+        """Have the kernel fetch tokens [start, start + count) of `scattered` while this process continues.
 
         It takes a microsecond. Whoever then reads many such pieces waits for the disk once, not at every page.
         """

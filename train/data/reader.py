@@ -1,7 +1,7 @@
 """Reading a rank's microbatches from the bundles, in the order of the run, as they are stored.
 
     order     the places of some 4,096 sequences at once: to shuffle a few costs as much as many
-    advice    the kernel is told of the next read's sequences before this read's are copied, so that a cold disk
+    advice    the kernel is advised of the next read's sequences before this read's are copied, so that a cold disk
               works on all of them at once; and that reads are random (Bundle.scattered)
     read      one copy out of the mapped bundles, of some 262,144 tokens or of one microbatch where that is more
 

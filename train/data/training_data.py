@@ -163,7 +163,7 @@ class TrainingData:
         return Sequences(context, source, index, [bundles[each] for each in bundle.tolist()], start.tolist())
 
     def will_need(self, sequences: Sequences) -> None:
-        """Have the kernel fetch sequences while this process goes on; see Bundle.will_need.
+        """Have the kernel fetch sequences while this process continues; see Bundle.will_need.
 
         What of one lies in a second bundle is left out.
         """

@@ -5,7 +5,7 @@ as they share those of a step; every microbatch's loss is put at its own place i
 summed over ranks (adding zeros, which is exact) and then over microbatches in their order. So the result does
 not depend on the number of ranks, and is the same bits wherever one microbatch's loss is.
 
-Training goes on as if nothing had been: no gradient is taken, no random number is drawn, loads are not counted.
+Training continues as if nothing had been: no gradient is taken, no random number is drawn, loads are not counted.
 Cost: a forward pass over the sequences and one all-reduce of a few numbers.
 """
 

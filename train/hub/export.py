@@ -58,7 +58,7 @@ class Exported:
 
 
 def silent(done: int, total: int) -> None:
-    """Reports to nobody."""
+    """Drop every report."""
 
 
 def export(

@@ -1,7 +1,7 @@
 """Weights from anywhere, one interface: our checkpoints, transformers folders, folders of the first release.
 
 `open_weights(path)` finds out which it is and checks all of it but the values: that every tensor of the model is
-there, in its shape, and nothing else. Reading is by range, in fp32, so whoever converts decides how much memory
+there, in its shape, and nothing else. Reading is by range, in fp32, so the caller decides how much memory
 that takes.
 """
 
@@ -237,7 +237,7 @@ class FolderWeights(_Closing):
         return trained if trained.shape == stored.shape and np.array_equal(shifted(trained), stored) else None
 
     def _check_tensors(self, table: tuple[Piece, ...]) -> None:
-        """Every tensor is there, in its shape, and no other; all that is wrong is told at once.
+        """Every tensor is there, in its shape, and no other; all that is wrong is reported at once.
 
         Raises:
             HubError: it is not so.

@@ -95,7 +95,7 @@ class ZeroShards:
             reduce_dtype: format in which they are summed over ranks; default: `gradient_dtype`. An fp64 model has
                 fp64 for both.
             bucket_bytes: size of one reduction of matrices, rounded down to whole elements for every rank.
-            overlap: reduce buckets while the last backward of a step goes on.
+            overlap: reduce buckets during the last backward of a step.
         """
         self.comm = Comm(group)
         self.rank, self.world_size = self.comm.rank, self.comm.size

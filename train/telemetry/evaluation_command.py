@@ -1,6 +1,6 @@
 """Run evaluation.command: it judges an export of the weights, beside the training and never in its way.
 
-    trainer, rank 0     a checkpoint is committed -> starts one process and goes on; asks after it at every step
+    trainer, rank 0     a checkpoint is committed -> starts one process and continues; checks on it at every step
     that process        see `train.evaluation.command`: exports the checkpoint, runs the user's command, leaves how
                         it went in RUN_DIR/exports/step-00000400.json
 

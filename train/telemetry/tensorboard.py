@@ -1,7 +1,7 @@
 """Write the metrics for TensorBoard, in RUN_DIR/tensorboard: every number of metrics.jsonl as a scalar.
 
 The tag is KIND/FIELD (`step/loss`, `step/time_split_s/forward`), the step the line's own. A resumed run writes a
-new file beside the old ones, and tells TensorBoard to forget what they hold of the steps that it repeats. Needs
+new file beside the old ones, and makes TensorBoard forget what they hold of the steps that it repeats. Needs
 the tensorboard package; torch.utils.tensorboard, which writes the files, does not bring it.
 """
 

@@ -89,7 +89,7 @@ def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, sett
 
 
 def _stays(fault: Fault) -> bool:
-    """True for a state that lasts until something takes it back, though the run goes on."""
+    """True for a state that lasts until something takes it back, though the run continues."""
     return fault.kind.while_running == "give up" or fault.kind.lasting or fault.source in _ENDS_OF_RANKS
 
 

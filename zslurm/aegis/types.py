@@ -143,7 +143,8 @@ class Resources:
         nodes: nodes of the job that are alive and not excluded, in the order of ranks; spares among them.
         in_use: those, and dead ones, on which the attempt ran.
         needed: nodes that the run is meant to have.
-        outlives_nodes: the job goes on when one of its nodes dies (`--no-kill`), so a new step may start at once.
+        outlives_nodes: the job continues when one of its nodes dies (`--no-kill`), so a new step may start at
+            once.
         can_requeue: it can be put back into the queue, from inside or by a successor.
         elsewhere: usable nodes of its partition, those of the job among them, without dead nodes and without those
             that were excluded before; None where Slurm does not report it.

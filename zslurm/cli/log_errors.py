@@ -1,6 +1,6 @@
 """`zslurm logs --errors`: what went wrong in an attempt, over all its ranks, the root first.
 
-Judged as the supervisor judges (aegis/policy/outcome.py): the rank that it blames is the root, ranks that complain
+As in the supervisor (aegis/policy/outcome.py): the rank that it names is the root, ranks that complain
 of lost peers are its cascade, others failed on their own later. Ranks that said the same share a row.
 """
 
@@ -75,7 +75,7 @@ def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
         role = _role(found, cause)
         groups.setdefault((role, found["line"]), []).append(found)
     errors = [_group(attempt, role, line, members) for (role, line), members in groups.items()]
-    if cause and not any(error.role == "root" for error in errors):  # no rank's: a node, or nobody could tell
+    if cause and not any(error.role == "root" for error in errors):  # no rank's: a node, or unknown
         line, node = str(cause["message"]), cause.get("node") or "-"
         errors.append(RankError("root", (), node, ended.time if ended is not None else None, None, line, ""))
     return sorted(errors, key=lambda error: (_ORDER[error.role], error.when or float("inf")))

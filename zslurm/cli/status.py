@@ -306,7 +306,7 @@ def details(state: RunState, excluded: str | None = None) -> Iterator[str]:
 
 
 def _exclusions(state: RunState, by_slurm: str | None) -> str:
-    """The nodes that the run does not use: what Slurm was told, and what the supervisor leaves out besides."""
+    """The nodes that the run does not use: what Slurm excludes, and what the supervisor leaves out besides."""
     if by_slurm is None:
         return compress(state.aegis.excluded)
     own = sorted(set(state.aegis.excluded) - set(expand(by_slurm)))
@@ -337,7 +337,7 @@ def _attempt_line(attempt: dict[str, Any]) -> str:
 
 
 def _attempts(state: RunState) -> Iterator[dict[str, Any]]:
-    """Every attempt with its nodes and its end; one that has none runs, or nobody recorded how it ended."""
+    """Every attempt with its nodes and its end; one that has none runs, or its end was not recorded."""
     started: dict[int, dict[str, Any]] = {}
     for event in read_jsonl(state.run.events):
         if event.get("attempt") is None:

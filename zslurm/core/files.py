@@ -29,7 +29,7 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     Args:
         path: the file.
         text: its new content.
-        private: let nobody but its owner read it, from its first byte.
+        private: let its owner alone read it, from its first byte.
 
     Raises:
         OSError: the disk is full or the file system is gone.

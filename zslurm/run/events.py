@@ -159,7 +159,7 @@ class AgentRestarted(Event, name="agent_restarted"):
 
 
 class AgentsUnavailable(Event, name="agents_unavailable"):
-    """The agents cannot be started; the run goes on without."""
+    """The agents cannot be started; the run continues without."""
 
     reason: str | None = None
 

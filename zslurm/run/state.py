@@ -45,7 +45,7 @@ State = Literal[
     "node-failed",
     "timeout",  # killed at the time limit
     "out-of-memory",
-    "lost",  # ended without a verdict, and nobody knows how
+    "lost",  # ended without a record of how
     "unknown",  # Slurm does not answer
     "prepared",  # never accepted by a launcher
     "copied",  # a copy of a run: the job in its files is the original's
@@ -322,7 +322,7 @@ def _forgotten_state(job: _Job, verdict: Ended | None) -> tuple[State, str | Non
 
 
 def _unanswered_state(job: _Job, verdict: Ended | None, problem: str) -> tuple[State, str | None]:
-    """A run that ended for good, and that nobody touched since, has ended; of others nobody can tell."""
+    """A run that ended for good, and that was not touched since, has ended; of others it is not known."""
     if verdict is not None and verdict.outcome in ("completed", "failed") and verdict.time > job.acted:
         return _from_verdict(job, verdict), None
     return "unknown", problem

@@ -26,7 +26,7 @@ class _Truncated(OSError):
 
 @contextmanager
 def open_source(file: SourceFile) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Yield the stream of a file's bytes, decompressed, and the file itself, whose position tells the progress.
+    """Yield the stream of a file's bytes, decompressed, and the file itself, whose position is the progress.
 
     Raises:
         DataError: it cannot be read, now or in the body, is damaged or truncated, or zstandard is not installed.

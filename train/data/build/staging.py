@@ -1,7 +1,7 @@
 """A directory that appears complete or not at all, and whose making can be gone on with.
 
 It is filled as .NAME.building-HOST-PID/corpus beside its final place and renamed when all its files are on stable
-storage. What lies beside `corpus` is for whoever goes on with it. A failure or an interruption removes it, or
+storage. What lies beside `corpus` is for the build that continues it. A failure or an interruption removes it, or
 renames it to .NAME.unfinished where it holds something worth keeping; after a kill it stays as it is. Whoever
 wants the same NAME next takes it over by renaming it to its own HOST-PID, which only one can.
 
@@ -39,7 +39,7 @@ def staging_directory(
 
     CORPUS becomes `final` at the end of the body. On an exception the directory becomes `unfinished_path(final)`
     if it is worth keeping, and vanishes otherwise. The body sees to the durability of its files; the renames are
-    made durable here. `note` is told when another host is waited for.
+    made durable here. `note` is called when another host is waited for.
 
     Raises:
         DataError: another process, or this one, is filling one for `final`, or `final` was filled meanwhile.
@@ -114,7 +114,7 @@ def _take_over(final: Path, prefix: str, ours: Path, note: Callable[[str], None]
 
 
 def _is_alive(staging: Path, host: str, process: int, note: Callable[[str], None]) -> bool:
-    """Return whether the process that fills the directory still does, as far as can be told from here."""
+    """Return whether the process that fills the directory still does, as far as this host can find out."""
     if host != socket.gethostname():
         return _gives_signs_of_life(staging, f"process {process} on {host}", note)
     try:

@@ -150,7 +150,7 @@ def words_of_srun(attempt: AttemptDir) -> list[Fault]:
 
 
 def cancelled(attempt: AttemptDir) -> Fault | None:
-    """A fault that says that somebody cancelled the attempt's Slurm step; None where nobody did.
+    """A fault that says that somebody cancelled the attempt's Slurm step; None where it was not cancelled.
 
     Ask before the supervisor itself ends the step, which srun reports in the same words.
     """

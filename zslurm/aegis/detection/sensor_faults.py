@@ -1,11 +1,11 @@
-"""What sensors report, told once: a fault stands until its sensor says that it is over.
+"""What sensors report, recorded once: a fault lasts until its sensor reports that it is over.
 
 The first report of an agent names whatever is wrong then, and what happened since the attempt began, for it may
-have replaced another agent. So a state of its sensor that it does not name is over, and what was told before is
-not told again. A supervisor that takes over an attempt knows what its predecessor recorded (`take_up`).
+have replaced another agent. So a state of its sensor that it does not name is over, and what was recorded before
+is not recorded again. A supervisor that takes over an attempt knows what its predecessor recorded (`take_up`).
 
 Faults of one kind from one node are let through at most ten times a minute. A node's clock may be minutes off: its
-faults are told in the time of the supervisor, by whose clock the policy judges them. Pure: times are given.
+faults have times of the supervisor, by whose clock the policy judges them. Pure: times are given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SensorFaults:
         self._unavailable: dict[tuple[str, str], str] = {}
 
     def begin_attempt(self) -> None:
-        """A new attempt starts: it is told of what is broken still, such as a link that is down.
+        """A new attempt starts: what is broken still is reported again, such as a link that is down.
 
         What has no end of its own, such as an ECC error, counts again when it is seen again.
         """
@@ -48,7 +48,7 @@ class SensorFaults:
         ]
 
     def take_up(self, faults: Iterable[Fault]) -> None:
-        """Know what was recorded of the present attempt already; it is not told again."""
+        """Know what was recorded of the present attempt already; it is not recorded again."""
         for fault in faults:
             if fault.source in _NOT_SENSORS or fault.kind == SENSOR_UNAVAILABLE:
                 continue
@@ -104,7 +104,7 @@ class SensorFaults:
         ]
 
     def _unknown(self, named: list[Fault]) -> list[Fault]:
-        """A first report without what came and went, and was told before."""
+        """A first report without what came and went, and was recorded before."""
         last = {_key(fault): fault for fault in named}
         came_and_went = {key for key, fault in last.items() if fault.cleared and key not in self._standing}
         known = {key for key in came_and_went if all((key, f.line) in self._told for f in named if _key(f) == key)}
@@ -141,7 +141,7 @@ def _key(fault: Fault) -> _Key:
 
 
 def _has_an_end(fault: Fault) -> bool:
-    """Whether the sensor also tells when it is over; a line of a log never does."""
+    """Whether the sensor also reports when it is over; a line of a log never does."""
     return fault.kind.reports_end and fault.source not in ("kernel_log", "log")
 
 

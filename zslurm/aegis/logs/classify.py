@@ -1,7 +1,7 @@
-"""What went wrong in a job, told from its logs alone: the root, what followed from it, who is suspect.
+"""What went wrong in a job, found in its logs alone: the root, what followed from it, who is suspect.
 
 The earliest root wins: by time where the lines have stamps, else by their order. Lines that tell of consequences
-(cascades, teardown) take the blame only where there is nothing else, and advisories never do. Two exceptions:
+(cascades, teardown) are the root only where there is nothing else, and advisories never do. Two exceptions:
 Slurm says only afterwards that memory ran out or that a node died, so this goes before a program's own error; and
 a link that came back before anything failed is passed over.
 
@@ -25,12 +25,12 @@ _KEPT = 10_000
 
 @dataclass(frozen=True)
 class Line:
-    """A line that tells of a fault, and where it stands.
+    """A line that reports a fault, and where it is.
 
     Attributes:
         file: as it was named.
         finding: what it says.
-        when: UNIX seconds, by its own stamp or else by its place in the file; None where nothing tells.
+        when: UNIX seconds, by its own stamp or else by its place in the file; None where neither is known.
     """
 
     file: str
@@ -117,7 +117,7 @@ def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
 
 
 def _without_idle_ends(lines: Sequence[Line]) -> list[Line]:
-    """Without ends of faults that nobody saw begin: every link comes up once when a node boots."""
+    """Leave out ends of faults whose begin was not seen: every link comes up once when a node boots."""
     seen = {line.match.kind for line in lines}
     return [line for line in lines if (ended := line.match.clears) is None or not ended.may_pass or ended in seen]
 

@@ -93,11 +93,11 @@ def location_in_summary(text: str, above: Iterable[str]) -> Location | None:
 
 
 def location_of(text: str, kind: FaultKind, scope: Scope) -> Location:
-    """Who and where, as far as a line tells.
+    """Who and where, as far as a line names them.
 
     Args:
         text: the line, with its labels and stamps.
-        kind: of the fault that it tells of.
+        kind: of the fault that it reports.
         scope: of that fault, which says whether a number is a GPU's and a name a NIC's.
     """
     gpu = nic = None

@@ -1,4 +1,4 @@
-"""Faults that a log tells of, found while it is read or after the fact.
+"""Faults that a log reports, found while it is read or after the fact.
 
 A block of a log is first stripped of its digits: the lines of healthy training then fall together into a few, and
 those that were seen before need no second look. What is new is searched for the literals of the prefilter
@@ -60,7 +60,7 @@ _CHAINED = ("During handling of the above exception", "was the direct cause of t
 
 @dataclass(frozen=True)
 class Finding:
-    """A line that tells of a fault.
+    """A line that reports a fault.
 
     Attributes:
         number: of the line in its file, from 1.
@@ -284,7 +284,7 @@ def as_fault(
 ) -> Fault:
     """A finding as Aegis reasons about it; arguments as for `faults_in`."""
     match = finding.match
-    elsewhere = _OF_LAUNCHER.search(finding.text) is not None  # its writer runs elsewhere than what it tells of
+    elsewhere = _OF_LAUNCHER.search(finding.text) is not None  # its writer runs elsewhere than what it reports
     return Fault(
         kind=match.clears or match.kind,
         role=match.role,

@@ -5,7 +5,7 @@
 
 A comment that the job has already (a project, what a site's plugin wrote) stays, in front. Other programs read
 comments too: only plain ASCII without quotes, `=`, `|` and the like goes in, so that no log line can end a field
-of `sacct -P`, look like another key of `scontrol show job`, or be more than text to whoever pastes it into a
+of `sacct -P`, look like another key of `scontrol show job`, or be more than text where it is pasted into a
 shell. scontrol itself takes all that follows `Comment=` in that word of its command line as it is.
 """
 

@@ -22,7 +22,7 @@ class Attribution:
     """The root of an attempt, and what that asks for.
 
     Attributes:
-        root: the fault; without node, GPU and NIC where it cannot be told which one it was; None: unknown.
+        root: the fault; without node, GPU and NIC where it is not known which one it was; None: unknown.
         exclude: nodes that must not be used any more.
         test_gpu: (node, GPU or rank) to be tested.
     """

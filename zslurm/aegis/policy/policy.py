@@ -284,7 +284,7 @@ class _Case:
                 f"no other node is there, and slurm.nodelist demands {_names(demanded)}"
             )
         asked = there.needed if there.asked is None else there.asked
-        # Slurm counts an excluded node that is alive as usable, until it is told.
+        # Slurm counts an excluded node that is alive as usable, until it is excluded there.
         left = asked if there.elsewhere is None else there.elsewhere - len(set(exclude) & set(there.nodes))
         without = f" without {_names(exclude)}" if exclude else ""
         if left >= asked:

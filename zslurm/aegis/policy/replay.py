@@ -1,7 +1,7 @@
 """What another policy would have done about the attempts of a run, read from its events.
 
 Each attempt is judged by itself, with the history that it really had: what would have come after another decision
-nobody knows. What the events do not say (those of a supervisor that recorded no `resources`) is taken from the
+is not known. What the events do not say (those of a supervisor that recorded no `resources`) is taken from the
 nodes of the attempt, and said to be assumed.
 """
 

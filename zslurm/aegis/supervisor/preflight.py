@@ -1,8 +1,9 @@
 """Before the ranks start: are the rails of every node of the job whole?
 
 A job whose rank 6 of node 17 has no network hangs in its first all-to-all, minutes after a thousand ranks were
-started, and blames everyone. So the nodes are asked first (one Slurm step, one task each), where the profile knows
-the rails. `cluster.rail_policy` says what follows. What is decided is a pure function of what was found.
+started, and every rank is suspect. So the nodes are asked first (one Slurm step, one task each), where the
+profile knows the rails. `cluster.rail_policy` says what follows. What is decided is a pure function of what was
+found.
 """
 
 from __future__ import annotations

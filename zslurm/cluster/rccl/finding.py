@@ -49,7 +49,7 @@ def warning(given: Mapping[str, str], name: str, message: str) -> Finding:
 
 
 def note(given: Mapping[str, str], name: str, message: str) -> Finding:
-    """Return a finding that blames nothing."""
+    """Return a finding about no variable."""
     return Finding(name, given.get(name), "note", message)
 
 
