@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -236,31 +237,40 @@ READ_BY: dict[str, list[str]] = {
 }
 
 
+MOST = 600
+"""Commands over one file in the long run: of a configuration there would be some fifty thousand."""
+
+
 def check(path: Path, commands: list[str], *, every: bool) -> None:
-    """Damage `path` in every way, and run the commands over it."""
+    """Damage `path` in every way, and run the commands over it.
+
+    The long run takes another sample each day where there are more than MOST of both, and prints the day.
+    """
+    day = date.today().isoformat() if every else ""
+    draw = random.Random(path.name + day)
     missing = not path.exists()
     if missing:
         path.write_bytes(b"{}")
     whole, found, number = path.read_bytes(), [], 0
     try:
         found_damages = list(damages(path, every=every))
+        found_damages = draw.sample(found_damages, min(MOST if every else 8, len(found_damages)))
+        pairs = [(damage, command) for damage in found_damages for command in commands]
         if not every:
-            found_damages = random.Random(path.name).sample(found_damages, min(8, len(found_damages)))
-        for name, data in found_damages:
+            pairs = [(damage, draw.choice(commands)) for damage in found_damages]
+        for (name, data), command in draw.sample(pairs, min(MOST, len(pairs))):
             path.write_bytes(data)
-            chosen = commands if every else random.Random(f"{path.name} {name}").sample(commands, 1)
-            for command in chosen:
-                number += 1
-                words = command.format(n=number, d=path.parent.name, f="built")
-                if problem := problem_of(*words.split(), on_stdout=words in SAY_IT_ON_STDOUT):
-                    found.append(f"[{name}] {problem}")
+            number += 1
+            words = command.format(n=number, d=path.parent.name, f="built")
+            if problem := problem_of(*words.split(), on_stdout=words in SAY_IT_ON_STDOUT):
+                found.append(f"[{name}] {problem}")
     finally:
         path.write_bytes(whole)
         if missing:
             path.unlink()
         for left in [*Path().glob("out*-*"), *Path().glob("again-*")]:
             shutil.rmtree(left, ignore_errors=True)
-    assert not found, f"{len(found)} of {number}:\n" + "\n".join(found[:40])
+    assert not found, f"{len(found)} of {number} {day}:\n" + "\n".join(found[:40])
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.soak)])
