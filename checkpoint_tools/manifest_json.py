@@ -196,7 +196,7 @@ def _expect(value: object, kind: type[_T], allowed: Callable[[_T], bool] = lambd
 
 
 def _natural(value: object) -> int:
-    return _expect(value, int, lambda number: number >= 0)
+    return _expect(value, int, lambda number: 0 <= number < 1 << 63)
 
 
 def _text(value: object) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from zslurm.checkpoint_tools import (
     BLOCK_SIZE,
+    Damaged,
     Incomplete,
     Mismatch,
     ShardReport,
@@ -53,6 +54,15 @@ def test_any_json_reader_can_read_a_manifest(reports: list[ShardReport]) -> None
         "states": {"master": "F32", "exp_avg": "BF16", "exp_avg_sq": "F32"},
     }
     assert document["tensors"][1]["whole"] == 3
+
+
+def test_a_size_that_no_file_can_have_is_damage(reports: list[ShardReport]) -> None:
+    """With a checksum that fits, as a program that edits manifests would write."""
+    manifest = manifest_of(reports, TENSORS, 400)
+    buffer = dataclasses.replace(manifest.buffers[0], shape=(1 << 63,))
+    data = manifest_json.encode(dataclasses.replace(manifest, buffers=(buffer, *manifest.buffers[1:])))
+    with pytest.raises(Damaged, match="expected a whole number, got 9223372036854775808"):
+        manifest_json.decode(data, MANIFEST)
 
 
 def test_ownership_can_be_told_from_a_manifest_alone(reports: list[ShardReport]) -> None:
