@@ -66,7 +66,9 @@ def main() -> None:
                     say(Answer(stamp(), command.id, True, values={"part": [2], "attempt": command.attempt}))
         os._exit(0)
 
-    (directory / f"pid-{node}").write_text(str(os.getpid()))
+    draft = directory / f"pid-{node}.{os.getpid()}"
+    draft.write_text(str(os.getpid()))
+    draft.rename(directory / f"pid-{node}")  # whole from the first moment: a test reads it as soon as it is there
     threading.Thread(target=listen, daemon=True).start()
     started = False
     while True:
