@@ -14,7 +14,7 @@ from tests.waiting import wait_for
 from zslurm.core.errors import Exit
 
 STEPS = 60
-SAVES = {"every_steps": 5, "background": False}  # steps 5, 10 ... are saved before the next one begins
+SAVES = {"every_steps": 5}
 
 
 @pytest.fixture
@@ -69,7 +69,8 @@ def _undisturbed(user: LocalUser, ranks: int = 2) -> list[float]:
 
 
 def test_a_killed_rank_costs_a_few_steps_and_no_human(user: LocalUser) -> None:
-    user.zslurm("submit", user.write_run("killed", steps=STEPS, ranks=2, trainer="real", checkpoint=SAVES))
+    saves = {**SAVES, "background": False}  # step 5 is saved before the next one begins
+    user.zslurm("submit", user.write_run("killed", steps=STEPS, ranks=2, trainer="real", checkpoint=saves))
     user.wait_for_step("killed", 7)
     user.rank(1).kill()
     state = user.wait_for_end("killed")
