@@ -211,7 +211,7 @@ class Checkpoint:
             self.local_bytes += len(out)
 
     def _span(self, file: str, key: str, dtype: str, numel: int, tensor: str) -> Span:
-        """Return where `key` lies in `file`, once the file's own header agrees with the manifest about it."""
+        """Return where `key` is in `file`, once the file's own header agrees with the manifest about it."""
         if file not in self._headers:
             try:
                 self._headers[file] = _read_header(self._file(file), tensor)

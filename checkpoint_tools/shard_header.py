@@ -117,7 +117,7 @@ def decode_length(opening: bytes) -> int:
 
 
 def decode(header: bytes) -> dict[str, Span]:
-    """Return where each key lies in the file that `header` (without its length) opens.
+    """Return where each key is in the file that `header` (without its length) opens.
 
     Raises:
         ValueError: this is not a safetensors header.

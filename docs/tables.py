@@ -78,7 +78,7 @@ def _default(value: object) -> str:
     return f"`{value:g}`" if isinstance(value, float) and value < 1e6 else f"`{value}`"
 
 
-_WHILE_RUNNING = {"give up": "ends it", "tolerate": "ends it if it lasts", "record": "goes on"}
+_WHILE_RUNNING = {"give up": "ends it", "tolerate": "ends it if it lasts", "record": "continues"}
 _EXCLUDES = {1: "at once", 2: "the 2nd time", 3: "the 3rd time", None: "never"}
 _THEN = {
     "retry": "start again",
@@ -315,7 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
         walk_figures,
     )
 }
-"""By the name that stands in the documents."""
+"""By the name in the documents."""
 
 
 def rewritten(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a step lies in the list of phases, its batch, and its learning rate: pure functions of the configuration.
+"""Where a step is in the list of phases, its batch, and its learning rate: pure functions of the configuration.
 
 A phase is a warm-up, then a schedule. Counted from 0, w steps of warm-up, n steps in all, the learning rate of
 step i is, from `warmup_from` = a over `lr` = b to `final_lr` = c:

@@ -1,6 +1,6 @@
 """Reading token bundles: a corpus of any size as one memory-mapped stream of tokens.
 
-`train/data/schema.py` says what lies in a bundle. Opening reads the headers only; tokens are paged in as
+`train/data/schema.py` defines what is in a bundle. Opening reads the headers only; tokens are paged in as
 windows ask for them, and no index of the corpus is held in memory. One mapping (and file descriptor) per
 bundle is made at its first use and kept.
 

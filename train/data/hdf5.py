@@ -29,7 +29,7 @@ HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class DatasetRange:
-    """Where a contiguous dataset lies in its file."""
+    """Where a contiguous dataset is in its file."""
 
     offset: int  # bytes
     dtype: np.dtype

@@ -1,4 +1,4 @@
-"""The token bundle: what lies in a corpus directory, decided once.
+"""The token bundle: what is in a corpus directory, decided once.
 
     tokenizer.json               the Hugging Face tokenizer that made every bundle beside it
     tokens-00000-of-00003.h5     bundles; in name order their tokens are one stream

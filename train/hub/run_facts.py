@@ -1,4 +1,4 @@
-"""What a checkpoint does not say itself, from the run that it lies in: RoPE base, context, tokenizer.
+"""What a checkpoint does not say itself, from the run that it is in: RoPE base, context, tokenizer.
 
     RUN/config.json                          phases, data.path or data.sources
     RUN/checkpoints/step-00000400/           the checkpoint
