@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zslurm.cli.doctor import left_alone, remedies, summary, table
+from zslurm.cli.cluster.doctor import left_alone, remedies, summary, table
 from zslurm.core.errors import Exit
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
 from zslurm.doctor.report import LOGIN, Report

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer import Argument, Option
 
 from zslurm.core.errors import ConfigError
 from zslurm.run.index import jobs
@@ -21,7 +22,7 @@ _HIGHEST_NICENESS = 19
 
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
-    """Names of this user's runs with their job ids; job ids, once a digit is typed, with the run's name."""
+    """Return this user's runs with their job ids; job ids, once a digit is typed, with the run's name."""
     try:
         known = jobs()
     except OSError:
@@ -32,7 +33,7 @@ def complete_runs(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_clusters(incomplete: str) -> list[str]:
-    """Names of cluster profiles."""
+    """Return the names of cluster profiles."""
     from zslurm.cluster.profile import LOCAL, profile_files  # YAML and pydantic, which few commands need
 
     try:
@@ -42,10 +43,12 @@ def complete_clusters(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-RunFile = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The YAML run file.", show_default=False)]
+_RUNS = "Names, directories or job ids"
+
+RunFile = Annotated[Path, Argument(metavar="RUN_FILE", help="The YAML run file.", show_default=False)]
 Run = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="RUN",
         help="A run's name, its directory, or a job id.",
         show_default=False,
@@ -54,25 +57,15 @@ Run = Annotated[
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="RUN...",
-        help="Names, directories or job ids.",
-        show_default=False,
-        autocompletion=complete_runs,
-    ),
+    Argument(metavar="RUN...", help=f"{_RUNS}.", show_default=False, autocompletion=complete_runs),
 ]
 SomeRuns = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[RUN]...",
-        help="Names, directories or job ids; default: all your runs.",
-        autocompletion=complete_runs,
-    ),
+    Argument(metavar="[RUN]...", help=f"{_RUNS}; default: all your runs.", autocompletion=complete_runs),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        "--cluster",
+    Option(
         metavar="NAME",
         help="Cluster profile; `local` trains on this machine.",
         autocompletion=complete_clusters,
@@ -80,27 +73,11 @@ Cluster = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. phases[0].lr=3e-4 (repeatable)."),
+    Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. phases[0].lr=3e-4 (repeatable)."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TokenizerFile = Annotated[
-    Path | None,
-    typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json to use instead of the weights' own."),
-]
-NoTokenizer = Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out.")]
-RopeBase = Annotated[
-    float | None,
-    typer.Option(
-        "--rope-base", metavar="BASE", min=1, help="Base of the rotary embedding; default: that of the run."
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option("--context", metavar="TOKENS", min=1, help="Longest sequence; default: that of the run."),
-]
-
-
-Slurm = Annotated[bool, typer.Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Follow = Annotated[bool, Option("-f", "--follow", help="Keep printing until the run has ended.")]
+Slurm = Annotated[bool, Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
 
 
 def run_locally_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from zslurm.cli.checkpoint_convert import as_user_errors
+from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table, say

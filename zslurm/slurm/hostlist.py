@@ -56,6 +56,11 @@ def expand_ranges(ranges: str) -> list[int]:
     return [int(number) for number in _padded_numbers(ranges)]
 
 
+def compress_ranges(numbers: Iterable[int]) -> str:
+    """Return `0-3,7` for numbers in any order; empty for none."""
+    return compress(f"r{number}" for number in numbers).removeprefix("r").strip("[]")
+
+
 def compress(names: Iterable[str]) -> str:
     """One hostlist for a set of names, each once, in natural order; `expand` gives exactly these names back."""
     groups: dict[tuple[str, ...], list[str]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fake_sysfs import mi300x_pollara
-from zslurm.cli.rails import as_json, draw
+from zslurm.cli.cluster.rails import as_json, draw
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.read_nodes import RailReadings, differences, identical, rails_of_answers
 from zslurm.cluster.rails.types import RailMap

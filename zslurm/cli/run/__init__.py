@@ -1,0 +1,1 @@
+"""Runs: submit, show, follow, control."""
