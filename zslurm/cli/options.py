@@ -15,7 +15,6 @@ import typer
 from typer import Argument, Option
 
 from zslurm.core.errors import ConfigError
-from zslurm.run.index import jobs
 from zslurm.train.niceness import BACKGROUND, in_slurm_job, lower_process
 
 _HIGHEST_NICENESS = 19
@@ -23,6 +22,8 @@ _HIGHEST_NICENESS = 19
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
     """Return this user's runs with their job ids; job ids, once a digit is typed, with the run's name."""
+    from zslurm.run.index import jobs  # as below: the options alone must not cost what completing them takes
+
     try:
         known = jobs()
     except OSError:
@@ -34,7 +35,7 @@ def complete_runs(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_clusters(incomplete: str) -> list[str]:
     """Return the names of cluster profiles."""
-    from zslurm.cluster.profile import LOCAL, profile_files  # YAML and pydantic, which few commands need
+    from zslurm.cluster.profile import LOCAL, profile_files
 
     try:
         names = {*profile_files(), LOCAL}

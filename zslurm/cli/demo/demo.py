@@ -2,7 +2,7 @@
 
 It types the commands that a user would type, and shows them: build data, submit, interrupt with Ctrl-C, submit
 again, look at the result. How many tokens it trains on depends on this machine's speed (demo_size.py). What it
-claims at the end it has read from the run's own files.
+claims at the end it has read from the run's files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.data.build import describe_summary, make_bundle
-from zslurm.cli.demo.size import LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
+from zslurm.cli.demo.size import FEWEST_TOKENS, LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, Exit
 from zslurm.run.run_dir import RunDir
@@ -31,30 +31,6 @@ from zslurm.train.data.build.demo_corpus import demo_corpus_sources
 from zslurm.train.data.build.statistics import unigram_entropy
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.jsonl import read_jsonl
-
-
-def demo(
-    directory: Annotated[
-        Path, typer.Option("--dir", help="Where to work; made anew each time.", metavar="DIR")
-    ] = Path("demo"),
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens",
-            min=100_000,  # demo_size.FEWEST_TOKENS
-            help="How many tokens to train on. [default: what this machine can do in about two minutes]",
-        ),
-    ] = None,
-) -> None:
-    """Train a tiny ZAYA1 on real text, on this machine.
-
-    The text is the Python standard library's sources; neither Slurm nor a GPU is needed. The demo first measures
-    how fast this machine trains, and chooses how many tokens there is time for: at most a million.
-
-    Example: zslurm demo
-    """
-    raise typer.Exit(run_demo(directory, tokens))
-
 
 RANKS = 2
 VOCAB_SIZE = 4096
@@ -75,8 +51,46 @@ slurm:
 _MARKER = ".zslurm-demo"
 
 
+def demo(
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where to work; made anew each time.", metavar="DIR")
+    ] = Path("demo"),
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=FEWEST_TOKENS,
+            help="How many tokens to train on. [default: what this machine can do in about two minutes]",
+        ),
+    ] = None,
+) -> None:
+    """Train a tiny ZAYA1 on real text, on this machine.
+
+    The text is the Python standard library's sources; neither Slurm nor a GPU is needed. The demo first measures
+    how fast this machine trains, and chooses how many tokens there is time for: at most a million.
+
+    Example: zslurm demo
+    """
+    started = time.monotonic()
+    _prepare(directory)
+    say("1. Real text: the Python standard library's sources, tokenized with a BPE that is trained on them.")
+    sources = demo_corpus_sources()
+    say(f"\n$ zslurm data build {sources} --glob '*.py' --vocab-size {VOCAB_SIZE} --out {directory}/data")
+    summary = make_bundle([sources], directory / "data", vocab_size=VOCAB_SIZE, glob="*.py")
+    say(describe_summary(summary))
+    entropy = unigram_entropy(Corpus.open(directory / "data"))
+    say(f"unigram entropy of the tokens: {entropy:.3f} nats, the loss of a model that knows only frequencies")
+
+    run_file = directory / "run.yaml"
+    run_file.write_text(RUN_FILE.format(ranks=RANKS))
+    run = RunDir((directory / "runs" / "demo").absolute())
+    size = _size(directory, run_file, tokens, started)
+    if not _train(["submit", str(run_file), "--cluster", "local", "--wait", *size], run):
+        raise typer.Exit(Exit.FAILED)
+    raise typer.Exit(_summary(run, run_file, entropy, time.monotonic() - started))
+
+
 def _prepare(directory: Path) -> None:
-    """An empty working directory; only one that an earlier demo made is emptied."""
+    """Make an empty working directory; only one that an earlier demo made is emptied."""
     if directory.exists() and any(directory.iterdir()) and not (directory / _MARKER).exists():
         raise ConfigError(f"{directory}: exists and was not made by the demo; name another directory with --dir")
     run = RunDir(directory / "runs" / "demo")
@@ -144,36 +158,6 @@ def _train(arguments: list[str], run: RunDir) -> bool:
     return True
 
 
-def run_demo(directory: Path, tokens: int | None) -> int:
-    """Run the demo in `directory`; returns the exit code.
-
-    Args:
-        directory: where to work; an earlier demo there is replaced.
-        tokens: how many tokens to train on; None for as many as this machine can train in the demo's time.
-
-    Raises:
-        ConfigError: the directory is somebody else's or cannot be written.
-        ZslurmError: the machine's speed could not be measured.
-    """
-    started = time.monotonic()
-    _prepare(directory)
-    say("1. Real text: the Python standard library's sources, tokenized with a BPE that is trained on them.")
-    sources = demo_corpus_sources()
-    say(f"\n$ zslurm data build {sources} --glob '*.py' --vocab-size {VOCAB_SIZE} --out {directory}/data")
-    summary = make_bundle([sources], directory / "data", vocab_size=VOCAB_SIZE, tokenizer=None, glob="*.py")
-    say(describe_summary(summary))
-    entropy = unigram_entropy(Corpus.open(directory / "data"))
-    say(f"unigram entropy of the tokens: {entropy:.3f} nats, the loss of a model that knows only frequencies")
-
-    run_file = directory / "run.yaml"
-    run_file.write_text(RUN_FILE.format(ranks=RANKS))
-    run = RunDir((directory / "runs" / "demo").absolute())
-    size = _size(directory, run_file, tokens, started)
-    if not _train(["submit", str(run_file), "--cluster", "local", "--wait", *size], run):
-        return Exit.FAILED
-    return _summary(run, run_file, entropy, time.monotonic() - started)
-
-
 def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int:
     steps = [row for row in read_jsonl(run.metrics) if row["kind"] == "step"]
     first = steps[0]["loss"]
@@ -182,14 +166,14 @@ def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int
     saved = sorted(path.name for path in run.checkpoints.iterdir())
     attempts = len({row["attempt"] for row in steps})
     learned = last < entropy - LEARNED_BY
-    verdict = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
+    below = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
     print(
         f"\ndemo: {counted(steps[-1]['step'], 'step')} in {counted(attempts, 'attempt')}, "
         f"{show_duration(seconds)} in all"
     )
     print(
         f"  loss         {first:.3f} -> {last:.3f} (mean of the last 10 steps), "
-        f"{verdict} the unigram entropy of {entropy:.3f}"
+        f"{below} the unigram entropy of {entropy:.3f}"
     )
     print(f"  speed        {show_count(rate)} tokens/s (median step)")
     print(f"  checkpoints  {', '.join(saved)} in {run.checkpoints}")
