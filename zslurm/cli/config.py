@@ -13,7 +13,6 @@ from zslurm.checkpoint_tools.quantities import show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.values import print_values, without_secrets
 from zslurm.config import load, yaml12
-from zslurm.config.schema import run_file_schema
 from zslurm.core.console import print_json, print_table
 from zslurm.core.errors import NotFound
 from zslurm.core.redact import redact_mapping
@@ -52,7 +51,7 @@ def schema() -> None:
 
     Example: zslurm config schema > zslurm.schema.json
     """
-    print_json(run_file_schema())
+    print_json(load.run_file_schema())
 
 
 @app.command()

@@ -18,12 +18,7 @@ RENAMED: Mapping[KeyPath, str] = {
 
 
 def present_path(path: KeyPath, place: str) -> KeyPath:
-    """Return a key path with today's name of its key; report an old name.
-
-    Args:
-        path: of a key.
-        place: where it is given, for the line.
-    """
+    """Return a key path with the present name of its key; report an old name, which is given at `place`."""
     new = RENAMED.get(path[:2])
     if new is None:
         return path
@@ -32,11 +27,9 @@ def present_path(path: KeyPath, place: str) -> KeyPath:
 
 
 def present_names(data: Mapping[str, Any], places: Mapping[KeyPath, str] | None = None) -> dict[str, Any]:
-    """Return sections with today's names of their keys.
+    """Return sections with the present names of their keys.
 
-    Args:
-        data: sections by name.
-        places: where each key is given, by section and old name, to report old names; None reports nothing.
+    Report old names at the `places` where they are given, by section and old name; without `places` report none.
 
     Raises:
         ConfigError: a key is given by both names.

@@ -97,11 +97,7 @@ def _build(
 
 
 def parse(text: str, name: str) -> Document:
-    """Parse one YAML document.
-
-    Args:
-        text: the document.
-        name: what error messages call it (a path, or `--set`).
+    """Parse one YAML document; `name` is what error messages call it (a path, or `--set`).
 
     Raises:
         ConfigError: not YAML, more than one document, a tag, a duplicate key, or a self-referring alias.

@@ -20,7 +20,7 @@ from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.run.index import state_dir
 from zslurm.run.secrets import split_secrets, write_secrets
 from zslurm.slurm.client import SlurmClient
-from zslurm.submit.script.render import job_environment, job_python
+from zslurm.submit.script.render import environment_variables, job_environment, job_python
 from zslurm.submit.script.sample_run import sample_run
 from zslurm.submit.script.templates import TemplateEnvironment, find_template
 
@@ -34,9 +34,8 @@ _SCRIPT, _SECRETS, _OUTPUT, _MESSAGES, _EXIT_CODE = "script.sh", "secrets.env", 
 def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers") -> int:
     """Submit `zslurm ARGV` as a job of one node, follow it, and return its exit code. Ctrl-C cancels the job.
 
-    Args:
-        argv: the command line without the program's name; `--slurm` in it is left out.
-        workers_option: option for the number of threads, which gets the job's cores where it is not given.
+    `--slurm` in `argv` is left out. `workers_option`, for the number of threads, gets the job's cores where it is
+    not given.
 
     Raises:
         ConfigError: there is no Slurm here, or no profile of a cluster.
@@ -86,24 +85,17 @@ def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int) -> st
         ("no-requeue", True),
         ("export", slurm.export),
     ]
-    env, secrets = split_secrets(job_environment(spec))
     template = find_template("_tool")
     return (
         TemplateEnvironment(template)
         .get_template(template.place)
         .render(
+            environment_variables(spec, folder / _SECRETS),
             job_name=name,
             directives=[(flag, value) for flag, value in options if value is not None],
-            modules=spec.cluster.modules,
-            env=env,
-            secrets=list(secrets),
-            secrets_file=str(folder / _SECRETS),
-            setup=spec.cluster.setup,
-            venv=spec.cluster.venv,
             code=None,
             command=shlex.join([job_python(spec), "-m", "zslurm", *words]),
             exit_file=str(folder / _EXIT_CODE),
-            spec=spec,
         )
     )
 

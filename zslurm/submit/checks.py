@@ -72,10 +72,7 @@ def check_data(spec: RunSpec) -> DataOrder:
 def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> list[str]:
     """Check the run's steps, and what it starts or continues from; returns what is worth knowing, a line each.
 
-    Args:
-        spec: the run.
-        order: of the run's data.
-        continues: the run that is continued, if it exists; without a checkpoint of its own it starts anew.
+    A run that is continued without having a checkpoint starts anew.
 
     Raises:
         ConfigError: a batch has fewer sequences than there are ranks; steps that are done would move; the

@@ -32,11 +32,7 @@ _RESTART_AFTER_S = 5
 
 
 def cancel(run: RunDir, *, wait: bool = False) -> str | None:
-    """Ask the run's job to save and stop; returns its id, None where nothing is active.
-
-    Args:
-        run: the run.
-        wait: return when the job is over.
+    """Ask the run's job to save and stop, with `wait` until it has; returns its id, None where nothing is active.
 
     Raises:
         SlurmUnavailable, SlurmRefused: from Slurm.
@@ -172,10 +168,8 @@ class Requeued(NamedTuple):
 def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
     """Start the run's job again: it continues from its last checkpoint.
 
-    Args:
-        run: the run.
-        now: on Slurm, do not wait for the pause that Slurm makes before a requeued job may start.
-        exclude: a hostlist of nodes that it must not use from now on, besides those excluded already.
+    With `now` without the pause that Slurm makes before a requeued job may start. `exclude` is a hostlist of
+    nodes that it must not use from now on, besides those excluded already.
 
     Raises:
         NotFound: the run was never submitted, Slurm has forgotten its job, or a node does not exist.

@@ -35,11 +35,7 @@ class Report:
 
 
 def check_profile(name: str, *, interfaces: Path = Path("/sys/class/net")) -> Report:
-    """Check a profile.
-
-    Args:
-        name: of the profile.
-        interfaces: where this machine's network interfaces are listed.
+    """Check a profile; `interfaces` lists this machine's network interfaces.
 
     Raises:
         NotFound: there is no such profile.

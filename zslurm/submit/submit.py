@@ -77,9 +77,7 @@ def run_dir_of(spec: RunSpec) -> RunDir:
 def prepare(spec: RunSpec, *, new: bool = False) -> Prepared:
     """Check a resolved run and render its script. Nothing is written.
 
-    Args:
-        spec: the run.
-        new: start over; an existing run of the name is moved aside when it is submitted.
+    With `new` the run starts over: an existing one of the name is moved aside when it is submitted.
 
     Raises:
         ConfigError, NotFound: see `check_before_submission`.

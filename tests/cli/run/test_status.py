@@ -9,8 +9,8 @@ import pytest
 
 from tests.run.stories import STEPS, Holder, Story
 from zslurm.aegis.policy.outcome import Cause
-from zslurm.cli.run.run_details import details, details_as_json
 from zslurm.cli.run.run_rows import COLUMNS, as_json, as_row
+from zslurm.cli.run.status import details, details_as_json
 from zslurm.core.units import show_time
 from zslurm.run.state import RunState, look, look_all
 from zslurm.train.jsonl import JsonLinesWriter

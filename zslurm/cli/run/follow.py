@@ -105,12 +105,8 @@ def _watch(
 ) -> RunState:
     """Show what happens until the run rests, or Ctrl-C detaches from a Slurm job.
 
-    Args:
-        run: the run.
-        job_id: the job in which it runs; what happened in earlier ones is not shown.
-        show: shows a new metric.
-        show_state: shows a change of state.
-        print_line: prints a failure, or what follows from it.
+    `show` shows a new metric, `show_state` a change of state, and `print_line` prints a failure, or what follows
+    from it. What happened in jobs before `job_id` is not shown.
     """
     tail = JsonLinesTail(run.metrics)
     tail.new_records()  # what earlier attempts wrote is not news; a new one takes seconds to its first step

@@ -87,13 +87,7 @@ def print_merged(
 ) -> None:
     """Print the logs of several ranks, merged, to standard output.
 
-    Args:
-        run: the run.
-        ranks: whose; None for all.
-        attempt: which attempt; None for the newest, also when a newer one begins while following.
-        last_lines: only so many lines of what is there already.
-        follow: until the run has ended.
-        as_json: a JSON object for each line.
+    Without `ranks` all; `attempt`, `last_lines`, `follow` as in `print_logs`; with `as_json` a line of JSON each.
 
     Raises:
         NotFound: there is no such attempt or rank, or no log and none to be expected.

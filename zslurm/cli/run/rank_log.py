@@ -68,13 +68,8 @@ def print_logs(
 ) -> None:
     """Print a log to standard output: a rank's, or with `supervisor` the job's own.
 
-    Args:
-        run: the run.
-        rank: whose output.
-        attempt: which attempt; None for the newest, also when a newer one begins while following.
-        supervisor: the job's own output instead.
-        last_lines: only so many lines of what is there already.
-        follow: until the run has ended.
+    Without `attempt` that of the newest, also when a newer one begins while following, until the run has ended; of
+    what is there already only `last_lines`.
 
     Raises:
         NotFound: there is no such log, and none is to be expected.

@@ -48,6 +48,7 @@ def as_json(state: RunState) -> dict[str, Any]:
         "active": state.active,
         "reason_words": explain(state.reason or "") if waits else None,
         **vars(state.aegis),
+        "excluded": list(state.aegis.excluded),
     }
 
 

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -140,18 +141,12 @@ def template_variables(
     spec: RunSpec, run: RunDir, *, command: str | None = None, start_over: bool = False
 ) -> dict[str, Any]:
     """Return everything that a template may use, by name; see docs/templates.md."""
-    env, secrets = split_secrets(job_environment(spec))
     # The same that submitit's executors build: it runs submitit's pickled call.
     own = f"{shlex.quote(job_python(spec))} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
     return {
         "job_name": spec.slurm.job_name or spec.run.name,
         "directives": directives(spec, run, start_over=start_over),
-        "modules": spec.cluster.modules,
-        "env": env,
-        "secrets": list(secrets),
-        "secrets_file": str(run.secrets),
-        "setup": spec.cluster.setup,
-        "venv": spec.cluster.venv,
+        **environment_variables(spec, run.secrets),
         "code": job_code(spec, run),
         "run_dir": str(run.path),
         "runs_dir": str(run.path.parent),
@@ -161,6 +156,18 @@ def template_variables(
         "supervisor_command": command or own,
         "supervisor_starts": _SUPERVISOR_STARTS,
         "supervisor_lived_s": _SUPERVISOR_LIVED_S,
+    }
+
+
+def environment_variables(spec: RunSpec, secrets_file: Path) -> dict[str, Any]:
+    """Return what every template may use of the profile: the environment of the job."""
+    env, secrets = split_secrets(job_environment(spec))
+    cluster = spec.cluster
+    return {
+        **{key: getattr(cluster, key) for key in ("modules", "setup", "venv")},
+        "env": env,
+        "secrets": list(secrets),
+        "secrets_file": str(secrets_file),
         "spec": spec,
     }
 
@@ -175,12 +182,8 @@ def render(
 ) -> JobScript:
     """Render the script of a run's job.
 
-    Args:
-        spec: the resolved run.
-        run: its directory (it need not exist).
-        command: shell command of the supervisor; default: the one that runs submitit's pickled call.
-        template: default: the run's own.
-        start_over: as in `directives`.
+    The run's directory need not exist. `command` replaces the shell command of the supervisor, `template` the
+    run's template; `start_over` is as in `directives`.
 
     Raises:
         ConfigError: the template is not valid, or uses a variable that does not exist.
