@@ -265,7 +265,7 @@ def test_a_run_that_never_started_has_no_log(shell: Shell) -> None:
     run = shell.directory / "runs" / "r"
     run.mkdir(parents=True)
     (run / "config.json").write_text("{}")
-    assert shell.fails("logs", "r") == (Exit.NOT_FOUND, "zslurm: r: no log yet; `zslurm status r` says why")
+    assert shell.fails("logs", "r") == (Exit.NOT_FOUND, "zslurm: r: no log yet; see why with `zslurm status r`")
     code, line = shell.fails("aegis", "run", "elsewhere")
     assert (code, line) == (
         Exit.NOT_FOUND,

@@ -46,20 +46,11 @@ def complete_clusters(incomplete: str) -> list[str]:
 
 _RUNS = "Names, directories or job ids"
 
-RunFile = Annotated[Path, Argument(metavar="RUN_FILE", help="The YAML run file.", show_default=False)]
+RunFile = Annotated[Path, Argument(metavar="RUN_FILE", help="The YAML run file.")]
 Run = Annotated[
-    str,
-    Argument(
-        metavar="RUN",
-        help="A run's name, its directory, or a job id.",
-        show_default=False,
-        autocompletion=complete_runs,
-    ),
+    str, Argument(metavar="RUN", help="A run's name, its directory, or a job id.", autocompletion=complete_runs)
 ]
-Runs = Annotated[
-    list[str],
-    Argument(metavar="RUN...", help=f"{_RUNS}.", show_default=False, autocompletion=complete_runs),
-]
+Runs = Annotated[list[str], Argument(metavar="RUN...", help=f"{_RUNS}.", autocompletion=complete_runs)]
 SomeRuns = Annotated[
     list[str] | None,
     Argument(metavar="[RUN]...", help=f"{_RUNS}; default: all your runs.", autocompletion=complete_runs),
@@ -67,9 +58,7 @@ SomeRuns = Annotated[
 Cluster = Annotated[
     str | None,
     Option(
-        metavar="NAME",
-        help="Cluster profile; `local` trains on this machine.",
-        autocompletion=complete_clusters,
+        metavar="NAME", help="Cluster profile; `local` trains on this machine.", autocompletion=complete_clusters
     ),
 ]
 Set = Annotated[

@@ -34,7 +34,7 @@ from zslurm.submit.submit import run_dir_of
 
 app = typer.Typer(help="The templates of job scripts.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a template, or a path.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a template, or a path.")]
 RunFile = Annotated[
     Path | None, typer.Option("--run", metavar="RUN_FILE", help="Try it on this run; default: a sample run.")
 ]

@@ -71,7 +71,7 @@ def test_what_is_not_there_is_not_found(
 
 def test_a_run_without_a_log_says_where_to_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for story in (Story(tmp_path / "prepared"), Story(tmp_path / "lost").submitted().started()):
-        with pytest.raises(NotFound, match=f"no log yet; `zslurm status {story.run.name}` says why"):
+        with pytest.raises(NotFound, match=f"no log yet; see why with `zslurm status {story.run.name}`"):
             printed(story, capsys)
 
 

@@ -23,10 +23,7 @@ _READ = 1 << 20
 
 
 def classify(
-    files: Annotated[
-        list[str],
-        typer.Argument(metavar="FILES... | -", help="Logs of one job, also packed ones.", show_default=False),
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILES... | -", help="Logs of one job, also packed ones.")],
     json: Json = False,
 ) -> None:
     """Find in logs what went wrong: the root, what followed from it, who is suspect and what to do.

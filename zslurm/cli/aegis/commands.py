@@ -20,7 +20,7 @@ app = typer.Typer(help="The supervisor beside a run: what it does, and would do.
 
 @app.command()
 def run(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's directory.", show_default=False)],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's directory.")],
 ) -> None:
     """Supervise a run's job from inside it, as its batch script does.
 

@@ -19,12 +19,7 @@ from zslurm.run.find import find
 
 def replay(
     events: Annotated[
-        str,
-        typer.Argument(
-            metavar="EVENTS_OR_RUN",
-            help="An events.jsonl, or a run's name, directory or job id.",
-            show_default=False,
-        ),
+        str, typer.Argument(metavar="EVENTS_OR_RUN", help="An events.jsonl, or a run's name, directory or job id.")
     ],
     overrides: Set = None,
     json: Json = False,

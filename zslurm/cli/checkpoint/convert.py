@@ -51,7 +51,7 @@ class Dtype(StrEnum):
 
 def export(
     checkpoint: Checkpoint,
-    out: Annotated[Path, Argument(metavar="DIR", help="The folder to make.", show_default=False)],
+    out: Annotated[Path, Argument(metavar="DIR", help="The folder to make.")],
     to: Annotated[
         Format, Option(help="hf: transformers' folder; dcp: torch.distributed.checkpoint, with all state.")
     ] = Format.HF,
@@ -100,13 +100,9 @@ def import_(
             metavar="DIR",
             help="A folder in transformers' format or in that of ZAYA1's first release, or one of "
             "torch.distributed.checkpoint.",
-            show_default=False,
         ),
     ],
-    root: Annotated[
-        Path,
-        Argument(metavar="CKPT_ROOT", help="The directory of checkpoints to make it in.", show_default=False),
-    ],
+    root: Annotated[Path, Argument(metavar="CKPT_ROOT", help="The directory of checkpoints to make it in.")],
     max_shard_size: ShardSize = "1GB",
     tokenizer: TokenizerFile = None,
     no_tokenizer: NoTokenizer = False,

@@ -48,7 +48,6 @@ def generate(
         Argument(
             metavar="CKPT",
             help="A run (its newest checkpoint), a checkpoint's directory, or a folder in transformers' format.",
-            show_default=False,
         ),
     ],
     prompt: Annotated[

@@ -74,8 +74,7 @@ def _size_and_age(path: Path) -> dict[str, Any]:
 def show(
     checkpoint: Checkpoint,
     tensor: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help="Statistics of this tensor's values instead (repeatable)."),
+        list[str] | None, Option(metavar="NAME", help="Statistics of this tensor's values instead (repeatable).")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -205,7 +204,7 @@ def verify(checkpoint: Checkpoint, workers: Threads = 2, slurm: Slurm = False, j
 
 def diff(
     first: Checkpoint,
-    second: Annotated[str, Argument(metavar="OTHER", help="Another one, or another run.", show_default=False)],
+    second: Annotated[str, Argument(metavar="OTHER", help="Another one, or another run.")],
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:

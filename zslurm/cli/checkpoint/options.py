@@ -11,14 +11,9 @@ from zslurm.core.errors import ConfigError
 from zslurm.train.hub import TokenizerFiles, Weights
 
 Checkpoint = Annotated[
-    str,
-    Argument(
-        metavar="CKPT", help="A checkpoint's directory, or a run (its newest checkpoint).", show_default=False
-    ),
+    str, Argument(metavar="CKPT", help="A checkpoint's directory, or a run (its newest checkpoint).")
 ]
-Checkpoints = Annotated[
-    str, Argument(metavar="RUN", help="A run, or a directory of checkpoints.", show_default=False)
-]
+Checkpoints = Annotated[str, Argument(metavar="RUN", help="A run, or a directory of checkpoints.")]
 Threads = Annotated[int, Option("--workers", metavar="N", min=1, help="Threads; login nodes are shared.")]
 ShardSize = Annotated[str, Option(metavar="SIZE", help="Size of one file at most.")]
 TokenizerFile = Annotated[

@@ -27,8 +27,7 @@ def reshape(
     checkpoint: Checkpoint,
     dp: Annotated[int, Option(metavar="N", help="Data-parallel ranks to write it for.")],
     destination: Annotated[
-        Path | None,
-        Argument(metavar="[DST]", help="The directory to make; default: CKPT-dpN beside it.", show_default=False),
+        Path | None, Argument(metavar="[DST]", help="The directory to make; default: CKPT-dpN beside it.")
     ] = None,
     workers: Threads = 4,
     max_memory: Annotated[str, Option(metavar="SIZE", help="Memory for buffers at most.")] = "256MiB",

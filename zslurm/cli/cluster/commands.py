@@ -114,7 +114,7 @@ def check(name: Name = None, json: Json = False) -> None:
 
 
 @app.command()
-def use(name: Annotated[str, typer.Argument(help="Name of a profile.", show_default=False)]) -> None:
+def use(name: Annotated[str, typer.Argument(help="Name of a profile.")]) -> None:
     """Make a profile the one that is used where none is named.
 
     Example: zslurm cluster use local

@@ -113,7 +113,7 @@ def _rows(name: str, status: Status, results: list[Result]) -> list[list[str]]:
     for result in results:
         by_reason.setdefault(result.outcome.reason, []).append(result.node)
     if len(by_reason) > (_MOST_REASONS if status is not Status.PASS else 1):
-        # What passes differs in its numbers only; of many different faults the first stands for all.
+        # What passes differs in its numbers only; of many different faults the first is the example.
         first = next(iter(by_reason))
         nodes = list(dict.fromkeys(result.node for result in results))
         by_reason = {f"e.g. {first}" if status is not Status.PASS else f"such as: {first}": nodes}

@@ -14,8 +14,7 @@ from zslurm.slurm import hostlist
 app = typer.Typer(help="Slurm's lists of nodes, without asking Slurm.", no_args_is_help=True)
 
 Words = Annotated[
-    list[str],
-    typer.Argument(metavar="NODES...", help="Names and hostlists; - reads them from stdin.", show_default=False),
+    list[str], typer.Argument(metavar="NODES...", help="Names and hostlists; - reads them from stdin.")
 ]
 
 

@@ -25,8 +25,7 @@ from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.sources import MissingSource
 
 Workers = Annotated[
-    int | None,
-    Option(min=1, help="How many work side by side; default: 4 at most, in a Slurm job all cores."),
+    int | None, Option(min=1, help="How many work side by side; default: 4 at most, in a Slurm job all cores.")
 ]
 _STAGES = {
     "tokenizer": "training the tokenizer",
@@ -39,12 +38,10 @@ def build(
     sources: Annotated[
         list[Path],
         Argument(
-            metavar="SOURCE...",
-            help="Texts, .jsonl (also .gz, .zst) and .parquet files, or directories of them.",
-            show_default=False,
+            metavar="SOURCE...", help="Texts, .jsonl (also .gz, .zst) and .parquet files, or directories of them."
         ),
     ],
-    out: Annotated[Path, Option("--out", "-o", help="The directory to make.", show_default=False)],
+    out: Annotated[Path, Option("--out", "-o", help="The directory to make.")],
     vocab_size: Annotated[
         int | None, Option(min=512, help="Train a BPE tokenizer of this size on the text.")
     ] = None,

@@ -23,7 +23,7 @@ from zslurm.train.data.build.statistics import unigram_entropy
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import DataError
 
-Bundles = Annotated[Path, Argument(metavar="PATH", help="A bundle, or a directory of them.", show_default=False)]
+Bundles = Annotated[Path, Argument(metavar="PATH", help="A bundle, or a directory of them.")]
 
 ENTROPY_TOKENS = 1 << 26  # read to estimate the entropy
 DAMAGES_SHOWN = 20

@@ -84,9 +84,7 @@ def cancel(
 
 def exec(
     run: Run,
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.", show_default=False)
-    ],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.")],
     node: Annotated[
         str | None, typer.Option(metavar="NODES", help="Only on these nodes of the job; a hostlist.")
     ] = None,
