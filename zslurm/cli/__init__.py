@@ -1,4 +1,4 @@
-"""The command line: one file for each command or group, which parses, calls and prints. No logic is here.
+"""The command line: rooms by command group; a command parses, calls and prints.
 
 A command's module is imported when the command is called: `zslurm --help` loads typer and nothing else.
 """

@@ -40,19 +40,20 @@ def submit_lock(run: RunDir) -> Iterator[None]:
             lock_dir(run).rmdir()
 
 
-def _acquire(run: RunDir) -> Lock:
-    while True:
-        try:
-            return acquire(lock_dir(run))
-        except InUse as error:
-            holder = holder_of(lock_dir(run))
-            who = f"process {holder.pid} on {holder.host}" if holder else "another process"
-            raise RunActive(
-                f"{run.name}: {who} is submitting the run at this moment; if that is not so any more, remove "
-                f"{lock_dir(run)}"
-            ) from error
-        except WriteFailed as error:
-            cause = error.__cause__
-            # The last holder may remove the directory just when it is needed: then it is made again.
-            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-                raise not_writable(cause, run.path.parent) from error
+def _acquire(run: RunDir, tries: int = 100) -> Lock:
+    try:
+        return acquire(lock_dir(run))
+    except InUse as error:
+        holder = holder_of(lock_dir(run))
+        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+        raise RunActive(
+            f"{run.name}: {who} is submitting the run at this moment; if that is not so any more, remove "
+            f"{lock_dir(run)}"
+        ) from error
+    except WriteFailed as error:
+        cause = error.__cause__
+        # The last holder may remove the directory just when it is needed: then it is made again.
+        if tries and isinstance(cause, FileNotFoundError | FileExistsError):
+            return _acquire(run, tries - 1)
+        assert isinstance(cause, OSError)
+        raise not_writable(cause, run.path.parent) from error
