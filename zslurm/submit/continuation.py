@@ -52,19 +52,22 @@ def last_spec(run: RunDir) -> RunSpec:
         return old
 
 
-def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[str]:
-    """Return what would change if `spec` were submitted to an existing run.
-
-    Raises:
-        RunActive: it is being trained right now.
-        ConfigError: it is of another model or tokenizer.
-    """
+def refuse_active(run: RunDir) -> None:
+    """Raise RunActive while the run is being trained."""
     state = look(run)
     if state.active:
         raise RunActive(
             f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel {run.name}` first, "
             "or give the new run another name"
         )
+
+
+def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[str]:
+    """Return what would change if `spec` were submitted to an existing run.
+
+    Raises:
+        ConfigError: it is of another model or tokenizer.
+    """
     old = last_spec(run)
     if model_fingerprint(old.model) != model_fingerprint(spec.model):
         differing = [line for line in changed_keys(old, spec) if line.startswith("model.")]
@@ -79,13 +82,6 @@ def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[s
             "set data.path back, choose another run.name, or start over with --new"
         )
     return changed_keys(old, spec)
-
-
-def check_idle(run: RunDir) -> None:
-    """Raise RunActive while the run is being trained."""
-    state = look(run)
-    if state.active:
-        raise RunActive(f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel` it first")
 
 
 def refuse_completed(spec: RunSpec, run: RunDir) -> None:

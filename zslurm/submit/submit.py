@@ -29,7 +29,7 @@ from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
 from zslurm.run.state import recorded_job
 from zslurm.submit.checks import check_before_submission, check_data, notes_on
 from zslurm.submit.code_version import code_version
-from zslurm.submit.continuation import check_continues, check_idle
+from zslurm.submit.continuation import check_continues, refuse_active
 from zslurm.submit.script.render import JobScript, render
 from zslurm.submit.submit_lock import submit_lock
 from zslurm.train.data.order import DataOrder
@@ -108,7 +108,11 @@ def submit_prepared(prepared: Prepared) -> Submission:
         notes = notes_on(spec, order, continues=prepared.continues)
         continued = _clear_way(prepared)
         run.create(group_readable=spec.run.group_readable)
-        _leave_original(run)
+        if (recorded := recorded_job(run)) is not None and recorded.original is not None:
+            try:  # the files of a copied run name processes of its original
+                forget_original(run)
+            except OSError as error:
+                raise not_writable(error, run.path) from error
         with _restored_on_error(run), copied_code(spec, run) as left_out:
             notes += left_out
             _write_files(prepared, order.data.header.tokenizer_sha256)
@@ -125,8 +129,8 @@ def _check_existing(prepared: Prepared, order: DataOrder) -> list[str]:
     run = prepared.run
     if not run.submitted:
         return []
+    refuse_active(run)
     if prepared.start_over:
-        check_idle(run)
         return []
     return check_continues(run, prepared.spec, order.data.header.tokenizer_sha256)
 
@@ -191,17 +195,6 @@ def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) ->
     record_action(run, "successor", job_id, spec, successor=successor)
     _indexed(successor, run, spec)
     return f"job {successor} waits to continue the run if job {job_id} ends early"
-
-
-def _leave_original(run: RunDir) -> None:
-    """Take the processes of its original out of a copied run, before its first job starts there."""
-    recorded = recorded_job(run)
-    if recorded is None or recorded.original is None:
-        return
-    try:
-        forget_original(run)
-    except OSError as error:
-        raise not_writable(error, run.path) from error
 
 
 def _indexed(job_id: str, run: RunDir, spec: RunSpec) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from typer import Option
@@ -21,6 +21,7 @@ from zslurm.slurm.hostlist import compress, expand
 
 _MOST_REASONS = 4
 _MOST_LEFT_ALONE = 3
+_Key = TypeVar("_Key")
 
 
 def doctor(
@@ -109,15 +110,21 @@ def table(report: Report) -> list[list[str]]:
 
 
 def _rows(name: str, status: Status, results: list[Result]) -> list[list[str]]:
-    by_reason: dict[str, list[str]] = {}
-    for result in results:
-        by_reason.setdefault(result.outcome.reason, []).append(result.node)
+    by_reason = _grouped((result.outcome.reason, result.node) for result in results)
     if len(by_reason) > (_MOST_REASONS if status is not Status.PASS else 1):
         # What passes differs in its numbers only; of many different faults the first is the example.
         first = next(iter(by_reason))
         nodes = list(dict.fromkeys(result.node for result in results))
         by_reason = {f"e.g. {first}" if status is not Status.PASS else f"such as: {first}": nodes}
     return [[name, status, str(len(nodes)), _where(nodes), reason] for reason, nodes in by_reason.items()]
+
+
+def _grouped(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
+    """Return the values of each key, the keys in the order of their first values."""
+    groups: dict[_Key, list[str]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def _where(nodes: Iterable[str]) -> str:
@@ -128,24 +135,22 @@ def _where(nodes: Iterable[str]) -> str:
 
 def remedies(report: Report) -> list[str]:
     """Return what to do about what failed or warned, a line for each check and remedy."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for result in report.results:
-        if result.outcome.remedy and result.outcome.status in (Status.FAIL, Status.WARN):
-            found.setdefault((result.check, result.outcome.remedy), []).append(result.node)
+    found = _grouped(
+        ((result.check, result.outcome.remedy), result.node)
+        for result in report.results
+        if result.outcome.remedy and result.outcome.status in (Status.FAIL, Status.WARN)
+    )
     return [f"{check} on {_where(nodes)}: {remedy}" for (check, remedy), nodes in found.items()]
 
 
 def left_alone(report: Report) -> list[str]:
     """Return a line for each reason for which nodes were not asked."""
-    by_reason: dict[str, list[str]] = {}
-    for node, reason in report.not_asked.items():
-        by_reason.setdefault(reason, []).append(node)
+    by_reason = _grouped((reason, node) for node, reason in report.not_asked.items())
     lines = [f"not asked: {compress(nodes)}: {reason}" for reason, nodes in by_reason.items()]
-    more = len(lines) - _MOST_LEFT_ALONE
-    return [
-        *lines[:_MOST_LEFT_ALONE],
-        *([f"and {counted(more, 'more group', 'more groups')} of nodes (--json has all)"] if more > 0 else []),
-    ]
+    shown, more = lines[:_MOST_LEFT_ALONE], len(lines) - _MOST_LEFT_ALONE
+    if more > 0:
+        shown.append(f"and {counted(more, 'more group', 'more groups')} of nodes (--json has all)")
+    return shown
 
 
 def summary(report: Report) -> str:

@@ -43,7 +43,7 @@ def build(
     ],
     out: Annotated[Path, Option("--out", "-o", help="The directory to make.")],
     vocab_size: Annotated[
-        int | None, Option(min=512, help="Train a BPE tokenizer of this size on the text.")
+        int | None, Option(min=512, max=1 << 24, help="Train a BPE tokenizer of this size on the text.")
     ] = None,
     tokenizer: Annotated[Path | None, Option(help="Use this tokenizer.json instead of training one.")] = None,
     glob: Annotated[str, Option(help="Which files of a directory.")] = "*",

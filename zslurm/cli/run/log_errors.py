@@ -51,10 +51,6 @@ class RankError:
         step = str(self.step) if self.step is not None and self.step >= 0 else "-"
         return [self.role, compress_ranges(self.ranks) or "-", self.nodes, when, step, self.line]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return everything, for programs."""
-        return {**vars(self), "ranks": list(self.ranks)}
-
 
 def attempt_with_errors(run: RunDir) -> AttemptDir | None:
     """Return the newest attempt in which something went wrong; None where nothing did in any."""

@@ -64,7 +64,7 @@ def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
     chosen = attempt_with_errors(run) or newest if attempt is None else newest
     found = rank_errors(run, chosen)
     if as_json:
-        print_json([error.as_json() | {"attempt": chosen.number} for error in found])
+        print_json([vars(error) | {"attempt": chosen.number} for error in found])
     elif found:
         if chosen != newest:
             say(f"{run.name}: attempt {chosen.number}; no rank of a later one recorded an error")
