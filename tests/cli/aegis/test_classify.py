@@ -36,16 +36,16 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_as_json(zslurm: Zslurm, log: Path) -> None:
-    told = zslurm.ok("aegis", "classify", log, "--json").json
-    assert all(set(line) >= KEYS for line in told["lines"])
-    assert [(line["number"], line["class"], line["role"]) for line in told["lines"]] == [
+    reported = zslurm.ok("aegis", "classify", log, "--json").json
+    assert all(set(line) >= KEYS for line in reported["lines"])
+    assert [(line["number"], line["class"], line["role"]) for line in reported["lines"]] == [
         (5, "gpu_oom", "root"),
         (6, "teardown", "teardown"),
         (7, "teardown", "teardown"),
     ]
-    assert told["root"] == told["lines"][0] | {"certain": True}
-    assert told["suspect"] == {"node": "node0", "gpu": "3", "nic": None, "rank": 3}
-    assert told["advice"].startswith("A GPU ran out of memory.")
+    assert reported["root"] == reported["lines"][0] | {"certain": True}
+    assert reported["suspect"] == {"node": "node0", "gpu": "3", "nic": None, "rank": 3}
+    assert reported["advice"].startswith("A GPU ran out of memory.")
 
 
 def test_in_words(zslurm: Zslurm, log: Path) -> None:
@@ -63,15 +63,15 @@ def test_in_words(zslurm: Zslurm, log: Path) -> None:
 
 def test_standard_input(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(STEP.encode() + b"\xff\x00")))
-    told = zslurm.ok("aegis", "classify", "-", "--json").json
-    assert (told["root"]["file"], told["root"]["class"]) == ("-", "gpu_oom")
+    reported = zslurm.ok("aegis", "classify", "-", "--json").json
+    assert (reported["root"]["file"], reported["root"]["class"]) == ("-", "gpu_oom")
 
 
 def test_several_files_packed_ones_among_them(zslurm: Zslurm, log: Path, tmp_path: Path) -> None:
     packed = tmp_path / "dmesg.gz"
     packed.write_bytes(gzip.compress(b"[1.500000] amdgpu 0000:c5:00.0: amdgpu: GPU reset begin!\n"))
-    told = zslurm.ok("aegis", "classify", log, packed, "--json").json
-    assert {line["file"] for line in told["lines"]} == {str(log), str(packed)}
+    reported = zslurm.ok("aegis", "classify", log, packed, "--json").json
+    assert {line["file"] for line in reported["lines"]} == {str(log), str(packed)}
 
 
 def test_only_consequences(zslurm: Zslurm, tmp_path: Path) -> None:

@@ -41,6 +41,6 @@ def test_hooks_that_do_not_work_are_all_named(shell: Shell) -> None:
         ),
     ],
 )
-def test_what_would_never_be_told_is_refused(shell: Shell, settings: dict[str, object], complaint: str) -> None:
+def test_what_would_never_be_sent_is_refused(shell: Shell, settings: dict[str, object], complaint: str) -> None:
     shell.write_run(aegis={"notify": settings})
     assert shell.fails("aegis", "notify", "run.yaml") == (2, complaint)

@@ -10,27 +10,13 @@ import pytest
 import torch
 
 from tests.cli.command import Zslurm
-from tests.cli.trained import CONTEXT, MODEL, TEXT, trained_run
+from tests.cli.trained import CONTEXT, MODEL, TEXT
 from zslurm.checkpoint_tools import Checkpoint, list_checkpoints
 from zslurm.core.errors import ConfigError
 from zslurm.core.units import parse_size
 from zslurm.train.data.build.tokenizer import encode, load_tokenizer
 
 transformers = pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(tmp_path_factory.mktemp("work"))
-
-
-@pytest.fixture
-def zslurm(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path
-) -> Zslurm:
-    """Commands in the directory that holds runs/first."""
-    monkeypatch.chdir(run.parent.parent)
-    return Zslurm(monkeypatch, capsys)
 
 
 def masters(path: Path) -> dict[str, bytes]:
@@ -103,7 +89,7 @@ def test_there_and_back_again(zslurm: Zslurm, run: Path, tmp_path: Path) -> None
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes(), file
 
 
-def test_import_tells_the_model_that_a_run_needs(zslurm: Zslurm, tmp_path: Path) -> None:
+def test_import_prints_the_model_that_a_run_needs(zslurm: Zslurm, tmp_path: Path) -> None:
     zslurm.ok("checkpoint", "export", "first", tmp_path / "hf")
     said = zslurm.ok("checkpoint", "import", tmp_path / "hf", tmp_path / "root", "--json").json
     assert said["model"].items() >= MODEL.items()
@@ -125,13 +111,13 @@ def test_a_checkpoint_away_from_its_run_asks_for_what_it_does_not_know(
 ) -> None:
     away = tmp_path / "a" / "b" / "step-00000080"
     shutil.copytree(run / "checkpoints" / "step-00000080", away)
-    told = zslurm("checkpoint", "export", away, tmp_path / "hf")
-    assert told.code == 2
-    assert "--tokenizer" in told.err
-    told = zslurm("checkpoint", "export", away, tmp_path / "hf", "--no-tokenizer")
-    assert told.code == 2
-    assert "--rope-base" in told.err
-    assert "--context" in told.err
+    reported = zslurm("checkpoint", "export", away, tmp_path / "hf")
+    assert reported.code == 2
+    assert "--tokenizer" in reported.err
+    reported = zslurm("checkpoint", "export", away, tmp_path / "hf", "--no-tokenizer")
+    assert reported.code == 2
+    assert "--rope-base" in reported.err
+    assert "--context" in reported.err
     tokenizer = run.parent.parent / "data" / "tokenizer.json"
     given = ("--tokenizer", tokenizer, "--rope-base", "5000", "--context", str(CONTEXT))
     zslurm.ok("checkpoint", "export", away, tmp_path / "hf", *given)
@@ -140,7 +126,7 @@ def test_a_checkpoint_away_from_its_run_asks_for_what_it_does_not_know(
         assert (tmp_path / "hf" / name).read_bytes() == (tmp_path / "direct" / name).read_bytes(), name
 
 
-def test_bad_input_is_told_line_by_line_with_its_exit_code(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_line_by_line_with_its_exit_code(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
     zslurm.ok("checkpoint", "export", "first", tmp_path / "hf")
     before = sorted(tmp_path.rglob("*"))
     assert zslurm("checkpoint", "export", "first", tmp_path / "hf").code == 2
@@ -156,10 +142,10 @@ def test_bad_input_is_told_line_by_line_with_its_exit_code(zslurm: Zslurm, run: 
     (tmp_path / "hf" / "config.json").write_text(
         json.dumps(config | {"num_hidden_layers": 3, "layer_types": None})
     )
-    told = zslurm("checkpoint", "import", tmp_path / "hf", tmp_path / "root")
-    assert told.code == 2
-    assert len(told.err.splitlines()) > 30, "every tensor of the third layer"
-    assert all(line.startswith("zslurm: ") and "missing" in line for line in told.err.splitlines())
+    reported = zslurm("checkpoint", "import", tmp_path / "hf", tmp_path / "root")
+    assert reported.code == 2
+    assert len(reported.err.splitlines()) > 30, "every tensor of the third layer"
+    assert all(line.startswith("zslurm: ") and "missing" in line for line in reported.err.splitlines())
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -170,18 +156,18 @@ def test_a_damaged_checkpoint_leaves_no_export(zslurm: Zslurm, run: Path, tmp_pa
     content[len(content) // 4] ^= 1
     shard.write_bytes(content)
     given = ("--no-tokenizer", "--rope-base", "1e4", "--context", "32")
-    told = zslurm("checkpoint", "export", tmp_path / "step-00000080", tmp_path / "hf", *given)
-    assert told.code == 1
-    assert "damaged" in told.err
+    reported = zslurm("checkpoint", "export", tmp_path / "step-00000080", tmp_path / "hf", *given)
+    assert reported.code == 1
+    assert "damaged" in reported.err
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000080"]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place that refuses, root or not")
 def test_a_file_system_that_refuses_is_exit_code_1(zslurm: Zslurm) -> None:
-    told = zslurm("checkpoint", "export", "first", "/proc/nowhere/hf")
-    assert told.code == 1
-    assert "cannot be written" in told.err
-    assert "Traceback" not in told.err
+    reported = zslurm("checkpoint", "export", "first", "/proc/nowhere/hf")
+    assert reported.code == 1
+    assert "cannot be written" in reported.err
+    assert "Traceback" not in reported.err
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_diff_names_what_differs_and_exits_with_5(zslurm: Zslurm, checkpoint: Pa
     assert {row["tensor"] for row in document["differences"]} == {"embed.weight", "layers.0.experts.up"}
 
 
-def test_reshape_writes_beside_the_checkpoint_or_where_it_is_told(
+def test_reshape_writes_beside_the_checkpoint_or_where_it_is_asked_to(
     zslurm: Zslurm, checkpoint: Path, tmp_path: Path
 ) -> None:
     plan = zslurm.ok("checkpoint", "reshape", "a", "--dp", "6", "--dry-run", "--json").json

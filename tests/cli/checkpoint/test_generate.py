@@ -11,25 +11,13 @@ import pytest
 import torch
 
 from tests.cli.command import Zslurm
-from tests.cli.trained import CONTEXT, MODEL, trained_run
+from tests.cli.trained import CONTEXT, MODEL
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.train.checkpointing.load_weights import load_model
 from zslurm.train.data.build.tokenizer import load_tokenizer
 from zslurm.train.hub import open_weights
 
 PROMPT = "The quick brown"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_run(tmp_path_factory.mktemp("work"))
-
-
-@pytest.fixture
-def zslurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Path) -> Zslurm:
-    """Commands in the directory that holds runs/first."""
-    monkeypatch.chdir(run.parent.parent)
-    return Zslurm(monkeypatch, capsys)
 
 
 @torch.no_grad()
@@ -110,7 +98,7 @@ def test_it_ends_with_the_context(zslurm: Zslurm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         (["first", "--prompt", ""], 2, "empty"),
         (["first", "--prompt", "東京 " * 40], 2, f"context of {CONTEXT}"),
@@ -125,19 +113,19 @@ def test_it_ends_with_the_context(zslurm: Zslurm) -> None:
     ],
     ids=str,
 )
-def test_bad_input_is_one_line(zslurm: Zslurm, arguments: list[str], code: int, told: str) -> None:
+def test_bad_input_is_one_line(zslurm: Zslurm, arguments: list[str], code: int, reported: str) -> None:
     done = zslurm("generate", *arguments)
     assert done.code == code
-    assert told in done.err
+    assert reported in done.err
     assert "Traceback" not in done.err
     assert done.out == ""
 
 
 def test_weights_without_a_tokenizer_ask_for_one(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
     zslurm.ok("checkpoint", "export", "first", tmp_path / "hf", "--no-tokenizer")
-    told = zslurm("generate", tmp_path / "hf", "--prompt", PROMPT)
-    assert told.code == 2
-    assert "--tokenizer" in told.err
+    reported = zslurm("generate", tmp_path / "hf", "--prompt", PROMPT)
+    assert reported.code == 2
+    assert "--tokenizer" in reported.err
     tokenizer = run.parent.parent / "data" / "tokenizer.json"
     zslurm.ok("generate", tmp_path / "hf", "--prompt", PROMPT, "--tokenizer", tokenizer, "-n", "3")
 
@@ -148,6 +136,6 @@ def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(
     larger = load_tokenizer(run.parent.parent / "data" / "tokenizer.json")
     larger.add_tokens([f"word{number}" for number in range(300)])
     larger.save(str(tmp_path / "tokenizer.json"))
-    told = zslurm("generate", "first", "--prompt", "word299", "--tokenizer", tmp_path / "tokenizer.json")
-    assert told.code == 2
-    assert "another model's" in told.err
+    reported = zslurm("generate", "first", "--prompt", "word299", "--tokenizer", tmp_path / "tokenizer.json")
+    assert reported.code == 2
+    assert "another model's" in reported.err

@@ -124,7 +124,7 @@ def test_an_unknown_profile_is_refused(shell: Shell) -> None:
     assert shell.fails("env", "--cluster", "h100-ib", "--set", "cluster.nisc=1")[0] == Exit.USAGE
 
 
-def test_a_submission_tells_what_ranks_would_suffer_from(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_reports_what_ranks_would_suffer_from(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The login shell's variables reach the job where it sets nothing itself."""
     monkeypatch.setenv("NCCL_IB_TIMEOUT", "30")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")

@@ -22,7 +22,7 @@ def words(story: Story) -> list[str]:
     return [describe(event) for _, event in recorded_events([story.run])]
 
 
-def test_a_run_is_told_from_its_submission_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_reported_from_its_submission_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)
     monkeypatch.setenv("LOGNAME", "ada")
     story = Story(tmp_path / "tiny").submitted("12").started().ended("failed", 137, KILLED)

@@ -194,7 +194,7 @@ def test_a_command_beside_a_run_that_does_not_run_is_refused(shell: Shell) -> No
     )
 
 
-def test_completion_of_many_runs_asks_nobody(tmp_path: Path) -> None:
+def test_completion_of_many_runs_asks_no_other_program(tmp_path: Path) -> None:
     """A fresh interpreter without any Slurm on its path."""
     done = fresh_zslurm("completion", "bash", cwd=tmp_path, PATH="/nonexistent")
     assert (done.code, done.stderr) == (0, "")

@@ -37,7 +37,7 @@ KILLED_AS = {"message": "Killed", "rank": 3, "node": "node1", "exit_code": 137}
         ),
     ],
 )
-def test_the_end_is_told_and_decides_the_exit_code(
+def test_the_end_is_reported_and_decides_the_exit_code(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     outcome: str,
@@ -49,7 +49,7 @@ def test_the_end_is_told_and_decides_the_exit_code(
     story = Story(tmp_path / "tiny").submitted().started().trained(STEPS, saved=STEPS).ended(outcome, code, cause)
     assert follow(story.run, "local-1") == exit_code
     said = capsys.readouterr()
-    assert said.err.splitlines() == last_lines, "what an earlier attempt trained is not told again"
+    assert said.err.splitlines() == last_lines, "what an earlier attempt trained is not reported again"
     assert said.out == ""
 
 
@@ -58,7 +58,7 @@ def test_a_run_that_is_lost_says_where_to_look(tmp_path: Path, capsys: pytest.Ca
     assert "tiny: lost: job local-1 is gone and left no verdict" in capsys.readouterr().err
 
 
-def test_steps_and_checkpoints_are_told_while_they_happen(
+def test_steps_and_checkpoints_are_reported_while_they_happen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINE_EVERY_S", 0.0)
@@ -66,29 +66,29 @@ def test_steps_and_checkpoints_are_told_while_they_happen(
     monkeypatch.setattr(module, "look_all", lambda runs, cached: (looked.set(), look_all(runs, cached=cached))[1])
     with Holder() as holder:
         story = Story(tmp_path / "tiny").submitted(process=holder.pid).started()
-        story.clock = 4e9  # what is told is new, whatever this machine's clock says
+        story.clock = 4e9  # what is reported is new, whatever this machine's clock says
         codes: list[int] = []
         thread = threading.Thread(target=lambda: codes.append(follow(story.run, "local-1")))
         thread.start()
         said = ""
 
-        def told(text: str) -> bool:
+        def reported(text: str) -> bool:
             nonlocal said
             said += capsys.readouterr().err
             return text in said
 
         assert looked.wait(timeout=90)
         story.trained(1)
-        wait_for(lambda: told(f"tiny: step 1/{STEPS}  loss 3.9900  1.23k tokens/s  1m 18s left"), "step 1")
+        wait_for(lambda: reported(f"tiny: step 1/{STEPS}  loss 3.9900  1.23k tokens/s  1m 18s left"), "step 1")
         story.trained(2, saved=2)
-        wait_for(lambda: told("tiny: saved step 2"), "the checkpoint")
+        wait_for(lambda: reported("tiny: saved step 2"), "the checkpoint")
         story.evaluated(2, 3.25)
-        wait_for(lambda: told("tiny: step 2  validation loss 3.2500"), "the evaluation")
+        wait_for(lambda: reported("tiny: step 2  validation loss 3.2500"), "the evaluation")
         story.trained(STEPS, saved=STEPS).ended("completed", 0)
         holder.end()
         thread.join(timeout=90)
         assert codes == [0]
-        assert told(f"tiny: completed {STEPS} steps")
+        assert reported(f"tiny: completed {STEPS} steps")
         assert said.count("step 1/") == 1
 
 

@@ -63,7 +63,7 @@ def test_ranks_that_failed_in_the_same_way_are_all_the_root(story: Story) -> Non
     assert rows(story) == [["root", "0-3", "node[0-1]", "ConfigError: parallel.device: cuda: there is none"]]
 
 
-def test_a_killed_rank_is_told_by_slurm_and_by_the_end_of_its_log(story: Story) -> None:
+def test_a_killed_rank_is_reported_by_slurm_and_by_the_end_of_its_log(story: Story) -> None:
     for rank in (0, 1):
         end(story, rank, 10.0, "RuntimeError", PEER_LEFT)
     story.logged(3, "step 1\n\nHW Exception by GPU node-4\n")

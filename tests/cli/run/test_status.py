@@ -128,7 +128,7 @@ def test_a_running_run(tmp_path: Path) -> None:
         assert "  checkpoint  step 8" in lines
         assert lines[-1].endswith("running on node[0-1]")
         story.ended("completed", 0)
-        assert look(story.run).state == "completing", "the verdict is there, and its job is about to end"
+        assert look(story.run).state == "completing", "the outcome is there, and its job is about to end"
         holder.end()
         assert look(story.run).state == "completed"
 
@@ -209,7 +209,7 @@ def test_one_slow_step_does_not_change_what_is_left(tmp_path: Path) -> None:
         assert cells(look(story.run))["left"] == "1m 00s"
 
 
-def test_every_attempt_is_told_with_its_end(tmp_path: Path) -> None:
+def test_every_attempt_is_reported_with_its_end(tmp_path: Path) -> None:
     story = Story(tmp_path / "tiny").submitted().started(1).ended("interrupted", 75, attempt=1)
     story.submitted("local-2").started(2).ended("failed", 137, KILLED, attempt=2).submitted("local-3").started(3)
     lines = list(details(look(story.run)))
@@ -245,7 +245,7 @@ def test_a_run_of_another_machine_is_not_declared_dead(tmp_path: Path) -> None:
     assert (state.state, state.active) == ("unknown", True)
     assert (state.reason or "").startswith("it was started on another-")
     story.ended("completed", 0)
-    assert look(story.run).state == "completed", "a verdict in the shared directory is believed"
+    assert look(story.run).state == "completed", "an outcome in the shared directory counts"
 
 
 def test_many_runs_are_looked_at_together(tmp_path: Path) -> None:
@@ -297,10 +297,10 @@ def swapped(story: Story, attempt: int, **fields: object) -> Story:
     return story
 
 
-def test_what_a_running_run_survived_is_told_while_it_runs(tmp_path: Path) -> None:
+def test_what_a_running_run_survived_is_reported_while_it_runs(tmp_path: Path) -> None:
     with Holder() as holder:
         story = swapped(Story(tmp_path / "tiny").submitted(process=holder.pid).started(), 1)
-        assert look(story.run).state == "running", "an attempt's end is not the run's where it goes on"
+        assert look(story.run).state == "running", "an attempt's end is not the run's where it continues"
         state = look(swapped(story.started(2).trained(10, attempt=2), 2).started(3).run)
         assert state.state == "running"
         note = cells(state)["note"]
@@ -312,7 +312,7 @@ def test_what_a_running_run_survived_is_told_while_it_runs(tmp_path: Path) -> No
             "attempt 2: decided to start again with a spare node on node[0,2], without node1 from now on: bad GPU"
         )
         assert "  excluded    node1" in details(state)
-        assert "  excluded    node[1,7]" in details(state, "node[1,7]"), "Slurm was told"
+        assert "  excluded    node[1,7]" in details(state, "node[1,7]"), "Slurm has its own list"
         assert "  excluded    node7; by Aegis: node1" in details(state, "node7"), "only the supervisor knows"
         assert "  restarts    2 in place, 0 by Slurm" in details(state)
         found = as_json(state)

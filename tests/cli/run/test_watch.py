@@ -47,13 +47,13 @@ def test_without_a_terminal_a_line_for_every_change_until_the_run_rests(tmp_path
         story.ended("completed", 0)
         holder.end()
         assert watcher.wait(timeout=90) == 0
-        told = out.read_text().splitlines()[lines:]
-        assert "completed" in told[-1]
-        assert "running" not in " ".join(told), "only what changed is told"
-        assert not any("step 4" in line for line in told), "a step alone is no news"
+        reported = out.read_text().splitlines()[lines:]
+        assert "completed" in reported[-1]
+        assert "running" not in " ".join(reported), "only what changed is reported"
+        assert not any("step 4" in line for line in reported), "a step alone is no news"
 
 
-def test_a_decision_is_told_even_where_other_events_followed_at_once(tmp_path: Path) -> None:
+def test_a_decision_is_reported_even_where_other_events_followed_at_once(tmp_path: Path) -> None:
     story = Story(tmp_path / "tiny").submitted().started()
     root = {"kind": "rank_killed", "node": "node1", "rank": 3, "line": "Killed"}
     story._event("decision", attempt=1, action="restart", mode="act", reason="a rank was killed", root=root)
