@@ -19,22 +19,7 @@ from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
-from zslurm.train.config import (
-    CheckpointConfig,
-    Count,
-    DataConfig,
-    EvaluationConfig,
-    Init,
-    MetricsConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    PhaseConfig,
-    RunIdentity,
-    Section,
-    Whole,
-    check_mixes,
-)
+from zslurm.train.config import Count, ModelConfig, RunIdentity, Section, TrainConfig, Whole
 
 _LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
 # Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
@@ -220,7 +205,7 @@ class ContainerSection(Section):
 
 
 class ClusterSection(Section):
-    """What the site knows; of a cluster profile, and a run file may override it."""
+    """What the site knows, as a cluster profile gives it; a run file may override it."""
 
     name: Name = Field("local", description="name of the cluster profile")
     launcher: Literal["slurm", "local"] = Field("local", description="run as a Slurm job, or on this machine")
@@ -327,28 +312,16 @@ class ClusterSection(Section):
         return [f"--gpus-per-node={self.gpu_request}", "--gpu-bind=none"] if self.gpu_request else []
 
 
-class RunSpec(Section):
-    """One run, resolved. RUN_DIR/config.json holds it as JSON."""
+class RunSpec(TrainConfig):
+    """One run, resolved: the trainer's sections and the launcher's. RUN_DIR/config.json holds it as JSON."""
+
+    model_config = Section.model_config  # no other sections
 
     run: RunSection = RunSection()
-    init: Init = None
     model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    optim: OptimConfig = OptimConfig()
-    phases: Annotated[tuple[PhaseConfig, ...], Field(min_length=1)]
-    parallel: ParallelConfig = ParallelConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    metrics: MetricsConfig = MetricsConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
     slurm: SlurmSection = SlurmSection()
     cluster: ClusterSection = ClusterSection()
     aegis: AegisSection = AegisSection()
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> RunSpec:
-        check_mixes(self.data, self.phases)
-        self.metrics.check_profile(self.total_steps)
-        return self
 
     @property
     def ranks_per_node(self) -> int:

@@ -290,10 +290,10 @@ ECC = {
 
 def swapped(story: Story, attempt: int, **fields: object) -> Story:
     """An attempt fails for a bad GPU, and the next starts without its node."""
-    story._event("attempt_ended", attempt=attempt, outcome="failed", exit_code=1, cause={"message": "Killed"})
+    story.event("attempt_ended", attempt=attempt, outcome="failed", exit_code=1, cause={"message": "Killed"})
     decision = {"attempt": attempt, "action": "swap", "reason": "bad GPU", "root": ECC, "exclude": ["node1"]}
-    story._event("decision", **(decision | {"nodes": ["node0", "node2"], "mode": "act"} | fields))
-    story._event("nodes_excluded", nodes=["node1"], reason="bad GPU", expires=4e9)
+    story.event("decision", **(decision | {"nodes": ["node0", "node2"], "mode": "act"} | fields))
+    story.event("nodes_excluded", nodes=["node1"], reason="bad GPU", expires=4e9)
     return story
 
 

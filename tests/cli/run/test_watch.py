@@ -56,7 +56,7 @@ def test_without_a_terminal_a_line_for_every_change_until_the_run_rests(tmp_path
 def test_a_decision_is_reported_even_where_other_events_followed_at_once(tmp_path: Path) -> None:
     story = Story(tmp_path / "tiny").submitted().started()
     root = {"kind": "rank_killed", "node": "node1", "rank": 3, "line": "Killed"}
-    story._event("decision", attempt=1, action="restart", mode="act", reason="a rank was killed", root=root)
+    story.event("decision", attempt=1, action="restart", mode="act", reason="a rank was killed", root=root)
     decided = "attempt 1: decided to start again in place: a rank was killed"
     assert changing_facts(look(story.run)).count(decided) == 1, "it is the newest event, too"
     facts = changing_facts(look(story.started(2).run))

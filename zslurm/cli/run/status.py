@@ -43,7 +43,8 @@ def status(
 ) -> None:
     """Show your runs, or everything about one.
 
-    Exit code 4 where Slurm does not answer; how old the states are is on stderr then.
+    Exit code 4 where Slurm does not answer: the states are those of its last answer then, with their age on
+    stderr.
 
     Example: zslurm status my-run
     """
