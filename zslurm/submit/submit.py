@@ -54,7 +54,7 @@ class Prepared:
 
     @property
     def continues(self) -> RunDir | None:
-        """The directory whose checkpoints it continues from; None where it starts over."""
+        """Return the directory whose checkpoints it continues from; None where it starts over."""
         return None if self.start_over else self.run
 
 

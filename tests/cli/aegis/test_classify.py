@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Zslurm
+from tests.cli.commands import Zslurm
 
 STEP = """\
 3: [2026-02-02 12:00:00,000] step 10 loss 2.1
@@ -49,7 +49,7 @@ def test_as_json(zslurm: Zslurm, log: Path) -> None:
 
 
 def test_in_words(zslurm: Zslurm, log: Path) -> None:
-    lines = zslurm.ok("aegis", "classify", log).out.splitlines()
+    lines = zslurm.ok("aegis", "classify", log).stdout.splitlines()
     assert lines[0] == "root: gpu_oom: node node0, gpu 3, rank 3"
     assert lines[1].startswith(f"  {log}:5: torch.OutOfMemoryError: HIP out of memory.")
     assert lines[2].startswith("  A GPU ran out of memory.")
@@ -77,7 +77,7 @@ def test_several_files_packed_ones_among_them(zslurm: Zslurm, log: Path, tmp_pat
 def test_only_consequences(zslurm: Zslurm, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("srun: error: node1: tasks 8-15: Killed\n")
-    assert zslurm.ok("aegis", "classify", path).out.startswith(
+    assert zslurm.ok("aegis", "classify", path).stdout.startswith(
         "root: teardown (a consequence; its cause is not in these logs): node node1, rank 8\n"
     )
 
@@ -85,24 +85,24 @@ def test_only_consequences(zslurm: Zslurm, tmp_path: Path) -> None:
 def test_nothing_wrong(zslurm: Zslurm, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("step 1\n")
-    assert zslurm.ok("aegis", "classify", path).out == "no fault found\n"
+    assert zslurm.ok("aegis", "classify", path).stdout == "no fault found\n"
     assert zslurm.ok("aegis", "classify", path, "--json").json["root"] is None
 
 
 def test_only_advisories(zslurm: Zslurm, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("amdgpu 0000:68:00.0: amdgpu: WARN: GPU is throttled, expect performance decrease.\n")
-    out = zslurm.ok("aegis", "classify", path).out
+    out = zslurm.ok("aegis", "classify", path).stdout
     assert out.startswith("no fault found, only advisories:\n")
     assert "gpu_throttled\tadvisory\t1\tgpu 0000:68:00.0\t" in out
 
 
 def test_a_missing_file(zslurm: Zslurm, log: Path) -> None:
     done = zslurm("aegis", "classify", log, "none.log")
-    assert (done.code, done.out) == (3, "")
-    assert done.err == "zslurm: none.log: no such file; name log files, or - for standard input\n"
+    assert (done.code, done.stdout) == (3, "")
+    assert done.stderr == "zslurm: none.log: no such file; name log files, or - for standard input\n"
 
 
 def test_a_directory(zslurm: Zslurm, tmp_path: Path) -> None:
     done = zslurm("aegis", "classify", tmp_path)
-    assert (done.code, done.err) == (3, f"zslurm: {tmp_path}: is a directory; name the files in it\n")
+    assert (done.code, done.stderr) == (3, f"zslurm: {tmp_path}: is a directory; name the files in it\n")

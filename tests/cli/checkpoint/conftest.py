@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Zslurm
+from tests.cli.commands import Zslurm
 from tests.cli.trained import trained_run
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.command import Zslurm
+from tests.cli.commands import Zslurm
 from tests.cli.trained import CONTEXT, MODEL, TEXT
 from zslurm.checkpoint_tools import Checkpoint, list_checkpoints
 from zslurm.core.errors import ConfigError
@@ -41,7 +41,7 @@ def test_ls_shows_what_is_whole_and_what_is_not(zslurm: Zslurm, run: Path, tmp_p
     assert rows[1]["ranks"] == 1
     assert rows[1]["tokens"] == 40 * 4 * CONTEXT
     assert rows[1]["bytes"] > 100_000
-    lines = zslurm.ok("checkpoint", "ls", "first").out.splitlines()
+    lines = zslurm.ok("checkpoint", "ls", "first").stdout.splitlines()
     assert lines[0].split("\t") == ["step", "tokens", "ranks", "size", "age", "state"]
     assert [line.split("\t")[5] for line in lines[1:]] == ["complete", "complete"]
     assert zslurm("checkpoint", "ls", "nothing-of-the-kind").code == 3
@@ -51,8 +51,8 @@ def test_an_export_of_a_run_by_name_is_a_model_and_a_tokenizer_for_transformers(
     zslurm: Zslurm, run: Path, tmp_path: Path
 ) -> None:
     done = zslurm.ok("checkpoint", "export", "first", "--to", "hf", tmp_path / "hf", "--dtype", "fp32")
-    assert done.out.strip() == str(tmp_path / "hf")
-    assert "note" not in done.err
+    assert done.stdout.strip() == str(tmp_path / "hf")
+    assert "note" not in done.stderr
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert model.dtype == torch.float32
     assert model.config.max_position_embeddings == CONTEXT
@@ -76,7 +76,7 @@ def test_there_and_back_again(zslurm: Zslurm, run: Path, tmp_path: Path) -> None
     assert said["tokenizer"] is True
     assert said["note"] is None
     imported = zslurm.ok("checkpoint", "import", tmp_path / "hf", tmp_path / "root", "--max-shard-size", "30KB")
-    path = Path(imported.out.strip())
+    path = Path(imported.stdout.strip())
     assert path == tmp_path / "root" / "step-00000000"
     assert masters(path) == masters(source)
     assert (path / "tokenizer.json").read_bytes() == (tmp_path / "hf" / "tokenizer.json").read_bytes()
@@ -113,11 +113,11 @@ def test_a_checkpoint_away_from_its_run_asks_for_what_it_does_not_know(
     shutil.copytree(run / "checkpoints" / "step-00000080", away)
     reported = zslurm("checkpoint", "export", away, tmp_path / "hf")
     assert reported.code == 2
-    assert "--tokenizer" in reported.err
+    assert "--tokenizer" in reported.stderr
     reported = zslurm("checkpoint", "export", away, tmp_path / "hf", "--no-tokenizer")
     assert reported.code == 2
-    assert "--rope-base" in reported.err
-    assert "--context" in reported.err
+    assert "--rope-base" in reported.stderr
+    assert "--context" in reported.stderr
     tokenizer = run.parent.parent / "data" / "tokenizer.json"
     given = ("--tokenizer", tokenizer, "--rope-base", "5000", "--context", str(CONTEXT))
     zslurm.ok("checkpoint", "export", away, tmp_path / "hf", *given)
@@ -144,8 +144,8 @@ def test_bad_input_is_reported_line_by_line_with_its_exit_code(zslurm: Zslurm, r
     )
     reported = zslurm("checkpoint", "import", tmp_path / "hf", tmp_path / "root")
     assert reported.code == 2
-    assert len(reported.err.splitlines()) > 30, "every tensor of the third layer"
-    assert all(line.startswith("zslurm: ") and "missing" in line for line in reported.err.splitlines())
+    assert len(reported.stderr.splitlines()) > 30, "every tensor of the third layer"
+    assert all(line.startswith("zslurm: ") and "missing" in line for line in reported.stderr.splitlines())
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_leaves_no_export(zslurm: Zslurm, run: Path, tmp_pa
     given = ("--no-tokenizer", "--rope-base", "1e4", "--context", "32")
     reported = zslurm("checkpoint", "export", tmp_path / "step-00000080", tmp_path / "hf", *given)
     assert reported.code == 1
-    assert "damaged" in reported.err
+    assert "damaged" in reported.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000080"]
 
 
@@ -166,8 +166,8 @@ def test_a_damaged_checkpoint_leaves_no_export(zslurm: Zslurm, run: Path, tmp_pa
 def test_a_file_system_that_refuses_is_exit_code_1(zslurm: Zslurm) -> None:
     reported = zslurm("checkpoint", "export", "first", "/proc/nowhere/hf")
     assert reported.code == 1
-    assert "cannot be written" in reported.err
-    assert "Traceback" not in reported.err
+    assert "cannot be written" in reported.stderr
+    assert "Traceback" not in reported.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.command import Zslurm
+from tests.cli.commands import Zslurm
 from tests.cli.trained import CONTEXT, MODEL
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.train.checkpointing.load_weights import load_model
@@ -57,16 +57,16 @@ def test_greedy_text_is_that_of_the_full_forward(zslurm: Zslurm, run: Path) -> N
 def test_the_text_is_on_stdout_and_the_facts_are_on_stderr(zslurm: Zslurm) -> None:
     text = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "8", "--json").json["text"]
     done = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "8")
-    assert done.out == text + "\n"
+    assert done.stdout == text + "\n"
     per_token = MODEL["layers"] * 2 * MODEL["kv_heads"] * MODEL["head_dim"] * 4
-    assert f"cache {show_bytes(per_token)} per token" in done.err
+    assert f"cache {show_bytes(per_token)} per token" in done.stderr
 
 
 def test_runs_checkpoints_exports_and_imports_say_the_same(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
     zslurm.ok("checkpoint", "export", "first", tmp_path / "hf", "--dtype", "fp32")
     zslurm.ok("checkpoint", "import", tmp_path / "hf", tmp_path / "imported")
     texts = [
-        zslurm.ok("generate", place, "--prompt", PROMPT, "-n", "10").out
+        zslurm.ok("generate", place, "--prompt", PROMPT, "-n", "10").stdout
         for place in ("first", run, run / "checkpoints", tmp_path / "hf", tmp_path / "imported")
     ]
     assert texts == texts[:1] * 5
@@ -75,15 +75,15 @@ def test_runs_checkpoints_exports_and_imports_say_the_same(zslurm: Zslurm, run: 
 
 
 def test_a_prompt_from_stdin_is_the_same_prompt(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "5").out
+    given = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "5").stdout
     monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
-    assert zslurm.ok("generate", "first", "--prompt", "-", "-n", "5").out == given
+    assert zslurm.ok("generate", "first", "--prompt", "-", "-n", "5").stdout == given
 
 
 def test_draws_depend_on_the_seed_alone(zslurm: Zslurm) -> None:
     def drawn(seed: int, **options: float) -> str:
         given = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-        return zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "12", f"--seed={seed}", *given).out
+        return zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "12", f"--seed={seed}", *given).stdout
 
     assert drawn(1, temperature=1.5) == drawn(1, temperature=1.5)
     assert len({drawn(seed, temperature=1.5) for seed in range(4)}) > 1
@@ -94,7 +94,7 @@ def test_it_ends_with_the_context(zslurm: Zslurm) -> None:
     done = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "500", "--json")
     said = done.json
     assert said["prompt_tokens"] + said["new_tokens"] <= CONTEXT
-    assert "context" in done.err
+    assert "context" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,16 @@ def test_it_ends_with_the_context(zslurm: Zslurm) -> None:
 def test_bad_input_is_one_line(zslurm: Zslurm, arguments: list[str], code: int, reported: str) -> None:
     done = zslurm("generate", *arguments)
     assert done.code == code
-    assert reported in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
+    assert reported in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
 
 
 def test_weights_without_a_tokenizer_ask_for_one(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
     zslurm.ok("checkpoint", "export", "first", tmp_path / "hf", "--no-tokenizer")
     reported = zslurm("generate", tmp_path / "hf", "--prompt", PROMPT)
     assert reported.code == 2
-    assert "--tokenizer" in reported.err
+    assert "--tokenizer" in reported.stderr
     tokenizer = run.parent.parent / "data" / "tokenizer.json"
     zslurm.ok("generate", tmp_path / "hf", "--prompt", PROMPT, "--tokenizer", tokenizer, "-n", "3")
 
@@ -138,4 +138,4 @@ def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(
     larger.save(str(tmp_path / "tokenizer.json"))
     reported = zslurm("generate", "first", "--prompt", "word299", "--tokenizer", tmp_path / "tokenizer.json")
     assert reported.code == 2
-    assert "another model's" in reported.err
+    assert "another model's" in reported.stderr

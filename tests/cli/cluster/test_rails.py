@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Zslurm
+from tests.cli.commands import Zslurm
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 
 PROFILE = """\
@@ -41,11 +41,11 @@ def zslurm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 def test_whole_rails_are_drawn(zslurm: Zslurm, node: FakeNode) -> None:
     done = zslurm.ok("rails", "--here")
-    lines = done.out.splitlines()
+    lines = done.stdout.splitlines()
     assert lines[0] == "node7: 1 node, 8 rails by the profile"
     assert sum(" ACTIVE " in line for line in lines) == 8
-    assert done.err == ""
-    assert "\x1b" not in done.out, "colours are for terminals"
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout, "colours are for terminals"
 
 
 def test_json_holds_everything(zslurm: Zslurm, node: FakeNode) -> None:
@@ -64,8 +64,8 @@ def test_an_incomplete_rail_is_shown_and_is_exit_code_5(zslurm: Zslurm, node: Fa
     node.take_nic_down("ionic_6")
     for options in ((), ("--json",)):
         done = zslurm("rails", "--here", *options)
-        assert (done.code, done.err) == (5, "zslurm: rails are incomplete or unknown on node7\n")
-        assert "rail 6: ionic_6 is DOWN (Disabled)" in done.out
+        assert (done.code, done.stderr) == (5, "zslurm: rails are incomplete or unknown on node7\n")
+        assert "rail 6: ionic_6 is DOWN (Disabled)" in done.stdout
     (problem,) = done.json["nodes"][0]["problems"]
     assert (problem["kind"], problem["rail"], problem["nic"], problem["incomplete"]) == (
         "nic-down", 6, "ionic_6", True,
@@ -75,7 +75,7 @@ def test_an_incomplete_rail_is_shown_and_is_exit_code_5(zslurm: Zslurm, node: Fa
 def test_a_machine_without_rails(zslurm: Zslurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZSLURM_SYSROOT", str(tmp_path))
     done = zslurm.ok("rails", "--cluster", "local")
-    assert done.out.endswith(": 1 node, 0 rails by PCIe distance\n")
+    assert done.stdout.endswith(": 1 node, 0 rails by PCIe distance\n")
 
 
 def test_nodes_are_asked_through_slurm_only(
@@ -84,7 +84,7 @@ def test_nodes_are_asked_through_slurm_only(
     monkeypatch.setenv("PATH", "/nonexistent")
     done = zslurm("rails")
     assert done.code == 4
-    assert done.err.startswith("zslurm: srun: not found on PATH")
+    assert done.stderr.startswith("zslurm: srun: not found on PATH")
 
 
 def test_a_profile_with_a_mistake_is_one_line(zslurm: Zslurm, node: FakeNode, tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_a_profile_with_a_mistake_is_one_line(zslurm: Zslurm, node: FakeNode, tm
     path.write_text(PROFILE.replace("ionic_6, ionic_7]", "ionic_6]"))
     done = zslurm("rails", "--here")
     assert done.code == 2
-    assert done.err.startswith(f"zslurm: {path}:")
-    assert "8 GPUs but 7 NICs" in done.err
-    assert done.err.count("\n") == 1
+    assert done.stderr.startswith(f"zslurm: {path}:")
+    assert "8 GPUs but 7 NICs" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_options_that_contradict_each_other(zslurm: Zslurm, node: FakeNode) -> None:
     done = zslurm("rails", "--here", "--nodes", "2")
-    assert (done.code, done.err) == (2, "zslurm: --nodes, --nodelist and --here exclude each other\n")
+    assert (done.code, done.stderr) == (2, "zslurm: --nodes, --nodelist and --here exclude each other\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Zslurm
+from tests.cli.commands import Zslurm
 from tests.run.stories import Story
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run.log_errors import details_of_root, rank_errors
@@ -109,22 +109,22 @@ def test_the_newest_attempt_that_has_errors_is_shown(
     story.started(2).started(3)
     zslurm = Zslurm(monkeypatch, capsys)
     done = zslurm.ok("logs", story.run.path, "--errors")
-    assert done.out.splitlines()[1].split("\t")[0] == "root"
-    assert done.err == "tiny: attempt 1; no rank of a later one recorded an error\n"
+    assert done.stdout.splitlines()[1].split("\t")[0] == "root"
+    assert done.stderr == "tiny: attempt 1; no rank of a later one recorded an error\n"
     (found,) = zslurm.ok("logs", story.run.path, "--errors", "--json").json
     assert found["attempt"] == 1
     asked = zslurm.ok("logs", story.run.path, "--errors", "--attempt", "3")
-    assert (asked.out, asked.err) == ("", "tiny: no rank of attempt 3 recorded an error\n")
+    assert (asked.stdout, asked.stderr) == ("", "tiny: no rank of attempt 3 recorded an error\n")
 
 
 def test_the_command(story: Story, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     zslurm = Zslurm(monkeypatch, capsys)
     done = zslurm.ok("logs", story.run.path, "--errors")
-    assert (done.out, done.err) == ("", "tiny: no rank of attempt 1 recorded an error\n")
+    assert (done.stdout, done.stderr) == ("", "tiny: no rank of attempt 1 recorded an error\n")
     end(story, 3, 20.0, "OSError", "disk", "Traceback\n")
     story.ended("failed", 1, Cause("OSError: disk", rank=3, node="node1"))
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(20.0))
-    assert zslurm.ok("logs", story.run.path, "--errors").out.splitlines() == [
+    assert zslurm.ok("logs", story.run.path, "--errors").stdout.splitlines() == [
         "role\tranks\tnode\ttime\tstep\tfirst line",
         f"root\t3\tnode1\t{when}\t12\tOSError: disk",
         "rank 3 on node1:",

@@ -86,7 +86,7 @@ def generate(
         room = _room(weights, ids)
         if room < max_tokens:
             say(f"note: at most {counted(room, 'token')}, not {max_tokens}: the context ends there (--context)")
-        model = _load(weights, dtype or weights.settings.dtype or "fp32", device)
+        model = _load(weights, dtype or weights.settings.dtype or "fp32", device.value)
     end = weights.settings.tokens.end
     made: list[int] = []
 
@@ -140,7 +140,7 @@ def _prompt(given: str) -> str:
 
 
 def _room(weights: Weights, ids: list[int]) -> int:
-    """How many tokens may follow."""
+    """Return how many tokens may follow the prompt."""
     settings = weights.settings
     if not ids:
         raise ConfigError("the prompt is empty: the tokenizer makes no token of it")

@@ -37,7 +37,7 @@ class Template:
 
     @property
     def file_name(self) -> str:
-        """The name of its file."""
+        """Return the name of its file."""
         return self.place.rsplit("/", 1)[1]
 
 
