@@ -8,7 +8,7 @@ import typer
 
 from zslurm.cli.run.dry_run import describe
 from zslurm.cli.run.follow import follow
-from zslurm.cli.run.submit import SubmitOptions
+from zslurm.cli.run.submit_options import SubmitOptions
 from zslurm.cli.run.sweep import show_sweep, submit_sweep
 from zslurm.core.console import print_json, say
 from zslurm.run.checkpoints import find_checkpoint
