@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from zslurm.checkpoint_tools import Holder, holder_of
+from zslurm.checkpoint_tools import acquire, holder_of
 from zslurm.core.errors import ConfigError, RunActive
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.submit_lock import lock_dir, submit_lock
@@ -61,9 +60,8 @@ with submit_lock(RunDir(Path(sys.argv[1]))):
 
 
 def test_of_a_submission_on_another_machine_the_message_names_the_file(run: RunDir) -> None:
-    lock_dir(run).mkdir(parents=True)
-    theirs = Holder("another-host", 1, 0, "", 0.0, "nonce")
-    (lock_dir(run) / ".lock").write_text(json.dumps(asdict(theirs)))
+    path = acquire(lock_dir(run)).path
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "another-host", "pid": 1}))
     with pytest.raises(RunActive, match=f"process 1 on another-host .* remove {lock_dir(run)}$"), submit_lock(run):
         pass
 
