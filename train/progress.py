@@ -82,12 +82,7 @@ class ProgressWriter:
     """Keeps this rank's record up to date. Does nothing where ZSLURM_PROGRESS_DIR is unset."""
 
     def __init__(self, rank: int, attempt: int, directory: str | None = None) -> None:
-        """Open the record.
-
-        Args:
-            rank: global rank.
-            attempt: number of the attempt, from 1.
-            directory: where the records lie; default: ZSLURM_PROGRESS_DIR.
+        """Open the record of global rank `rank` in `directory`, by default ZSLURM_PROGRESS_DIR.
 
         Raises:
             OSError: the directory is missing or full.
@@ -114,7 +109,7 @@ class ProgressWriter:
     ) -> None:
         """Change what is given and write the record; also a sign of life without arguments.
 
-        `waiting` is not kept: any other sign of life says that the rank is at work again.
+        `waiting` is not kept: any other sign of life means that the rank is at work again.
         """
         global _last_step
         self._phase = self._phase if phase is None else phase
@@ -146,7 +141,7 @@ def last_step() -> int:
 
 
 def record_path(directory: Path, rank: int) -> Path:
-    """Return where the record of `rank` lies."""
+    """Return the path of the record of `rank`."""
     return directory / f"rank-{rank:05d}"
 
 

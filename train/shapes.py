@@ -132,7 +132,7 @@ def owned_table(model: ModelConfig, optim: OptimConfig) -> tuple[TensorInfo, ...
     """`tensor_table`, with what one rank owns whole: the matrices if Muon trains them, nothing if AdamW does.
 
     The experts of a tensor are a matrix each; with `muon.split_gate_up` the gate rows and the up rows of an expert
-    are one each, for they lie behind one another.
+    are one each, for they follow one another.
     """
     return tuple(replace(info, whole=_whole(info, optim)) for info in tensor_table(model))
 

@@ -23,9 +23,10 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.continuation import changed_keys
 from zslurm.submit.submit import submit
-from zslurm.train.config import ModelConfig, PhaseConfig
+from zslurm.train.config import ModelConfig
 from zslurm.train.hub import import_weights
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 
@@ -310,7 +311,7 @@ def test_phases_that_change_ahead_are_told_and_steps_that_are_done_do_not_move(
     assert contents(first.run.path) == before
 
 
-def test_ranks_without_work_are_told_and_ranks_without_sequences_refused(
+def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(
     tmp_path: Path, slurm: ScriptedSlurm
 ) -> None:
     assert submit(spec_of(tmp_path, slurm={"nodes": 4})).notes == [

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from zslurm.train.config import PhaseConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan, Position, compare, learning_rate
 
 CONTEXT = 8
@@ -201,7 +201,7 @@ def phases(draw: st.DrawFn) -> PhaseConfig:
 
 @given(st.lists(phases(), min_size=1, max_size=4))
 def test_every_step_lies_in_one_phase_and_all_counts_add_up(phases: list[PhaseConfig]) -> None:
-    """Counted one step after the other, as the ramp's rule says it."""
+    """Counted one step after the other, by the ramp's rule."""
     plan = Plan(tuple(phases))
     found = iter(places(plan))
     tokens = 0
@@ -235,7 +235,7 @@ def test_tokens_of_any_number_of_steps(phases: list[PhaseConfig]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "problem"),
     [
         ({"warmup_steps": 11}, "warmup_steps (11) exceeds the phase's 10 steps"),
         (
@@ -251,14 +251,14 @@ def test_tokens_of_any_number_of_steps(phases: list[PhaseConfig]) -> None:
         ({"micro_batch": 3}, "global_batch (4) must be a multiple of micro_batch (3)"),
     ],
 )
-def test_a_phase_that_does_not_add_up_is_refused(values: dict[str, Any], told: str) -> None:
+def test_a_phase_that_does_not_add_up_is_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match="value_error") as refused:
         phase(**values)
-    assert told in str(refused.value)
+    assert problem in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("ramp", "told"),
+    ("ramp", "problem"),
     [
         ([(100, 3)], "batch_ramp[0].global_batch (3) must be a multiple of micro_batch (2)"),
         ([(100, 2), (100, 4)], "batch_ramp[1].until_tokens (100) must exceed the 100 of the stage before"),
@@ -267,10 +267,10 @@ def test_a_phase_that_does_not_add_up_is_refused(values: dict[str, Any], told: s
         ([(195, 8)], "global_batch has no step: those of batch_ramp train on all 200 tokens"),
     ],
 )
-def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], told: str) -> None:
+def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], problem: str) -> None:
     with pytest.raises(ValueError, match="value_error") as refused:
         ramped(*ramp, tokens=200, micro_batch=2)
-    assert told in str(refused.value)
+    assert problem in str(refused.value)
 
 
 # --------------------------------------------------------------------------------- phases that changed on the way
@@ -304,7 +304,7 @@ def test_what_lies_ahead_may_change_and_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "phases", "told"),
+    ("done", "phases", "problem"),
     [
         (
             8,
@@ -322,10 +322,10 @@ def test_what_lies_ahead_may_change_and_is_told() -> None:
         (9, (PHASES[0], phase(20, context=4, name="second")), "phases[1] (second) now has 20 steps, and had 10"),
     ],
 )
-def test_steps_that_are_done_do_not_move(done: int, phases: tuple[PhaseConfig, ...], told: str) -> None:
+def test_steps_that_are_done_do_not_move(done: int, phases: tuple[PhaseConfig, ...], problem: str) -> None:
     with pytest.raises(ConfigError) as refused:
         changes(done, *phases)
     message = str(refused.value)
-    assert message.startswith(told)
+    assert message.startswith(problem)
     assert f"the {done} steps that are done" in message
     assert "init: ckpt:DIR" in message

@@ -49,14 +49,9 @@ class AdamW:
         decays: Mapping[str, bool],
         config: OptimConfig,
     ) -> None:
-        """Set up zero moments.
+        """Set up zero moments for flat `master` and `gradient`, which are made of `extents` and padding.
 
-        Args:
-            master: flat.
-            gradient: flat, as long.
-            extents: what they are made of; padding is in none.
-            decays: by the name of a tensor, whether weight decay applies.
-            config: betas, epsilon and weight decay.
+        `decays` holds, by the name of a tensor, whether weight decay applies.
         """
         self.config, self._device = config, master.device
         self.moments = {name: torch.zeros_like(master) for name in MOMENTS}

@@ -43,12 +43,12 @@ class TokenFlops:
     choices: int
 
     def at(self, skip_share: float) -> float:
-        """FLOPs of the mean token where this share of all choices, in [0, 1], falls on the skip class."""
+        """Return the FLOPs of the mean token, of whose choices this share, in [0, 1], falls on the skip class."""
         return self.always + self.choices * (1 - skip_share) * self.expert
 
 
 def token_flops(model: ModelConfig, context: int) -> TokenFlops:
-    """FLOPs of one token in sequences of `context` tokens; see above for the formula and its sources."""
+    """Return the FLOPs of one token in sequences of `context` tokens; formula and sources are above."""
     table = tensor_table(model)
     always = sum(row.numel for row in table if row.kind in (Kind.EMBEDDING, Kind.MATRIX, Kind.CONVOLUTION))
     experts = sum(row.numel for row in table if row.kind is Kind.EXPERTS)
@@ -94,18 +94,13 @@ PEAKS = (
     Peak(("H100",), 989.4, 67.0, _NVIDIA),
     Peak(("A100",), 312.0, 19.5, _NVIDIA),
 )
-"""The first row whose words are all among the device's counts: rows of variants stand before their family's."""
+"""The first row whose words are all among the device's counts: rows of variants come before their family's."""
 
 
 def peak_of(device_name: str, dtype: str) -> float | None:
-    """Peak of a device in FLOP/s.
+    """Return the peak of a device in FLOP/s; None where the table does not know it in the format `dtype`.
 
-    Args:
-        device_name: as torch.cuda.get_device_name gives it, e.g. "AMD Instinct MI300X".
-        dtype: "bf16", "fp32" or "fp64".
-
-    Returns:
-        None where the table does not know the device, or not in this format.
+    The name is torch.cuda.get_device_name's, such as "AMD Instinct MI300X".
     """
     words = set(re.split(r"[\W_]+", device_name.upper()))
     for row in PEAKS:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
@@ -83,23 +82,14 @@ class Observer:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Training begins."""
+        """Enter: training begins."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Training has ended, or failed."""
+    def __exit__(self, *failure: Any) -> None:
+        """Leave: training has ended, or failed (three arguments, as every context manager gets)."""
 
     def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
-        """Observe a step.
-
-        Args:
-            step: its number, from 1.
-            here: its place in the run.
-            result: what it did.
-            split: its seconds in each part.
-        """
+        """Observe a step: its number from 1, its place in the run, what it did, and its seconds in each part."""
 
     def recorded(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Observe a line of metrics: a step, a skipped step, an evaluation, a state of a save, and so on."""
@@ -119,8 +109,4 @@ class Observer:
         return frozenset()
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """End once the run has ended in order, when the other ranks may have left.
-
-        Args:
-            give_up: true when nothing is to be waited for any more; asked again and again.
-        """
+        """End after the run has ended in order; other ranks may have left. Wait until `give_up()` at most."""

@@ -227,7 +227,7 @@ def _tokens(
     model: Zaya, ids: list[int], settings: Settings, sampling: Sampling, room: int, made: list[int]
 ) -> Iterator[int]:
     """Tokens as they are made, without the one that ends the text; `made` collects them."""
-    from zslurm.train.generate import generate
+    from zslurm.train.model.generate import generate
 
     assert settings.rope_base is not None
     for token in generate(

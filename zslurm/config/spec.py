@@ -11,7 +11,7 @@ import re
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from zslurm.checkpoint_tools.plain import shorten
 from zslurm.checkpoint_tools.quantities import counted
@@ -19,22 +19,8 @@ from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
-from zslurm.train.config import (
-    CheckpointConfig,
-    Count,
-    DataConfig,
-    EvaluationConfig,
-    Init,
-    MetricsConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    PhaseConfig,
-    RunIdentity,
-    Section,
-    Whole,
-    check_mixes,
-)
+from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
+from zslurm.train.section import Count, Section, Whole
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(
@@ -348,32 +334,16 @@ class ClusterSection(Section):
         return [f"--gpus-per-node={self.gpu_request}", "--gpu-bind=none"] if self.gpu_request else []
 
 
-class RunSpec(Section):
+class RunSpec(TrainConfig):
     """One run, resolved. RUN_DIR/config.json holds it as JSON."""
 
+    model_config = ConfigDict(extra="forbid")
+
     run: RunSection = RunSection()
-    init: Init = None
     model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    optim: OptimConfig = OptimConfig()
-    phases: Annotated[tuple[PhaseConfig, ...], Field(min_length=1)]
-    parallel: ParallelConfig = ParallelConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    metrics: MetricsConfig = MetricsConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
     slurm: SlurmSection = SlurmSection()
     cluster: ClusterSection = ClusterSection()
     aegis: AegisSection = AegisSection()
-
-    @model_validator(mode="after")
-    def _mixes_its_own_sources(self) -> RunSpec:
-        check_mixes(self.data, self.phases)
-        return self
-
-    @model_validator(mode="after")
-    def _profiles_its_own_steps(self) -> RunSpec:
-        self.metrics.check_profile(self.total_steps)
-        return self
 
     @property
     def ranks_per_node(self) -> int:
@@ -399,11 +369,6 @@ class RunSpec(Section):
         """Whether the job continues when one of its nodes dies: there are spares, or fewer nodes will do."""
         least = self.aegis.min_nodes
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
-
-    @property
-    def total_steps(self) -> int:
-        """Optimizer steps of all phases."""
-        return sum(phase.steps for phase in self.phases)
 
     @property
     def cpus_per_task(self) -> int:

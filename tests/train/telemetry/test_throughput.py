@@ -48,7 +48,7 @@ def test_a_gpu_of_the_table_has_its_peak(
     assert caplog.messages == []
 
 
-def test_an_unknown_gpu_has_none_and_one_line_says_so(
+def test_an_unknown_gpu_has_none_and_one_line_reports_it(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

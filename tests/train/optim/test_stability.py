@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zslurm.train.config import OptimConfig
-from zslurm.train.stability import Recent, why_skip
+from zslurm.train.optim.stability import Recent, why_skip
 
 INF, NAN = math.inf, math.nan
 SPIKES = OptimConfig(spike_factor=2.0, spike_window=4)
@@ -26,7 +26,7 @@ def after(*steps: tuple[float, float], config: OptimConfig = SPIKES) -> Recent:
 
 @pytest.mark.parametrize("config", [OptimConfig(), SPIKES])
 @pytest.mark.parametrize(
-    ("loss", "norm", "told"),
+    ("loss", "norm", "message"),
     [
         (NAN, 1.0, "loss nan is not finite"),
         (INF, 1.0, "loss inf is not finite"),
@@ -37,8 +37,8 @@ def after(*steps: tuple[float, float], config: OptimConfig = SPIKES) -> Recent:
         (1.0, 1.0, None),
     ],
 )
-def test_what_is_not_finite_is_skipped(loss: float, norm: float, told: str | None, config: OptimConfig) -> None:
-    assert why_skip(Recent(), loss, norm, config) == told
+def test_what_is_not_finite_is_skipped(loss: float, norm: float, message: str | None, config: OptimConfig) -> None:
+    assert why_skip(Recent(), loss, norm, config) == message
 
 
 def test_a_spike_is_measured_by_the_median_of_the_window() -> None:
