@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,37 +99,8 @@ class SaveRequest:
     keep: Collection[int] = ()
 
 
-class _Retention(Hooks):
-    """Which checkpoints and copies stay."""
-
-    def __init__(self, owner: Checkpointer, snapshot: HostSnapshot | DirectSnapshot) -> None:
-        self._owner, self._snapshot = owner, snapshot
-        self._copy: Path | None = None
-
-    def written(self, request: WriteRequest, report: ShardReport) -> None:
-        tier = self._owner._tier
-        if tier is None:
-            return
-        entries = self._owner._entries(self._snapshot.arrays)
-        try:
-            self._copy = keep_copy(tier, request.step, report, entries, request.buffers)
-        except CheckpointError as error:  # it is only a copy
-            _LOG.warning("note: checkpoint.local_dir: %s", error)
-
-    def retain(self, request: WriteRequest) -> None:
-        config = self._owner.config
-        try:
-            prune(self._owner.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
-        except CheckpointError as error:  # the new one is there
-            _LOG.warning("note: old checkpoints stay: %s", error)
-
-    def committed(self, request: WriteRequest) -> None:
-        if self._owner._tier is not None:
-            forget_copies(self._owner._tier, self._owner.world.rank, but=self._copy)
-
-
-class Checkpointer:
-    """Saves and loads one run's state on all ranks."""
+class Checkpointer(Hooks):
+    """Saves and loads one run's state on all ranks; as the writer's hooks, decides which files stay."""
 
     def __init__(
         self,
@@ -155,6 +126,7 @@ class Checkpointer:
         local_dir = self.config.local_dir
         self._tier = local_tier(Path(local_dir), root) if local_dir is not None else None
         self._writer: CheckpointWriter | None = None
+        self._copy: Path | None = None  # this rank's newest shard on its node
         self._lock = self._acquire_lock()
 
     def _acquire_lock(self) -> Lock | None:
@@ -186,7 +158,7 @@ class Checkpointer:
             )
         if problem := self._first_problem(problem):
             raise ConfigError(problem)
-        snapshot = HostSnapshot(live) if self.config.background else DirectSnapshot(live)
+        self._snapshot = HostSnapshot(live) if self.config.background else DirectSnapshot(live)
         rescue = None
         if self.config.rescue_dir is not None:
             rescue = Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
@@ -195,11 +167,11 @@ class Checkpointer:
             self.world.second_store(),
             self.world.rank,
             self.world.size,
-            snapshot,
-            lambda: self._entries(snapshot.arrays),
+            self._snapshot,
+            self._entries,
             nonce=self.nonce,
             timeout_s=self._timeout_s,
-            hooks=_Retention(self, snapshot),
+            hooks=self,
             rescue=rescue,
         )
         if not self.config.background:
@@ -237,6 +209,27 @@ class Checkpointer:
 
         self.writer.request(WriteRequest(request.step, self._buffers(request.balance), manifest, request.keep))
 
+    def written(self, request: WriteRequest, report: ShardReport) -> None:
+        """Keep a copy of this rank's shard on its node."""
+        if self._tier is not None:
+            try:
+                self._copy = keep_copy(self._tier, request.step, report, self._entries(), request.buffers)
+            except CheckpointError as error:  # it is only a copy
+                _LOG.warning("note: checkpoint.local_dir: %s", error)
+
+    def retain(self, request: WriteRequest) -> None:
+        """Remove the checkpoints that need not stay."""
+        config = self.config
+        try:
+            prune(self.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
+        except CheckpointError as error:  # the new one is there
+            _LOG.warning("note: old checkpoints stay: %s", error)
+
+    def committed(self, request: WriteRequest) -> None:
+        """Remove the node's older copies."""
+        if self._tier is not None:
+            forget_copies(self._tier, self.world.rank, but=self._copy)
+
     def close(self) -> None:
         """Wait for the save in progress, and let others write into the directory."""
         if self._writer is not None:
@@ -249,7 +242,8 @@ class Checkpointer:
         if self._tier is not None:
             forget_copies(self._tier, self.world.rank)
 
-    def _entries(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Entry]:
+    def _entries(self) -> list[Entry]:
+        arrays = self._snapshot.arrays
         return [
             Entry(extent.tensor, state.name, extent.start, extent.stop, arrays[state.name][state.where(extent)])
             for state in self.optimizer.states

@@ -25,40 +25,18 @@ from dataclasses import dataclass
 from zslurm.train.config import ModelConfig
 from zslurm.train.shapes import Kind, tensor_table
 
-_FLOPS_PER_WEIGHT = 6
 
+def token_flops(model: ModelConfig, context: int, skip_share: float) -> float:
+    """Return the FLOPs of the mean token, forward and backward, in sequences of `context` tokens.
 
-@dataclass(frozen=True)
-class TokenFlops:
-    """FLOPs of one token, forward and backward.
-
-    Attributes:
-        always: what every token costs.
-        expert: what each of its choices costs that falls on an expert.
-        choices: how many choices a token has.
+    `skip_share`, in [0, 1], is the share of all choices that fall on the skip class. Formula and sources are
+    above.
     """
-
-    always: float
-    expert: float
-    choices: int
-
-    def at(self, skip_share: float) -> float:
-        """Return the FLOPs of the mean token, of whose choices this share, in [0, 1], falls on the skip class."""
-        return self.always + self.choices * (1 - skip_share) * self.expert
-
-
-def token_flops(model: ModelConfig, context: int) -> TokenFlops:
-    """Return the FLOPs of one token in sequences of `context` tokens; formula and sources are above."""
     table = tensor_table(model)
     always = sum(row.numel for row in table if row.kind in (Kind.EMBEDDING, Kind.MATRIX, Kind.CONVOLUTION))
-    experts = sum(row.numel for row in table if row.kind is Kind.EXPERTS)
-    seen = (context + 1) / 2
-    attention = 2 * _FLOPS_PER_WEIGHT * model.layers * model.query_heads * model.head_dim * seen
-    return TokenFlops(
-        always=_FLOPS_PER_WEIGHT * always + attention,
-        expert=_FLOPS_PER_WEIGHT * experts / model.experts,
-        choices=model.experts_per_token,
-    )
+    expert = sum(row.numel for row in table if row.kind is Kind.EXPERTS) / model.experts
+    attention = 2 * model.layers * model.query_heads * model.head_dim * (context + 1) / 2
+    return 6 * (always + attention + model.experts_per_token * (1 - skip_share) * expert)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class ThroughputMeter:
         `skip_share` is the share of its choices that fell on the skip class.
         """
         tokens_per_s = here.step_tokens / seconds
-        flops = token_flops(self._model, here.phase.context).at(skip_share) * tokens_per_s / self._ranks
+        flops = token_flops(self._model, here.phase.context, skip_share) * tokens_per_s / self._ranks
         return {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_rank": tokens_per_s / self._ranks,
