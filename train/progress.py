@@ -54,27 +54,20 @@ class CheckpointState(IntEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """One rank's record.
-
-    Attributes:
-        step: the optimizer step that it finished last; -1 before the first.
-        committed_step: of the newest checkpoint that it knows to be complete; -1 before the first.
-        monotonic_ns: when it wrote this, by the clock of its node.
-        waiting: it has done its own part of the step after `step`, and waits for its peers.
-        work_ns: nanoseconds of its own work (data, forward, backward) per microbatch, summed over the steps of
-            this attempt. In synchronous training every rank takes as long for a step as the slowest; this sum
-            grows faster where a rank or its GPU is slower than its peers.
-    """
+    """One rank's record."""
 
     attempt: int
     rank: int
     pid: int
     phase: Phase
     checkpoint: CheckpointState
-    step: int
-    committed_step: int
-    monotonic_ns: int
-    waiting: bool = False
+    step: int  # the optimizer step that it finished last; -1 before the first
+    committed_step: int  # of the newest checkpoint that it knows to be complete; -1 before the first
+    monotonic_ns: int  # when it wrote this, by the clock of its node
+    waiting: bool = False  # it has done its own part of the step after `step`, and waits for its peers
+    # nanoseconds of its own work (data, forward, backward) per microbatch, summed over the steps of this
+    # attempt. In synchronous training every rank takes as long for a step as the slowest; this sum grows faster
+    # where a rank or its GPU is slower than its peers
     work_ns: int = 0
 
 

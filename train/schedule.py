@@ -33,23 +33,14 @@ from zslurm.train.phases import PhaseConfig
 
 @dataclass(frozen=True)
 class Position:
-    """One optimizer step of the run.
+    """One optimizer step of the run."""
 
-    Attributes:
-        phase: the phase it belongs to.
-        phase_index: that phase's place in the list.
-        step_in_phase: steps of the phase before this one.
-        global_batch: sequences in the step, over all ranks.
-        sequence: sequences of this phase before the step.
-        tokens_before: tokens trained on before this step.
-    """
-
-    phase: PhaseConfig
-    phase_index: int
-    step_in_phase: int
-    global_batch: int
-    sequence: int
-    tokens_before: int
+    phase: PhaseConfig  # the phase it belongs to
+    phase_index: int  # that phase's place in the list
+    step_in_phase: int  # steps of the phase before this one
+    global_batch: int  # sequences in the step, over all ranks
+    sequence: int  # sequences of this phase before the step
+    tokens_before: int  # tokens trained on before this step
 
     @property
     def lr(self) -> float:

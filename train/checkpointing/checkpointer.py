@@ -82,21 +82,14 @@ class Restored:
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """One save, the same on all ranks.
+    """One save, the same on all ranks."""
 
-    Attributes:
-        step: steps that are done.
-        tokens: tokens that they trained on.
-        cursor: what a resumed run needs besides tensors, as plain JSON; "best" is the best checkpoint so far.
-        balance: the balancing state.
-        keep: steps whose checkpoints stay, though they are not among the newest.
-    """
-
-    step: int
-    tokens: int
+    step: int  # steps that are done
+    tokens: int  # tokens that they trained on
+    # what a resumed run needs besides tensors, as plain JSON; "best" is the best checkpoint so far
     cursor: dict[str, Any]
     balance: BalanceState
-    keep: Collection[int] = ()
+    keep: Collection[int] = ()  # steps whose checkpoints stay, though they are not among the newest
 
 
 class Checkpointer(Hooks):

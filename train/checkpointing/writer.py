@@ -65,36 +65,25 @@ class SaveState(StrEnum):
 
 @dataclass(frozen=True)
 class Reached:
-    """A save came to a state, so many seconds after the request.
-
-    Attributes:
-        bytes: of this rank's state or shard; of all shards when COMMITTED.
-        path: the checkpoint, when COMMITTED.
-        reason: why, when FAILED.
-    """
+    """A save came to a state, so many seconds after the request."""
 
     step: int
     state: SaveState
     seconds: float
-    bytes: int = 0
-    path: Path | None = None
-    reason: str = ""
+    bytes: int = 0  # of this rank's state or shard; of all shards when COMMITTED
+    path: Path | None = None  # the checkpoint, when COMMITTED
+    reason: str = ""  # why, when FAILED
 
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """One save, the same on all ranks but for the buffers.
-
-    Attributes:
-        buffers: small arrays of this rank, already copied.
-        manifest: makes the manifest of all reports; called on rank 0, in the thread.
-        keep: steps whose checkpoints stay; for `Hooks.retain`.
-    """
+    """One save, the same on all ranks but for the buffers."""
 
     step: int
-    buffers: Sequence[BufferEntry]
+    buffers: Sequence[BufferEntry]  # small arrays of this rank, already copied
+    # makes the manifest of all reports; called on rank 0, in the thread
     manifest: Callable[[list[ShardReport]], Manifest]
-    keep: Collection[int] = ()
+    keep: Collection[int] = ()  # steps whose checkpoints stay; for `Hooks.retain`
 
 
 class Hooks:

@@ -54,21 +54,13 @@ def better(now: Best, before: Best | None) -> Best | None:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation; the same on every rank.
+    """One evaluation; the same on every rank."""
 
-    Attributes:
-        loss: mean cross-entropy of a token, in nats.
-        tokens: how many were predicted; masked targets are not.
-        sequences: in how many sequences.
-        context: of how many tokens each.
-        seconds: how long it took.
-    """
-
-    loss: float
-    tokens: int
-    sequences: int
-    context: int
-    seconds: float
+    loss: float  # mean cross-entropy of a token, in nats
+    tokens: int  # how many were predicted; masked targets are not
+    sequences: int  # in how many sequences
+    context: int  # of how many tokens each
+    seconds: float  # how long it took
 
     def fields(self) -> dict[str, Any]:
         """Return its fields in metrics.jsonl."""

@@ -26,23 +26,15 @@ from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
 class Packing(NamedTuple):
-    """What every attention stage of one forward pass shares.
+    """What every attention stage of one forward pass shares."""
 
-    Attributes:
-        rotary: angles of all positions, [S, A] or [B, S, A].
-        attend_B1SS: which query (third dimension) sees which key; None where that is all up to itself.
-        linked: element j - 1 [B, S, 1] is whether the token j before belongs to the same document; None
-            where sequences are not divided.
-        valid_BS1: false for padding; None where there is none.
-        start: position of the first token; above 0 only when tokens before it are in a cache.
-        bounds_N: instead of a mask, where each document begins among the B * S tokens, and their number, int32.
-    """
-
-    rotary: RotaryTable
-    attend_B1SS: Tensor | None = None
+    rotary: RotaryTable  # angles of all positions, [S, A] or [B, S, A]
+    attend_B1SS: Tensor | None = None  # which query (third dimension) sees which key; None: all up to itself
+    # Element j - 1 [B, S, 1]: whether the token j before is of the same document; None: sequences are not divided.
     linked: tuple[Tensor, ...] | None = None
-    valid_BS1: Tensor | None = None
-    start: int = 0
+    valid_BS1: Tensor | None = None  # false for padding; None where there is none
+    start: int = 0  # position of the first token; above 0 only when tokens before it are in a cache
+    # Instead of a mask: where each document begins among the B * S tokens, and their number, int32.
     bounds_N: Tensor | None = None
 
 

@@ -26,16 +26,11 @@ from zslurm.train.errors import Diverged
 
 @dataclass(frozen=True)
 class Recent:
-    """The numbers of recent steps.
-
-    Attributes:
-        losses, grad_norms: of the last steps that were taken, oldest first; empty where spikes are not looked for.
-        skipped: steps that were skipped in a row just before now.
-    """
+    """The numbers of the last steps that were taken, oldest first; empty where spikes are not looked for."""
 
     losses: tuple[float, ...] = ()
     grad_norms: tuple[float, ...] = ()
-    skipped: int = 0
+    skipped: int = 0  # steps that were skipped in a row just before now
 
     def taken(self, loss: float, grad_norm: float, config: OptimConfig) -> Recent:
         """Return it after a step that was taken."""
@@ -71,22 +66,14 @@ def why_skip(recent: Recent, loss: float, grad_norm: float, config: OptimConfig)
 
 @dataclass(frozen=True)
 class SkippedStep:
-    """A step that was skipped.
+    """A step that was skipped."""
 
-    Attributes:
-        step: its number, from 1.
-        reason: why.
-        loss, grad_norm: what it had.
-        tensor: the first tensor whose gradient is not finite; None where all are.
-        rank: the rank on which that is.
-    """
-
-    step: int
+    step: int  # its number, from 1
     reason: str
     loss: float
     grad_norm: float
-    tensor: str | None = None
-    rank: int | None = None
+    tensor: str | None = None  # the first tensor whose gradient is not finite; None where all are
+    rank: int | None = None  # the rank on which that is
 
     @property
     def where(self) -> str:

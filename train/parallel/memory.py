@@ -17,6 +17,9 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp64": 8}
 STAGES = 2
 """Buckets that are being reduced at once, where they have to be converted."""
 
+NORM_ELEMENTS = 1 << 24
+"""Elements of the gradient that are squared in fp64 at a time."""
+
 
 def sharded_bytes(
     model: ModelConfig, optim: OptimConfig, parallel: ParallelConfig, world_size: int, rank: int

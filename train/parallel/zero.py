@@ -38,27 +38,20 @@ from zslurm.checkpoint_tools import Extent, partition
 from zslurm.train.parallel.buckets import MatrixSpace
 from zslurm.train.parallel.comm import Comm, Handle
 from zslurm.train.parallel.exchange import Exchange
-from zslurm.train.parallel.memory import STAGES, stage_elements
+from zslurm.train.parallel.memory import NORM_ELEMENTS, STAGES, stage_elements
 from zslurm.train.shapes import TensorInfo
 
-_NORM_ELEMENTS = 1 << 24  # elements that are squared in fp64 at a time
 _NOWHERE = 2**62
 
 
 @dataclass
 class _Place:
-    """A parameter's gradient in the buffer, and how far it has come in this step.
-
-    Attributes:
-        total: the sum so far, a view of the buffer.
-        buckets: the buckets that it has elements in; none if it is flat.
-        added: backward passes that added to it.
-    """
+    """A parameter's gradient in the buffer, and how far it has come in this step."""
 
     name: str
-    total: Tensor
-    buckets: range
-    added: int = 0
+    total: Tensor  # the sum so far, a view of the buffer
+    buckets: range  # the buckets that it has elements in; none if it is flat
+    added: int = 0  # backward passes that added to it
 
 
 class ZeroShards:
@@ -149,7 +142,7 @@ class ZeroShards:
     def gradient_norm(self) -> Tensor:
         """The norm of the reduced gradient over all ranks, an fp64 scalar; not finite if any element is not."""
         total = torch.zeros((), dtype=torch.float64, device=self.master.device)
-        for part in self.master_gradient.split(_NORM_ELEMENTS):
+        for part in self.master_gradient.split(NORM_ELEMENTS):
             total += part.double().square().sum()
         self.comm.all_reduce(total)
         return total.sqrt()

@@ -56,19 +56,12 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class MicrobatchMemory:
-    """Bytes of a microbatch, beside all that lives longer than it.
+    """Bytes of a microbatch, beside all that lives longer than it."""
 
-    Attributes:
-        layers: kept of all layers between forward and backward.
-        head: at the peak of the head's forward pass, `layers` included.
-        last_layer: at the peak of the last layer's backward pass, likewise.
-        logits: of one part of the head's chunk, with the softmax of the chunk; in `head`.
-    """
-
-    layers: int
-    head: int
-    last_layer: int
-    logits: int
+    layers: int  # kept of all layers between forward and backward
+    head: int  # at the peak of the head's forward pass, `layers` included
+    last_layer: int  # at the peak of the last layer's backward pass, likewise
+    logits: int  # of one part of the head's chunk, with the softmax of the chunk; in `head`
 
     @property
     def peak(self) -> int:

@@ -20,37 +20,26 @@ from dataclasses import dataclass
 from zslurm.checkpoint_tools import Balance, Partition, partition
 from zslurm.train.config import TrainConfig
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
-from zslurm.train.parallel.memory import ITEMSIZE, sharded_bytes
+from zslurm.train.parallel.memory import ITEMSIZE, NORM_ELEMENTS, sharded_bytes
 from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
 from zslurm.train.shapes import owned_table
 
 _EXACT = 8  # bytes of an element in fp64
-_NORM_ELEMENTS = 1 << 24  # elements that zero.py squares at a time
 _COPY = "copy for a checkpoint"
 _LATER = ("exchange of matrices", "staging", "optimizer state", _COPY)  # allocated when the weights have moved
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on the rank that owns most.
+    """Bytes on the rank that owns most."""
 
-    Attributes:
-        ranks: data-parallel ranks of the run.
-        resident: what lives as long as the run, by name.
-        moments: what comes on top of that at one time, by name.
-        microbatch: forward and backward, of the phase that needs most.
-        staging: memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`.
-        matrices: matrices that one rank each owns whole; 0 if AdamW trains everything.
-        balance: how evenly these are divided.
-    """
-
-    ranks: int
-    resident: dict[str, int]
-    moments: dict[str, int]
-    microbatch: MicrobatchMemory
-    staging: int
-    matrices: int
-    balance: Balance
+    ranks: int  # data-parallel ranks of the run
+    resident: dict[str, int]  # what lives as long as the run, by name
+    moments: dict[str, int]  # what comes on top of that at one time, by name
+    microbatch: MicrobatchMemory  # forward and backward, of the phase that needs most
+    staging: int  # memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`
+    matrices: int  # matrices that one rank each owns whole; 0 if AdamW trains everything
+    balance: Balance  # how evenly these are divided
 
     @property
     def peak(self) -> int:
@@ -87,7 +76,7 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool) -> MemoryPlan:
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
         "forward and backward": microbatch.peak,
         # A value and its square; an fp64 gradient is its own value.
-        "clipping": min(layout.chunk(rank), _NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
+        "clipping": min(layout.chunk(rank), NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
         "Muon": _muon(config, layout, rank, on_cpu=on_cpu),
     }
     return MemoryPlan(

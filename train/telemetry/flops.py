@@ -41,17 +41,12 @@ def token_flops(model: ModelConfig, context: int, skip_share: float) -> float:
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak of a device: matrix products, dense, in TFLOP/s.
+    """Peak of a device: matrix products, dense, in TFLOP/s."""
 
-    Attributes:
-        words: words of torch's name for the device, in capitals.
-        source: where the figures come from.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # words of torch's name for the device, in capitals
     bf16: float
     fp32: float
-    source: str
+    source: str  # where the figures come from
 
 
 _AMD = "AMD's data sheet"

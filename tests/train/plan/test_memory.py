@@ -25,10 +25,9 @@ from zslurm.train.model import head, sdpa
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.muon import MatrixBatch, Muon
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
-from zslurm.train.parallel import zero
 from zslurm.train.parallel.comm import DONE, Handle
 from zslurm.train.parallel.zero import ZeroShards
-from zslurm.train.plan import activations, memory
+from zslurm.train.plan import activations
 from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
 from zslurm.train.plan.memory import MemoryPlan, plan_memory
 from zslurm.train.shapes import owned_table, parameter_counts
@@ -337,4 +336,3 @@ def test_the_plan_knows_the_constants_of_the_code() -> None:
     assert head._CHUNK_ELEMENTS_ELSEWHERE == activations.LOGITS_ELSEWHERE
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
     assert head._CHUNK_TOKENS == activations.FEWEST_TOKENS
-    assert zero._NORM_ELEMENTS == memory._NORM_ELEMENTS
