@@ -1,7 +1,7 @@
 """How far the model is from `ZayaForCausalLM` of transformers: the figures behind the bounds of the parity tests.
 
-The same draws, weights and comparisons as in tests/train/test_parity.py and test_model_decode.py. Not a matter of
-speed: the numbers depend on the machine's arithmetic alone.
+The same draws, weights and comparisons as in tests/train/model/test_parity.py and test_decode_step.py. Not a
+matter of speed: the numbers depend on the machine's arithmetic alone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.common import write_result
-from tests.train.reference import gradients_of, reference_names, reference_of
-from tests.train.test_parity import BF16_DRAWS, DRAWS, Draw, bf16_errors, draw, model_of, ours, theirs
-from zslurm.train.generate import generate
+from tests.train.model.reference import gradients_of, reference_names, reference_of
+from tests.train.model.test_parity import BF16_DRAWS, DRAWS, Draw, bf16_errors, draw, model_of, ours, theirs
+from zslurm.train.model.generate import generate
 from zslurm.train.model.head import IGNORED_TARGET
 
 GENERATED_DRAWS = 8

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from benchmarks.common import Timing, alternate, write_result
 from benchmarks.memory import peak_bytes
 from benchmarks.models import LARGER, TINY
-from tests.train.reference import reference_of
+from tests.train.model.reference import reference_of
 from zslurm.kernels.matmul.dispatch import batched_matmul, matmul
 from zslurm.train.config import ModelConfig
-from zslurm.train.generate import generate
 from zslurm.train.model.cache import bytes_per_token
+from zslurm.train.model.generate import generate
 from zslurm.train.model.zaya import build
 from zslurm.train.shapes import parameter_counts
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.harness import SAVE_EVERY, STEPS, FaultRun
-from tests.train.curves import nudge
-from tests.train.recorded_curve import distance
+from tests.train.loop.curves import nudge
+from tests.train.loop.recorded_curve import distance
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 from zslurm.train.config import load_train_config

@@ -23,9 +23,10 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.continuation import changed_keys
 from zslurm.submit.submit import submit
-from zslurm.train.config import ModelConfig, PhaseConfig
+from zslurm.train.config import ModelConfig
 from zslurm.train.hub import import_weights
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 

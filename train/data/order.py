@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.config import PhaseConfig
 from zslurm.train.data.mixture import Mixture
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.data.training_data import ALONE, TrainingData, key_of
 from zslurm.train.errors import ConfigError, DataError
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.checkpoint_tools import Checkpoint, Manifest
-from zslurm.train.config import ModelConfig, PhaseConfig, TrainConfig, load_train_config
+from zslurm.train.config import ModelConfig, TrainConfig, load_train_config
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import ConfigError, DataError, HubError
 from zslurm.train.hub.settings import Settings, TokenIds
 from zslurm.train.hub.tokenizer_files import TokenizerFiles
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 WEIGHTS_ONLY = "weights_only"

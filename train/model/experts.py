@@ -1,6 +1,6 @@
 """The experts: SwiGLU networks, each applied to the tokens routed to it. No token is ever dropped.
 
-Tokens are sorted by class, so that each expert's rows lie together and the skip class, being the last, at the
+Tokens are sorted by class, so that each expert's rows are together and the skip class, being the last, at the
 end. Only permutations move rows, forward and backward, so no sum depends on the order of atomic additions.
 
 Cost beyond the matrix products: two permutations of T*K rows of D. With grouped_mm the host does not wait for

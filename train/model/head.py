@@ -65,13 +65,6 @@ def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
     return torch.cat([F.linear(x_BSD, at_least_fp32(chunk)) for chunk in chunks], dim=-1)
 
 
-def summed_cross_entropy(
-    x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, *, chunk_tokens: int | None = None
-) -> Tensor:
-    """Sum over tokens of -log softmax(logits)[target], in nats, a scalar in at least fp32; see `summed_losses`."""
-    return summed_losses(x_TD, embedding_VD, targets_T, chunk_tokens=chunk_tokens).objective
-
-
 def summed_losses(
     x_TD: Tensor,
     embedding_VD: Tensor,

@@ -65,23 +65,10 @@ class MatrixBatch:
 
 
 class Muon:
-    """Muon over batches of matrices. The caller owns all tensors, and clips and reduces the gradients.
-
-    Attributes:
-        config: as given.
-    """
+    """Muon over batches of matrices. The caller owns all tensors, and clips and reduces the gradients."""
 
     def __init__(self, batches: Iterable[MatrixBatch], config: MuonConfig, weight_decay: float) -> None:
-        """Arrange the work; allocates nothing.
-
-        Args:
-            batches: what is optimised; the views are kept.
-            config: the settings of optim.muon.
-            weight_decay: decoupled decay.
-
-        Raises:
-            ValueError: a batch's tensors differ in shape or format.
-        """
+        """Arrange the work on `batches`, whose views are kept; allocates nothing. The decay is decoupled."""
         self.config, self._weight_decay = config, weight_decay
         self._schedule = coefficient_schedule(config.coefficients, config.steps)
         self._chunks = [_Chunk(parts, config) for parts in _arrange(batches, config)]

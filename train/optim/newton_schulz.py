@@ -23,7 +23,7 @@ The coefficient sets, of one triple (a, b, c) per step:
 
 Mean |singular value - 1| that they leave of a matrix with 512 singular values from 1 down to 0.001 in equal
 distances, after 5 steps (deepseek_v4: 10; with 5 it is 0.050): 0.150, 0.033, 0.084 and 0.001, in bf16 and
-fp32 alike but for deepseek_v4's 0.0002 in fp32.
+fp32, but for deepseek_v4's 0.0002 in fp32.
 
 On a CPU, matrices whose shorter side has at least `_BLOCKS_FROM` elements are multiplied one by one, and of the
 symmetric A and B only the lower half is computed, in column blocks, and mirrored: a quarter of the FLOPs less.
@@ -43,13 +43,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zslurm.train.optim.workspace import iteration_bytes, matrices_at_once
-
 CoefficientSet = Literal["keller", "you", "polar_express", "deepseek_v4"]
 Triple = tuple[float, float, float]
 
-EPS = 1e-7
-"""Smallest norm that a matrix is divided by: a matrix of zeros stays zero."""
+_SMALLEST_NORM = 1e-7  # that a matrix is divided by: a matrix of zeros stays zero
 
 _KELLER: Triple = (3.4445, -4.7750, 2.0315)
 _CONVERGING: Triple = (2.0, -1.5, 0.5)
@@ -89,43 +86,12 @@ def coefficient_schedule(coefficients: CoefficientSet, steps: int) -> tuple[Trip
     return table[:steps] + table[-1:] * (steps - len(table))
 
 
-@torch.no_grad()
-def newton_schulz(
-    x_KMN: Tensor,
-    *,
-    steps: int = 5,
-    coefficients: CoefficientSet = "keller",
-    dtype: torch.dtype = torch.bfloat16,
-    eps: float = EPS,
-) -> Tensor:
-    """Orthogonalise K matrices of one shape, approximately; x is left as it is.
-
-    Temporary tensors take at most `workspace.CHUNK_BYTES` beside the result (or one matrix's, if that is more).
-
-    Args:
-        x_KMN: the matrices, with any strides.
-        steps: Newton-Schulz steps.
-        coefficients: their polynomials; see the module's text.
-        dtype: format of the products and of the result.
-        eps: smallest norm that a matrix is divided by.
-
-    Returns:
-        [K, M, N] in `dtype`, contiguous.
-    """
-    out_KMN = torch.empty(x_KMN.shape, dtype=dtype, device=x_KMN.device).copy_(x_KMN)
-    schedule = coefficient_schedule(coefficients, steps)
-    each = iteration_bytes(x_KMN.shape[1], x_KMN.shape[2], dtype.itemsize)
-    for part_KMN in out_KMN.split(matrices_at_once(each, x_KMN.device.type)):
-        orthogonalise_(part_KMN, schedule, eps)
-    return out_KMN
-
-
-def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...], eps: float = EPS) -> None:
+def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...]) -> None:
     """Take the Newton-Schulz steps of `schedule` on all matrices of x, in place and in x's format."""
     if not x_KMN.numel():
         return
     # A norm per matrix and not one call over two dimensions, which adds up in another order than torch's Muon.
-    norms_K11 = torch.stack(torch._foreach_norm(x_KMN.unbind())).clamp_(min=eps).view(-1, 1, 1)
+    norms_K11 = torch.stack(torch._foreach_norm(x_KMN.unbind())).clamp_(min=_SMALLEST_NORM).view(-1, 1, 1)
     y_KMN = torch.empty_like(x_KMN)
     odd = len(schedule) % 2 == 1
     # Each step writes from one into the other; the last one has to write into x.

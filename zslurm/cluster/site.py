@@ -9,7 +9,7 @@ from zslurm.config.layers import Layers
 from zslurm.config.problems import describe
 from zslurm.config.spec import ClusterSection, SlurmSection
 from zslurm.core.errors import ConfigError
-from zslurm.train.config import Section
+from zslurm.train.section import Section
 
 
 class Site(Section):

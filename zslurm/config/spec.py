@@ -11,7 +11,7 @@ import re
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from zslurm.checkpoint_tools.plain import shorten
 from zslurm.checkpoint_tools.quantities import counted
@@ -19,7 +19,8 @@ from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
-from zslurm.train.config import Count, ModelConfig, RunIdentity, Section, TrainConfig, Whole
+from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
+from zslurm.train.section import Count, Section, Whole
 
 _LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
 # Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
@@ -315,7 +316,7 @@ class ClusterSection(Section):
 class RunSpec(TrainConfig):
     """One run, resolved: the trainer's sections and the launcher's. RUN_DIR/config.json holds it as JSON."""
 
-    model_config = Section.model_config  # no other sections
+    model_config = ConfigDict(extra="forbid")
 
     run: RunSection = RunSection()
     model: ModelConfig = ModelConfig()
@@ -345,11 +346,6 @@ class RunSpec(TrainConfig):
         """Return whether the job continues when a node dies: there are spares, or fewer nodes will do."""
         least = self.aegis.min_nodes
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
-
-    @property
-    def total_steps(self) -> int:
-        """Return the optimizer steps of all phases."""
-        return sum(phase.steps for phase in self.phases)
 
     @property
     def cpus_per_task(self) -> int:

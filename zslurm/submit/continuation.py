@@ -16,7 +16,7 @@ from zslurm.core.redact import redact_value
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
 from zslurm.run.state import look
-from zslurm.train.config import RESUMED_FROM, model_fingerprint
+from zslurm.train.config import RESUMED_FROM, model_differences
 
 
 def changed_keys(old: RunSpec, new: RunSpec) -> list[str]:
@@ -69,7 +69,7 @@ def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[s
         ConfigError: it is of another model or tokenizer.
     """
     old = last_spec(run)
-    if model_fingerprint(old.model) != model_fingerprint(spec.model):
+    if model_differences(spec.model, old.model.model_dump(mode="json")):
         differing = [line for line in changed_keys(old, spec) if line.startswith("model.")]
         raise ConfigError(
             f"{run.path}: the run has another model ({'; '.join(differing)}); "

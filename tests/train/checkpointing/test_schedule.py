@@ -208,7 +208,7 @@ def _killed_at_step_5() -> None:
 
     def killed(self: Any, here: Any) -> Any:
         if self.step == 4:
-            self.saves._wait()  # so that step 3 is there
+            self.checkpointer.writer.finish()  # so that step 3 is there
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, here)
 
@@ -222,7 +222,7 @@ def test_a_restart_on_the_same_node_reads_its_own_copies(tmp_path: Path, corpus:
     assert saved_steps(run) == [3]
     assert len(list(tier.iterdir())) == 2
     for shard in (run / "checkpoints" / "step-00000003").glob("shard-*"):
-        shard.write_bytes(bytes(shard.stat().st_size))  # nobody needs them, while the copies are there
+        shard.write_bytes(bytes(shard.stat().st_size))  # not needed, while the copies are there
     done = train_on(run, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "resuming tiny from step-00000003" in done.stdout
@@ -254,7 +254,7 @@ def test_a_run_can_be_taken_back_to_one_checkpoint_and_no_other(tmp_path: Path, 
     aside = sorted(path.name for path in (run / "checkpoints").glob("abandoned-*"))
     assert [name[-13:] for name in aside] == ["step-00000004", "step-00000006"]
     again = resumed(run, corpus, asked)
-    assert "resuming tiny from step-00000006" in again.stdout, "a requeue goes on from what was saved since"
+    assert "resuming tiny from step-00000006" in again.stdout, "a requeue resumes from what was saved since"
 
 
 def test_a_checkpoint_that_was_asked_for_and_cannot_be_read_is_an_error(tmp_path: Path, corpus: Path) -> None:

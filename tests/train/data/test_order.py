@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.numbered import numbered, order_of, phase
-from zslurm.train.config import PhaseConfig
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.mixture import SMALLEST_BLOCK
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.errors import ConfigError, DataError
+from zslurm.train.phases import PhaseConfig
 
 SIZES = {"books": 400, "code": 1000, "web": 2345}
 

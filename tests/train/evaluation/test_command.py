@@ -80,7 +80,7 @@ def test_a_run_judges_its_checkpoints(tmp_path: Path, corpus: Path) -> None:
     program = python("import os, sys, time; time.sleep(1); print(*sys.argv[1:], *sorted(os.listdir(sys.argv[1])))")
     evaluation = {"command": program + " {model} {step} {run}", "command_every_steps": 3}
     seldom = {"every_steps": 100}
-    run = make_run(tmp_path / "judged", corpus, steps=4, evaluation=evaluation, checkpoint=seldom)
+    run = make_run(tmp_path / "evaluated", corpus, steps=4, evaluation=evaluation, checkpoint=seldom)
     plain = make_run(tmp_path / "plain", corpus, steps=4, checkpoint=seldom)
     for each in (run, plain):
         done = train_on(each, ranks=2)
@@ -128,7 +128,9 @@ def test_placeholders_are_replaced_inside_of_words_once(command: str, words: lis
     assert command_words(command, model="/a b/m", step=3, run="{model}") == words
 
 
-def test_a_command_that_fails_says_so_and_nothing_more(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_that_fails_is_reported_and_nothing_more(
+    trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     beside = Beside(trained, python("print(5 / 0)"))
     paths = beside.start(3)

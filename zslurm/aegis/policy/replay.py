@@ -33,8 +33,8 @@ from zslurm.run.events import (
     StopAsked,
     node_names,
 )
-from zslurm.train.config import Section
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.section import Section
 
 Row = Mapping[str, Any]
 Outcome = Literal["completed", "interrupted", "failed", "lost"]

@@ -1,7 +1,7 @@
 """Logits of the published implementation: `ZayaForCausalLM` of transformers 5.23.0.
 
 The weights are no one's checkpoint: they are drawn from numpy's legacy generator, whose streams are frozen,
-and were loaded into that class under its own names. recorded/zaya_logits.json holds what came out (fp32, CPU,
+and were loaded into that class under its own names. recorded_logits.json holds what came out (fp32, CPU,
 eager attention).
 """
 
@@ -19,7 +19,7 @@ from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.shapes import Kind, tensor_table
 
-RECORDED = json.loads((Path(__file__).parent / "recorded" / "zaya_logits.json").read_text())
+RECORDED = json.loads((Path(__file__).parent / "recorded_logits.json").read_text())
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:

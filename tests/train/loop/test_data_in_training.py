@@ -77,7 +77,7 @@ def test_a_mixed_run_resumes_bit_exactly(finished: Path, tmp_path: Path, step: i
     assert losses_of(run) == losses_of(finished)[step:]
 
 
-def test_a_checkpoint_says_what_was_taken_of_each_source(finished: Path) -> None:
+def test_a_checkpoint_records_what_was_taken_of_each_source(finished: Path) -> None:
     with Checkpoint.open(list_checkpoints(finished / "checkpoints")[0].path) as checkpoint:
         cursor = checkpoint.manifest.cursor
     assert set(cursor["sources"]) == {"code", "web"}
@@ -86,7 +86,9 @@ def test_a_checkpoint_says_what_was_taken_of_each_source(finished: Path) -> None
     assert counts["code"] > 6
 
 
-def test_a_run_whose_mix_or_data_changed_says_so(finished: Path, tmp_path: Path, sources: dict[str, str]) -> None:
+def test_a_run_whose_mix_or_data_changed_reports_it(
+    finished: Path, tmp_path: Path, sources: dict[str, str]
+) -> None:
     run = resumed_from(finished, 3, tmp_path / "mix")
     change(run, lambda config: config["phases"][0].update(mix={"web": 1}))
     done = train_on(run, ranks=1)

@@ -2,11 +2,11 @@
 
 A skipped step counts, and its data are spent, but it leaves weights, optimizer state and balancing as they were.
 A loss or gradient norm is a spike when it exceeds `optim.spike_factor` times the median of the last
-`optim.spike_window` steps that were taken; a phase is not judged before it has taken so many. More than
+`optim.spike_window` steps that were taken; before a phase has taken so many, nothing is a spike. More than
 `optim.skip_limit` skipped steps in a row mean that training has diverged.
 
 Decisions are functions of numbers that all ranks have from the same all-reduce, and of `Recent`, two lists of at
-most `spike_window` numbers that checkpoints keep: every rank decides alike, and a resumed run as an uninterrupted
+most `spike_window` numbers that checkpoints keep: all ranks decide the same, and a resumed run as an uninterrupted
 one. No torch here.
 """
 
@@ -26,16 +26,11 @@ from zslurm.train.errors import Diverged
 
 @dataclass(frozen=True)
 class Recent:
-    """The numbers of recent steps.
-
-    Attributes:
-        losses, grad_norms: of the last steps that were taken, oldest first; empty where spikes are not looked for.
-        skipped: steps that were skipped in a row just before now.
-    """
+    """The numbers of the last steps that were taken, oldest first; empty where spikes are not looked for."""
 
     losses: tuple[float, ...] = ()
     grad_norms: tuple[float, ...] = ()
-    skipped: int = 0
+    skipped: int = 0  # steps that were skipped in a row just before now
 
     def taken(self, loss: float, grad_norm: float, config: OptimConfig) -> Recent:
         """Return it after a step that was taken."""
@@ -43,14 +38,6 @@ class Recent:
             return Recent()
         window = -config.spike_window
         return Recent((*self.losses, loss)[window:], (*self.grad_norms, grad_norm)[window:])
-
-    def with_skipped(self) -> Recent:
-        """Return it after a step that was skipped."""
-        return replace(self, skipped=self.skipped + 1)
-
-    def in_new_phase(self) -> Recent:
-        """Return it before the first step of a phase: other data and other batches have other losses."""
-        return Recent(skipped=self.skipped)
 
     def record(self) -> dict[str, Any]:
         """Return it as plain JSON, which keeps every bit of a finite number."""
@@ -79,26 +66,18 @@ def why_skip(recent: Recent, loss: float, grad_norm: float, config: OptimConfig)
 
 @dataclass(frozen=True)
 class SkippedStep:
-    """A step that was skipped.
+    """A step that was skipped."""
 
-    Attributes:
-        step: its number, from 1.
-        reason: why.
-        loss, grad_norm: what it had.
-        tensor: the first tensor whose gradient is not finite; None where all are.
-        rank: the rank on which that is.
-    """
-
-    step: int
+    step: int  # its number, from 1
     reason: str
     loss: float
     grad_norm: float
-    tensor: str | None = None
-    rank: int | None = None
+    tensor: str | None = None  # the first tensor whose gradient is not finite; None where all are
+    rank: int | None = None  # the rank on which that is
 
     @property
     def where(self) -> str:
-        """Return the place of the first number that is not finite, for a message."""
+        """Return where the first number is that is not finite, for a message."""
         return f", first in {self.tensor} on rank {self.rank}" if self.tensor else ""
 
 
@@ -118,7 +97,7 @@ class StepGuard:
     def why_skip(self, loss: float, grad_norm: float, *, first_of_phase: bool) -> str | None:
         """Return why a step is to be skipped; None if it is to be taken, which is then counted."""
         if first_of_phase:
-            self.recent = self.recent.in_new_phase()
+            self.recent = Recent(skipped=self.recent.skipped)  # other data and batches have other losses
         reason = why_skip(self.recent, loss, grad_norm, self._config)
         if reason is None:
             self.recent, self._in_a_row = self.recent.taken(loss, grad_norm, self._config), []
@@ -126,7 +105,7 @@ class StepGuard:
 
     def skip(self, skipped: SkippedStep) -> None:
         """Count a skipped step; see `check_limit`."""
-        self.recent = self.recent.with_skipped()
+        self.recent = replace(self.recent, skipped=self.recent.skipped + 1)
         limit = self._config.skip_limit
         numbers = f"{skipped.step} {skipped.loss.hex()} {skipped.grad_norm.hex()} {skipped.tensor} {skipped.rank}"
         self._in_a_row = [*(self._in_a_row[-limit:] if limit else []), numbers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zslurm.train.config import OptimConfig
-from zslurm.train.stability import Recent, why_skip
+from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard, why_skip
 
 INF, NAN = math.inf, math.nan
 SPIKES = OptimConfig(spike_factor=2.0, spike_window=4)
@@ -26,7 +27,7 @@ def after(*steps: tuple[float, float], config: OptimConfig = SPIKES) -> Recent:
 
 @pytest.mark.parametrize("config", [OptimConfig(), SPIKES])
 @pytest.mark.parametrize(
-    ("loss", "norm", "told"),
+    ("loss", "norm", "message"),
     [
         (NAN, 1.0, "loss nan is not finite"),
         (INF, 1.0, "loss inf is not finite"),
@@ -37,8 +38,8 @@ def after(*steps: tuple[float, float], config: OptimConfig = SPIKES) -> Recent:
         (1.0, 1.0, None),
     ],
 )
-def test_what_is_not_finite_is_skipped(loss: float, norm: float, told: str | None, config: OptimConfig) -> None:
-    assert why_skip(Recent(), loss, norm, config) == told
+def test_what_is_not_finite_is_skipped(loss: float, norm: float, message: str | None, config: OptimConfig) -> None:
+    assert why_skip(Recent(), loss, norm, config) == message
 
 
 def test_a_spike_is_measured_by_the_median_of_the_window() -> None:
@@ -54,20 +55,26 @@ def test_without_a_factor_nothing_is_a_spike_and_nothing_is_kept() -> None:
     assert why_skip(recent, 1e30, 1e30, OptimConfig()) is None
 
 
-def test_a_phase_is_not_judged_before_its_window_is_full() -> None:
+def test_in_a_phase_nothing_is_a_spike_before_its_window_is_full() -> None:
     recent = after((1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     assert why_skip(recent, 50.0, 50.0, SPIKES) is None
     full = recent.taken(1.0, 1.0, SPIKES)
     assert why_skip(full, 50.0, 50.0, SPIKES) is not None
-    assert why_skip(full.in_new_phase(), 50.0, 50.0, SPIKES) is None
+    guard = StepGuard(SPIKES)
+    guard.recent = full
+    assert guard.why_skip(50.0, 50.0, first_of_phase=True) is None
 
 
 def test_skipped_steps_are_counted_in_a_row_and_do_not_enter_the_window() -> None:
-    recent = after((1.0, 2.0))
-    skipped = recent.with_skipped().with_skipped()
-    assert (skipped.skipped, skipped.losses, skipped.grad_norms) == (2, (1.0,), (2.0,))
-    assert skipped.in_new_phase().skipped == 2
-    assert skipped.taken(1.0, 1.0, SPIKES).skipped == 0
+    guard = StepGuard(SPIKES)
+    guard.recent = after((1.0, 2.0))
+    for step in (2, 3):
+        guard.skip(SkippedStep(step, "a spike", 50.0, 50.0))
+    assert guard.recent == Recent((1.0,), (2.0,), skipped=2)
+    assert guard.why_skip(math.nan, 1.0, first_of_phase=True) is not None
+    assert guard.recent == Recent(skipped=2), "a new phase does not end the row"
+    assert guard.why_skip(1.0, 1.0, first_of_phase=False) is None
+    assert guard.recent.skipped == 0
 
 
 positive = st.floats(1e-30, 1e30)
@@ -76,9 +83,7 @@ positive = st.floats(1e-30, 1e30)
 @given(st.lists(st.tuples(positive, positive), max_size=12), st.integers(1, 6), st.integers(0, 3))
 def test_a_record_keeps_every_bit(steps: list[tuple[float, float]], window: int, skipped: int) -> None:
     config = OptimConfig(spike_factor=3.0, spike_window=window)
-    recent = after(*steps, config=config)
-    for _ in range(skipped):
-        recent = recent.with_skipped()
+    recent = replace(after(*steps, config=config), skipped=skipped)
     assert Recent.of(json.loads(json.dumps(recent.record()))) == recent
     assert recent.losses == tuple(loss for loss, _ in steps)[-window:]
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.train.model.reference import gradients_of, reference_names, reference_of
 from tests.train.models import random_like, scrambled
-from tests.train.reference import gradients_of, reference_names, reference_of
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.head import IGNORED_TARGET
 from zslurm.train.model.zaya import Zaya

@@ -1,4 +1,4 @@
-"""Steps that go wrong while training: skipped on all ranks alike, told, and without a trace in the weights."""
+"""Steps that go wrong while training: skipped on all ranks, reported, and without a trace in the weights."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_one_rank_with_a_gradient_that_is_not_finite_costs_one_step(tmp_path: Pa
     run = make_run(tmp_path / "run", corpus, steps=5, checkpoint={"every_steps": 2})
     done = train_on(run, 2, partial(spoil, [3], [1], float("nan")))
     assert done.returncode == 0, done.stderr
-    told = f"step 3 is skipped: gradient norm nan is not finite, first in {TENSOR} on rank 1 (1 in a row, of 5)"
-    assert told in done.stdout.splitlines()
+    message = f"step 3 is skipped: gradient norm nan is not finite, first in {TENSOR} on rank 1 (1 in a row, of 5)"
+    assert message in done.stdout.splitlines()
     (row,) = skipped(run)
     assert row["loss"] > 0
     expected = {
@@ -87,7 +87,7 @@ def test_a_skipped_step_leaves_weights_moments_and_balancing_as_they_were(tmp_pa
 
 
 def test_a_resume_judges_a_spike_as_the_uninterrupted_run_does(tmp_path: Path, corpus: Path) -> None:
-    """The window is part of the checkpoint: without it, step 5 would come too early to be judged."""
+    """The window is part of the checkpoint: without it, step 5 would come too early to be compared."""
     optim = {"spike_factor": 3.0, "spike_window": 3}
     prepare = partial(spoil, [5], [0, 1], 1e12)
     whole = make_run(tmp_path / "whole", corpus, steps=6, checkpoint=EVERY_STEP, optim=optim)
@@ -126,7 +126,7 @@ def test_a_save_that_was_due_is_made_up_for(tmp_path: Path, corpus: Path) -> Non
     assert [found.step for found in list_checkpoints(run / "checkpoints")] == [5, 4]
 
 
-def test_the_z_loss_is_told_beside_the_loss_and_changes_the_steps(tmp_path: Path, corpus: Path) -> None:
+def test_the_z_loss_is_reported_beside_the_loss_and_changes_the_steps(tmp_path: Path, corpus: Path) -> None:
     plain = make_run(tmp_path / "plain", corpus, steps=3)
     with_z = make_run(tmp_path / "z", corpus, steps=3, optim={"z_loss": 0.1})
     for run in (plain, with_z):

@@ -1,4 +1,4 @@
-"""Continuing a prompt, one token after another, with the model's decode cache."""
+"""Continue a prompt, one token after another, with the model's decode cache."""
 
 from __future__ import annotations
 
@@ -24,17 +24,12 @@ def generate(
     eos_ids: Collection[int] = (),
     rope_base: float,
 ) -> Iterator[int]:
-    """Yield the tokens that follow the prompt, each as soon as it is chosen.
+    """Return an iterator of the tokens that follow the prompt, each as soon as it is chosen.
 
-    Args:
-        model: its weights must not change meanwhile.
-        prompt_ids: at least one token. How many there may be is for the caller to know.
-        max_new_tokens: tokens to yield at most.
-        temperature: divides the logits before their softmax; at 0 the largest logit is taken.
-        top_p: draw from the fewest most probable tokens whose probabilities sum to at least this.
-        seed: of the draws; the same seed gives the same tokens on the same kind of machine.
-        eos_ids: tokens that end the text; the one that did is yielded last.
-        rope_base: base of the rotary embedding.
+    The model's weights must not change meanwhile. The logits are divided by `temperature` before their softmax
+    (at 0 the largest is taken), and the token is drawn from the fewest most probable ones whose probabilities sum
+    to at least `top_p`. One of `eos_ids` ends the text, and is yielded last. The same seed gives the same tokens
+    on the same kind of machine.
 
     Raises:
         ValueError: the prompt is empty, or a setting has no meaning.
@@ -43,31 +38,22 @@ def generate(
         raise ValueError("the prompt is empty: the first token needs one before it")
     if temperature < 0 or not 0 < top_p <= 1:
         raise ValueError(f"temperature ({temperature}) must be at least 0 and top_p ({top_p}) in (0, 1]")
-    return _generate(model, prompt_ids, max_new_tokens, temperature, top_p, seed, frozenset(eos_ids), rope_base)
-
-
-def _generate(
-    model: Zaya,
-    prompt_ids: Sequence[int],
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    eos_ids: frozenset[int],
-    rope_base: float,
-) -> Iterator[int]:
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(seed)
-    cache = model.new_cache(room=len(prompt_ids) + min(max_new_tokens, 1024))
-    pieces = torch.tensor([list(prompt_ids)], device=device).split(_PREFILL_TOKENS, dim=1)
-    for made in range(max_new_tokens):
-        for piece_1S in pieces:
-            logits_11V = model.decode(piece_1S, cache, rope_base=rope_base, last_only=True)
-        token = choose(logits_11V[0, 0], temperature, top_p, generator)
-        yield token
-        if token in eos_ids or made + 1 == max_new_tokens:
-            return
-        pieces = (torch.tensor([[token]], device=device),)
+
+    def tokens() -> Iterator[int]:
+        cache = model.new_cache(room=len(prompt_ids) + min(max_new_tokens, 1024))
+        pieces = torch.tensor([list(prompt_ids)], device=device).split(_PREFILL_TOKENS, dim=1)
+        for made in range(max_new_tokens):
+            for piece_1S in pieces:
+                logits_11V = model.decode(piece_1S, cache, rope_base=rope_base, last_only=True)
+            token = choose(logits_11V[0, 0], temperature, top_p, generator)
+            yield token
+            if token in eos_ids or made + 1 == max_new_tokens:
+                return
+            pieces = (torch.tensor([[token]], device=device),)
+
+    return tokens()
 
 
 @torch.inference_mode()

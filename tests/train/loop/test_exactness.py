@@ -2,7 +2,7 @@
 
 In fp64 nothing but the order of sums differs, and it does not show. In fp32 and bf16 one step's gradient is within
 the bound for sums in another order; after that, curves part as those of runs do whose weights were moved by one
-unit in the last place before the first step, their *twins*.
+unit in the last place before the first step, the perturbed runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from tests.train.curves import MICROBATCHES, MODEL, Case, microbatch_loss, train
+from tests.train.loop.curves import MICROBATCHES, MODEL, Case, microbatch_loss, train
 from tests.train.ranks import in_group, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
 from zslurm.train.model.zaya import build
@@ -29,10 +29,10 @@ CURVE = 1e-7
 """Largest relative difference of losses in fp64, over 50 steps."""
 
 SPREAD = 4.0
-"""How much further from the curve of one rank than its furthest twin a run may be, in the root mean square.
+"""How much further from the curve of one rank than its furthest perturbed run a run may be (root mean square).
 
-The furthest of sixteen twins is up to fifteen times as far away as the nearest. With eight of them and this factor
-the rounding of every processor that was tried is inside; another optimizer is outside, by far.
+The furthest of sixteen perturbed runs is up to fifteen times as far away as the nearest. With eight of them and
+this factor the rounding of every processor that was tried is inside; another optimizer is outside, by far.
 """
 
 
@@ -159,23 +159,23 @@ def distance(curve: list[float], base: list[float]) -> float:
 
 
 def assert_inside_the_spread(
-    alone: dist.ProcessGroup, dtype: torch.dtype, steps: int, twins: int, sizes: list[int]
+    alone: dist.ProcessGroup, dtype: torch.dtype, steps: int, perturbed_runs: int, sizes: list[int]
 ) -> None:
     base, _ = train(alone, Case(steps, dtype))
-    spread = max(distance(train(alone, Case(steps, dtype, nudge=seed))[0], base) for seed in range(twins))
+    spread = max(distance(train(alone, Case(steps, dtype, nudge=seed))[0], base) for seed in range(perturbed_runs))
     assert spread > 0, "a unit in the last place matters"
     for ranks in sizes:
         curve = in_group(train, ranks, Case(steps, dtype))[0][0]
         assert distance(curve, base) <= SPREAD * spread, (ranks, distance(curve, base), spread)
 
 
-def test_in_fp32_a_run_on_three_ranks_stays_inside_the_spread_of_twins(alone: dist.ProcessGroup) -> None:
-    assert_inside_the_spread(alone, torch.float32, steps=10, twins=8, sizes=[3])
+def test_in_fp32_a_run_on_three_ranks_stays_inside_the_spread_of_perturbed_runs(alone: dist.ProcessGroup) -> None:
+    assert_inside_the_spread(alone, torch.float32, steps=10, perturbed_runs=8, sizes=[3])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fifty_steps_on_any_number_of_ranks_stay_inside_the_spread_of_twins(
+def test_fifty_steps_on_any_number_of_ranks_stay_inside_the_spread_of_perturbed_runs(
     alone: dist.ProcessGroup, dtype: torch.dtype
 ) -> None:
-    assert_inside_the_spread(alone, dtype, steps=50, twins=8, sizes=[2, 3, 4])
+    assert_inside_the_spread(alone, dtype, steps=50, perturbed_runs=8, sizes=[2, 3, 4])

@@ -1,11 +1,11 @@
-"""The run whose loss curve is recorded, and how to record it again: `python -m tests.train.recorded_curve`.
+"""The run whose loss curve is recorded, and how to record it again: `python -m tests.train.loop.recorded_curve`.
 
 Twenty steps of a tiny model through the whole trainer (data, order, schedule, clipping, balancing), in one
 process and thread on a CPU. The text is drawn from SHAKE-256, so it is the same with any version of anything.
-Record again, and say why in the commit, only when a change of the numbers is meant; recorded/curves.json holds
+Record again, and say why in the commit, only when a change of the numbers is meant; recorded_curves.json holds
 
-    losses    of every step in fp64, and in fp32 twins     how far from the fp32 curve (root mean square of
-    relative differences) the furthest of eight runs ends up
+    losses    of every step in fp64, and in fp32
+    spread    how far from the fp32 curve (root mean square of relative differences) the furthest of eight runs is
               whose weights were moved by one unit in the last place before the first step
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.train.curves import nudge as nudge_weights
+from tests.train.loop.curves import nudge as nudge_weights
 from tests.train.runs import MODEL, VOCAB, losses_of, make_run
 from zslurm.train.config import load_train_config
 from zslurm.train.data.build.writer import BundleWriter
@@ -33,10 +33,10 @@ from zslurm.train.loop import Trainer
 from zslurm.train.parallel.world import open_world
 from zslurm.train.stop import StopRequest
 
-RECORDED = Path(__file__).parent / "recorded" / "curves.json"
+RECORDED = Path(__file__).parent / "recorded_curves.json"
 OPTIMIZERS = ("adamw", "muon")
 STEPS = 20
-TWINS = 8
+PERTURBED_RUNS = 8
 SECTIONS: dict[str, Any] = {
     "phase": {
         "context": 32,
@@ -98,17 +98,20 @@ def record() -> dict[str, Any]:
     curves: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for optimizer in OPTIMIZERS:
-            place = Path(folder) / optimizer
-            exact, base = (train(place / dtype, optimizer, dtype) for dtype in ("fp64", "fp32"))
-            twins = [train(place / f"twin-{seed}", optimizer, "fp32", nudge=seed) for seed in range(TWINS)]
+            directory = Path(folder) / optimizer
+            exact, base = (train(directory / dtype, optimizer, dtype) for dtype in ("fp64", "fp32"))
+            perturbed = [
+                train(directory / f"perturbed-{seed}", optimizer, "fp32", nudge=seed)
+                for seed in range(PERTURBED_RUNS)
+            ]
             curves[optimizer] = {
                 "fp64": exact,
                 "fp32": base,
-                "twins": max(distance(twin, base) for twin in twins),
+                "spread": max(distance(run, base) for run in perturbed),
             }
             print(
                 optimizer,
-                f"{exact[0]:.4f} -> {exact[-1]:.4f}, twins {curves[optimizer]['twins']:.2e}",
+                f"{exact[0]:.4f} -> {exact[-1]:.4f}, spread {curves[optimizer]['spread']:.2e}",
                 file=sys.stderr,
             )
     where = {"torch": torch.__version__, "machine": platform.machine(), "python": platform.python_version()}

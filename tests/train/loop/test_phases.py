@@ -111,7 +111,7 @@ def test_another_number_of_ranks_goes_on_where_it_was(whole: Path, tmp_path: Pat
     assert losses_of(resumed) == pytest.approx(losses_of(whole)[step:], rel=1e-2)
 
 
-def test_a_change_of_what_lies_ahead_is_told(whole: Path, tmp_path: Path, corpus: Path) -> None:
+def test_a_change_of_later_phases_is_reported(whole: Path, tmp_path: Path, corpus: Path) -> None:
     resumed = as_after(whole, 5, tmp_path / "run")
     make(resumed, corpus, FIRST, SECOND | {"tokens": 24 * 6 * 5})
     done = train_on(resumed, 1)
@@ -130,7 +130,7 @@ def test_a_change_of_what_is_done_is_refused(whole: Path, tmp_path: Path, corpus
     assert steps_of(resumed) == []
 
 
-def test_ranks_without_work_are_told_and_ranks_without_sequences_refused(tmp_path: Path, corpus: Path) -> None:
+def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(tmp_path: Path, corpus: Path) -> None:
     run = make(tmp_path / "run", corpus, FIRST | {"batch_ramp": [], "micro_batch": 3, "tokens": 16 * 6 * 2})
     done = train_on(run, 3)
     assert done.returncode == 0, done.stderr

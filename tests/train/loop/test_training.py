@@ -120,7 +120,7 @@ def test_more_ranks_than_microbatches_work(tmp_path: Path, corpus: Path) -> None
 
 @pytest.fixture(scope="module")
 def unasked(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    """Forty steps on one rank that nobody interrupts and nothing is saved of."""
+    """Forty steps on one rank without an interruption or a save."""
     run = make_run(tmp_path_factory.mktemp("runs") / "unasked", corpus, steps=40, **_SELDOM_SAVED)
     assert train_on(run, ranks=1).returncode == 0
     return run

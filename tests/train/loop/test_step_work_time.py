@@ -1,4 +1,4 @@
-"""What a watcher needs to tell who hangs and who is slow: the word that a rank waits, and its own work."""
+"""Straggler and hang detection need to know when a rank waits for its peers, and the time of its own work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zslurm.train.stop import StopRequest
 STEPS, MICROBATCHES = 4, 6
 
 
-def test_each_step_says_when_it_waits_and_how_long_its_own_work_took(
+def test_each_step_reports_when_it_waits_and_the_time_of_its_own_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -28,9 +28,9 @@ def test_each_step_says_when_it_waits_and_how_long_its_own_work_took(
     with open_world(config.parallel) as world:
         Trainer(run, config, world, StopRequest()).run()
 
-    words = [("waits", 0) if given.get("waiting") else ("step", given["step"]) for given in seen if
+    updates = [("waits", 0) if given.get("waiting") else ("step", given["step"]) for given in seen if
              given.get("waiting") or "step" in given]  # fmt: skip
-    assert words == [word for step in range(1, STEPS + 1) for word in (("waits", 0), ("step", step))]
+    assert updates == [update for step in range(1, STEPS + 1) for update in (("waits", 0), ("step", step))]
     works = [given["work_ns"] for given in seen if "step" in given]
     assert works[0] == 0, "a step is counted when the next one is done"
     assert works == sorted(set(works))

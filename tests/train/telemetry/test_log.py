@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from zslurm.train import log
+from zslurm.train.telemetry import log
 
 
 @pytest.fixture(autouse=True)
