@@ -445,7 +445,7 @@ class MetricsConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Validation loss, and commands that judge the model."""
+    """Validation loss, and commands that evaluate the model."""
 
     data: str | None = Field(None, description="a token bundle of validation data, or a directory of them")
     every_steps: Whole = Field(

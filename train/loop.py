@@ -246,7 +246,7 @@ def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
             log.set_up(world.rank)
             trainer = Trainer(run_dir, config, world, stop)
             ending = trainer.run()
-        # The other ranks have left, or may leave: rank 0 alone waits for what judges the last weights.
+        # The other ranks have left, or may leave: rank 0 alone waits for what evaluates the last weights.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
         return ending
     except CheckpointError as error:

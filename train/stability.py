@@ -2,7 +2,7 @@
 
 A skipped step counts, and its data are spent, but it leaves weights, optimizer state and balancing as they were.
 A loss or gradient norm is a spike when it exceeds `optim.spike_factor` times the median of the last
-`optim.spike_window` steps that were taken; a phase is not judged before it has taken so many. More than
+`optim.spike_window` steps that were taken; a phase is not checked before it has taken so many. More than
 `optim.skip_limit` skipped steps in a row mean that training has diverged.
 
 Decisions are functions of numbers that all ranks have from the same all-reduce, and of `Recent`, two lists of at

@@ -70,7 +70,7 @@ ENDED: dict[str, tuple[Callable[[Story], Story], str, str, int | None]] = {
     ),
     "lost": (
         lambda s: s.submitted().started().trained(9),
-        "lost", "job local-1 is gone and left no verdict; see `zslurm logs --supervisor`", None,
+        "lost", "job local-1 is gone and did not record its outcome; see `zslurm logs --supervisor`", None,
     ),
     "completed although it was cancelled": (
         lambda s: s.submitted().started().trained(40, saved=40).cancelled().ended("completed", 0),
@@ -78,7 +78,7 @@ ENDED: dict[str, tuple[Callable[[Story], Story], str, str, int | None]] = {
     ),
     "failed, then submitted again and gone": (
         lambda s: s.submitted().started().ended("failed", 1, NO_SPACE).submitted("local-2"),
-        "lost", "job local-2 is gone and left no verdict; see `zslurm logs --supervisor`", None,
+        "lost", "job local-2 is gone and did not record its outcome; see `zslurm logs --supervisor`", None,
     ),
 }  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_a_running_run(tmp_path: Path) -> None:
         assert "  checkpoint  step 8" in lines
         assert lines[-1].endswith("running on node[0-1]")
         story.ended("completed", 0)
-        assert look(story.run).state == "completing", "the verdict is there, and its job is about to end"
+        assert look(story.run).state == "completing", "the outcome is recorded, and its job is about to end"
         holder.end()
         assert look(story.run).state == "completed"
 
@@ -244,7 +244,7 @@ def test_a_run_of_another_machine_is_not_declared_dead(tmp_path: Path) -> None:
     assert (state.state, state.active) == ("unknown", True)
     assert (state.reason or "").startswith("it was started on another-")
     story.ended("completed", 0)
-    assert look(story.run).state == "completed", "a verdict in the shared directory is believed"
+    assert look(story.run).state == "completed", "an outcome in the shared directory is believed"
 
 
 def test_many_runs_are_looked_at_together(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_a_skipped_step_leaves_weights_moments_and_balancing_as_they_were(tmp_pa
     assert shards_at(run, 3) != shards_at(run, 2)
 
 
-def test_a_resume_judges_a_spike_as_the_uninterrupted_run_does(tmp_path: Path, corpus: Path) -> None:
-    """The window is part of the checkpoint: without it, step 5 would come too early to be judged."""
+def test_a_resume_detects_a_spike_as_the_uninterrupted_run_does(tmp_path: Path, corpus: Path) -> None:
+    """The window is part of the checkpoint: without it, step 5 would come too early to be detected."""
     optim = {"spike_factor": 3.0, "spike_window": 3}
     prepare = partial(spoil, [5], [0, 1], 1e12)
     whole = make_run(tmp_path / "whole", corpus, steps=6, checkpoint=EVERY_STEP, optim=optim)

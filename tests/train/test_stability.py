@@ -54,7 +54,7 @@ def test_without_a_factor_nothing_is_a_spike_and_nothing_is_kept() -> None:
     assert why_skip(recent, 1e30, 1e30, OptimConfig()) is None
 
 
-def test_a_phase_is_not_judged_before_its_window_is_full() -> None:
+def test_a_phase_is_not_checked_before_its_window_is_full() -> None:
     recent = after((1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     assert why_skip(recent, 50.0, 50.0, SPIKES) is None
     full = recent.taken(1.0, 1.0, SPIKES)

@@ -124,7 +124,7 @@ class Validation:
         """Measure the model's loss with the context and the RoPE base of `phase`. All ranks call it together.
 
         Args:
-            model: with the weights to judge.
+            model: with the weights to evaluate.
             phase: the phase of training that it is in.
             world: who takes part.
             alive: called before each of this rank's microbatches.

@@ -1,4 +1,4 @@
-"""Run evaluation.command: it judges an export of the weights, beside the training and never in its way.
+"""Run evaluation.command: it evaluates an export of the weights, beside the training and never in its way.
 
     trainer, rank 0     a checkpoint is committed -> starts one process and continues; checks on it at every step
     that process        see `train.evaluation.command`: exports the checkpoint, runs the user's command, leaves how
@@ -9,7 +9,7 @@ program would think itself a rank of the run. One runs at a time; one that is du
 of it stops the training.
 
 No shell is involved: the command is split into words as a shell would, {model}, {step} and {run} are replaced
-inside of them, and the words are the arguments of one program. For pipes there is `bash -c '...' judge {model}`.
+inside of them, and the words are the arguments of one program. For pipes: `bash -c '...' evaluate {model}`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def command_words(command: str, *, model: str, step: int, run: str) -> list[str]
 
 
 class EvaluationCommand(Observer):
-    """Asks for the checkpoints that are to be judged; on rank 0 starts the process and records how it went."""
+    """Asks for the checkpoints that are to be evaluated; on rank 0 starts the process and records how it went."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class EvaluationCommand(Observer):
         return self._pending
 
     def checkpoint_requested(self, step: int) -> None:
-        """Judge this checkpoint, once it is complete, if a command waits for one."""
+        """Evaluate this checkpoint, once it is complete, if a command waits for one."""
         if self._pending:
             self._to_export.add(step)
             self._pending = False
@@ -120,7 +120,7 @@ class EvaluationCommand(Observer):
         return frozenset({self._step}) if exporting else frozenset()
 
     def start(self, step: int, checkpoint: Path) -> None:
-        """Export a committed checkpoint and judge it, in the background."""
+        """Export a committed checkpoint and evaluate it, in the background."""
         if self.poll():
             _LOG.info("evaluation.command: step %d is left out: that of step %d still runs", step, self._step)
             self._record(step, "skipped", reason=f"the command of step {self._step} still ran")

@@ -179,7 +179,7 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Situation:
+class AttemptState:
     """An attempt that is over, or that may have to be ended.
 
     Attributes:

@@ -71,7 +71,7 @@ def replay(
 ) -> None:
     """Show what was done about each attempt of a run, and what another policy would have done.
 
-    The policy is that of the run, changed by --set aegis.KEY=VALUE. Each attempt is judged with the history that
+    The policy is that of the run, changed by --set aegis.KEY=VALUE. Each attempt is decided with the history that
     it really had.
 
     Example: zslurm aegis replay my-run --set aegis.retries=1

@@ -182,14 +182,14 @@ def _summary(run: RunDir, run_file: Path, entropy: float, seconds: float) -> int
     saved = sorted(path.name for path in run.checkpoints.iterdir())
     attempts = len({row["attempt"] for row in steps})
     learned = last < entropy - LEARNED_BY
-    verdict = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
+    comparison = f"{entropy - last:.2f} nats below" if learned else "NOT well below"
     print(
         f"\ndemo: {counted(steps[-1]['step'], 'step')} in {counted(attempts, 'attempt')}, "
         f"{show_duration(seconds)} in all"
     )
     print(
         f"  loss         {first:.3f} -> {last:.3f} (mean of the last 10 steps), "
-        f"{verdict} the unigram entropy of {entropy:.3f}"
+        f"{comparison} the unigram entropy of {entropy:.3f}"
     )
     print(f"  speed        {show_count(rate)} tokens/s (median step)")
     print(f"  checkpoints  {', '.join(saved)} in {run.checkpoints}")

@@ -181,9 +181,9 @@ def summary(report: Report) -> str:
     if not report.asked:
         return f"this machine: {report.worst} ({report.took_s:.1f} s)"
     bad = len(report.failing)
-    verdict = (
+    headline = (
         f"{bad} of {counted(len(report.asked), 'node')} {'fails' if bad == 1 else 'fail'}"
         if bad
         else f"{counted(len(report.asked), 'node')}: no failure"
     )
-    return f"{verdict} ({report.took_s:.1f} s)"
+    return f"{headline} ({report.took_s:.1f} s)"

@@ -33,7 +33,7 @@ def env(
     ] = None,
     lint: Annotated[
         bool,
-        typer.Option("--lint", help="Judge the profile's variables and this shell's; exit code 5 on faults."),
+        typer.Option("--lint", help="Check the profile's variables and this shell's; exit code 5 on faults."),
     ] = False,
     json: Json = False,
 ) -> None:

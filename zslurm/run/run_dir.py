@@ -17,7 +17,7 @@ RUN/
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
   tensorboard/          the same for TensorBoard, where asked for        rank 0
   profile/              traces, where asked for                          rank 0
-  exports/              what evaluation.command judges, and its output   rank 0's command
+  exports/              for evaluation.command, with its output          rank 0's command
   checkpoints/          step-00000400/ ...                               all ranks
   attempts/000001/
     attempt.json        job, nodes, world size, command                  supervisor

@@ -98,7 +98,7 @@ def _check_interfaces(cluster: ClusterSection, folder: Path, report: Report) -> 
 
 def _check_variables(cluster: ClusterSection, report: Report) -> None:
     settings = {setting.name: setting.value for setting in environment(cluster)}
-    # What a rule makes of another key was judged with that key.
+    # What a rule makes of another key was checked with that key.
     for finding in (finding for finding in lint(settings, cluster) if finding.name in cluster.env):
         (report.faults if finding.level == "fault" else report.warnings).append(f"cluster.env: {finding.line}")
 

@@ -16,12 +16,12 @@ from tests.aegis.attempts import (
     SETTINGS,
     STOPPING,
     UNEXPLAINED,
+    attempt_state,
     fault,
     history,
     incident,
     resources,
     settings,
-    situation,
 )
 from zslurm.aegis.fault_kinds import FAULT_KINDS, fault_kind
 from zslurm.aegis.policy.policy import _MOST_REFUSALS, alarm, decide
@@ -37,13 +37,15 @@ def decided(
     *faults: Fault, past: History | None = None, there: dict[str, Any] | None = None,
     says: dict[str, Any] | None = None, **more: Any,
 ) -> Decision:  # fmt: skip
-    return decide(situation(*faults, **more), past or history(), resources(**there or {}), settings(**says or {}))
+    return decide(
+        attempt_state(*faults, **more), past or history(), resources(**there or {}), settings(**says or {})
+    )
 
 
 def raised(
     *faults: Fault, past: History | None = None, says: dict[str, Any] | None = None, spares: int = 0, **more: Any
 ) -> Alarm:
-    now = situation(*faults, outcome=None, **more)
+    now = attempt_state(*faults, outcome=None, **more)
     return alarm(now, past or history(), settings(**says or {}), spares=spares)
 
 
@@ -305,11 +307,11 @@ class TestAlarm:
         """A NIC that hiccups for days: each look at its thousands of faults would take seconds."""
         old = [fault("nic_fault", ago=ago, nic="n1", cleared=ago % 2 == 1) for ago in range(100, 4100)]
         down, up = fault("nic_link_down", ago=9.0, nic="n1"), fault("nic_link_down", nic="n1", cleared=True)
-        now = situation(*old, fault("host_oom", ago=90.0), down, up, outcome=None, progressed_at=NOW - 20)
+        now = attempt_state(*old, fault("host_oom", ago=90.0), down, up, outcome=None, progressed_at=NOW - 20)
         assert without_overcome(now, SETTINGS) == [down, up]
         later = replace(now, progressed_at=NOW - 1)
         assert without_overcome(later, SETTINGS) == []
-        standing = situation(down, fault("rank_killed", ago=90.0, source="srun"), progressed_at=NOW - 1)
+        standing = attempt_state(down, fault("rank_killed", ago=90.0, source="srun"), progressed_at=NOW - 1)
         assert without_overcome(standing, SETTINGS) == list(standing.faults)
 
     def test_ends_after_a_collective_timed_out_whoever_it_waited_for(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.aegis.attempts import NODES, NOW, SETTINGS, settings
 from tests.aegis.recorded import Recorder, there
 from zslurm.aegis.policy.replay import Replayed, replay
-from zslurm.aegis.types import Resources, Situation
+from zslurm.aegis.types import AttemptState, Resources
 
 
 def only(recorder: Recorder, **says: Any) -> Replayed:
@@ -87,7 +87,7 @@ def test_the_signal_that_asked_the_run_to_stop() -> None:
     assert only(recorder, requeue_at_time_limit=False).policy.action == "finish"
 
 
-def test_an_attempt_that_still_runs_is_not_judged() -> None:
+def test_an_attempt_that_still_runs_is_not_assessed() -> None:
     assert replay(Recorder().started().noticed("gpu_bad_pages").rows, SETTINGS) == []
 
 
@@ -105,10 +105,10 @@ def test_damaged_resources_are_none(damage: dict[str, Any]) -> None:
     assert only(recorder).assumed
 
 
-def test_the_situation_that_was_recorded_counts() -> None:
+def test_the_attempt_state_that_was_recorded_counts() -> None:
     def replayed(**more: Any) -> Replayed:
         recorder = Recorder().started().noticed("nic_fault", source="log").noticed("rank_killed", "node2").ended()
-        now = Situation(recorder.clock, 1, "failed", (), 40, **more)
+        now = AttemptState(recorder.clock, 1, "failed", (), 40, **more)
         recorded = json.loads(json.dumps(now.fields()))
         return only(recorder.decided("restart", there=there(), situation=recorded))
 

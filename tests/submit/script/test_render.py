@@ -208,7 +208,7 @@ def test_bash_and_shellcheck_find_nothing_wrong(tmp_path: Path, sections: dict[s
 
 
 def run_loop(directory: Path, setup: list[str], supervisor: str) -> tuple[int, list[str]]:
-    """The exit code of a local run's script with this supervisor (its $1 takes the verdict), and what it noted."""
+    """The exit code of a local run's script with this supervisor (its $1 takes the outcome), and what it noted."""
     spec = run_spec(directory, cluster={"launcher": "local", "setup": setup})
     run = run_dir(spec)
     run.create(group_readable=False)

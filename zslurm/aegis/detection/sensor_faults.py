@@ -5,7 +5,7 @@ have replaced another agent. So a state of its sensor that it does not name is o
 is not recorded again. A supervisor that takes over an attempt knows what its predecessor recorded (`take_up`).
 
 Faults of one kind from one node are let through at most ten times a minute. A node's clock may be minutes off: its
-faults have times of the supervisor, by whose clock the policy judges them. Pure: times are given.
+faults have times of the supervisor, the clock by which the policy compares them. Pure: times are given.
 """
 
 from __future__ import annotations

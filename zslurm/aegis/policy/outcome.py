@@ -29,7 +29,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttemptOutcome:
     """What an attempt came to."""
 
     outcome: Outcome
@@ -37,7 +37,7 @@ class Verdict:
     cause: Cause | None = None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Verdict | None:
+    def of(cls, row: Mapping[str, Any]) -> AttemptOutcome | None:
         """Back from a row `attempt_ended`; None where it is not whole."""
         try:
             cause = Cause(**row["cause"]) if row.get("cause") else None
@@ -46,12 +46,12 @@ class Verdict:
             return None
 
     def fields(self) -> dict[str, Any]:
-        """The verdict as fields of an event."""
+        """The outcome as fields of an event."""
         cause = {k: v for k, v in asdict(self.cause).items() if v is not None} if self.cause else None
         return {"outcome": self.outcome, "exit_code": self.exit_code, "cause": cause}
 
 
-def judge(
+def attempt_outcome(
     step_exit: int,
     rank_ends: Sequence[Mapping[str, Any]],
     failures: Sequence[TaskFailure],
@@ -61,8 +61,8 @@ def judge(
     *,
     early: Sequence[Cause] = (),
     asked: bool = False,
-) -> Verdict:
-    """Judge an attempt that has ended.
+) -> AttemptOutcome:
+    """Return how an attempt ended, and why.
 
     Args:
         step_exit: exit code of the step (of srun: the highest of its tasks, 128 + signal for a killed one).
@@ -77,27 +77,27 @@ def judge(
     """
     if failed_nodes:
         node = failed_nodes[0]
-        return Verdict(
+        return AttemptOutcome(
             "failed", step_exit or Exit.FAILED, Cause(f"Slurm reports node {node} as failed", node=node)
         )
     if step_exit == 0 and not early:
-        return Verdict("completed", Exit.DONE)
+        return AttemptOutcome("completed", Exit.DONE)
     by_rank = {int(end["rank"]): end for end in rank_ends}
     bad = [failure for failure in failures if not stopped_in_order(failure, by_rank, asked=asked)]
     # It is the highest code of all: others may have failed with a lower.
     if step_exit == Exit.INTERRUPTED and not bad and not early:
-        return Verdict("interrupted", Exit.INTERRUPTED)
+        return AttemptOutcome("interrupted", Exit.INTERRUPTED)
     if early and root_failure(bad, by_rank) is None:
-        return Verdict("failed", step_exit or Exit.FAILED, early[0])
+        return AttemptOutcome("failed", step_exit or Exit.FAILED, early[0])
     if killed_because is not None and root_failure(bad, by_rank) is None:
-        return Verdict("failed", step_exit, Cause(killed_because))
+        return AttemptOutcome("failed", step_exit, Cause(killed_because))
     if bad:
         return _from_failure(root_failure(bad, by_rank) or bad[0], by_rank, step_exit)
     errors = sorted((end for end in rank_ends if not is_orderly(end)), key=earliest_root)
     if errors:
-        return Verdict("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
+        return AttemptOutcome("failed", int(errors[0]["exit_code"]), _from_rank_end(errors[0]))
     words = " ".join(step_log_tail.split()) or "the step ended without a word"
-    return Verdict("failed", step_exit, Cause(words[-500:], exit_code=step_exit))
+    return AttemptOutcome("failed", step_exit, Cause(words[-500:], exit_code=step_exit))
 
 
 def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[str, Any]], *, asked: bool) -> bool:
@@ -114,14 +114,16 @@ def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[st
     return all(asked if end is None else is_orderly(end) for end in ends)
 
 
-def _from_failure(failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int) -> Verdict:
+def _from_failure(
+    failure: TaskFailure, by_rank: Mapping[int, Mapping[str, Any]], step_exit: int
+) -> AttemptOutcome:
     code = failure.exit_code
     silent = [rank for rank in failure.ranks if rank not in by_rank]
     recorded = sorted((by_rank[rank] for rank in failure.ranks if rank in by_rank), key=earliest_root)
     if code is None or not recorded or (silent and reports_lost_peer(recorded[0])):
         code, rank = code or step_exit, (silent or failure.ranks)[0]
-        return Verdict("failed", code, Cause(failure.what, rank=rank, node=failure.node, exit_code=code))
-    return Verdict("failed", code, _from_rank_end(recorded[0]))
+        return AttemptOutcome("failed", code, Cause(failure.what, rank=rank, node=failure.node, exit_code=code))
+    return AttemptOutcome("failed", code, _from_rank_end(recorded[0]))
 
 
 def _from_rank_end(end: Mapping[str, Any]) -> Cause:

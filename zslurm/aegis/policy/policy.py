@@ -20,7 +20,7 @@ from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LI
 from zslurm.aegis.policy.attribution import Attribution, attribute
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
 from zslurm.aegis.root_cause import roots_of
-from zslurm.aegis.types import Alarm, Decision, Fault, History, Resources, Situation
+from zslurm.aegis.types import Alarm, AttemptState, Decision, Fault, History, Resources
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import compress
@@ -34,23 +34,23 @@ _BY_SLURM = frozenset({"srun", "slurm"})
 """Sources that are believed when they say what Slurm did; a program's log may say anything."""
 
 
-def alarm(situation: Situation, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
+def alarm(attempt_state: AttemptState, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
     """Whether faults end an attempt that still runs.
 
     Args:
-        situation: the attempt; its `now` is held against the times of its faults.
+        attempt_state: the attempt; its `now` is held against the times of its faults.
         history: the attempts before it.
         settings: section `aegis`.
         spares: healthy nodes of the job beside those in use.
     """
     found = [
         fault
-        for fault in roots_of(situation, settings)
-        if _ends_it(fault, situation, settings, spares) and not _was_acted_on(fault, history)
+        for fault in roots_of(attempt_state, settings)
+        if _ends_it(fault, attempt_state, settings, spares) and not _was_acted_on(fault, history)
     ]
     if not found:
         return Alarm(give_up=False)
-    chosen = attribute(found, situation, history, settings)
+    chosen = attribute(found, attempt_state, history, settings)
     if chosen.root is None:
         return Alarm(True, None, "no node of the attempt answers")
     tolerated = chosen.kind.while_running == "tolerate"
@@ -58,11 +58,11 @@ def alarm(situation: Situation, history: History, settings: AegisSection, *, spa
     return Alarm(True, chosen.root, f"{chosen.what}{lasted}", chosen.exclude)
 
 
-def _ends_it(fault: Fault, situation: Situation, settings: AegisSection, spares: int) -> bool:
+def _ends_it(fault: Fault, attempt_state: AttemptState, settings: AegisSection, spares: int) -> bool:
     if fault.kind == STRAGGLER:
         return spares > 0
     while_running = fault.kind.while_running
-    lasted = situation.now - fault.time >= settings.tolerate_s
+    lasted = attempt_state.now - fault.time >= settings.tolerate_s
     return while_running == "give up" or (while_running == "tolerate" and lasted)
 
 
@@ -78,39 +78,41 @@ def _was_acted_on(fault: Fault, history: History) -> bool:
     )
 
 
-def decide(situation: Situation, history: History, resources: Resources, settings: AegisSection) -> Decision:
+def decide(
+    attempt_state: AttemptState, history: History, resources: Resources, settings: AegisSection
+) -> Decision:
     """What to do after an attempt.
 
     Args:
-        situation: how it ended, and what was noticed.
+        attempt_state: how it ended, and what was noticed.
         history: the attempts before it, without this one.
         resources: what there is to go on with.
         settings: section `aegis`.
     """
-    situation = replace(situation, nodes=resources.in_use)
-    said = {fault.kind for fault in situation.faults if fault.source in _BY_SLURM and fault.role != "benign"}
-    asked = situation.asked_to_stop
-    preempted = situation.preempted
+    attempt_state = replace(attempt_state, nodes=resources.in_use)
+    said = {fault.kind for fault in attempt_state.faults if fault.source in _BY_SLURM and fault.role != "benign"}
+    asked = attempt_state.asked_to_stop
+    preempted = attempt_state.preempted
     time_is_up = asked in _TIME_IS_UP or (asked is None and (SLURM_TIME_LIMIT in said or preempted is not None))
-    roots = roots_of(situation, settings)
+    roots = roots_of(attempt_state, settings)
     if len(resources.nodes) <= resources.needed:  # no spare: a slow node is better than none
         roots = [fault for fault in roots if fault.kind != STRAGGLER]
     if time_is_up:  # Slurm kills what has not ended by then
         roots = [fault for fault in roots if not fault.kind.unexplained and fault.kind != SLURM_TIME_LIMIT]
-    chosen = attribute(roots, situation, history, settings)
-    case = _Case(situation, history, resources, settings, chosen, time_is_up)
+    chosen = attribute(roots, attempt_state, history, settings)
+    case = _Case(attempt_state, history, resources, settings, chosen, time_is_up)
     root = case.cause.root
-    if situation.outcome == "completed":
+    if attempt_state.outcome == "completed":
         return Decision("finish", "the run is complete")
     if preempted == "cancel":
         return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
-    if situation.requeued or said & {SLURM_REQUEUE, SLURM_PREEMPT}:
+    if attempt_state.requeued or said & {SLURM_REQUEUE, SLURM_PREEMPT}:
         return Decision("finish", "Slurm puts the job back into the queue", root)
     if asked is not None and not time_is_up:
         return Decision("finish", f"asked to stop ({asked})", root)
     if time_is_up:
         return case.out_of_time()
-    if situation.outcome == "interrupted" and root is None:
+    if attempt_state.outcome == "interrupted" and root is None:
         return Decision("finish", "the ranks saved and stopped")
     return case.hopeless() or case.refused() or case.over_a_limit() or case.go_on()
 
@@ -119,7 +121,7 @@ def decide(situation: Situation, history: History, resources: Resources, setting
 class _Case:
     """An attempt that failed, or ran out of time, and everything that matters for what comes next."""
 
-    situation: Situation
+    attempt_state: AttemptState
     history: History
     resources: Resources
     settings: AegisSection
@@ -128,18 +130,18 @@ class _Case:
 
     def out_of_time(self) -> Decision:
         """At the time limit, or preempted: back into the queue, if that is wanted and possible."""
-        preempted = self.situation.preempted is not None
+        preempted = self.attempt_state.preempted is not None
         what = "a preemption" if preempted else "the time limit"
         if not preempted and not self.settings.requeue_at_time_limit:
             return Decision("finish", "the time limit; aegis.requeue_at_time_limit is off", self.cause.root)
         if not self.resources.can_requeue:
             return Decision("finish", f"{what}, and the job cannot be requeued", self.cause.root)
-        if self.cause.exclude or (self.cause.root is not None and self.situation.outcome != "interrupted"):
+        if self.cause.exclude or (self.cause.root is not None and self.attempt_state.outcome != "interrupted"):
             return self.hopeless() or self.over_a_limit() or self._requeue()
         kind, line = (SLURM_PREEMPT, "preemption") if preempted else (SLURM_TIME_LIMIT, "time limit")
-        limit = Fault.of_kind(kind, self.situation.now, "slurm", line, role="teardown")
+        limit = Fault.of_kind(kind, self.attempt_state.now, "slurm", line, role="teardown")
         at_limit = replace(self, cause=Attribution(limit))
-        before = without_progress(self.history, self.situation.committed_step)
+        before = without_progress(self.history, self.attempt_state.committed_step)
         in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
         if not preempted and in_vain > self.settings.retries:
             return at_limit._stop(
@@ -163,7 +165,7 @@ class _Case:
             return None
         before = [
             incident.attempt
-            for incident in without_progress(self.history, self.situation.committed_step)
+            for incident in without_progress(self.history, self.attempt_state.committed_step)
             if incident.root is not None
             and (incident.root.kind, incident.root.step) == (root.kind, root.step)
             and incident.root.fingerprint == root.fingerprint
@@ -192,7 +194,7 @@ class _Case:
 
     def over_a_limit(self) -> Decision | None:
         """Where it failed too often; or would exclude too many, unless they are dead, which Slurm sees as well."""
-        settings, now = self.settings, self.situation.now
+        settings, now = self.settings, self.attempt_state.now
         starts = starts_since(self.history, now - _HOUR_S) - refusals_since(self.history, now - _HOUR_S)
         if starts >= settings.restarts_per_hour:
             return self._stop(
@@ -208,7 +210,7 @@ class _Case:
 
     def _failures(self) -> list[Fault | None]:
         """The roots of the failures since the newest checkpoint, this one's last."""
-        before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
+        before = [i.root for i in without_progress(self.history, self.attempt_state.committed_step)]
         return [*(root for root in before if not (_is_by_slurm(root) or _is_refused(root))), self.cause.root]
 
     def _budget_spent(self) -> Decision | None:
@@ -224,9 +226,9 @@ class _Case:
 
     def bad_spares(self) -> tuple[str, ...]:
         """Spares that broke while they waited, as many as may still be excluded: they are the root of nothing."""
-        now, settings = self.situation.now, self.settings
+        now, settings = self.attempt_state.now, self.settings
         spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
-        waiting = replace(self.situation, nodes=spares)
+        waiting = replace(self.attempt_state, nodes=spares)
         broken = {f.node for f in roots_of(waiting, settings) if f.kind.certain}
         room = (
             settings.max_excluded - len(active_exclusions(self.history, now, settings)) - len(self.cause.exclude)

@@ -1,6 +1,6 @@
 """What another policy would have done about the attempts of a run, read from its events.
 
-Each attempt is judged by itself, with the history that it really had: what would have come after another decision
+Each attempt is decided by itself, with the history that it really had: what would have come after another decision
 is not known. What the events do not say (those of a supervisor that recorded no `resources`) is taken from the
 nodes of the attempt, and said to be assumed.
 """
@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
 from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_of, history_of
 from zslurm.aegis.policy.policy import alarm, decide
-from zslurm.aegis.types import Decision, Resources, Situation
+from zslurm.aegis.types import AttemptState, Decision, Resources
 from zslurm.config.aegis import AegisSection
 from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
@@ -164,27 +164,27 @@ class _Attempt:
 
 def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
     assert attempt.ended is not None
-    situation = _situation(attempt)
+    attempt_state = _attempt_state(attempt)
     there = _resources(attempt.decision.resources if attempt.decision else None)
-    resources = there or _assumed(attempt, needed, settings, situation)
-    given_up = _given_up(attempt, situation, settings, len(set(resources.nodes) - set(resources.in_use)))
+    resources = there or _assumed(attempt, needed, settings, attempt_state)
+    given_up = _given_up(attempt, attempt_state, settings, len(set(resources.nodes) - set(resources.in_use)))
     ended = attempt.ended.time
     early = given_up is not None and attempt.killed is None and ended - given_up.now > _SOONER_S
     if given_up is not None and early:
-        situation = given_up
+        attempt_state = given_up
     return Replayed(
         attempt=attempt.number,
         ended=ended,
         outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
         done=_done(attempt.decision),
-        policy=decide(situation, attempt.history, resources, settings),
-        gives_up_after=situation.now - attempt.started if early else None,
+        policy=decide(attempt_state, attempt.history, resources, settings),
+        gives_up_after=attempt_state.now - attempt.started if early else None,
         goes_on=given_up is None and attempt.killed is not None and attempt.killed.root is not None,
         assumed=there is None,
     )
 
 
-def _situation(attempt: _Attempt) -> Situation:
+def _attempt_state(attempt: _Attempt) -> AttemptState:
     """The attempt when it was over."""
     assert attempt.ended is not None
     said = (attempt.decision.situation if attempt.decision else None) or {}
@@ -192,7 +192,7 @@ def _situation(attempt: _Attempt) -> Situation:
     last = attempt.history.incidents[-1].committed_step if attempt.history.incidents else NOTHING_SAVED
     progressed, asked = said.get("progressed_at"), said.get("asked_to_stop", attempt.signal)
     preempted = said.get("preempted")
-    return Situation(
+    return AttemptState(
         now=float(now) if isinstance(now, int | float) else attempt.ended.time,
         attempt=attempt.number,
         outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
@@ -217,10 +217,10 @@ def _resources(recorded: object) -> Resources | None:
     return Resources.of(recorded) if all(isinstance(number, int | None) for number in numbers) else None
 
 
-def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, situation: Situation) -> Resources:
+def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, attempt_state: AttemptState) -> Resources:
     """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
     dead = {fault.node for fault in attempt.faults if fault.kind in (NODE_DEAD, SLURM_NODE_FAIL)}
-    gone = dead | active_exclusions(attempt.history, situation.now, settings).keys()
+    gone = dead | active_exclusions(attempt.history, attempt_state.now, settings).keys()
     alive = tuple(node for node in attempt.nodes if node not in gone)
     return Resources(alive, attempt.nodes, needed, outlives_nodes=True)
 
@@ -231,8 +231,8 @@ def _done(decision: Decided | None) -> Done | None:
     return Done(decision.action, decision.reason or "", tuple(decision.exclude or ()), decision.mode)
 
 
-def _given_up(attempt: _Attempt, end: Situation, settings: AegisSection, spares: int) -> Situation | None:
-    """The situation in which the policy ends the attempt before it was over; None where it does not.
+def _given_up(attempt: _Attempt, end: AttemptState, settings: AegisSection, spares: int) -> AttemptState | None:
+    """The attempt state in which the policy ends the attempt before it was over; None where it does not.
 
     An alarm can begin when a fault is noticed, or when one has lasted long enough.
     """
