@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.common import write_result
+from benchmarks.common import ROOT, write_result
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp, encode_report
 from zslurm.aegis.supervisor.agents.agents import Agents
@@ -59,13 +59,13 @@ def _measure(directory: Path, *, agents: bool) -> dict[str, Any]:
     tools = directory / "tools"
     tools.mkdir(parents=True)
     for name, line in (
-        ("srun", f'exec {sys.executable} -m benchmarks.aegis_scale srun "$@"'),
+        ("srun", f'exec {sys.executable} -m benchmarks.aegis.aegis_scale srun "$@"'),
         ("squeue", '[ "$1" = --version ] && echo slurm-wlm 22.05.8'),
     ):
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
         (tools / name).chmod(0o755)
-    env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, "-m", "benchmarks.aegis_scale", "supervise", str(directory), str(int(agents))]
+    env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "benchmarks.aegis.aegis_scale", "supervise", str(directory), str(int(agents))]
     done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
