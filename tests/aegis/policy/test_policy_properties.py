@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.aegis.attempts import BLAMELESS, NODES, NOW, attempt_state, fault, incident, settings
 from zslurm.aegis.fault_kinds import FAULT_KINDS
 from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.policy import _MOST_REFUSALS, alarm, decide
+from zslurm.aegis.policy.policy import MOST_REFUSALS, alarm, decide
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.types import AttemptState, Decision, Exclusion, Fault, History, Incident, Resources
 
@@ -198,7 +198,7 @@ def test_a_run_that_always_fails_stops(
     """
     incidents: list[Incident] = []
     exclusions: list[Exclusion] = []
-    for attempt in range((says.retries + says.max_excluded + 2) * _MOST_REFUSALS):
+    for attempt in range((says.retries + says.max_excluded + 2) * MOST_REFUSALS):
         past = History(tuple(incidents), tuple(exclusions))
         there = Resources(
             tuple(node for node in ALL_NODES if node not in active_exclusions(past, NOW, says)), NODES[:3], 3,

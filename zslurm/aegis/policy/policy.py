@@ -26,7 +26,7 @@ from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import compress
 
 _HOUR_S = 3600.0
-_MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
+MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
 """Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
 time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
 _TIME_IS_UP = frozenset({"SIGUSR1", "SIGUSR2"})
@@ -186,10 +186,10 @@ class _Case:
         if root is None or not _is_refused(root):
             return None
         before = refusals_in_a_row(self.history)
-        if before + 1 >= _MOST_REFUSALS:
+        if before + 1 >= MOST_REFUSALS:
             return self._stop(f"{counted(before + 1, 'time')} in a row: {root.line}")
         wait = min(_REFUSED_WAIT_S * 2.0**before, _LONGEST_REFUSED_S)
-        how = f"try again in {wait:g} s, {before + 1} of {counted(_MOST_REFUSALS, 'time')} in a row"
+        how = f"try again in {wait:g} s, {before + 1} of {counted(MOST_REFUSALS, 'time')} in a row"
         return Decision("restart", self._reason(how), root, (), self.resources.in_use, wait_s=wait)
 
     def over_a_limit(self) -> Decision | None:
