@@ -14,6 +14,7 @@ from zslurm.checkpoint_tools.quantities import counted, show_count, show_duratio
 from zslurm.core.console import say
 from zslurm.core.errors import Exit
 from zslurm.run.event import from_row
+from zslurm.run.event_text import describe_cause
 from zslurm.run.events import (
     AttemptEnded,
     Decided,
@@ -23,7 +24,6 @@ from zslurm.run.events import (
     Requeued,
     RequeueFailed,
     StartPostponed,
-    describe_cause,
 )
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look, look_all

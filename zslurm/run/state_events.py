@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.run.event import CLASSES, Event, from_row
-from zslurm.run.events import (
-    AttemptStarted,
-    Decided,
-    Ended,
-    ExclusionFailed,
-    NodesExcluded,
-    Preempted,
-    RunEnded,
-    node_names,
-)
+from zslurm.run.event_text import node_names
+from zslurm.run.events import AttemptStarted, Decided, Ended, ExclusionFailed, NodesExcluded, Preempted, RunEnded
 from zslurm.train.jsonl import parse_line
 
 _KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)

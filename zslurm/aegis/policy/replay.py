@@ -24,15 +24,8 @@ from zslurm.config.problems import describe
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import read_json
 from zslurm.run.event import select
-from zslurm.run.events import (
-    AttemptEnded,
-    AttemptStarted,
-    Decided,
-    FaultDetected,
-    StepKilled,
-    StopAsked,
-    node_names,
-)
+from zslurm.run.event_text import node_names
+from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, FaultDetected, StepKilled, StopAsked
 from zslurm.train.config import Section
 from zslurm.train.jsonl import read_jsonl
 

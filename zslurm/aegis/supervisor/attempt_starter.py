@@ -23,7 +23,7 @@ from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.prepare import prepare
 from zslurm.job.step import in_order, local_step, slurm_step
-from zslurm.run.events import cause_of
+from zslurm.run.event_text import cause_of
 from zslurm.run.metrics_tail import last_step_at
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.client import SlurmClient
