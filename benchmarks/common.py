@@ -42,6 +42,11 @@ class Timing:
         }
 
 
+def ratio(slower: Timing, faster: Timing) -> float:
+    """How many times as long one takes as the other, by their medians."""
+    return round(slower.median / faster.median, 2)
+
+
 def alternate(contenders: Mapping[str, Callable[[], object]], *, runs: int, warm_up: int = 1) -> dict[str, Timing]:
     """Time contenders in turn, so that a slow minute of the machine hits all of them."""
     times: dict[str, list[float]] = {name: [] for name in contenders}

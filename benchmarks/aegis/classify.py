@@ -116,7 +116,7 @@ _DENSITIES = {"no failures": 0, "1 failure line in 10,000": 10_000, "1 failure l
 
 
 def _rate(name: str, every: int) -> dict[str, Any]:
-    """MB/s of the whole way: read, find, tell the diagnosis."""
+    """MB/s of the whole way: read, find, diagnose."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         path.write_bytes(b"".join(_training(every, random.Random(1))))

@@ -1,6 +1,6 @@
 """Which fault is the root: decided here for a live run, for `logs --errors` and for `aegis classify`.
 
-There are three kinds of evidence, and a part of this module for each.
+Roots are found in three kinds of records, with a part of this module for each.
 
 **Faults of an attempt**, as sensors, logs and srun report them. The earliest root counts; never what the run
 overcame, which is what logs and sensors reported before all ranks finished another step. Clocks, sensors and

@@ -46,6 +46,7 @@ class Event:
         CHANGES_STATE: it changes the state of the run, as `zslurm status` shows it.
         TEXT: the sentence that describes it, for `str.format` with the event as `event`; a kind whose sentence
             depends on more overrides `_sentence`.
+        FORMER: what fields were called in the rows of earlier versions.
         time: UNIX seconds; 0 where a damaged row has none.
         job_id: the job in which it happened.
         attempt: the attempt in which it happened, where it belongs to one.
@@ -56,6 +57,7 @@ class Event:
     NAME: ClassVar[str] = ""
     CHANGES_STATE: ClassVar[bool] = False
     TEXT: ClassVar[str] = ""
+    FORMER: ClassVar[Mapping[str, str]] = {}
     time: float = 0.0
     job_id: str = ""
     attempt: int | None = None
@@ -141,8 +143,9 @@ def from_row(row: Row) -> Event:
     cls = CLASSES.get(_tag(row), UnknownEvent)
     body = {}
     for name, (hint, needed) in fields_of(cls.NAME).items():
-        if name in row and _fits(row[name], hint):
-            body[name] = row[name]
+        key = name if name in row else cls.FORMER.get(name, name)
+        if key in row and _fits(row[key], hint):
+            body[name] = row[key]
         elif needed:
             cls, body = UnknownEvent, {}
             break

@@ -7,7 +7,7 @@ and one line in docs/run-directory.md. How rows become objects is in event.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.core.units import show_time
@@ -345,6 +345,7 @@ class AttemptCleared(Event, name="attempt_cleared"):
 class Decided(Event, name="decision", changes_state=True):
     """What the policy decided after an attempt, and from what; done only where `mode` is `act`."""
 
+    FORMER: ClassVar[Mapping[str, str]] = {"attempt_state": "situation"}
     action: str
     mode: str = "act"
     root: dict[str, Any] | None = None
@@ -353,7 +354,7 @@ class Decided(Event, name="decision", changes_state=True):
     test_gpu: list[str] | None = None
     wait_s: float | None = None
     committed_step: int | None = None
-    situation: dict[str, Any] | None = None
+    attempt_state: dict[str, Any] | None = None
     resources: dict[str, Any] | None = None
 
     @property
@@ -437,16 +438,17 @@ class SuccessorEnded(Event, name="successor_ended", changes_state=True):
 
 
 class Action(Event):
-    """Somebody did something to the run."""
+    """A user did something to the run; versions before recorded no `user`."""
 
-    user: str
+    user: str | None = None
     launcher: str | None = None
     cluster: str | None = None
     excluded: str | None = None
 
     def _sentence(self) -> str:
         without = f", without {self.excluded} from now on" if self.excluded else ""
-        return f"{self.TEXT} by {self.user} as job {self.job_id}{without}"
+        who = f" by {self.user}" if self.user else ""
+        return f"{self.TEXT}{who} as job {self.job_id}{without}"
 
 
 class Submitted(Action, name="submit"):

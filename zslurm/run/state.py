@@ -1,8 +1,8 @@
-"""The state of a run: what Slurm (or the process table) says of its job, and what its own files say.
+"""The state of a run: what Slurm (or the process table) reports of its job, and what its own files hold.
 
 Slurm is asked once for all runs. Where it has forgotten a job (some minutes after its end, without accounting),
-the outcome that the supervisor recorded decides; where there is none, the state says so instead of guessing. Where
-Slurm does not answer, a state may be as old as `RunState.as_of` says, or unknown.
+the outcome that the supervisor recorded decides; where there is none, the state is `lost` instead of a guess.
+Where Slurm does not answer, a state may be as old as `RunState.as_of`, or unknown.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from typing import Any, Literal
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.processes import ProcessRecord
-from zslurm.run.event import Event
-from zslurm.run.events import AttemptStarted, Decided, Ended
+from zslurm.run.event import Event, from_row
+from zslurm.run.events import (
+    AttemptStarted,
+    Cancelled,
+    Decided,
+    Ended,
+    RequeuedByUser,
+    Submitted,
+    SuccessorSubmitted,
+)
 from zslurm.run.identity import original_of
 from zslurm.run.metrics_tail import newest_rows
 from zslurm.run.run_dir import RunDir
@@ -55,7 +63,7 @@ ACTIVE: frozenset[State] = frozenset({"pending", "requeued", "held", "running", 
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything that can be said of a run now."""
+    """Everything that is known of a run now."""
 
     run: RunDir
     state: State
@@ -66,7 +74,7 @@ class RunState:
     expected_start: float | None = None
     """When Slurm means to start a job that waits (UNIX seconds), where it has planned that."""
     as_of: float | None = None
-    """When Slurm said so, where it does not answer now; None where it did."""
+    """When Slurm reported it, where it does not answer now; None where it did."""
     nodes: str | None = None
     restarts: int = 0
     submitted: float | None = None
@@ -122,7 +130,7 @@ class _Job:
     successor: str | None = None
     """The job that waits for the end of this one, to continue the run (job/successor.py)."""
     acted: float = 0.0
-    """When somebody last did something to it."""
+    """When a user last did something to it."""
     original: Path | None = None
     """The directory that the job works in, where the run is a copy of that."""
 
@@ -144,20 +152,19 @@ def recorded_job(run: RunDir) -> _Job | None:
     for row in read_jsonl(run.submissions):
         if not row.keys() >= _SUBMISSION:
             continue  # damaged
-        if row["action"] == "submit":
+        event = from_row(row)
+        if isinstance(event, Submitted):
             process = ProcessRecord.of_fields(row)
-            user = row.get("user") or getpass.getuser()
-            job = _Job(row["job_id"], row["launcher"], row["cluster"], user, row["time"], process)
+            user = event.user or getpass.getuser()
+            job = _Job(event.job_id, row["launcher"], row["cluster"], user, event.time, process)
             submission = row
-        elif job is None or row["job_id"] not in (job.job_id, job.successor):
+        elif job is None or event.job_id not in (job.job_id, job.successor):
             continue
-        elif row.get("action") == "successor":
-            job = replace(job, successor=row["successor"])
-        elif row.get("action") == "cancel":
-            job = replace(job, cancelled=True)
-        elif row.get("action") == "requeue":  # takes an earlier cancel back
-            job = replace(job, cancelled=False)
-        job = replace(job, acted=row["time"])
+        elif isinstance(event, SuccessorSubmitted):
+            job = replace(job, successor=event.successor)
+        elif isinstance(event, Cancelled | RequeuedByUser):  # a requeue takes an earlier cancel back
+            job = replace(job, cancelled=isinstance(event, Cancelled))
+        job = replace(job, acted=event.time)
     return job if job is None else replace(job, original=original_of(run, submission))
 
 
@@ -169,10 +176,8 @@ def look(run: RunDir) -> RunState:
 def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
     """The states of many runs, with one question to Slurm.
 
-    Args:
-        runs: the runs.
-        cached: an answer that Slurm gave some seconds ago will do, or an older one where it does not answer: for
-            what is shown to a person. Whatever decides something asks anew.
+    With `cached`, for what is shown to a person, an answer that Slurm gave some seconds ago will do, or an older
+    one where it does not answer. What decides something asks anew.
     """
     jobs = [recorded_job(run) for run in runs]
     on_slurm = [job for job in jobs if job is not None and job.original is None and job.launcher == "slurm"]
@@ -280,13 +285,13 @@ def _last_end(events: Sequence[Event]) -> Ended | None:
     for event in events:
         if isinstance(event, Ended):
             end = event
-        elif isinstance(event, AttemptStarted) or _goes_on(event):
+        elif isinstance(event, AttemptStarted) or _is_followed(event):
             end = None
     return end
 
 
-def _goes_on(event: Event) -> bool:
-    """Whether it is the decision that the end of an attempt is not that of the run."""
+def _is_followed(event: Event) -> bool:
+    """Return whether a decision lets the run continue after the end of an attempt."""
     return isinstance(event, Decided) and event.acted and event.action in (*IN_PLACE, "requeue")
 
 
@@ -362,7 +367,7 @@ def _progress(run: RunDir) -> dict[str, Any]:
     return {
         "attempt": attempts[-1].number if attempts else None,
         "step": rows.step.get("step"),
-        "total_steps": _total_steps(config),
+        "total_steps": total_steps(config),
         "loss": rows.step.get("loss"),
         "tokens_per_s": rows.step.get("tokens_per_s"),
         "mfu": rows.step.get("mfu"),
@@ -374,7 +379,7 @@ def _progress(run: RunDir) -> dict[str, Any]:
     }
 
 
-def _total_steps(config: dict[str, Any]) -> int | None:
+def total_steps(config: dict[str, Any]) -> int | None:
     """As PhaseConfig.steps, without loading pydantic for each of many runs."""
     try:
         return sum(segment.steps for phase in config["phases"] for segment in _segments(phase))

@@ -63,7 +63,7 @@ class Training:
     def rank_nodes(self) -> list[str]:
         return [f"node{rank // 2}" for rank in range(2 * self.nodes)]
 
-    def _record(self, rank: int) -> RankProgress:
+    def record(self, rank: int) -> RankProgress:
         """What the rank wrote last."""
         halted = min([*self.stopped.values(), self.stuck or math.inf], default=math.inf)
         until = min(self.now, halted)
@@ -79,8 +79,8 @@ class Training:
             when, waiting = min([self.now, *(t for r, t in self.stopped.items() if r == rank)]), False
         age = max(0.0, self.now - when)
         first, last = self.slow_steps
-        pace = step + (self.own_s.get(rank, 1.0) - 1.0) * max(0, min(step, last) - first)
-        return RankProgress(rank, 100 + rank, self.phase, step, -1, age, waiting, pace, rank in self.halted)
+        work = step + (self.own_s.get(rank, 1.0) - 1.0) * max(0, min(step, last) - first)
+        return RankProgress(rank, 100 + rank, self.phase, step, -1, age, waiting, work, rank in self.halted)
 
     def stamp(self, node: int) -> Stamp:
         return Stamp(f"node{node}", int(self.now), self.wall, self.now)
@@ -91,7 +91,7 @@ class Training:
         self.wall += 1.0
         for node in range(self.nodes):
             if node not in self.silent:
-                rows = tuple(self._record(rank) for rank in (2 * node, 2 * node + 1) if rank not in self.missing)
+                rows = tuple(self.record(rank) for rank in (2 * node, 2 * node + 1) if rank not in self.missing)
                 self.detector.feed(ProgressReport(self.stamp(node), self.attempt, rows), self.now + 0.1)
         if look:
             self.found += self.detector.check(self.now + 0.2, self.wall, **reported)

@@ -99,7 +99,7 @@ def test_agents_that_fall_silent_one_after_the_other_are_still_all_of_them(
     training = Training(nodes=3)
     training.run(31)
     training.silent |= {0, 1, 2}
-    late = ProgressReport(training.stamp(2), training.attempt, tuple(training._record(rank) for rank in (4, 5)))
+    late = ProgressReport(training.stamp(2), training.attempt, tuple(training.record(rank) for rank in (4, 5)))
     training.detector.feed(late, training.now + 0.1 + apart)
     training.stopped |= dict.fromkeys(range(6), training.now)
     assert training.run(100, lost_peers=lost_peers) == []

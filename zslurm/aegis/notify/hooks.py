@@ -32,7 +32,7 @@ from zslurm.config.aegis import NotifySettings
 from zslurm.core.redact import is_secret_name, redact, redact_mapping
 from zslurm.run.event import Event
 from zslurm.run.events import FaultDetected, NotifyFailed, describe
-from zslurm.run.state_events import without_evidence
+from zslurm.run.state_events import without_replay_fields
 
 _MOST_WAITING = 100
 _LONGEST_TEXT = 2000
@@ -120,7 +120,7 @@ class Notifier:
 def message(event: Event, about: Mapping[str, Any]) -> Message:
     """What a hook gets: the event, its run, and one line for people as `words`; with `text`, as chats call it."""
     short = _shortened(
-        {**about, **without_evidence(event.row)}
+        {**about, **without_replay_fields(event.row)}
     )  # first: to look for secrets in a text of megabytes takes minutes
     words = redact(describe(short)[:_LONGEST_TEXT])
     body = redact_mapping(short)
@@ -150,7 +150,7 @@ def hooks(settings: NotifySettings, environ: Mapping[str, str]) -> list[CommandH
 class CommandHook:
     """A shell command that reads the event from its standard input.
 
-    It runs in the user's home directory, in a session of its own, with the job's environment and ZSLURM_RUN,
+    It runs in the user's home directory, in a separate session, with the job's environment and ZSLURM_RUN,
     ZSLURM_EVENT and ZSLURM_WORDS (one line), so that no JSON has to be read to send a mail.
     """
 

@@ -1,4 +1,4 @@
-"""The last root cause in the comment of the Slurm job, where everybody who looks at the queue sees it.
+"""The last root cause in the comment of the Slurm job, where everyone who looks at the queue sees it.
 
     squeue -o '%i %T %k'
     4711 RUNNING zslurm: 11-22 04:31 attempt 2, swap: GPU RAS uncorrectable on node3, GPU 2: ...
@@ -43,7 +43,7 @@ class Commentable(Protocol):
 
 
 class JobComment:
-    """Keeps the comment of one job. One try for each cause, in a thread of its own."""
+    """Keeps the comment of one job. One try for each cause, in a separate thread."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class JobComment:
         """Do nothing yet.
 
         Args:
-            job_id: the job.
+            job_id: the job whose comment it is.
             environ: where PATH and SLURM_CONF are taken from.
             failed: called with one line, from another thread, why the comment could not be written; again only
                 after it could.

@@ -1,4 +1,4 @@
-"""What an attempt is attributed to, and which nodes that costs: pure, from its faults and the attempts before it.
+"""What an attempt is attributed to, and which nodes are excluded for it, from its faults and those before it.
 
 root_cause.py finds the roots and their order. Besides, a machine that reports itself broken outranks every
 error of a program; and where faults of one kind name several nodes, none of them is suspected: it is the fabric
@@ -56,14 +56,7 @@ class Attribution:
 def attribute(
     roots: Sequence[Fault], attempt_state: AttemptState, history: History, settings: AegisSection
 ) -> Attribution:
-    """Choose the root, and the nodes that it costs.
-
-    Args:
-        roots: faults that may be it, by time (`roots_of`).
-        attempt_state: the attempt.
-        history: the attempts before it.
-        settings: section `aegis`.
-    """
+    """Choose the root among `roots`, by time (`roots_of`), and the nodes that are excluded for it."""
     roots = believable(roots, attempt_state)
     known = active_exclusions(history, attempt_state.now, settings)
     certain = [fault for fault in roots if fault.kind.certain]

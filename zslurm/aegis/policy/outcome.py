@@ -1,6 +1,6 @@
-"""How an attempt ended and why: a pure function of the evidence it left.
+"""How an attempt ended and why: a pure function of what its step and its ranks recorded.
 
-root_cause.py finds the root: the first rank that a signal killed or that failed with an error of its own. Among
+root_cause.py finds the root: the first rank that a signal killed or that failed with its own error. Among
 ranks reported on one line the one that recorded its error first counts.
 """
 
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from zslurm.aegis.root_cause import earliest_root, is_orderly, reports_lost_peer, root_failure
+from zslurm.aegis.types import EndedAs
 from zslurm.core.errors import Exit
 from zslurm.slurm.srun_output import TaskFailure
-
-Outcome = Literal["completed", "interrupted", "failed", "lost"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,15 @@ class Cause:
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """What an attempt came to."""
+    """How an attempt ended, and why."""
 
-    outcome: Outcome
+    outcome: EndedAs
     exit_code: int
     cause: Cause | None = None
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> AttemptOutcome | None:
-        """Back from a row `attempt_ended`; None where it is not whole."""
+        """Return the outcome in a row `attempt_ended`; None where the row is damaged."""
         try:
             cause = Cause(**row["cause"]) if row.get("cause") else None
             return cls(row["outcome"], int(row["exit_code"]), cause)
@@ -46,7 +45,7 @@ class AttemptOutcome:
             return None
 
     def fields(self) -> dict[str, Any]:
-        """The outcome as fields of an event."""
+        """Return the outcome as fields of an event."""
         cause = {k: v for k, v in asdict(self.cause).items() if v is not None} if self.cause else None
         return {"outcome": self.outcome, "exit_code": self.exit_code, "cause": cause}
 
@@ -70,7 +69,7 @@ def attempt_outcome(
         failures: failed tasks in the order in which the step reported them; without those that the supervisor
             killed itself.
         failed_nodes: nodes that Slurm declared failed.
-        step_log_tail: the step's last words, for an end that nothing else explains.
+        step_log_tail: the last lines of the step's log, for an end that nothing else explains.
         killed_because: why the supervisor killed the step, if it did.
         early: ranks that exited with 0 before the end of the run and recorded nothing (early_exits.py).
         asked: whether the run was asked to stop.
@@ -101,12 +100,9 @@ def attempt_outcome(
 
 
 def stopped_in_order(failure: TaskFailure, ends_by_rank: Mapping[int, Mapping[str, Any]], *, asked: bool) -> bool:
-    """Whether ranks that exited with 75 saved and stopped. A program may exit with this code for its own reasons.
+    """Return whether ranks that exited with 75 saved and stopped: a program may exit with this code by itself.
 
-    Args:
-        failure: what srun reported.
-        ends_by_rank: what ranks recorded.
-        asked: whether the run was asked to stop: then a record that is not there yet is not missed.
+    Where the run was asked to stop (`asked`), a rank's record may be missing still.
     """
     if failure.exit_code != Exit.INTERRUPTED:
         return False

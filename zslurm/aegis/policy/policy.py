@@ -12,7 +12,7 @@ may refuse a step in a row.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -35,14 +35,7 @@ _BY_SLURM = frozenset({"srun", "slurm"})
 
 
 def alarm(attempt_state: AttemptState, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
-    """Whether faults end an attempt that still runs.
-
-    Args:
-        attempt_state: the attempt; its `now` is held against the times of its faults.
-        history: the attempts before it.
-        settings: section `aegis`.
-        spares: healthy nodes of the job beside those in use.
-    """
+    """Return whether faults end an attempt that still runs; `spares` counts healthy nodes that are not in use."""
     found = [
         fault
         for fault in roots_of(attempt_state, settings)
@@ -67,7 +60,7 @@ def _ends_it(fault: Fault, attempt_state: AttemptState, settings: AegisSection, 
 
 
 def _was_acted_on(fault: Fault, history: History) -> bool:
-    """Whether this very fault ended an attempt before, and stands still: the node is used for want of another."""
+    """Return whether this very fault ended an attempt before and lasts: the node is used for want of another."""
     return any(
         incident.root is not None
         and incident.root.kind == fault.kind
@@ -81,14 +74,7 @@ def _was_acted_on(fault: Fault, history: History) -> bool:
 def decide(
     attempt_state: AttemptState, history: History, resources: Resources, settings: AegisSection
 ) -> Decision:
-    """What to do after an attempt.
-
-    Args:
-        attempt_state: how it ended, and what was noticed.
-        history: the attempts before it, without this one.
-        resources: what there is to go on with.
-        settings: section `aegis`.
-    """
+    """Return what to do after an attempt; `history` holds the attempts before it."""
     attempt_state = replace(attempt_state, nodes=resources.in_use)
     said = {fault.kind for fault in attempt_state.faults if fault.source in _BY_SLURM and fault.role != "benign"}
     asked = attempt_state.asked_to_stop
@@ -142,7 +128,7 @@ class _Case:
         limit = Fault.of_kind(kind, self.attempt_state.now, "slurm", line, role="teardown")
         at_limit = replace(self, cause=Attribution(limit))
         before = without_progress(self.history, self.attempt_state.committed_step)
-        in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
+        in_vain = sum(not (_is_refused(i.root) or (i.root and i.root.kind == SLURM_PREEMPT)) for i in before)
         if not preempted and in_vain > self.settings.retries:
             return at_limit._stop(
                 f"no new checkpoint in {counted(in_vain + 1, 'start')}; save more often, or ask for more time"
@@ -250,10 +236,10 @@ class _Case:
             kept = [node for node in usable if node in there.in_use]
             spares = [node for node in usable if node not in kept][: max(0, there.needed - len(kept))]
             nodes = [node for node in usable if node in kept or node in spares]
-            return self._start("swap", nodes, f"{_names(spares)} in place of {_names(lost)}")
+            return self._start("swap", nodes, f"{compress(spares)} in place of {compress(lost)}")
         if least is not None and len(usable) >= least:
             return self._start(
-                "shrink", usable, f"go on with {counted(len(usable), 'node')}, without {_names(lost)}"
+                "shrink", usable, f"go on with {counted(len(usable), 'node')}, without {compress(lost)}"
             )
         return self._requeue()
 
@@ -283,12 +269,12 @@ class _Case:
             return self._without_exclusion("no other node is there, and the job cannot be requeued")
         if demanded := there.demanded & set(exclude):
             return self._without_exclusion(
-                f"no other node is there, and slurm.nodelist demands {_names(demanded)}"
+                f"no other node is there, and slurm.nodelist demands {compress(demanded)}"
             )
         asked = there.needed if there.asked is None else there.asked
         # Slurm counts an excluded node that is alive as usable, until it is excluded there.
         left = asked if there.elsewhere is None else there.elsewhere - len(set(exclude) & set(there.nodes))
-        without = f" without {_names(exclude)}" if exclude else ""
+        without = f" without {compress(exclude)}" if exclude else ""
         if left >= asked:
             return Decision("requeue", self._reason(f"requeue{without}"), self.cause.root, exclude)
         if left >= min(there.needed, self.settings.min_nodes or there.needed):
@@ -304,7 +290,7 @@ class _Case:
         )
 
     def _without_exclusion(self, why: str) -> Decision:
-        """A node should go, and cannot: try again with it, within the budget; wait in the queue if it is dead."""
+        """Keep a node that should be excluded: restart with it, within the budget; requeue where it is dead."""
         there = self.resources
         if self.cause.kind.must_leave:
             return self._stop(why)
@@ -316,7 +302,7 @@ class _Case:
             return replace(case._restart(), reason=f"{case._reason(why)}; restart in place")
         if not there.can_requeue:
             return self._stop(why)
-        how = f"requeue, and wait for {_names(dead)}" if dead else "requeue with it"
+        how = f"requeue, and wait for {compress(dead)}" if dead else "requeue with it"
         return Decision("requeue", self._reason(f"{why}; {how}"), self.cause.root)
 
     def _stop(self, why: str) -> Decision:
@@ -327,30 +313,21 @@ class _Case:
 
 
 def _is_by_slurm(root: Fault | None) -> bool:
-    """Whether Slurm ended an attempt for want of time or for another job, not by what only a log says."""
+    """Return whether Slurm itself, not only a log, reports the end at the time limit or by a preemption."""
     return root is not None and root.kind in (SLURM_TIME_LIMIT, SLURM_PREEMPT) and root.role == "teardown"
 
 
-def _is_preemption(root: Fault | None) -> bool:
-    """Whether Slurm ended an attempt for another job."""
-    return root is not None and root.kind == SLURM_PREEMPT
-
-
 def _is_refused(root: Fault | None) -> bool:
-    """Whether an attempt ended before it began, because Slurm refused its step."""
+    """Return whether an attempt ended before it began, because Slurm refused its step."""
     return root is not None and root.kind.then == "ask again"
 
 
 def refusals_in_a_row(history: History) -> int:
-    """How many of the last attempts Slurm refused to start, without another in between."""
+    """Return how many of the last attempts Slurm refused to start, without another in between."""
     in_a_row = itertools.takewhile(lambda incident: _is_refused(incident.root), since_last_end(history))
     return sum(1 for _ in in_a_row)
 
 
 def refusals_since(history: History, since: float) -> int:
-    """How many attempts Slurm has refused to start since a time, and since the run last finished or stopped."""
+    """Return how many attempts Slurm refused to start after `since` and after the run last finished or stopped."""
     return sum(_is_refused(incident.root) for incident in since_last_end(history) if incident.time > since)
-
-
-def _names(nodes: Collection[str]) -> str:
-    return compress(nodes)

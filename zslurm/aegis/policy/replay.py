@@ -2,22 +2,23 @@
 
 Each attempt is decided by itself, with the history that it really had: what would have come after another decision
 is not known. What the events do not say (those of a supervisor that recorded no `resources`) is taken from the
-nodes of the attempt, and said to be assumed.
+nodes of the attempt, and marked as assumed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
 from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_of, history_of
 from zslurm.aegis.policy.policy import alarm, decide
-from zslurm.aegis.types import AttemptState, Decision, Resources
+from zslurm.aegis.types import AttemptState, Decision, EndedAs, Resources
 from zslurm.config.aegis import AegisSection
 from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
@@ -30,13 +31,10 @@ from zslurm.train.config import Section
 from zslurm.train.jsonl import read_jsonl
 
 Row = Mapping[str, Any]
-Outcome = Literal["completed", "interrupted", "failed", "lost"]
 _MOMENT_S = 1e-3
 _SOONER_S = 5.0
 """An end that comes by itself so soon after a fault is no difference from one that is made."""
-_OUTCOMES: dict[str, Outcome] = {
-    "completed": "completed", "interrupted": "interrupted", "failed": "failed", "lost": "lost",
-}  # fmt: skip
+_RESOURCES = TypeAdapter(Resources)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Replayed:
 
     attempt: int
     ended: float
-    outcome: Outcome
+    outcome: EndedAs
     done: Done | None
     policy: Decision
     gives_up_after: float | None = None
@@ -124,12 +122,7 @@ def settings_of(config: Path, overrides: Sequence[str] = ()) -> AegisSection:
 
 
 def replay(events: Sequence[Row], settings: AegisSection) -> list[Replayed]:
-    """Decide about every attempt that ended once more.
-
-    Args:
-        events: rows of events.jsonl, oldest first.
-        settings: the policy's settings.
-    """
+    """Decide again about every attempt that ended, from the rows of events.jsonl, oldest first."""
     rows = [row for row in events if isinstance(row.get("time"), int | float)]
     starts = select(rows, AttemptStarted)
     attempts = [_Attempt(rows, start) for start in starts]
@@ -146,6 +139,8 @@ class _Attempt:
         begin = next(i for i, row in enumerate(rows) if row == start.row)
         mine = [row for row in rows[begin + 1 :] if row.get("attempt") == self.number]
         self.ended = next(select(mine, AttemptEnded), None)
+        ended_as = self.ended.outcome if self.ended is not None else None
+        self.outcome = cast(EndedAs, ended_as) if ended_as in get_args(EndedAs) else "failed"
         self.decision = next(select(mine, Decided), None)
         self.killed = next(select(mine, StepKilled), None)
         self.signal = next((event.signal for event in select(mine, StopAsked)), None)
@@ -158,7 +153,7 @@ class _Attempt:
 def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
     assert attempt.ended is not None
     attempt_state = _attempt_state(attempt)
-    there = _resources(attempt.decision.resources if attempt.decision else None)
+    there = resources_in(attempt.decision.resources if attempt.decision else None)
     resources = there or _assumed(attempt, needed, settings, attempt_state)
     given_up = _given_up(attempt, attempt_state, settings, len(set(resources.nodes) - set(resources.in_use)))
     ended = attempt.ended.time
@@ -168,7 +163,7 @@ def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
     return Replayed(
         attempt=attempt.number,
         ended=ended,
-        outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
+        outcome=attempt.outcome,
         done=_done(attempt.decision),
         policy=decide(attempt_state, attempt.history, resources, settings),
         gives_up_after=attempt_state.now - attempt.started if early else None,
@@ -180,34 +175,31 @@ def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
 def _attempt_state(attempt: _Attempt) -> AttemptState:
     """The attempt when it was over."""
     assert attempt.ended is not None
-    said = (attempt.decision.situation if attempt.decision else None) or {}
-    now, step = said.get("now"), attempt.decision.committed_step if attempt.decision else None
+    recorded = (attempt.decision.attempt_state if attempt.decision else None) or {}
+    now, step = recorded.get("now"), attempt.decision.committed_step if attempt.decision else None
     last = attempt.history.incidents[-1].committed_step if attempt.history.incidents else NOTHING_SAVED
-    progressed, asked = said.get("progressed_at"), said.get("asked_to_stop", attempt.signal)
-    preempted = said.get("preempted")
+    progressed, asked = recorded.get("progressed_at"), recorded.get("asked_to_stop", attempt.signal)
+    preempted = recorded.get("preempted")
     return AttemptState(
         now=float(now) if isinstance(now, int | float) else attempt.ended.time,
         attempt=attempt.number,
-        outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
+        outcome=attempt.outcome,
         faults=attempt.faults,
         committed_step=last if step is None else step,
         asked_to_stop=asked if isinstance(asked, str) else None,
-        requeued=said.get("requeued") is True,
+        requeued=recorded.get("requeued") is True,
         progressed_at=float(progressed) if isinstance(progressed, int | float) else None,
         nodes=attempt.nodes,
         preempted=preempted if preempted in ("requeue", "cancel") else None,
     )
 
 
-def _resources(recorded: object) -> Resources | None:
-    """What there was, as the decision recorded it; None where it did not, or not as it should."""
-    if not isinstance(recorded, Mapping) or not isinstance(recorded.get("needed"), int):
+def resources_in(recorded: object) -> Resources | None:
+    """Return the resources that a decision recorded; None where it recorded none, or they are damaged."""
+    try:
+        return _RESOURCES.validate_json(json.dumps(recorded), strict=True)
+    except ValidationError:
         return None
-    lists = [recorded.get(name) for name in ("nodes", "in_use", "demanded")]
-    numbers = [recorded.get(name) for name in ("elsewhere", "asked")]
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
-        return None
-    return Resources.of(recorded) if all(isinstance(number, int | None) for number in numbers) else None
 
 
 def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, attempt_state: AttemptState) -> Resources:

@@ -16,11 +16,11 @@ from zslurm.aegis.detection.early_exits import early_exits
 from zslurm.aegis.detection.rank_exits import (
     OF_RANKS,
     cancelled,
+    faults_in_step_log,
     faults_of_failure,
     late_faults,
     node_failed,
     rank_ends,
-    words_of_srun,
 )
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, SLURM_CANCELLED
 from zslurm.aegis.logs.signatures import Signatures
@@ -234,7 +234,7 @@ class FaultCollector:
         """Note what the ranks' records and srun's messages show only after the end of the attempt."""
         self.note(late_faults(self.attempt, self.faults, self.rank_nodes(), self.signatures))
         if not self.has_root(outcome):
-            self.note(words_of_srun(self.attempt))
+            self.note(faults_in_step_log(self.attempt))
 
     def note_early_exits(self) -> bool:
         """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.

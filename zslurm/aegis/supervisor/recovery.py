@@ -119,7 +119,7 @@ class Recovery:
             mode=self.settings.mode,
             committed_step=attempt_state.committed_step,
             **decision.fields(),
-            situation=attempt_state.fields(),
+            attempt_state=attempt_state.fields(),
             resources=resources.fields(),
         )
         if decision.exclude and self.settings.mode == "act":
