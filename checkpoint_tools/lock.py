@@ -1,7 +1,7 @@
 """One writer per directory of checkpoints: a lock file that says who holds it.
 
 The file appears by `link`, which is atomic on NFS and Lustre too (flock is not reliable there), complete from the
-first moment. Nothing removes it when its holder is killed, so a process that finds one judges whether that one
+first moment. Nothing removes it when its holder is killed, so a process that finds one checks whether that one
 still lives:
 
     on this host        its process is there, and is the one that took the lock (pids are used again)
@@ -85,7 +85,7 @@ def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False
     Args:
         root: a directory of checkpoints, which is made if need be.
         job: the scheduler's job that this process belongs to.
-        is_gone: judges holders on other hosts, in other jobs.
+        is_gone: decides about holders on other hosts, in other jobs.
 
     Raises:
         InUse: somebody who is not known to be dead holds it.

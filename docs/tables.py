@@ -24,7 +24,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind, fault_kind
-from zslurm.aegis.policy.policy import _MOST_REFUSALS
+from zslurm.aegis.policy.policy import MOST_REFUSALS
 from zslurm.checkpoint_tools.partition import partition
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.rccl.rules import rules
@@ -83,7 +83,7 @@ _EXCLUDES = {1: "at once", 2: "the 2nd time", 3: "the 3rd time", None: "never"}
 _THEN = {
     "retry": "start again",
     "wait": "wait, then start again",
-    "ask again": f"wait, try up to {_MOST_REFUSALS} times, then stop",
+    "ask again": f"wait, try up to {MOST_REFUSALS} times, then stop",
     "test": "start again; test the GPU",
     "stop": "stop",
     "gpu_oom": "`aegis.gpu_oom`",

@@ -211,7 +211,7 @@ def test_a_record_of_an_older_zslurm_is_understood(place: Place) -> None:
     assert process.record.started is not None
 
 
-def test_a_process_of_an_earlier_boot_is_neither_judged_nor_signalled(place: Place) -> None:
+def test_a_process_of_an_earlier_boot_is_neither_counted_nor_signalled(place: Place) -> None:
     mine = place.start("sleep 100").record
     before = replace(mine, boot="another")
     assert not before.alive
@@ -238,7 +238,7 @@ def test_nothing_is_known_of_the_end_while_the_file_system_does_not_answer(
     assert process.poll() == 3
 
 
-def test_a_process_of_another_machine_is_neither_judged_nor_signalled(place: Place) -> None:
+def test_a_process_of_another_machine_is_neither_counted_nor_signalled(place: Place) -> None:
     mine = place.start("sleep 100").record
     elsewhere = ProcessRecord(mine.pid, mine.created, "another-host")
     assert not elsewhere.here

@@ -1,4 +1,4 @@
-"""The benchmark: measured on the CPU here, judged as if they were a GPU's."""
+"""The benchmark: measured on the CPU here, checked as if it were a GPU's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_cpu_is_measured_without_a_threshold(node: Node) -> None:
     assert outcome.data["all_reduce_gb_s"] > 0
 
 
-def judged(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **changes: object) -> Outcome:
+def benchmarked(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **changes: object) -> Outcome:
     """What is said of figures that a GPU node would have measured."""
     node.program("speed", f"echo '{json.dumps(HEALTHY | changes)}'")
     monkeypatch.setattr(sys, "executable", "speed")
@@ -35,14 +35,14 @@ def judged(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **chang
 
 
 def test_a_healthy_node_passes_the_bars(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = judged(node, monkeypatch)
+    outcome = benchmarked(node, monkeypatch)
     assert (outcome.status, outcome.reason) == (
         Status.PASS, "640 TFLOPS, 4,700 GB/s of memory, 190 GB/s of all-reduce",
     )  # fmt: skip
 
 
 def test_a_slow_gpu_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = judged(node, monkeypatch, gemm_tflops=[640.0] * 5 + [310.0] + [640.0] * 2, all_reduce_gb_s=60.0)
+    outcome = benchmarked(node, monkeypatch, gemm_tflops=[640.0] * 5 + [310.0] + [640.0] * 2, all_reduce_gb_s=60.0)
     assert outcome.status is Status.FAIL
     assert outcome.reason == "GPU 5: 310 TFLOPS, under 600; 60 GB/s of all-reduce, under 100"
     assert outcome.remedy == "exclude the node; look at its clocks and power limits"
@@ -51,7 +51,7 @@ def test_a_slow_gpu_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_with_few_cores_a_low_figure_is_a_warning_that_says_so(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = judged(node, monkeypatch, cores=8, gemm_tflops=[310.0] * 8)
+    outcome = benchmarked(node, monkeypatch, cores=8, gemm_tflops=[310.0] * 8)
     assert outcome.status is Status.WARN
     assert "only 8 cores here" in outcome.remedy
 

@@ -291,7 +291,7 @@ def test_processes_of_other_nodes_and_other_users_are_not_orphans(node: Node) ->
     assert node.check("orphaned-processes").status is Status.PASS
 
 
-def test_a_job_of_another_cluster_with_the_same_number_is_not_judged(node: Node) -> None:
+def test_a_job_of_another_cluster_with_the_same_number_is_not_counted(node: Node) -> None:
     orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0", SLURM_CLUSTER_NAME="other")(node)
     assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "mi"}).status is Status.PASS
     assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "other"}).status is Status.FAIL

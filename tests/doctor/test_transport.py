@@ -86,7 +86,9 @@ H100 = {"gpu_type": "h100", "network": "infiniband", "nics": ["mlx5_0"], "gpu_ni
         ("Segmentation fault\n", OLD, "fail RCCL's log does not show which network it opened"),
     ],
 )
-def test_the_network_that_opened_is_judged_by_the_profile(log: str, profile: dict[str, Any], words: str) -> None:
+def test_the_network_that_opened_is_checked_against_the_profile(
+    log: str, profile: dict[str, Any], words: str
+) -> None:
     cluster = ClusterSection.model_validate(CLUSTER | profile)
     found = [f"{problem.status} {problem.reason}" for problem in problems(read_log(log), cluster, {})]
     assert len(found) == bool(words)

@@ -169,7 +169,7 @@ def is_gone_for_good(run: FaultRun) -> None:
     assert requeues(run) == 0
 
 
-def nodes_are_judged(
+def nodes_are_attributed(
     run: FaultRun, guilty: list[set[str]], excludes: tuple[bool, bool], leaves: tuple[bool, bool]
 ) -> None:
     """No node is excluded but those to blame; those that must be are, and the run ends without what is broken."""

@@ -43,7 +43,7 @@ def test_the_lock_of_a_running_job_stays(slurm: ScriptedSlurm, tmp_path: Path) -
         acquire(tmp_path / "checkpoints", job="17")
 
 
-def test_what_slurm_cannot_judge_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_slurm_does_not_know_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     root = tmp_path / "checkpoints"
     for job in ("5", ""):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.runs import MODEL, STEP_TOKENS
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.config.spec import RunSpec
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
@@ -79,9 +79,9 @@ class Story:
         return self
 
     def ended(self, outcome: Any, exit_code: int, cause: Cause | None = None, attempt: int = 1) -> Story:
-        verdict = Verdict(outcome, exit_code, cause).fields()
-        self.event("attempt_ended", attempt=attempt, **verdict)
-        return self.event("run_ended", **verdict)
+        fields = AttemptOutcome(outcome, exit_code, cause).fields()
+        self.event("attempt_ended", attempt=attempt, **fields)
+        return self.event("run_ended", **fields)
 
     def preempted(self, mode: str) -> Story:
         return self.event("preempted", mode=mode, preempt_time=1_800_000_000.0, ends_at=1_800_000_030.0)

@@ -136,7 +136,7 @@ class Bundle:
         """As `tokens`, through a separate mapping that the kernel is advised is read in no order.
 
         Otherwise each page that is not in memory brings its device's read-ahead with it: on a disk with 8 MiB of
-        it, hundreds of times the bytes that were asked for at a context of 4,096 (benchmarks/data_loader.py).
+        it, hundreds of times the bytes that were asked for at a context of 4,096 (benchmarks/data/data_loader.py).
         """
         self._pages.madvise(mmap.MADV_RANDOM)
         return np.asarray(self._scattered)  # a memmap's own slices take a microsecond more

@@ -6,9 +6,9 @@
     read      one copy out of the mapped bundles, of some 262,144 tokens or of one microbatch where that is more
 
 Where the page cache has nothing, advice makes reading tens of times as fast as the kernel's defaults do, at
-contexts from 256 to 32,768 (benchmarks/data_loader.py, on a virtual disk with 8 MiB of read-ahead). Pages are not
-given back after use (MADV_DONTNEED, POSIX_FADV_DONTNEED): the ranks of a node and the next epoch share the page
-cache, and the kernel takes unused pages back by itself.
+contexts from 256 to 32,768 (benchmarks/data/data_loader.py, on a virtual disk with 8 MiB of read-ahead). Pages are
+not given back after use (MADV_DONTNEED, POSIX_FADV_DONTNEED): the ranks of a node and the next epoch share the
+page cache, and the kernel takes unused pages back by itself.
 
 What it does not do: advise of the masks of fine-tuning data, which are small. Nothing here imports torch.
 """

@@ -6,7 +6,7 @@ all of them at the same step, every n steps. What was made before the first step
 compiler's tables: hundreds of thousands of objects that live to the end) is frozen, so that a collection looks
 only at what came since. In between, reference counts free nearly everything; what waits are cycles.
 
-benchmarks/garbage.py measures a collection with and without the freeze.
+benchmarks/training/garbage.py measures a collection with and without the freeze.
 """
 
 from __future__ import annotations

@@ -83,12 +83,12 @@ def probe(options: Sequence[str], timeout_s: float) -> Probe:
     """
     (answer,) = run_on_nodes(_FACTS, count=1, options=options, timeout_s=timeout_s).values()
     try:
-        return judge(from_json(answer.value))
+        return interpret(from_json(answer.value))
     except ValueError as error:
         raise SlurmRefused(f"{answer.node}: its answer is not what this version of zslurm asks for") from error
 
 
-def judge(facts: NodeFacts) -> Probe:
+def interpret(facts: NodeFacts) -> Probe:
     """What the facts of a node say about its cluster."""
     network = _network(facts)
     family = _family(facts)

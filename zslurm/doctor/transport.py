@@ -1,4 +1,4 @@
-"""Read which network RCCL or NCCL opened from its log, and judge whether it is the profile's.
+"""Read which network RCCL or NCCL opened from its log, and check whether it is the profile's.
 
 The log is what NCCL_DEBUG=INFO prints with the subsystems INIT and NET. RCCL falls back to TCP without an error:
 one line, `Using network Socket`, is all that shows it.

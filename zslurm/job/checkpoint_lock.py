@@ -1,4 +1,4 @@
-"""The lock on a run's checkpoints, judged by Slurm's word: a dead job's is taken away before an attempt starts.
+"""The lock on a run's checkpoints: one whose job Slurm reports as over is removed before an attempt starts.
 
 The trainer holds it (checkpoint_tools/lock.py) and knows its own node and its own job. Whether the job of
 another node is still there, Slurm says. Where it cannot be asked, the lock stays, and the trainer refuses with

@@ -69,7 +69,7 @@ def check_rdma_abi(verbs: Path = VERBS) -> AbiCheck:
 
 
 def compare(kernel: dict[str, str], usable: list[str], said: str) -> AbiCheck:
-    """Judge the kernel's devices (name -> ABI) by those that libibverbs lists, and what it said meanwhile."""
+    """Compare the kernel's devices (name -> ABI) with those that libibverbs lists, and what it said meanwhile."""
     dropped = [device for device in kernel if device not in usable]
     if not dropped:
         return AbiCheck("ok", f"{len(kernel)} RDMA devices can be used")

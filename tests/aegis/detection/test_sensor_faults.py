@@ -54,7 +54,7 @@ def test_a_state_that_a_first_report_does_not_name_is_over() -> None:
     assert fed(faults, report(DOWN)) == [("nic_link_down", False)], "again"
 
 
-def test_a_first_report_is_judged_when_all_its_lines_are_there() -> None:
+def test_a_first_report_is_assessed_when_all_its_lines_are_there() -> None:
     faults = SensorFaults()
     other = fault(nic="ionic_1")
     fed(faults, report(DOWN, other))

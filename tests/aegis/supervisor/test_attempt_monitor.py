@@ -134,8 +134,8 @@ def _monitor(
 def _dead(tmp_path: Path, running: RunningAttempt, agents: Speakers) -> list[str | None]:
     """Nodes that are dead when the attempt is over."""
     monitor = _monitor(tmp_path, running, agents)
-    verdict = monitor.until_end()
-    assert verdict.outcome == "failed"
+    outcome = monitor.until_end()
+    assert outcome.outcome == "failed"
     return [fault.node for fault in monitor.collected.faults if fault.kind == "node_dead"]
 
 
@@ -229,11 +229,11 @@ def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: 
         "srun: error: node1: task 1: Killed"
     )
     monitor = _monitor(tmp_path, _step(run, printed, "exit 137"), Speakers({}))
-    verdict = monitor.until_end()
-    assert verdict.cause is not None and verdict.cause.rank is None
-    assert verdict.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
-    situation, settings = monitor.collected.situation(verdict), AegisSection()
-    root_cause = attribute(roots_of(situation, settings), situation, History(), settings)
+    outcome = monitor.until_end()
+    assert outcome.cause is not None and outcome.cause.rank is None
+    assert outcome.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
+    attempt_state, settings = monitor.collected.attempt_state(outcome), AegisSection()
+    root_cause = attribute(roots_of(attempt_state, settings), attempt_state, History(), settings)
     assert root_cause.root is not None and (root_cause.root.kind, root_cause.exclude) == ("slurm_cancelled", ())
 
 

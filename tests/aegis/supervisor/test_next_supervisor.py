@@ -16,7 +16,7 @@ from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor import attempt_starter as module
 from zslurm.aegis.supervisor import supervisor as supervisor_module
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
@@ -148,7 +148,7 @@ def test_no_agent_is_started_on_a_node_that_died_under_an_earlier_supervisor(
     """Nor is its agent missed: Slurm would refuse the step of all of them."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(supervisor_module, "Agents", FakeAgents)
-    ended = Verdict("interrupted", 75)
+    ended = AttemptOutcome("interrupted", 75)
     monkeypatch.setattr(Supervisor, "_attempts", lambda self, found: ended)
     successor = Successor(tmp_path)
     successor.had_attempt(1, dead="node0")
@@ -171,8 +171,8 @@ class FakeMonitor:
     ) -> None:
         self.spares.append(spares)
 
-    def until_end(self) -> Verdict:
-        return Verdict("completed", 0)
+    def until_end(self) -> AttemptOutcome:
+        return AttemptOutcome("completed", 0)
 
 
 @pytest.fixture
@@ -261,5 +261,5 @@ def test_an_attempt_that_trained_and_was_requeued_by_a_user_says_so(tmp_path: Pa
     action = {"action": "requeue", "job_id": "7", "user": "ada", "time": time.time() + 60}
     successor.run.submissions.write_text(json.dumps(action) + "\n")
     successor.starter.left_over()
-    cause = "the job was requeued by ada (zslurm requeue) before the attempt could be judged"
+    cause = "the job was requeued by ada (zslurm requeue) before the attempt could be assessed"
     assert successor.told[-1]["cause"] == {"message": cause}

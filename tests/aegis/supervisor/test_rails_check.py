@@ -10,7 +10,7 @@ import pytest
 
 from tests.fake_sysfs import mi300x_pollara
 from tests.submit.specs import run_spec
-from zslurm.aegis.policy.outcome import Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor import rails_check
 from zslurm.cluster.rails.read_nodes import rails_of_answers
 from zslurm.core.errors import Exit
@@ -24,12 +24,12 @@ NICS = [f"ionic_{index}" for index in range(8)]
 
 def check(
     directory: Path, policy: str, *, nodes: Sequence[str] = ("node0", "node1"), stopped: bool = False
-) -> tuple[Verdict | None, list[dict[str, Any]]]:
-    """The verdict and the events of a job on two nodes."""
+) -> tuple[AttemptOutcome | None, list[dict[str, Any]]]:
+    """The outcome and the events of a job on two nodes."""
     cluster = {"launcher": "slurm", "gpus_per_node": 8, "nics": NICS, "rail_policy": policy}
     spec = run_spec(directory, slurm={"nodes": 2}, cluster=cluster)
     events: list[dict[str, Any]] = []
-    verdict = rails_check.check_rails(
+    outcome = rails_check.check_rails(
         spec,
         RunDir(directory / "run"),
         "7",
@@ -38,7 +38,7 @@ def check(
         lambda kind, **fields: events.append({"event": kind, **fields}),
         lambda: stopped,
     )
-    return verdict, events
+    return outcome, events
 
 
 def answers(
@@ -59,16 +59,16 @@ def answers(
 
 
 def test_where_no_node_can_be_asked_the_ranks_start_and_it_is_recorded(tmp_path: Path) -> None:
-    verdict, events = check(tmp_path, "refuse")
-    assert verdict is None
+    outcome, events = check(tmp_path, "refuse")
+    assert outcome is None
     assert [event["event"] for event in events] == ["rails_unknown"]
     assert events[0]["reason"].startswith("srun: not found on PATH")
 
 
 def test_a_silent_node_is_recorded_and_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(tmp_path, monkeypatch, down=[], silent="srun: error: Task launch failed")
-    verdict, events = check(tmp_path, "refuse")
-    assert verdict is None
+    outcome, events = check(tmp_path, "refuse")
+    assert outcome is None
     assert events == [{"event": "rails_unknown", "nodes": "node0", "reason": "srun: error: Task launch failed"}]
 
 
@@ -76,12 +76,12 @@ def test_without_slurms_commands_on_the_node_excluding_is_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(tmp_path, monkeypatch, down=[6])
-    verdict, events = check(tmp_path, "exclude")
-    assert verdict is not None
-    assert (verdict.outcome, verdict.exit_code) == ("failed", Exit.STOPPED)
-    assert verdict.cause is not None
-    assert verdict.cause.node == "node0"
-    assert verdict.cause.message.startswith(
+    outcome, events = check(tmp_path, "exclude")
+    assert outcome is not None
+    assert (outcome.outcome, outcome.exit_code) == ("failed", Exit.STOPPED)
+    assert outcome.cause is not None
+    assert outcome.cause.node == "node0"
+    assert outcome.cause.message.startswith(
         "node0: rail 6: ionic_6 is DOWN (Disabled); it cannot be excluded: squeue: not found on PATH"
     )
     assert [(event["event"], event["action"]) for event in events] == [("rails_incomplete", "refuse")]
@@ -94,8 +94,8 @@ def test_warnings_of_many_nodes_are_one_event_each(tmp_path: Path, monkeypatch: 
         tree.write("sys/class/infiniband/ionic_1/ports/1/rate", "200 Gb/sec (4X HDR)")
         facts.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
     monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(facts, cluster))
-    verdict, events = check(tmp_path, "exclude")
-    assert verdict is None
+    outcome, events = check(tmp_path, "exclude")
+    assert outcome is None
     assert events == [
         {
             "event": "rails_doubtful",
@@ -124,8 +124,8 @@ def test_nodes_that_differ_are_one_event(tmp_path: Path, monkeypatch: pytest.Mon
         mi300x_pollara(tmp_path / node, names=names)
         said.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
     monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(said, cluster))
-    verdict, events = check(tmp_path, "exclude")
-    assert verdict is None
+    outcome, events = check(tmp_path, "exclude")
+    assert outcome is None
     assert events[0] == {
         "event": "rails_differ",
         "nodes": "node2",

@@ -17,7 +17,7 @@ from zslurm.core.errors import Exit
 
 @pytest.fixture(autouse=True)
 def nothing_of_this_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the machine that runs the tests is judged."""
+    """No variable of the machine that runs the tests is checked."""
     for name in [name for name in os.environ if concerns_us(name)]:
         monkeypatch.delenv(name)
 
@@ -99,7 +99,7 @@ def test_the_difference_of_two_profiles(shell: Shell) -> None:
     assert json.loads(same.stdout) == {}
 
 
-def test_lint_judges_the_shell_and_ends_with_5_on_faults(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_checks_the_shell_and_ends_with_5_on_faults(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     done = shell.zslurm("env", "--cluster", "mi300x-pollara", "--lint")
     assert (done.code, done.stdout, done.stderr) == (0, "", "")
     monkeypatch.setenv("NCCL_AGLO", "Ring")

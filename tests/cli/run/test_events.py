@@ -42,7 +42,7 @@ def test_a_run_is_reported_from_its_submission_to_its_end(tmp_path: Path, monkey
         ({"event": "supervisor_started", "host": "n1", "pid": 4}, "the supervisor started on n1"),
         (
             {"event": "supervisor_started", "host": "n1", "pid": 4, "adopted": 2},
-            "the supervisor started on n1 and took attempt 2 up",
+            "the supervisor started on n1 and took over attempt 2",
         ),
         ({"event": "signal", "signal": "SIGUSR2", "attempt": 1}, "asked to save and stop (SIGUSR2)"),
         (

@@ -55,7 +55,7 @@ def test_the_end_is_reported_and_decides_the_exit_code(
 
 def test_a_run_that_is_lost_says_where_to_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert follow(Story(tmp_path / "tiny").submitted().started().run, "local-1") == 1
-    assert "tiny: lost: job local-1 is gone and left no verdict" in capsys.readouterr().err
+    assert "tiny: lost: job local-1 is gone and did not record its outcome" in capsys.readouterr().err
 
 
 def test_steps_and_checkpoints_are_reported_while_they_happen(

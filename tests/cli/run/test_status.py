@@ -71,7 +71,7 @@ ENDED: dict[str, tuple[Callable[[Story], Story], str, str, int | None]] = {
     ),
     "lost": (
         lambda s: s.submitted().started().trained(9),
-        "lost", "job local-1 is gone and left no verdict; see `zslurm logs --supervisor`", None,
+        "lost", "job local-1 is gone and did not record its outcome; see `zslurm logs --supervisor`", None,
     ),
     "completed although it was cancelled": (
         lambda s: s.submitted().started().trained(40, saved=40).cancelled().ended("completed", 0),
@@ -79,7 +79,7 @@ ENDED: dict[str, tuple[Callable[[Story], Story], str, str, int | None]] = {
     ),
     "failed, then submitted again and gone": (
         lambda s: s.submitted().started().ended("failed", 1, NO_SPACE).submitted("local-2"),
-        "lost", "job local-2 is gone and left no verdict; see `zslurm logs --supervisor`", None,
+        "lost", "job local-2 is gone and did not record its outcome; see `zslurm logs --supervisor`", None,
     ),
 }  # fmt: skip
 

@@ -278,7 +278,7 @@ def test_what_amd_publishes_is_not_warned_of(script: str, rocm: str | None) -> N
 
 
 @pytest.mark.parametrize(("gpu", "library"), [("mi300x", "rccl"), ("h100", "nccl")])
-def test_files_that_the_library_reads_are_judged_where_the_environment_sets_nothing(
+def test_files_that_the_library_reads_are_checked_where_the_environment_sets_nothing(
     gpu: str, library: str, tmp_path: Path
 ) -> None:
     cluster = ClusterSection.model_validate(POLLARA | {"gpu_type": gpu})

@@ -52,7 +52,7 @@ def test_tokens_are_as_wide_as_in_bundles() -> None:
     assert BundleHeader(65_536, "", 0).token_dtype.itemsize == 2
 
 
-def test_a_ramp_is_judged_by_its_largest_batch() -> None:
+def test_a_ramp_counts_with_its_largest_batch() -> None:
     ramp = [{"until_tokens": 10**9, "global_batch": 512}]
     phase = PhaseConfig.model_validate(
         {"tokens": 10**10, "context": 4096, "global_batch": 1024, "micro_batch": 1, "lr": 1, "batch_ramp": ramp}

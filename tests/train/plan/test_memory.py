@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.memory import peak_bytes
-from benchmarks.models import TINY
+from benchmarks.training.models import TINY
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from zslurm.kernels.matmul import onednn

@@ -39,7 +39,7 @@ def early_exits(
     """Return a fault for each rank that exited with 0 too early and recorded nothing.
 
     Args:
-        step_exit: exit code with which srun, or its local twin, ended in order.
+        step_exit: exit code with which srun, or the local launcher, ended in order.
         step_log: what it printed.
         rank_ends: what ranks recorded (AttemptDir.rank_end).
         rank_nodes: the node of each rank.

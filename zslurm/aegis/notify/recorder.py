@@ -25,8 +25,8 @@ _FLUSH_S = 5.0
 class Recorder:
     """The one writer of events.jsonl. Use as a context manager.
 
-    What cannot be written, because the disk is full, waits for the next event; the log of the job, which lies on
-    the same disk, does without it: the supervisor is needed most when something is wrong.
+    What cannot be written, because the disk is full, waits for the next event; the log of the job, which is on
+    the same disk, goes without it: the supervisor is needed most when something is wrong.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -46,12 +46,7 @@ class Recorder:
             self._notifiers.append(JobComment(job_id, environ, self._failed))
 
     def event(self, event: str, /, **fields: Any) -> None:
-        """Record what happened, in the events and in the log of the job. Any thread may.
-
-        Args:
-            event: the name of an event (run/events.py).
-            fields: its fields.
-        """
+        """Record an event by its name (run/events.py), in the events and in the log of the job. Any thread may."""
         fields = redact_mapping(fields)
         row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
         made = from_row(row)

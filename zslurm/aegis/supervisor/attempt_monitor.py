@@ -16,7 +16,7 @@ from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.detection.rank_exits import rank_ends
 from zslurm.aegis.fault_kinds import STRAGGLER
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import Cause, Verdict, judge
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
 from zslurm.aegis.policy.policy import alarm
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
@@ -87,7 +87,7 @@ class AttemptMonitor:
         self._alarm = Alarm(give_up=False)
         self._assessed, self._assess_at = 0, 0.0
 
-    def until_end(self) -> Verdict:
+    def until_end(self) -> AttemptOutcome:
         """Wait for the end of the step, or bring it about; nothing of the attempt is left when this returns."""
         job, collected, process = self.job, self.collected, self._running.process
         collected.resume()
@@ -113,18 +113,18 @@ class AttemptMonitor:
         if (lost := job.presence.settled()) is not None:
             return self._abandon(lost)
         collected.note_early_exits()
-        verdict = self._verdict(why)
-        if verdict.outcome == "interrupted" and not job.stop.asked:
+        outcome = self._outcome(why)
+        if outcome.outcome == "interrupted" and not job.stop.asked:
             self._stop.find_who_asked(rank_ends(self._running.attempt))
-        if verdict.outcome not in _ORDERLY:
+        if outcome.outcome not in _ORDERLY:
             self._clear()
             if collected.note_early_exits():
-                verdict = self._verdict(why)
-            collected.note_late(verdict)
+                outcome = self._outcome(why)
+            collected.note_late(outcome)
         process.reap()
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
         self._remove_progress()
-        return verdict
+        return outcome
 
     def _collect(self) -> None:
         self.collected.collect()
@@ -147,7 +147,7 @@ class AttemptMonitor:
         """Remove the records that killed ranks have left."""
         shutil.rmtree(self._running.attempt.progress(self.job.environ), ignore_errors=True)
 
-    def _abandon(self, why: str) -> Verdict:
+    def _abandon(self, why: str) -> AttemptOutcome:
         """End an attempt whose run directory is lost: after a save elsewhere, where one is set."""
         process, job = self._running.process, self.job
         rescue = job.spec.checkpoint.rescue_dir
@@ -166,7 +166,7 @@ class AttemptMonitor:
         saved = "nothing was saved"
         if rescue is not None and asked:
             saved = f"the ranks were asked to save in {Path(rescue) / job.run.name}"
-        return Verdict("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
+        return AttemptOutcome("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
 
     # --- giving up ----------------------------------------------------------------------------------------------
 
@@ -204,10 +204,10 @@ class AttemptMonitor:
         if len(collected.faults) == self._assessed and now < self._assess_at:
             return
         if any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in collected.faults):
-            situation, aegis = collected.situation(), self.job.spec.aegis
+            attempt_state, aegis = collected.attempt_state(), self.job.spec.aegis
             if aegis.mode == "act":
-                self._alarm = alarm(situation, self._history, aegis, spares=self._spares)
-            collected.faults = without_overcome(situation, aegis)
+                self._alarm = alarm(attempt_state, self._history, aegis, spares=self._spares)
+            collected.faults = without_overcome(attempt_state, aegis)
         self._assessed, self._assess_at = len(collected.faults), now + _ASSESS_S
 
     def _give_up(self, why: str, root: Fault | None) -> None:
@@ -267,7 +267,7 @@ class AttemptMonitor:
                 return
             time.sleep(aegis.poll_s)
 
-    def _verdict(self, killed_because: str | None) -> Verdict:
+    def _outcome(self, killed_because: str | None) -> AttemptOutcome:
         """Return how the attempt ended."""
         collected, attempt = self.collected, self._running.attempt
         code = self._running.process.poll()
@@ -276,7 +276,7 @@ class AttemptMonitor:
             Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step)
             for fault in collected.early_exits
         ]
-        verdict = judge(
+        outcome = attempt_outcome(
             128 + signal.SIGKILL if code is None else code,
             rank_ends(attempt),
             collected.failures,
@@ -287,6 +287,6 @@ class AttemptMonitor:
             asked=collected.asked,
         )
         cancelled = collected.cancelled
-        if cancelled is not None and verdict.outcome == "failed" and not failed_nodes(log):
-            return replace(verdict, cause=Cause(cancelled.line, exit_code=verdict.exit_code))
-        return verdict
+        if cancelled is not None and outcome.outcome == "failed" and not failed_nodes(log):
+            return replace(outcome, cause=Cause(cancelled.line, exit_code=outcome.exit_code))
+        return outcome

@@ -11,7 +11,7 @@ from typing import Any
 
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
@@ -23,7 +23,7 @@ from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.prepare import prepare
 from zslurm.job.step import in_order, local_step, slurm_step
-from zslurm.run.events import cause_of
+from zslurm.run.event_text import cause_of
 from zslurm.run.metrics_tail import last_step_at
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.client import SlurmClient
@@ -55,11 +55,11 @@ class PendingDecision:
 
     Attributes:
         decision: what to do.
-        verdict: on the attempt.
+        outcome: on the attempt.
     """
 
     decision: Decision
-    verdict: Verdict
+    outcome: AttemptOutcome
 
 
 def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> str:
@@ -77,14 +77,14 @@ def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> st
     if (acted := next((row for row in since if row.get("event") == "deputy_acted"), None)) is not None:
         what = f"the supervisor was lost, and the agent on {acted.get('node', '?')} requeued the job"
     elif described.get("job_id") != job.job_id:
-        what = f"job {described.get('job_id', '?')} ended without a verdict"
+        what = f"job {described.get('job_id', '?')} ended without a recorded outcome"
     else:
         by = [row for row in read_jsonl(job.run.submissions) if row.get("action") == "requeue"]
         user = next((str(row.get("user", "?")) for row in by if row.get("time", 0.0) >= began), None)
         what = f"the job was requeued {f'by {user}' if user else 'by Slurm or an administrator'}"
         what += " (zslurm requeue)" if user else " (scontrol requeue, a preemption, or its batch node died)"
     if last_step_at(job.run.metrics, last.number) is not None:
-        return f"{what} before the attempt could be judged"
+        return f"{what} before the attempt could be assessed"
     before = [row for row in events if row.get("event") == "attempt_ended" and row.get("attempt") != last.number]
     cause = (cause_of(before[-1]) or {}).get("message") if before else None
     recovered = f" while the run recovered from: {cause}" if cause else " before the attempt took a step"
@@ -99,7 +99,7 @@ class AttemptStarter:
         self._job, self._nodes = job, nodes
         self._python: Interpreter | None = None
 
-    def blocking_reason(self) -> Verdict | None:
+    def blocking_reason(self) -> AttemptOutcome | None:
         """Return what keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
 
         The nodes are looked at once.
@@ -110,17 +110,17 @@ class AttemptStarter:
         self._nodes.dead |= self._nodes.taken_back()
         nodes = self._candidates()
         if job.on_slurm and job.spec.cluster.nics:
-            verdict = check_rails(
+            outcome = check_rails(
                 job.spec, job.run, job.job_id, nodes, job.environ, job.event, lambda: job.stop.asked
             )
-            if verdict is not None:
-                return verdict
+            if outcome is not None:
+                return outcome
             if job.stop.asked:
                 return None
         try:
             self._python = prepare(job.spec, job.run, job.job_id, nodes, job.environ, job.event)
         except ZslurmError as error:
-            return Verdict("failed", error.exit_code, Cause(str(error)))
+            return AttemptOutcome("failed", error.exit_code, Cause(str(error)))
         return None
 
     def first_nodes(self) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ class AttemptStarter:
             found = self._left_by(last, described, rows)
         if found is None and not any(row.get("event") == "attempt_ended" for row in rows):
             cause = Cause(why_lost(self._job, last, events))
-            self._job.event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
+            self._job.event("attempt_ended", attempt=last.number, **AttemptOutcome("lost", 1, cause).fields())
         return found
 
     def _died(self, events: Sequence[dict[str, Any]]) -> set[str]:
@@ -236,7 +236,9 @@ class AttemptStarter:
     ) -> RunningAttempt | PendingDecision | None:
         """Return an attempt of this start of the job, or what was decided after it."""
         decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
-        ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
+        ended = [
+            given for row in rows if row.get("event") == "attempt_ended" and (given := AttemptOutcome.of(row))
+        ]
         if decided and ended:
             return PendingDecision(decided[-1], ended[-1])
         process = DetachedProcess.adopt(last.step_process, last.step_exit)

@@ -16,21 +16,21 @@ from zslurm.aegis.detection.early_exits import early_exits
 from zslurm.aegis.detection.rank_exits import (
     OF_RANKS,
     cancelled,
+    faults_in_step_log,
     faults_of_failure,
     late_faults,
     node_failed,
     rank_ends,
-    words_of_srun,
 )
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, SLURM_CANCELLED
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import Verdict, stopped_in_order
+from zslurm.aegis.policy.outcome import AttemptOutcome, stopped_in_order
 from zslurm.aegis.protocol import AgentReport
 from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.types import Fault, Situation
+from zslurm.aegis.types import AttemptState, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.metrics_tail import last_step_at, newest_rows
@@ -81,9 +81,9 @@ class FaultCollector:
 
     # --- what is known ------------------------------------------------------------------------------------------
 
-    def situation(self, outcome: Verdict | None = None) -> Situation:
+    def attempt_state(self, outcome: AttemptOutcome | None = None) -> AttemptState:
         """Return what the policy decides on."""
-        return Situation(
+        return AttemptState(
             time.time(),
             self.attempt.number,
             outcome.outcome if outcome is not None else None,
@@ -96,11 +96,11 @@ class FaultCollector:
             progressed_at=last_step_at(self.job.run.metrics, self.attempt.number),
         )
 
-    def has_root(self, outcome: Verdict | None = None) -> bool:
+    def has_root(self, outcome: AttemptOutcome | None = None) -> bool:
         """Return whether something is known that may be why the attempt ended, or ends."""
         if not any(fault.role == "root" for fault in self.faults):
             return False
-        roots = roots_of(self.situation(outcome), self.job.spec.aegis)
+        roots = roots_of(self.attempt_state(outcome), self.job.spec.aegis)
         return any(fault.role == "root" for fault in roots)
 
     @property
@@ -230,11 +230,11 @@ class FaultCollector:
         if (fault := cancelled(self.attempt)) is not None:
             self.note([fault])
 
-    def note_late(self, outcome: Verdict) -> None:
+    def note_late(self, outcome: AttemptOutcome) -> None:
         """Note what the ranks' records and srun's messages show only after the end of the attempt."""
         self.note(late_faults(self.attempt, self.faults, self.rank_nodes(), self.signatures))
         if not self.has_root(outcome):
-            self.note(words_of_srun(self.attempt))
+            self.note(faults_in_step_log(self.attempt))
 
     def note_early_exits(self) -> bool:
         """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.

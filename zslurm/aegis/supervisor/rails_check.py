@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.preflight import Decision, decide
 from zslurm.cluster.rails.read_nodes import RailReadings, read_rails
 from zslurm.config.spec import RunSpec
@@ -30,7 +30,7 @@ def check_rails(
     environ: Mapping[str, str],
     record: Record,
     stopped: Callable[[], bool] = lambda: False,
-) -> Verdict | None:
+) -> AttemptOutcome | None:
     """Look at the rails of nodes of the job, and do what the policy says.
 
     Nodes that say nothing are recorded, and no reason to wait: whether a task can start there the ranks will show.
@@ -66,7 +66,7 @@ def check_rails(
     cause = Cause(decision.reason, node=decision.node)
     if decision.action == "exclude":
         return _exclude(job_id, decision, cause, environ, record)
-    return Verdict("failed", Exit.STOPPED, cause)
+    return AttemptOutcome("failed", Exit.STOPPED, cause)
 
 
 def _record_warnings(found: RailReadings, record: Record) -> None:
@@ -117,7 +117,9 @@ def _excluded_before(run: RunDir, job_id: str) -> set[str]:
     }
 
 
-def _exclude(job_id: str, decision: Decision, cause: Cause, environ: Mapping[str, str], record: Record) -> Verdict:
+def _exclude(
+    job_id: str, decision: Decision, cause: Cause, environ: Mapping[str, str], record: Record
+) -> AttemptOutcome:
     """Put the job back into the queue without the faulty nodes. Slurm ends this process soon after."""
     record("nodes_excluded", nodes=compress(decision.nodes), reason=decision.reason)
     # Slurm terminates every process of the job now; what is started from here ignores that as well.
@@ -128,6 +130,6 @@ def _exclude(job_id: str, decision: Decision, cause: Cause, environ: Mapping[str
     except ZslurmError as error:
         record("exclusion_failed", nodes=compress(decision.nodes), reason=str(error))
         stopped = Cause(f"{cause.message}; it could not be excluded: {error}", node=cause.node)
-        return Verdict("failed", Exit.STOPPED, stopped)
+        return AttemptOutcome("failed", Exit.STOPPED, stopped)
     record("requeued", excluded=excluded, reason=decision.reason)
-    return Verdict("interrupted", Exit.INTERRUPTED, cause)
+    return AttemptOutcome("interrupted", Exit.INTERRUPTED, cause)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.policy import decide
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
@@ -22,7 +22,7 @@ from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
-from zslurm.aegis.types import Decision, Fault, Resources, Situation
+from zslurm.aegis.types import AttemptState, Decision, Fault, Resources
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.state_events import IN_PLACE
 from zslurm.slurm.hostlist import compress, expand
@@ -48,45 +48,45 @@ class Recovery:
         """
         self.job, self.nodes, self.agents, self.recorder = job, nodes, agents, recorder
         self.settings = job.spec.aegis
-        self.failed: Verdict | None = None
+        self.failed: AttemptOutcome | None = None
         """The failed attempt from which the run recovers; None where the one before ended in order."""
 
     def after(
-        self, collected: FaultCollector, verdict: Verdict, running: RunningAttempt, *, overdue: bool
-    ) -> tuple[Verdict | None, tuple[str, ...]]:
+        self, collected: FaultCollector, outcome: AttemptOutcome, running: RunningAttempt, *, overdue: bool
+    ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Decide what follows an attempt, and do it.
 
         Args:
             collected: the faults of the attempt.
-            verdict: how it ended.
+            outcome: how it ended.
             running: the attempt.
             overdue: its ranks did not save and stop in time when asked to.
 
         Returns:
             How the run ends in this job, or the nodes on which to start again.
         """
-        decision, resources = self._decide(collected, verdict, running)
+        decision, resources = self._decide(collected, outcome, running)
         if not overdue:
-            verdict = _with_root(verdict, decision.root)
-        self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
-        self._record(decision, resources, collected.situation())
-        return self.carry_out(decision, verdict)
+            outcome = _with_root(outcome, decision.root)
+        self.job.event("attempt_ended", attempt=running.attempt.number, **outcome.fields())
+        self._record(decision, resources, collected.attempt_state())
+        return self.carry_out(decision, outcome)
 
     def _decide(
-        self, collected: FaultCollector, verdict: Verdict, running: RunningAttempt
+        self, collected: FaultCollector, outcome: AttemptOutcome, running: RunningAttempt
     ) -> tuple[Decision, Resources]:
         """Return what the policy decides, once the nodes and GPUs that it names were tested."""
         settings, acts = self.settings, self.settings.mode == "act"
         tested: set[tuple[str, str]] = set()
         while True:
             history = self.job.history()
-            situation = collected.situation(verdict)
-            exclusions = active_exclusions(history, situation.now, settings).values()
-            blamed = any(fault.role == "root" and fault.scope != "user" for fault in situation.faults)
+            attempt_state = collected.attempt_state(outcome)
+            exclusions = active_exclusions(history, attempt_state.now, settings).values()
+            blamed = any(fault.role == "root" and fault.scope != "user" for fault in attempt_state.faults)
             # A job that excludes nodes must not ask for more than are left.
             look = blamed or bool(exclusions)
             resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=look)
-            decision = decide(situation, history, resources, settings)
+            decision = decide(attempt_state, history, resources, settings)
             if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
                 tested.add(decision.test_gpu)
                 if self._gpu_fails(decision, collected):
@@ -112,43 +112,45 @@ class Recovery:
         collected.note([Fault.of_kind(GPU_TEST_FAILED, time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
-    def _record(self, decision: Decision, resources: Resources, situation: Situation) -> None:
+    def _record(self, decision: Decision, resources: Resources, attempt_state: AttemptState) -> None:
         self.job.event(
             "decision",
-            attempt=situation.attempt,
+            attempt=attempt_state.attempt,
             mode=self.settings.mode,
-            committed_step=situation.committed_step,
+            committed_step=attempt_state.committed_step,
             **decision.fields(),
-            situation=situation.fields(),
+            attempt_state=attempt_state.fields(),
             resources=resources.fields(),
         )
         if decision.exclude and self.settings.mode == "act":
-            self._exclude(decision.exclude, decision.reason, situation.attempt)
+            self._exclude(decision.exclude, decision.reason, attempt_state.attempt)
 
     def _exclude(self, nodes: Sequence[str], reason: str, attempt: int) -> None:
         """Record that nodes are not used from now on."""
         expires = time.time() + self.settings.exclude_for_s
         self.job.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
 
-    def carry_out(self, decision: Decision, verdict: Verdict) -> tuple[Verdict | None, tuple[str, ...]]:
+    def carry_out(
+        self, decision: Decision, outcome: AttemptOutcome
+    ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Do it; return how the run ends in this job, or the nodes on which to start again."""
         if decision.action == "finish" or self.settings.mode != "act":
-            return verdict, ()
+            return outcome, ()
         stop = self.job.stop
         if stop.comes_back and decision.action in IN_PLACE:  # the request came after the decision to start again
-            return self.asked_between(verdict), ()
+            return self.asked_between(outcome), ()
         if decision.action == "stop":
-            code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
-            return replace(verdict, outcome="failed", exit_code=code), ()
+            code = outcome.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
+            return replace(outcome, outcome="failed", exit_code=code), ()
         if stop.asked and not (stop.comes_back and decision.action == "requeue"):
-            return self._interrupted(verdict), ()  # a job that was cancelled must not come back
+            return self._interrupted(outcome), ()  # a job that was cancelled must not come back
         if decision.action == "requeue":
-            return self._requeue(decision, verdict), ()
-        self.failed = verdict
+            return self._requeue(decision, outcome), ()
+        self.failed = outcome
         self.job.pause(decision.wait_s or 0.0)
         return None, decision.nodes
 
-    def _interrupted(self, failed: Verdict | None) -> Verdict:
+    def _interrupted(self, failed: AttemptOutcome | None) -> AttemptOutcome:
         """Return the outcome of a run that is asked to stop while it recovers from a failure.
 
         Args:
@@ -156,35 +158,37 @@ class Recovery:
         """
         message = f"asked to stop ({self.job.stop.asked_by})"
         if failed is None or failed.outcome not in ("failed", "lost"):
-            return Verdict("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
+            return AttemptOutcome("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
         why = f": {failed.cause.message}" if failed.cause else ""
-        return Verdict("interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}"))
+        return AttemptOutcome(
+            "interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}")
+        )
 
-    def asked_between(self, verdict: Verdict | None = None) -> Verdict:
+    def asked_between(self, outcome: AttemptOutcome | None = None) -> AttemptOutcome:
         """Return how the run ends in this job where it is asked to stop while no ranks run.
 
         Args:
-            verdict: on the attempt that has just ended; None where that is decided upon.
+            outcome: on the attempt that has just ended; None where that is decided upon.
         """
         job, settings = self.job, self.settings
         if job.stop.name is not None:
             job.event("signal", signal=job.stop.name)
         job.look_for_preemption()
-        verdict = self._interrupted(verdict or self.failed)
+        outcome = self._interrupted(outcome or self.failed)
         if settings.mode == "off":
-            return verdict
+            return outcome
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
         number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
-        situation = Situation(
+        attempt_state = AttemptState(
             now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
         )
         exclusions = active_exclusions(history, now, settings).values()
         resources = self.nodes.resources(exclusions, (), look_elsewhere=bool(exclusions))
-        decision = decide(situation, history, resources, settings)
+        decision = decide(attempt_state, history, resources, settings)
         if decision.action == "finish":
-            return verdict
-        self._record(decision, resources, situation)
-        return self.carry_out(decision, verdict)[0] or verdict
+            return outcome
+        self._record(decision, resources, attempt_state)
+        return self.carry_out(decision, outcome)[0] or outcome
 
     def leave_to_slurm(self) -> None:
         """Wait until Slurm itself requeues the job that it preempts.
@@ -201,7 +205,7 @@ class Recovery:
         while self.job.stop.signum is None and time.monotonic() < until:
             time.sleep(min(self.settings.poll_s, seconds))
 
-    def _requeue(self, decision: Decision, verdict: Verdict) -> Verdict:
+    def _requeue(self, decision: Decision, outcome: AttemptOutcome) -> AttemptOutcome:
         """Put the job back into the queue. Slurm ends this process soon after."""
         history, now = self.job.history(), time.time()
         active = active_exclusions(history, now, self.settings)
@@ -220,13 +224,13 @@ class Recovery:
             self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
             if self.job.stop.preempted == "requeue":
                 self.leave_to_slurm()
-                return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
-            message = verdict.cause.message if verdict.cause else decision.reason
-            cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
-            return Verdict("failed", Exit.STOPPED, cause)
+                return AttemptOutcome("interrupted", Exit.INTERRUPTED, outcome.cause)
+            message = outcome.cause.message if outcome.cause else decision.reason
+            cause = replace(outcome.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
+            return AttemptOutcome("failed", Exit.STOPPED, cause)
         if excluded is not None:
             self.job.event("requeued", excluded=excluded, reason=decision.reason)
-        return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
+        return AttemptOutcome("interrupted", Exit.INTERRUPTED, outcome.cause)
 
 
 def _unfit(nodes: Sequence[str], agents: Agents | None, event: Callable[..., None]) -> dict[str, str]:
@@ -250,13 +254,13 @@ def _unfit(nodes: Sequence[str], agents: Agents | None, event: Callable[..., Non
     return found
 
 
-def _with_root(verdict: Verdict, root: Fault | None) -> Verdict:
-    """Return the verdict with the policy's root as its cause, unless it names that rank already."""
-    cause = verdict.cause
+def _with_root(outcome: AttemptOutcome, root: Fault | None) -> AttemptOutcome:
+    """Return the outcome with the policy's root as its cause, unless it names that rank already."""
+    cause = outcome.cause
     if root is None or (cause is not None and cause.rank is not None and cause.rank == root.rank):
-        return verdict
+        return outcome
     code = cause.exit_code if cause is not None else None
-    return replace(verdict, cause=Cause(root.line, root.rank, root.node, code, root.step))
+    return replace(outcome, cause=Cause(root.line, root.rank, root.node, code, root.step))
 
 
 def _is_users_mistake(root: Fault | None) -> bool:

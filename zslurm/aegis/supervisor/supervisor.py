@@ -24,7 +24,7 @@ from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
@@ -103,12 +103,12 @@ class Supervisor:
             adopted = found.attempt.number if isinstance(found, RunningAttempt) else 0
             with self._agents(adopted) as self.agents:
                 self.recovery = Recovery(job, self.nodes, self.agents, self.recorder)
-                verdict = self._attempts(found)
-            job.event("run_ended", **verdict.fields())
+                outcome = self._attempts(found)
+            job.event("run_ended", **outcome.fields())
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
-        if verdict.outcome in ("completed", "failed"):
+        if outcome.outcome in ("completed", "failed"):
             dismiss_successor(job.run, job.job_id)
-        return self._end(verdict.exit_code)
+        return self._end(outcome.exit_code)
 
     @contextlib.contextmanager
     def _agents(self, adopted: int) -> Iterator[Agents | None]:
@@ -143,7 +143,7 @@ class Supervisor:
 
     # --- one attempt after the other ------------------------------------------------------------------------
 
-    def _attempts(self, found: RunningAttempt | PendingDecision | None) -> Verdict:
+    def _attempts(self, found: RunningAttempt | PendingDecision | None) -> AttemptOutcome:
         """Attempt after attempt, until one completes or the policy ends them in this job.
 
         Args:
@@ -153,25 +153,25 @@ class Supervisor:
         nodes: tuple[str, ...] = ()
         adopted = {"adopted": running.attempt.number} if running is not None else {}
         self.job.event("supervisor_started", pid=os.getpid(), host=socket.gethostname(), **adopted)
-        verdict: Verdict | None = None
+        outcome: AttemptOutcome | None = None
         if isinstance(found, PendingDecision):
-            verdict, nodes = self.recovery.carry_out(found.decision, found.verdict)
-        while verdict is None:
+            outcome, nodes = self.recovery.carry_out(found.decision, found.outcome)
+        while outcome is None:
             if running is None:
                 if self.job.stop.asked:
                     return self.recovery.asked_between()
-                verdict = self.starter.blocking_reason()
-                if verdict is not None:
+                outcome = self.starter.blocking_reason()
+                if outcome is not None:
                     break
                 try:
                     running = self._start(nodes)
                 except ZslurmError as error:
-                    return Verdict("failed", error.exit_code, Cause(str(error)))
+                    return AttemptOutcome("failed", error.exit_code, Cause(str(error)))
                 if running is None:
                     continue
-            verdict, nodes = self._one(running)
+            outcome, nodes = self._one(running)
             running = None
-        return verdict
+        return outcome
 
     def _start(self, nodes: tuple[str, ...]) -> RunningAttempt | None:
         """Begin an attempt once Slurm answers and the run directory can be written; None where asked to stop.
@@ -201,7 +201,7 @@ class Supervisor:
             self.job.pause(_AGAIN_S)
         return None
 
-    def _one(self, running: RunningAttempt) -> tuple[Verdict | None, tuple[str, ...]]:
+    def _one(self, running: RunningAttempt) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Watch an attempt to its end and do what follows: end the run here, or return nodes to continue with."""
         number = running.attempt.number
         if self.agents is not None:
@@ -214,14 +214,14 @@ class Supervisor:
         monitor = AttemptMonitor(
             self.job, running, self.signatures, self.agents, self.detector, spares, self.reported
         )
-        verdict, collected = monitor.until_end(), monitor.collected
+        outcome, collected = monitor.until_end(), monitor.collected
         self._mark_dead(collected.dead_nodes)
         if self.settings.mode != "act":
             self.recovery.leave_to_slurm()
-        if self.settings.mode == "off" or verdict.outcome == "completed" or self.job.presence.lost():
-            self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
-            return verdict, ()
-        return self.recovery.after(collected, verdict, running, overdue=monitor.overdue)
+        if self.settings.mode == "off" or outcome.outcome == "completed" or self.job.presence.lost():
+            self.job.event("attempt_ended", attempt=running.attempt.number, **outcome.fields())
+            return outcome, ()
+        return self.recovery.after(collected, outcome, running, overdue=monitor.overdue)
 
     def _mark_dead(self, dead: set[str]) -> None:
         self.nodes.dead |= dead

@@ -92,7 +92,7 @@ def generate(
 
     def tokens() -> Iterator[int]:
         """Yield and collect tokens as they are made, without the one that ends the text."""
-        from zslurm.train import generate as generator  # imports torch
+        from zslurm.train.model import generate as generator  # imports torch
 
         assert weights.settings.rope_base is not None
         for token in generator.generate(

@@ -8,7 +8,7 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
 from zslurm.core.units import show_time
-from zslurm.run.events import describe_cause, describe_fault
+from zslurm.run.event_text import describe_cause, describe_fault
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState
 from zslurm.slurm.jobs import JobRecord

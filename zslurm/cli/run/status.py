@@ -25,7 +25,8 @@ from zslurm.cli.run.run_rows import (
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.core.units import show_time
-from zslurm.run.events import cause_of, describe, describe_cause
+from zslurm.run.event_text import cause_of, describe_cause
+from zslurm.run.events import describe
 from zslurm.run.find import OrphanJob, find
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir

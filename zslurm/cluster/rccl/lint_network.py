@@ -1,4 +1,4 @@
-"""Judge the variables of RCCL and NCCL that decide over the network: rails, GIDs, NICs, transport, GPUDirect."""
+"""Check the variables of RCCL and NCCL that decide over the network: rails, GIDs, NICs, transport, GPUDirect."""
 
 from __future__ import annotations
 

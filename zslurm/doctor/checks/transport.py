@@ -29,7 +29,7 @@ _MODULE = "zslurm.doctor.transport_rank"
 
 
 def check(sources: Sources) -> Outcome | None:
-    """Start the ranks of this node, and judge their logs."""
+    """Start the ranks of this node, and check their logs."""
     cluster = sources.cluster
     if not cluster.gpus_per_node:
         return passed("no GPUs: ranks talk by gloo over TCP, RCCL is not used")
@@ -58,7 +58,7 @@ def check(sources: Sources) -> Outcome | None:
             return failed(
                 f"RCCL connected no ranks with {others} within {_time(sources):g} s", remedy, blames=False
             )
-    return _judged(sources, group, given, said)
+    return _checked(sources, group, given, said)
 
 
 def _group(sources: Sources) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def _run_ranks(sources: Sources, group: tuple[str, ...], file: Path, given: Mapp
         return list(pool.map(start, ranks))
 
 
-def _judged(sources: Sources, group: tuple[str, ...], given: Mapping[str, str], said: list[Said]) -> Outcome:
+def _checked(sources: Sources, group: tuple[str, ...], given: Mapping[str, str], said: list[Said]) -> Outcome:
     if any(rank.code == NO_GPU for rank in said):
         return unavailable("not checked: torch sees no GPU here (see torch-import)")
     opened = [read_log(rank.out) for rank in said]

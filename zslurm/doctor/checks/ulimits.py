@@ -26,9 +26,9 @@ def check(sources: Sources) -> Outcome:
     for what, _, least, name in wanted:
         if found[what] == "unlimited" or int(found[what] or 0) >= least:
             continue
-        judge = failed if int(found[what] or 0) < least * _FAR_TOO_FEW else warned
+        result = failed if int(found[what] or 0) < least * _FAR_TOO_FEW else warned
         remedy = f"raise {name}: LimitNOFILE and LimitNPROC in slurmd's unit, or `ulimit` in cluster.setup"
-        problems.append(judge(f"{found[what]} {what}, {least:g} wanted", remedy))
+        problems.append(result(f"{found[what]} {what}, {least:g} wanted", remedy))
     return worst(problems, ", ".join(f"{value} {what}" for what, value in found.items()))
 
 

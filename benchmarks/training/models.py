@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import yaml
 
+from benchmarks.common import ROOT
 from zslurm.train.config import ModelConfig
 
 TINY = ModelConfig(
@@ -36,6 +35,6 @@ LARGER = ModelConfig(
 
 def part_of_400m() -> ModelConfig:
     """4 of the 15 layers of the recipe zaya1-400m with 4/15 of its vocabulary: 171 million parameters."""
-    recipe = Path(__file__).parents[1] / "train" / "recipes" / "zaya1-400m.yaml"
+    recipe = ROOT / "train" / "recipes" / "zaya1-400m.yaml"
     whole = ModelConfig.model_validate(yaml.safe_load(recipe.read_text())["model"])
     return whole.model_copy(update={"layers": 4, "vocab_size": whole.vocab_size * 4 // whole.layers})

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.checkpoint_ranks import STATES, Settings, measure
+from benchmarks.checkpoints.checkpoint_ranks import STATES, Settings, measure
 from benchmarks.common import alternate, write_result
 from zslurm.checkpoint_tools import (
     Checkpoint,

@@ -1,7 +1,7 @@
 """How long Python's collector stops a rank, left to itself and under metrics.gc_every.
 
 The process has what a rank has: torch, the trainer and a model of the tiny recipe. A collection of everything is
-what Python does by itself now and then, on each rank at a time of its own; after the freeze it looks only at what
+what Python does by itself now and then, on each rank at different times; after the freeze it looks only at what
 came since. Between two collections a few thousand objects are made, as in a step.
 """
 

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.common import Timing, alternate, write_result
-from benchmarks.models import LARGER, TINY, part_of_400m
+from benchmarks.common import alternate, ratio, write_result
+from benchmarks.training.models import LARGER, TINY, part_of_400m
 from zslurm.train.config import ModelConfig, OptimConfig
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.sharded import ShardedOptimizer
@@ -134,7 +134,7 @@ def _measure(name: str, device: str, threads: int) -> dict[str, Any]:
         "matrices": len(torchs.muon.param_groups[0]["params"]),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": threads,
-        "speed_ratio": _ratio(timings["torch"], timings["ours"]),
+        "speed_ratio": ratio(timings["torch"], timings["ours"]),
         "speed_ratio_of_fastest_runs": round(min(timings["torch"].seconds) / min(timings["ours"].seconds), 2),
         "share_of_muon_in_torch": round(muon_alone.median / timings["torch"].median, 3),
         "largest_difference_after_one_step": difference,
@@ -149,10 +149,6 @@ def _waited(step: Callable[[], object], device: str) -> Callable[[], None]:
             torch.cuda.synchronize()
 
     return run
-
-
-def _ratio(slower: Timing, faster: Timing) -> float:
-    return round(slower.median / faster.median, 2)
 
 
 def _share_of_training(threads: int) -> dict[str, Any]:

@@ -145,19 +145,19 @@ class Contender:
 
     def _recovery(self, found: dict[str, Any]) -> dict[str, Any]:
         """Seconds from a fault to the first new step: the last rank counts."""
-        told: dict[str, Any] = {"fault": found["fault"]}
+        figures: dict[str, Any] = {"fault": found["fault"]}
         if not found["met"]:
-            return told | {"outcome": "it did not train then"}
+            return figures | {"outcome": "it did not train then"}
         moments, before, parts = ("python", "imported", "loaded", "stepped"), found["time"], {}
         after = {kind: [m for m in self.marks(kind) if m["time"] > found["time"]] for kind in moments}
         if not after["stepped"]:
-            return told | {"outcome": "it did not train again"}
+            return figures | {"outcome": "it did not train again"}
         attempt = after["stepped"][0]["attempt"]
         for part, kind in zip(("until Python runs", "import", "load", "first step"), moments, strict=True):
             moment = max(mark["time"] for mark in after[kind] if mark["attempt"] == attempt)
             parts[part] = round(max(0.0, moment - before), 2)
             before = max(before, moment)
-        return told | {"parts_s": parts, "to_first_new_step_s": round(sum(parts.values()), 2)}
+        return figures | {"parts_s": parts, "to_first_new_step_s": round(sum(parts.values()), 2)}
 
 
 class Site:
@@ -198,7 +198,7 @@ class Site:
         return contender
 
     def _plain(self, name: str, port: int) -> tuple[Contender, str]:
-        """A run directory and a plan of its own; and the command of each rank."""
+        """The run directory and plan of one run; and the command of each rank."""
         folder = name.replace(", ", "-")
         run, faults = self.user.directory / folder, self.user.directory / f"{folder}-faults"
         phase = {"tokens": self.steps * STEP_TOKENS, "final_lr": 0}

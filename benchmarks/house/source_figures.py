@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import re
 import statistics
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,9 +17,8 @@ from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write_result
+from benchmarks.common import ROOT, export, write_result
 
-ROOT = Path(__file__).parents[1]
 COMMIT = "6ce091c"
 """The last commit before the move."""
 
@@ -199,11 +197,8 @@ def walks() -> dict[str, int]:
 def run() -> None:
     """Measure both trees and write results/source_figures.json."""
     after = sources(ROOT, one_name=True)
-    archive = subprocess.run(
-        ["git", "archive", COMMIT, *FOLDERS], cwd=ROOT, capture_output=True, check=True
-    ).stdout
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        export(COMMIT, folder, *FOLDERS)
         before = sources(Path(folder), one_name=False)
     body: dict[str, Any] = {
         "before": {"commit": COMMIT, "figures": figures(before)},

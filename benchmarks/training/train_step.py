@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.common import Timing, alternate, write_result
+from benchmarks.common import Timing, alternate, ratio, write_result
 from benchmarks.memory import peak_bytes
-from benchmarks.models import LARGER, TINY
+from benchmarks.training.models import LARGER, TINY
 from tests.train.model.reference import reference_of
 from zslurm.kernels.matmul.dispatch import batched_matmul, matmul
 from zslurm.train.config import ModelConfig
@@ -158,7 +158,7 @@ def _training(size: Size, dtype_name: str) -> dict[str, Any]:
         f"{name}_tokens_per_s": round(size.tokens / timing.median) for name, timing in timings.items()
     }
     if size.compiled:
-        rates["speed_ratio_compiled"] = _ratio(timings["reference"], timings["ours_compiled"])
+        rates["speed_ratio_compiled"] = ratio(timings["reference"], timings["ours_compiled"])
     return {
         "model": size.name,
         "parameters": parameter_counts(size.config).total,
@@ -166,9 +166,9 @@ def _training(size: Size, dtype_name: str) -> dict[str, Any]:
         "batch": size.batch,
         "context": size.context,
         **rates,
-        "speed_ratio": _ratio(timings["reference"], timings["ours"]),
+        "speed_ratio": ratio(timings["reference"], timings["ours"]),
         "speed_ratio_of_fastest_runs": _fastest(timings["reference"], timings["ours"]),
-        "time_over_products": _ratio(timings["ours"], timings["products"]),
+        "time_over_products": ratio(timings["ours"], timings["products"]),
         **_memory(pair),
         "timings": [timing.row() for timing in timings.values()],
     }
@@ -218,13 +218,9 @@ def _decoding(size: Size, dtype_name: str) -> dict[str, Any]:
         "new_tokens": DECODED,
         "same_tokens": same,
         **{f"{name}_tokens_per_s": round(DECODED / timing.median, 1) for name, timing in timings.items()},
-        "speed_ratio": _ratio(timings["reference"], timings["ours"]),
+        "speed_ratio": ratio(timings["reference"], timings["ours"]),
         "timings": [timing.row() for timing in timings.values()],
     }
-
-
-def _ratio(slower: Timing, faster: Timing) -> float:
-    return round(slower.median / faster.median, 2)
 
 
 def _fastest(slower: Timing, faster: Timing) -> float:

@@ -1,6 +1,6 @@
 """`zslurm doctor` on eight nodes, against a plain `srun -N8 hostname`: what an examination adds to a job's start.
 
-On the real Slurm of the tests: eight nodes, each with a tree of files of its own and a stand-in for amd-smi, all
+On the real Slurm of the tests: eight nodes, each with its own tree of files and a stand-in for amd-smi, all
 on this machine, so that Python starts eight times on its few cores. Needs root; runs as an ordinary user.
 """
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.common import alternate, write_result
-from benchmarks.train_step import DTYPES, SIZES, THREADS, Size
+from benchmarks.training.train_step import DTYPES, SIZES, THREADS, Size
 from zslurm.train.model.experts import Experts
 from zslurm.train.model.router import Routing
 

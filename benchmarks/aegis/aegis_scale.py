@@ -2,7 +2,7 @@
 
 The agents are simulated behind an srun that is one process: it writes what 128 agents would write, each second the
 progress of eight ranks of every node and every five seconds five sensors of every node, and takes the heartbeats.
-Measured is a process of its own that does what the supervisor does with them: hear, detect, look four times a
+A separate process is measured that does what the supervisor does with them: hear, detect, look four times a
 second. Its CPU time comes from the process itself and its memory is the highest resident set, Python, zslurm and
 all; both after the start, and beside them the same process without agents.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.common import write_result
+from benchmarks.common import ROOT, write_result
 from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.protocol import AgentReport, ProgressReport, RankProgress, SensorReport, Stamp, encode_report
 from zslurm.aegis.supervisor.agents.agents import Agents
@@ -59,13 +59,13 @@ def _measure(directory: Path, *, agents: bool) -> dict[str, Any]:
     tools = directory / "tools"
     tools.mkdir(parents=True)
     for name, line in (
-        ("srun", f'exec {sys.executable} -m benchmarks.aegis_scale srun "$@"'),
+        ("srun", f'exec {sys.executable} -m benchmarks.aegis.aegis_scale srun "$@"'),
         ("squeue", '[ "$1" = --version ] && echo slurm-wlm 22.05.8'),
     ):
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
         (tools / name).chmod(0o755)
-    env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, "-m", "benchmarks.aegis_scale", "supervise", str(directory), str(int(agents))]
+    env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "benchmarks.aegis.aegis_scale", "supervise", str(directory), str(int(agents))]
     done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

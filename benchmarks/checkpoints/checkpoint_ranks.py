@@ -100,7 +100,7 @@ class Bench:
         self.writer.request(WriteRequest(self.saves, [], self._manifest))
 
     def settle(self) -> None:
-        """Wait for what goes on in the background, and remove what was saved."""
+        """Wait for the save in the background, and remove what was saved."""
         if self.future is not None:
             self.future.result()
             self.future = None
@@ -114,7 +114,7 @@ class Bench:
     # ----------------------------------------------------------- measurements
 
     def compute(self) -> None:
-        """What stands for a forward and backward pass."""
+        """Simulate a forward and backward pass."""
         for _ in range(self.settings.products):
             torch.mm(self.a, self.b)
 
@@ -130,7 +130,7 @@ class Bench:
     def loop(self, save: Callable[[], None] | None) -> tuple[float, float]:
         """Wall seconds of the loop, and how many of them it was blocked by saves.
 
-        As in a training run, a save that is due while another goes on in any rank waits for a later step.
+        As in a training run, a save that is due while another one is under way on any rank waits for a later step.
         """
         blocked, due = 0.0, 0
         dist.barrier()

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import Timing, alternate, write_result
+from benchmarks.common import Timing, alternate, ratio, write_result
 from zslurm.train.config import DataConfig
 from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
@@ -150,7 +150,7 @@ def _in_memory(path: Path, folder: Path, context: int, micro_batch: int, runs: i
 
 
 def _ratio(timings: dict[str, Timing], slower: str, faster: str) -> float:
-    return round(timings[slower].median / timings[faster].median, 2)
+    return ratio(timings[slower], timings[faster])
 
 
 def _cold(path: Path, context: int, runs: int) -> dict[str, Any]:

@@ -16,14 +16,13 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write_result
+from benchmarks.common import ROOT, export, write_result
 
 BEFORE = "d94fa5f"
 SAMPLE = (
     *(f"tests/on_slurm/test_{name}.py" for name in ("runs", "everyday", "successor")),
     *(f"tests/aegis/supervisor/test_{name}.py" for name in ("recovery", "exits", "supervisor")),
 )
-_ROOT = Path(__file__).parent.parent
 _PLUGIN = "tests/processor_time.py"
 _OPTIONS = ("-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not soak and not faults")
 
@@ -34,16 +33,15 @@ Seconds = dict[str, dict[str, float]]
 def run() -> None:
     """Measure and write results/processor_time_of_tests.json."""
     with tempfile.TemporaryDirectory() as directory:
-        before = seconds(*export(Path(directory)))
-    write_result("processor_time_of_tests", figures(before, seconds(_ROOT, Path(sys.executable))))
+        before = seconds(*export_with_python(Path(directory)))
+    write_result("processor_time_of_tests", figures(before, seconds(ROOT, Path(sys.executable))))
 
 
-def export(directory: Path) -> tuple[Path, Path]:
+def export_with_python(directory: Path) -> tuple[Path, Path]:
     """Put the commit before into `directory`; returns that and a Python that imports zslurm from there."""
     directory.chmod(0o755)  # jobs of the ordinary user look into it
-    archive = subprocess.run(["git", "archive", BEFORE], cwd=_ROOT, capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", directory], input=archive, check=True)
-    (directory / _PLUGIN).write_text((_ROOT / _PLUGIN).read_text())
+    export(BEFORE, directory)
+    (directory / _PLUGIN).write_text((ROOT / _PLUGIN).read_text())
     venv.create(directory / ".venv", symlinks=True)
     (packages,) = (directory / ".venv").glob("lib/python*/site-packages")
     (packages / "rest.pth").write_text(f"{directory}\n{sysconfig.get_path('purelib')}\n")

@@ -5,9 +5,9 @@ recorded failure lines mixed in at three densities. The table was written with t
 recall says that nothing of them is missed, not how well it does on lines that it never saw; for that there are the
 figures of lines that were gathered when a table was finished, scored by that table.
 
-`python -m benchmarks.classify --foreign-logs DIRECTORY` also reads every file of a directory of other systems'
-logs (logpai/loghub, the samples of 2,000 lines), in which no line may exclude a node. Without it the counts of the
-last such run are kept.
+`python -m benchmarks.aegis.classify --foreign-logs DIRECTORY` also reads every file of a directory of other
+systems' logs (logpai/loghub, the samples of 2,000 lines), in which no line may exclude a node. Without it the
+counts of the last such run are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, write_result
+from benchmarks.common import RESULTS, ROOT, export, write_result
 from tests.aegis.logs.log_samples import BATCHES, BATCHES_BLIND, COMPOSED, FORMS, FURTHER, RECORDED, Sample
 from zslurm.aegis.fault_kinds import fault_kind
 from zslurm.aegis.logs.classify import classify
@@ -116,7 +116,7 @@ _DENSITIES = {"no failures": 0, "1 failure line in 10,000": 10_000, "1 failure l
 
 
 def _rate(name: str, every: int) -> dict[str, Any]:
-    """MB/s of the whole way: read, find, tell the diagnosis."""
+    """MB/s of the whole way: read, find, diagnose."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         path.write_bytes(b"".join(_training(every, random.Random(1))))
@@ -215,7 +215,7 @@ def _score_unseen(name: str, samples: list[Sample]) -> dict[str, Any]:
     """The score of an older version of the rules and of their code, from this repository's history."""
     commit = _UNSEEN_BY[name]
     with tempfile.TemporaryDirectory() as folder:
-        _check_out(commit, folder)
+        export(commit, folder, *_PACKAGES)
         lines = json.dumps([sample.line for sample in samples]).encode()
         done = subprocess.run(
             [sys.executable, "-c", _SCORER], cwd=folder, input=lines, check=True, capture_output=True
@@ -224,25 +224,15 @@ def _score_unseen(name: str, samples: list[Sample]) -> dict[str, Any]:
     return {"by_the_rules_of_commit": commit} | _score(samples, kinds.__getitem__)
 
 
-def _check_out(commit: str, folder: str) -> None:
-    """Put the packages as of a commit into a folder."""
-    root = Path(__file__).parents[1]
-    command = ["git", "archive", commit, "zslurm", "train", "checkpoint_tools"]
-    archive = subprocess.run(command, cwd=root, check=True, capture_output=True)
-    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-
-
 def _rate_before() -> list[dict[str, Any]]:
     """How many times as fast as the version before batch 1 this one is, by processor time, in turns."""
     before, ratios = _UNSEEN_BY["batch 1"], []
     with tempfile.TemporaryDirectory() as folder:
-        _check_out(before, folder)
+        export(before, folder, *_PACKAGES)
         for name, every in _DENSITIES.items():
             path = Path(folder) / "log"
             path.write_bytes(b"".join(_training(every, random.Random(1))))
-            turns = [
-                (_seconds(path, folder), _seconds(path, str(Path(__file__).parents[1]))) for _ in range(_RUNS)
-            ]
+            turns = [(_seconds(path, folder), _seconds(path, str(ROOT))) for _ in range(_RUNS)]
             ratio = statistics.median(old / new for old, new in turns)
             ratios.append({"log": name, "against_commit": before, "median_ratio": round(ratio, 2), "runs": _RUNS})
     return ratios
@@ -262,6 +252,8 @@ except ImportError:
     from zslurm.aegis.log_faults import findings_in
     from zslurm.aegis.log_lines import chunks_of
 """
+
+_PACKAGES = ("zslurm", "train", "checkpoint_tools")
 
 _TIMER = f"""
 import sys, time
@@ -311,6 +303,6 @@ def _harmless(kind: str) -> bool:
 
 
 if __name__ == "__main__":
-    _parser = argparse.ArgumentParser(prog="python -m benchmarks.classify")
+    _parser = argparse.ArgumentParser(prog="python -m benchmarks.aegis.classify")
     _parser.add_argument("--foreign-logs", type=Path, metavar="DIRECTORY", help="other systems' logs")
     run(_parser.parse_args().foreign_logs)

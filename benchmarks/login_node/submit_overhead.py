@@ -6,22 +6,30 @@ none of them starts.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks.common import alternate, write_result
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.train.runs import VOCAB, make_corpus
+
+
+def held_run_file(cluster: SlurmCluster, directory: Path) -> Path:
+    """Set the user up, and write the file of a run whose job is held, with its data, into `directory`."""
+    make_corpus(directory / "tokens.h5")
+    cluster.zslurm("init", "--yes")
+    run_file = directory / "run.yaml"
+    run_file.write_text(
+        f"extends: zaya1-tiny\nmodel: {{vocab_size: {VOCAB}}}\ndata: {{path: tokens.h5}}\n"
+        "slurm: {nodes: 2, ranks_per_node: 2, flags: {hold: true}}\n"
+    )
+    return run_file
 
 
 def run(runs: int = 11) -> None:
     """Measure and write results/submit_overhead.json."""
     with SlurmCluster() as cluster:
         directory = cluster.user_dir("benchmark")
-        make_corpus(directory / "tokens.h5")
-        cluster.zslurm("init", "--yes")
-        run_file = directory / "run.yaml"
-        run_file.write_text(
-            f"extends: zaya1-tiny\nmodel: {{vocab_size: {VOCAB}}}\ndata: {{path: tokens.h5}}\n"
-            "slurm: {nodes: 2, ranks_per_node: 2, flags: {hold: true}}\n"
-        )
+        run_file = held_run_file(cluster, directory)
         count = 0
 
         def submit() -> None:

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoint import forget, save, timed
-from benchmarks.checkpoint_ranks import STATES
+from benchmarks.checkpoints.checkpoint import forget, save, timed
+from benchmarks.checkpoints.checkpoint_ranks import STATES
 from benchmarks.common import alternate, write_result
 from zslurm.checkpoint_tools import Tensor, verify
 

@@ -11,8 +11,8 @@ import os
 import shutil
 
 from benchmarks.common import alternate, write_result
+from benchmarks.login_node.submit_overhead import held_run_file
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.train.runs import VOCAB, make_corpus
 from zslurm.slurm.jobs import QUEUE_FORMAT
 
 _JOBS, _RUNS = 1000, 10
@@ -66,13 +66,7 @@ def run(runs: int = 11) -> None:
 def _fill_queue(cluster: SlurmCluster) -> None:
     """The held jobs and runs."""
     directory = cluster.instance.user / "benchmark"
-    make_corpus(directory / "tokens.h5")
-    cluster.zslurm("init", "--yes")
-    run_file = directory / "run.yaml"
-    run_file.write_text(
-        f"extends: zaya1-tiny\nmodel: {{vocab_size: {VOCAB}}}\ndata: {{path: tokens.h5}}\n"
-        "slurm: {nodes: 2, ranks_per_node: 2, flags: {hold: true}}\n"
-    )
+    run_file = held_run_file(cluster, directory)
     for number in range(_RUNS):
         cluster.zslurm("submit", "-q", run_file, "--set", f"run.name=run-{number}", cwd=directory)
     one = "sbatch --quiet --hold --output=/dev/null --wrap=true"
