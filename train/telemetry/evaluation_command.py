@@ -140,7 +140,7 @@ class EvaluationCommand(Observer):
             with paths.log.open("wb") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "zslurm.train.evaluation.command", *arguments, *words],
-                    env=_without_ranks_own(os.environ) | {"PYTHONSAFEPATH": "1"},
+                    env=_without_ranks_own(os.environ),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
+from zslurm.core import log
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Check, Status, all_checks, chosen_checks
@@ -74,7 +76,9 @@ def doctor(
         timeout_s=timeout,
     )
     try:
-        report = run_doctor(site(cluster), wanted, say)
+        log.set_up()
+        logging.getLogger("zslurm.slurm.commands").setLevel(logging.DEBUG)  # why it takes so long
+        report = run_doctor(site(cluster), wanted)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None
     if json:

@@ -17,13 +17,14 @@ import psutil
 import pytest
 
 from tests.aegis.agent_process import AgentProcess, make_run
+from tests.aegis.contexts import context
 from tests.aegis.orphans import environ_of, orphans, runs
-from tests.aegis.places import place
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.main import Agent, OnMissedHeartbeats
-from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
+from zslurm.aegis.agent.sensor import Make, NodeContext, Reading, Sensor
+from zslurm.aegis.fault_kinds import NIC_ERRORS
 from zslurm.aegis.protocol import (
     AgentReport,
     Command,
@@ -58,9 +59,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 @pytest.fixture
 def agent(agents: list[AgentProcess], run: RunDir, tmp_path: Path) -> AgentProcess:
-    agents.append(
-        AgentProcess.here(run, "--index=3", "--count=8", "--generation=g1", ZSLURM_SYSROOT=str(tmp_path / "root"))
-    )
+    agents.append(AgentProcess.here(run, "--generation=g1", ZSLURM_SYSROOT=str(tmp_path / "root")))
     return agents[-1]
 
 
@@ -80,7 +79,7 @@ def attempt(run: RunDir) -> Iterator[AttemptDir]:
 def test_it_says_that_it_started_and_then_where_the_ranks_are(agent: AgentProcess, attempt: AttemptDir) -> None:
     started = agent.wait_for(AgentReport)
     assert (started.event, started.stamp.node, started.stamp.seq) == ("started", "node0", 1)
-    assert started.values == {"pid": agent.process.pid, "index": 3, "count": 8, "generation": "g1"}
+    assert started.values == {"pid": agent.process.pid, "generation": "g1"}
     assert (agent.fresh_progress().attempt, agent.fresh_progress().ranks) == (0, ())
     writer = ProgressWriter(5, 2, str(attempt.progress(ON_NODE0)))
     writer.update(phase=Phase.STEP, step=17)
@@ -350,7 +349,7 @@ class Here:
 
     def __init__(
         self,
-        at: Place,
+        at: NodeContext,
         sensors: dict[str, Make],
         missed: OnMissedHeartbeats = lambda seconds, hung_up: True,
     ) -> None:
@@ -391,8 +390,8 @@ class Here:
         wait_for(lambda: not self._thread.is_alive(), "the agent's end")
 
 
-def fast(tmp_path: Path, **aegis: Any) -> Place:
-    return place(
+def fast(tmp_path: Path, **aegis: Any) -> NodeContext:
+    return context(
         tmp_path / "root", aegis=aegis, progress_s=0.01, period_s=0.01, amd_smi_timeout_s=0.1, kernel_log="off"
     )
 
@@ -421,7 +420,7 @@ def test_a_sensor_that_hangs_is_told_once_and_holds_up_nobody(tmp_path: Path) ->
 def test_a_sensor_that_hangs_while_it_is_made_does_not_stop_the_agent_from_ending(tmp_path: Path) -> None:
     wedged = threading.Event()
 
-    def make(at: Place) -> Sensor | None:
+    def make(at: NodeContext) -> Sensor | None:
         wedged.wait()
         return None
 
@@ -463,7 +462,7 @@ def test_progress_that_cannot_be_read_is_told_and_the_node_is_not_silent(tmp_pat
 def test_readings_without_news_are_not_repeated(tmp_path: Path) -> None:
     at = fast(tmp_path)
     values = iter([{"n": 1}] * 50 + [{"n": 2}] * 10_000)
-    fault = at.fault("nic_errors", "advisory", "nic", "nic", "words")
+    fault = at.fault(NIC_ERRORS, "nic", "words")
     faults = iter([(), (), (fault,), (fault,), *[()] * 10_000])
     here = Here(
         at,

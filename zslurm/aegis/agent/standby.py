@@ -173,25 +173,15 @@ class StandbySupervisor:
         Call it in the main thread (signals), when `due`; again later where it was left to another.
         """
         try:
-            outcome = self._act_with_lease()
+            outcome = self.blocking_reason()
+            if outcome is None:
+                lease = self._leases.acquire(lambda: self.blocking_reason() is None)
+                outcome = StandbyResult.LEFT_TO_ANOTHER if lease is None else self._act_alone(lease)
         except OSError:  # the run directory is away: ask again
             return StandbyResult.LEFT_TO_ANOTHER
         if outcome is StandbyResult.POSTPONED and (present := read_json(self._run.supervisor)) != self._supervisor:
             self._supervisor, self._excused_s = present, None
         return outcome
-
-    def _act_with_lease(self) -> StandbyResult:
-        """Act alone.
-
-        Raises:
-            OSError: the run directory is away.
-        """
-        if (reason := self.blocking_reason()) is not None:
-            return reason
-        lease = self._leases.acquire(lambda: self.blocking_reason() is None)
-        if lease is None:
-            return StandbyResult.LEFT_TO_ANOTHER
-        return self._act_alone(lease)
 
     def _act_alone(self, lease: Path) -> StandbyResult:
         """Act under the lease."""

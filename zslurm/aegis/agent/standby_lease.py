@@ -8,6 +8,7 @@ agent makes the next lease.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -51,12 +52,13 @@ class StandbyLeases:
             OSError: the run directory cannot be written.
         """
         body = json.dumps({"job_id": self.job_id, "restart": self.restart, "node": self.node, "time": time.time()})
-        for lease in self._leases():
+        for number in itertools.count(1):
+            lease = self.run.path / f"deputy-{self.job_id}-{self.restart}-{number}.json"
             if lease.exists() and not self._is_abandoned(lease, is_needed):
                 return None
             with contextlib.suppress(FileExistsError):
-                number = os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with os.fdopen(number, "w", encoding="utf-8") as file:
+                descriptor = os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                     file.write(body + "\n")
                 return lease
         raise AssertionError("leases do not end")
@@ -71,13 +73,6 @@ class StandbyLeases:
             if _renewed_at(lease) != first or not is_needed():
                 return False
         return True
-
-    def _leases(self) -> Iterator[Path]:
-        """Yield the leases of this start of the job, in the order in which they are acquired."""
-        number = 1
-        while True:
-            yield self.run.path / f"deputy-{self.job_id}-{self.restart}-{number}.json"
-            number += 1
 
 
 def _renewed_at(lease: Path) -> int | None:

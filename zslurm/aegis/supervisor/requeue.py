@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.types import Decision, Fault
+from zslurm.aegis.types import Decision
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.run.event import select
+from zslurm.run.events import FaultDetected
 from zslurm.run.state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
@@ -196,9 +198,7 @@ def _dead_s(job: Job) -> dict[str, float]:
     """Return seconds since each node of the job died last."""
     now, dead_s = time.time(), dict[str, float]()
     with contextlib.suppress(OSError):
-        for row in read_jsonl(job.run.events):
-            if row.get("event") == "fault_detected" and row.get("job_id") == job.job_id:
-                fault = Fault.of_event(row)
-                if fault is not None and fault.kind == NODE_DEAD and fault.node is not None:
-                    dead_s[fault.node] = now - fault.time
+        for event in select(read_jsonl(job.run.events), FaultDetected):
+            if event.kind == NODE_DEAD and event.job_id == job.job_id and event.node and event.fault_time:
+                dead_s[event.node] = now - event.fault_time
     return dead_s

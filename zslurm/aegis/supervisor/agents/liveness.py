@@ -89,11 +89,7 @@ class Liveness:
     """The agents of one supervisor, node by node."""
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
-        """Know of no node yet.
-
-        Args:
-            heartbeat_timeout_s: seconds without a report after which an agent counts as lost.
-        """
+        """Know of no node yet; an agent is lost after `heartbeat_timeout_s` without a report."""
         self.lock = threading.RLock()
         self.nodes: dict[str, NodeAgent] = {}
         self.links: list[AgentLink] = []
