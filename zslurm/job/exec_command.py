@@ -82,7 +82,7 @@ def _where(run: RunDir, nodes: str | None) -> tuple[str, list[str]]:
 
 
 def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run srun in a session of its own; Ctrl-C reaches it as SIGTERM, with which it ends its tasks."""
+    """Run srun in a new session; Ctrl-C reaches it as SIGTERM, with which it ends its tasks."""
     names: dict[bytes, bytes] = {}
     with subprocess.Popen(
         argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -55,7 +55,7 @@ from zslurm.hardware.sysfs import node_name, sysroot
 from zslurm.run.run_dir import open_run
 from zslurm.train.niceness import lower_process
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("zslurm.aegis.agent")  # `python -m` calls this module `__main__`
 
 OnMissedHeartbeats = Callable[[float, bool], bool]
 """Asked while the supervisor misses heartbeats, with the seconds since it was heard last and whether the pipe from

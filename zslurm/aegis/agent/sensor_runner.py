@@ -113,7 +113,7 @@ class SensorRunner:
         self._busy_since = None
 
     def _recall(self, sensor: Sensor) -> None:
-        """Go on from where an earlier agent of this attempt began; begin anew where that cannot be."""
+        """Continue from where an earlier agent of this attempt began; begin anew where that cannot be."""
         self._number = self._attempt()
         state = self._memory.known.get(self.name)
         if state is None:

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from zslurm.aegis.agent.standby_lease import StandbyLeases, renewed_meanwhile
+from zslurm.aegis.agent.standby_lease import acquire, renewed_meanwhile
 from zslurm.aegis.agent.standby_requeue import StandbyRequeue, StandbyResult
 from zslurm.aegis.protocol import BATCH_NODE
 from zslurm.core.files import read_json
@@ -89,7 +89,6 @@ class StandbySupervisor:
         self._excused_s: float | None = 0.0
         """Seconds without a heartbeat when the present supervisor was seen; None: as they are at the next look."""
         job = self._job_id or ""
-        self._leases = StandbyLeases(run, job, restart, self.node, sleep)
         self._requeue = StandbyRequeue(
             run, client, job, restart, self.node, self.batch_node, self.blocking_reason, sleep
         )
@@ -175,7 +174,10 @@ class StandbySupervisor:
         try:
             outcome = self.blocking_reason()
             if outcome is None:
-                lease = self._leases.acquire(lambda: self.blocking_reason() is None)
+                requeue, is_needed = self._requeue, lambda: self.blocking_reason() is None
+                lease = acquire(
+                    self._run, requeue.job_id, requeue.restart, self.node, is_needed=is_needed, sleep=requeue.sleep
+                )
                 outcome = StandbyResult.LEFT_TO_ANOTHER if lease is None else self._act_alone(lease)
         except OSError:  # the run directory is away: ask again
             return StandbyResult.LEFT_TO_ANOTHER

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.fault_kinds import NODE_DEAD
@@ -14,10 +15,10 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
 from zslurm.aegis.types import Decision
+from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.prepare import prepare
 from zslurm.job.step import in_order, local_step, slurm_step
@@ -234,3 +235,23 @@ def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded]) -> Pendi
     decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
     verdicts = [given for event in ended if (given := Verdict.of(event.row)) is not None]
     return PendingDecision(decisions[-1], verdicts[-1]) if decisions and verdicts else None
+
+
+def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> Holder | None:
+    """Remove a lock on a run's checkpoints whose job Slurm calls over, or does not know; return its holder.
+
+    The trainer holds it (checkpoint_tools/lock.py) and knows its own node and its own job, `job_id`. Slurm knows
+    whether the job of another node is still there. Where it cannot be asked, the lock stays, and the trainer
+    refuses with its holder's name.
+    """
+    try:
+        holder = holder_of(checkpoints)
+        if holder is None or not holder.job or holder.job == job_id:
+            return None
+        job = client.job(holder.job)
+        if job is not None and not job.state.is_over:
+            return None
+        acquire(checkpoints, job=job_id, is_gone=lambda found: found == holder).release()
+    except (CheckpointError, ZslurmError):  # the trainer meets the lock too, and reports it
+        return None
+    return holder

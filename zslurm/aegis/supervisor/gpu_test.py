@@ -34,7 +34,7 @@ _ALLOCATED = (
     *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"),
 )
-"""Variables that give a process GPUs, or say that Slurm did."""
+"""Variables that give a process GPUs, or show that Slurm did."""
 _NO_GPU = ("-1", "NoDevFiles", "(null)")
 
 

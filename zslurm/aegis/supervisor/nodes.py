@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from zslurm.aegis.types import Resources
-from zslurm.config.spec import RunSpec
+from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
-from zslurm.job.node_order import rank_order
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.inventory import usable_nodes
+from zslurm.slurm.topology import order_by_leaf
 
 _ANSWER_S = 5.0
 
@@ -103,3 +103,20 @@ class Nodes:
     def _client(self) -> SlurmClient:
         """Return a client that asks once: each question is repeated, or may stay open."""
         return SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=Retries(attempts=1))
+
+
+def rank_order(cluster: ClusterSection, nodes: Sequence[str], client: SlurmClient) -> list[str] | None:
+    """Return the nodes leaf by leaf; None where no leaf is known, and Slurm's own order does as well as any.
+
+    The profile's `leaf_switches` win over Slurm's topology.
+    """
+    if len(nodes) < 2:
+        return None
+    leaves: Mapping[str, Sequence[str]] = {leaf: expand(hosts) for leaf, hosts in cluster.leaf_switches.items()}
+    if not leaves:
+        try:
+            leaves = client.topology()
+        except ZslurmError:
+            return None  # a compute node without scontrol: the order is a matter of speed alone
+    known = {node for members in leaves.values() for node in members}
+    return order_by_leaf(nodes, leaves) if known.intersection(nodes) else None

@@ -23,7 +23,7 @@ from zslurm.run.event import select
 from zslurm.run.events import NodesExcluded, node_names
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import requeue_excluding
-from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.hostlist import by_reason, compress, expand
 from zslurm.slurm.inventory import usable_nodes
 from zslurm.train.jsonl import read_jsonl
 
@@ -135,13 +135,9 @@ def _record_warnings(job: Job, found: RailReadings) -> None:
     for odd, reasons in differing.items():
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         job.event("rails_differ", nodes=compress(odd), reason=reasons[0] + more)
-    doubtful: dict[str, list[str]] = {}
-    for one in found.maps:
-        for problem in one.problems:
-            if not problem.incomplete:
-                doubtful.setdefault(problem.message, []).append(one.node)
-    for message, nodes in doubtful.items():
-        job.event("rails_doubtful", nodes=compress(nodes), reason=message)
+    doubtful = ((p.message, one.node) for one in found.maps for p in one.problems if not p.incomplete)
+    for message, nodes in by_reason(doubtful).items():
+        job.event("rails_doubtful", nodes=nodes, reason=message)
 
 
 def _decide(job: Job, found: RailReadings) -> RailDecision:
