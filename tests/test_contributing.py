@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.aegis.places import place
+from tests.aegis.contexts import context
 from tests.checkout import ROOT
 from tests.config.run_files import resolve_text
 from zslurm import kernels
@@ -64,7 +64,7 @@ def test_the_sensor_is_found_and_reports(placed: Placed, tmp_path: Path) -> None
     root = tmp_path / "root"
     file = root / "proc" / "sys" / "kernel" / "random" / "entropy_avail"
     file.parent.mkdir(parents=True)
-    sensor = all_sensors()["entropy"](place(root))
+    sensor = all_sensors()["entropy"](context(root))
     assert sensor is not None
     assert not sensor.read().ok
     file.write_text("256\n")

@@ -120,7 +120,6 @@ class EvaluationCommand(Observer):
         words = command_words(self._command, model=str(paths.model), step=step, run=self._name)
         arguments = map(str, (self._run_dir, step, checkpoint.absolute(), self._config.keep_exports, os.getpid()))
         environment = {name: value for name, value in os.environ.items() if not _RANKS_OWN.fullmatch(name)}
-        environment["PYTHONSAFEPATH"] = "1"
         try:
             paths.root.mkdir(exist_ok=True)
             paths.result.unlink(missing_ok=True)

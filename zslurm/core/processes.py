@@ -163,11 +163,19 @@ def _started(pid: int) -> int:
     Raises:
         psutil.NoSuchProcess: it is gone.
     """
-    try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        raise psutil.NoSuchProcess(pid) from None
-    return int(text.rpartition(b")")[2].split()[19])  # the second field is a name, and may hold anything
+    if (stat := read_stat(_PROC / str(pid))) is None:
+        raise psutil.NoSuchProcess(pid)
+    return int(stat[1][19])
+
+
+def read_stat(process: Path) -> tuple[str, list[str]] | None:
+    """Return the name of a process and what /proc/PID/stat has behind it, its state first; None where it is gone.
+
+    The name may hold anything, also spaces and brackets (man 5 proc).
+    """
+    head, _, rest = (read_text(process / "stat") or "").rpartition(")")
+    fields = rest.split()
+    return (head.partition("(")[2], fields) if fields else None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from zslurm.cluster.rccl.environment import environment
@@ -20,14 +21,14 @@ from zslurm.slurm.hostlist import compress
 from zslurm.slurm.run_on_nodes import NodeAnswer, run_on_nodes
 from zslurm.slurm.srun_output import CANNOT_START
 
-Progress = Callable[[str], None]
+_LOG = logging.getLogger(__name__)
 
 _LAUNCH_TRIES = 4
 _REPORTED_EVERY_S = 10.0
 
 
 def ask(
-    site: Site, chosen: Chosen, task: Task, timeout_s: float, progress: Progress, *, inside: bool = False
+    site: Site, chosen: Chosen, task: Task, timeout_s: float, *, inside: bool = False
 ) -> dict[str, NodeAnswer]:
     """Ask the nodes; those on which no task can be started are left out the next time.
 
@@ -36,7 +37,6 @@ def ask(
         chosen: the nodes.
         task: what each of them is asked.
         timeout_s: for all of it, the wait in the queue included.
-        progress: messages for a person.
         inside: as a step of the job that this runs in.
 
     Raises:
@@ -59,7 +59,7 @@ def ask(
             setup=site.cluster.setup,
             timeout_s=max(1.0, deadline - time.monotonic()),
             environ={**os.environ, **job, TASK_VARIABLE: json.dumps(task.to_json())},
-            waiting=_Waiting(progress),
+            waiting=_Waiting(),
         )
         refused = {name: answer for name, answer in answers.items() if CANNOT_START in (answer.error or "")}
         answered = {name: answer for name, answer in answers.items() if answer.error is None}
@@ -70,7 +70,7 @@ def ask(
         count = None if count is None or answered else count - len(refused)
         if not refused or not (names or count) or time.monotonic() > deadline:
             return answers | lost | said
-        progress(f"{compress(refused)}: tasks cannot be started there; asking the others")
+        _LOG.info("%s: tasks cannot be started there; asking the others", compress(refused))
     return answers | lost | said
 
 
@@ -86,10 +86,10 @@ def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
 
 
 class _Waiting:
-    """Says at intervals why the job has not started."""
+    """Reports at intervals why the job has not started."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._next = progress, 0.0
+    def __init__(self) -> None:
+        self._next = 0.0
 
     def __call__(self, job_id: str) -> None:
         if time.monotonic() < self._next:
@@ -100,4 +100,4 @@ class _Waiting:
         except (SlurmUnavailable, SlurmRefused):
             job = None
         reason = job.reason if job and job.reason else "no reason yet"
-        self._progress(f"job {job_id} waits in the queue ({reason}); Ctrl-C cancels it")
+        _LOG.info("job %s waits in the queue (%s); Ctrl-C cancels it", job_id, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from zslurm.cluster.site import Site
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
-from zslurm.doctor.ask import Progress, ask
+from zslurm.doctor.ask import ask
 from zslurm.doctor.check import Check, NodeData, Outcome, Status, failed, merged
 from zslurm.doctor.checks.shared_files import TOKEN
 from zslurm.doctor.compare import inconsistent_nodes, unlike_here
@@ -26,6 +27,8 @@ from zslurm.hardware.node_sources import Sources, Task
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.run_on_nodes import NodeAnswer
+
+_LOG = logging.getLogger(__name__)
 
 STATE, ANSWER = "state", "answer"
 """Names of what is no check of its own: Slurm's view of a node, and whether the node answers at all."""
@@ -52,13 +55,8 @@ class Wanted:
     timeout_s: float = 300.0
 
 
-def run_doctor(site: Site, wanted: Wanted, progress: Progress = lambda text: None) -> Report:
-    """Check this machine, and the nodes where the profile has Slurm.
-
-    Args:
-        site: the profile.
-        wanted: what to look at.
-        progress: messages for a person, while it runs.
+def run_doctor(site: Site, wanted: Wanted) -> Report:
+    """Check this machine, and the nodes where the profile has Slurm; what it waits for is logged.
 
     Raises:
         ConfigError, NotFound: the nodes that were asked for do not exist.
@@ -68,7 +66,7 @@ def run_doctor(site: Site, wanted: Wanted, progress: Progress = lambda text: Non
     if site.cluster.launcher == "local":
         _check_here(site, wanted, report)
     else:
-        _check_cluster(site, wanted, report, progress)
+        _check_cluster(site, wanted, report)
     report.took_s = time.monotonic() - began
     return report
 
@@ -81,8 +79,8 @@ def _check_here(site: Site, wanted: Wanted, report: Report) -> None:
             report.add(name, {LOGIN: outcome})
 
 
-def _check_cluster(site: Site, wanted: Wanted, report: Report, progress: Progress) -> None:
-    client = SlurmClient(on_retry=progress)
+def _check_cluster(site: Site, wanted: Wanted, report: Report) -> None:
+    client = SlurmClient()
     with _probe(wanted.directory) as (probe, token):
         task = _task(site, wanted, probe, token)
         try:
@@ -95,14 +93,14 @@ def _check_cluster(site: Site, wanted: Wanted, report: Report, progress: Progres
             report.slurm_error = str(error)
             inside, chosen = None, Chosen()
         if not chosen.any and wanted.nodelist is None and report.slurm_error is None:
-            progress("no node of the partition is idle; name some with --nodelist to wait for them")
+            _LOG.info("no node of the partition is idle; name some with --nodelist to wait for them")
         here = [check for check in wanted.checks if check.runs_on("login")]
         with ThreadPoolExecutor(1) as beside:
             login = beside.submit(run_checks, here, Sources(task))
             answers: dict[str, NodeAnswer] = {}
             if chosen.any and any(check.runs_on("node") for check in wanted.checks):
                 try:
-                    answers = ask(site, chosen, task, wanted.timeout_s, progress, inside=inside is not None)
+                    answers = ask(site, chosen, task, wanted.timeout_s, inside=inside is not None)
                 except (SlurmUnavailable, SlurmRefused) as error:
                     report.slurm_error = str(error)
             outcomes_here = login.result()

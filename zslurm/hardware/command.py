@@ -16,15 +16,15 @@ class CommandHung(Exception):
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command said."""
+class CommandOutput:
+    """What a command printed, and its exit code."""
 
     code: int
     out: str
     err: str
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Said:
+def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> CommandOutput:
     """Run a program to its end, or leave it.
 
     Raises:
@@ -41,4 +41,4 @@ def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Sa
             os.killpg(process.pid, signal.SIGKILL)
         called = " ".join([Path(argv[0]).name, *argv[1:2]])
         raise CommandHung(f"`{called}` did not answer within {timeout_s:g} s") from None
-    return Said(process.returncode, out, err)
+    return CommandOutput(process.returncode, out, err)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from zslurm.config.doctor import DoctorSection
-from zslurm.hardware.command import Said
+from zslurm.hardware.command import CommandOutput
 from zslurm.hardware.facts import NodeFacts
 
 
@@ -29,7 +29,7 @@ class Machine(Protocol):
         """Return where a program is; None where there is none."""
         ...
 
-    def run(self, program: str, *arguments: str, timeout_s: float) -> Said | None:
+    def run(self, program: str, *arguments: str, timeout_s: float) -> CommandOutput | None:
         """Run a program; None where there is none.
 
         Raises:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from zslurm.config.doctor import DoctorSection
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.command import Said, run
+from zslurm.hardware.command import CommandOutput, run
 from zslurm.hardware.facts import NodeFacts, read_facts
 from zslurm.hardware.gpu_health import Gpus
 from zslurm.hardware.gpu_reading import read_gpu_health
@@ -137,7 +137,7 @@ class Sources:
         places = self.environ.get("PATH", os.defpath)
         return shutil.which(program, path=f"{places}{os.pathsep}{self.root / _ROCM_BIN}")
 
-    def run(self, program: str, *arguments: str, timeout_s: float) -> Said | None:
+    def run(self, program: str, *arguments: str, timeout_s: float) -> CommandOutput | None:
         """Run a program; None where there is none.
 
         Raises:

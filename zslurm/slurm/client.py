@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -34,7 +34,6 @@ class SlurmClient:
         timeout_s: float = 30.0,
         *,
         retries: Retries | None = None,
-        on_retry: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Start nothing yet.
 
@@ -42,9 +41,8 @@ class SlurmClient:
             environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
             timeout_s: one attempt of one command is given up after this long.
             retries: how often to try again.
-            on_retry: called with one line that says why a command is repeated.
         """
-        self._commands = SlurmCommands(environment, timeout_s=timeout_s, retries=retries, on_retry=on_retry)
+        self._commands = SlurmCommands(environment, timeout_s=timeout_s, retries=retries)
         self._queue_fields: Sequence[str] = jobs.QUEUE_FIELDS
         self._version: Version | None = None
 

@@ -6,11 +6,12 @@ growing pauses; one that may have been carried out is repeated only where doing 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zslurm.checkpoint_tools.quantities import counted
@@ -39,6 +40,8 @@ _UNANSWERED = (
 _NO_CLUSTER = ("Could not establish a configuration source", "Unable to process configuration file")
 _UNKNOWN_JOB = "Invalid job id specified"
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Retries:
@@ -66,7 +69,6 @@ class SlurmCommands:
         *,
         timeout_s: float = 30.0,
         retries: Retries | None = None,
-        on_retry: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Start nothing yet.
 
@@ -74,7 +76,6 @@ class SlurmCommands:
             environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
             timeout_s: one attempt is given up after this long.
             retries: how often to try again.
-            on_retry: called with one line that says why a command is repeated.
         """
         environment = os.environ if environment is None else environment
         # Slurm prints local times without their zone.
@@ -82,7 +83,6 @@ class SlurmCommands:
         self._environment = scrubbed(environment) | fixed
         self._timeout_s = timeout_s
         self._retries = retries or Retries()
-        self._on_retry = on_retry
 
     def find(self, program: str) -> str | None:
         """Where a program is, or None."""
@@ -113,7 +113,7 @@ class SlurmCommands:
                 if attempt + 1 >= self._retries.attempts:
                     tries = "" if attempt == 0 else f" ({counted(attempt + 1, 'try')})"
                     raise SlurmUnavailable(f"the Slurm controller does not answer{tries}: {error}") from None
-                self._on_retry(f"the Slurm controller does not answer, trying again: {error}")
+                _LOG.debug("the Slurm controller does not answer, trying again: %s", error)
                 time.sleep(self._retries.pause_after(attempt))
                 attempt += 1
 

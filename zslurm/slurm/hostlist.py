@@ -78,6 +78,14 @@ def compress(names: Iterable[str]) -> str:
     return ",".join(_group_text(key, numbers) for key, numbers in groups.items())
 
 
+def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the nodes of each reason, as a hostlist, from pairs of a reason and a node."""
+    found: dict[str, list[str]] = {}
+    for reason, node in reasons:
+        found.setdefault(reason, []).append(node)
+    return {reason: compress(nodes) for reason, nodes in found.items()}
+
+
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """A sort key that puts node2 before node10."""
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -69,6 +70,12 @@ class Node:
     def is_usable(self) -> bool:
         """Whether a job could run here now or after the present one."""
         return self.state in _USABLE and "not_responding" not in self.flags and not (self.flags & _UNUSABLE_FLAGS)
+
+
+def usable_nodes(nodes: Iterable[Node], partitions: str) -> set[str]:
+    """Return the names of the usable nodes of some partitions, given with commas between them."""
+    wanted = set(partitions.split(","))
+    return {node.name for node in nodes if node.is_usable and wanted & set(node.partitions)}
 
 
 def parse_partitions(text: str) -> list[Partition]:

@@ -58,6 +58,14 @@ class NodeAnswer:
     received: float = 0.0
 
 
+def beside_ranks(nodes: Sequence[str], name: str) -> list[str]:
+    """Return srun's options for a step with one task on each of these nodes of a job, beside what runs there."""
+    return [
+        f"--job-name={name}", f"--nodelist={compress(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1", "--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0",
+    ]  # fmt: skip
+
+
 def answer(value: Any, environ: Mapping[str, str] = os.environ) -> None:
     """Print a node's answer. What the asked module calls, once, at its end."""
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]

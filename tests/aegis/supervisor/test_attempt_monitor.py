@@ -17,7 +17,6 @@ import pytest
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.attribution import attribute
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.root_cause import roots_of
@@ -25,6 +24,7 @@ from zslurm.aegis.supervisor import stop_forwarder
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault, History
 from zslurm.config.aegis import AegisSection
@@ -128,7 +128,7 @@ def _monitor(
     job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, event)
     detector = Detector(spec.aegis)
     detector.begin(1, list(NODES), time.monotonic() - 60)
-    return AttemptMonitor(job, running, Signatures.load(), cast(Agents, agents), detector, spares=2)
+    return AttemptMonitor(FaultCollector(job, running, cast(Agents, agents), detector), spares=2)
 
 
 def _dead(tmp_path: Path, running: RunningAttempt, agents: Speakers) -> list[str | None]:
@@ -157,7 +157,7 @@ def test_a_file_system_that_does_not_answer_tells_nothing_new(
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
     spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
     job = Job(run, spec, {}, "local-1", 0, lambda *_, **__: None)
-    monitor = AttemptMonitor(job, running, Signatures.load(), None, Detector(spec.aegis))
+    monitor = AttemptMonitor(FaultCollector(job, running, None, Detector(spec.aegis)), spares=0)
 
     def stalled(*_: object, **__: object) -> str:
         raise OSError(errno.EIO, "Input/output error")
@@ -256,7 +256,9 @@ def test_a_supervisor_that_died_between_a_failure_and_its_fault_is_followed_by_o
     """The failure is recorded first; with the fault, too, nothing is found twice."""
     fault = Fault("rank_exit", "root", "unknown", time.time(), "srun", "x", node="node0", rank=0).fields()
     fault_row = {"event": "fault_detected", "attempt": 1, "fault_time": fault.pop("time"), **fault}
-    rows = [{"event": "ranks_ended", "attempt": 1, "ranks": [0], "node": "node0"}] + [fault_row] * recorded
+    rows = [{"event": "ranks_ended", "attempt": 1, "ranks": [0], "node": "node0", "what": "x"}] + [
+        fault_row
+    ] * recorded
     run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = running.attempt.step_log
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")

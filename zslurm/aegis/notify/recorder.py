@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from zslurm.core.redact import redact_mapping
 from zslurm.run.event import from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesWriter
+
+_LOG = logging.getLogger(__name__)
 
 _FLUSH_S = 5.0
 """How long hooks and Slurm get to take what is left when the supervisor ends, or the job is requeued."""
@@ -59,8 +62,7 @@ class Recorder:
         for notifier in self._notifiers:
             notifier.notify(made)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
-        with contextlib.suppress(OSError):
-            print(f"supervisor: {event} {shown}".rstrip(), flush=True)
+        _LOG.info("%s", f"{event} {shown}".rstrip())
 
     def flush(self) -> None:
         """Deliver what was recorded, for a few seconds at most: before a requeue ends this process."""

@@ -7,7 +7,7 @@ to know, a GPU is tested or a spare is checked where it asks for one, and what i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED
@@ -16,7 +16,6 @@ from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.policy import decide
 from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, committed_step
 from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
@@ -38,61 +37,50 @@ class Recovery:
     """Decides what follows each attempt in one start of the job, and carries it out."""
 
     def __init__(self, job: Job, nodes: Nodes, agents: Agents | None, recorder: Recorder) -> None:
-        """Nothing has failed yet.
-
-        Args:
-            job: the start of the job.
-            nodes: its nodes.
-            agents: the agents; None where the run has none.
-            recorder: of the events.
-        """
+        """Nothing has failed yet."""
         self.job, self.nodes, self.agents, self.recorder = job, nodes, agents, recorder
         self.settings = job.spec.aegis
         self.failed: AttemptOutcome | None = None
         """The failed attempt from which the run recovers; None where the one before ended in order."""
 
     def after(
-        self, collected: FaultCollector, outcome: AttemptOutcome, running: RunningAttempt, *, overdue: bool
+        self, collected: FaultCollector, outcome: AttemptOutcome, *, overdue: bool
     ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Decide what follows an attempt, and do it.
 
         Args:
-            collected: the faults of the attempt.
+            collected: the attempt and its faults.
             outcome: how it ended.
-            running: the attempt.
             overdue: its ranks did not save and stop in time when asked to.
 
         Returns:
             How the run ends in this job, or the nodes on which to start again.
         """
-        decision, resources = self._decide(collected, outcome, running)
+        decision, resources = self._decide(collected, outcome)
         if not overdue:
             outcome = _with_root(outcome, decision.root)
-        self.job.event("attempt_ended", attempt=running.attempt.number, **outcome.fields())
+        self.job.event("attempt_ended", attempt=collected.attempt.number, **outcome.fields())
         self._record(decision, resources, collected.attempt_state())
         return self.carry_out(decision, outcome)
 
-    def _decide(
-        self, collected: FaultCollector, outcome: AttemptOutcome, running: RunningAttempt
-    ) -> tuple[Decision, Resources]:
+    def _decide(self, collected: FaultCollector, outcome: AttemptOutcome) -> tuple[Decision, Resources]:
         """Return what the policy decides, once the nodes and GPUs that it names were tested."""
-        settings, acts = self.settings, self.settings.mode == "act"
+        settings, acts, running = self.settings, self.settings.mode == "act", collected.running
         tested: set[tuple[str, str]] = set()
         while True:
             history = self.job.history()
             attempt_state = collected.attempt_state(outcome)
-            exclusions = active_exclusions(history, attempt_state.now, settings).values()
-            blamed = any(fault.role == "root" and fault.scope != "user" for fault in attempt_state.faults)
+            excluded = set(active_exclusions(history, attempt_state.now, settings))
             # A job that excludes nodes must not ask for more than are left.
-            look = blamed or bool(exclusions)
-            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=look)
+            look = bool(excluded) or any(f.role == "root" and f.scope != "user" for f in attempt_state.faults)
+            resources = self.nodes.resources(excluded, running.nodes, look_elsewhere=look)
             decision = decide(attempt_state, history, resources, settings)
             if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
                 tested.add(decision.test_gpu)
                 if self._gpu_fails(decision, collected):
                     continue
             fresh = [node for node in decision.nodes if node not in running.nodes]
-            broken = _unfit(fresh, self.agents, self.job.event) if acts else {}
+            broken = self._unfit(fresh) if acts else {}
             if not broken:
                 return decision, resources
             for node, reason in broken.items():
@@ -133,14 +121,16 @@ class Recovery:
     def carry_out(
         self, decision: Decision, outcome: AttemptOutcome
     ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
-        """Do it; return how the run ends in this job, or the nodes on which to start again."""
+        """Do what was decided; return how the run ends in this job, or the nodes on which to start again."""
         if decision.action == "finish" or self.settings.mode != "act":
             return outcome, ()
         stop = self.job.stop
         if stop.comes_back and decision.action in IN_PLACE:  # the request came after the decision to start again
             return self.asked_between(outcome), ()
         if decision.action == "stop":
-            code = outcome.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
+            # A wrong configuration has its own exit code.
+            is_config = decision.root is not None and decision.root.kind == CONFIG_ERROR
+            code = outcome.exit_code if is_config else Exit.STOPPED
             return replace(outcome, outcome="failed", exit_code=code), ()
         if stop.asked and not (stop.comes_back and decision.action == "requeue"):
             return self._interrupted(outcome), ()  # a job that was cancelled must not come back
@@ -151,11 +141,7 @@ class Recovery:
         return None, decision.nodes
 
     def _interrupted(self, failed: AttemptOutcome | None) -> AttemptOutcome:
-        """Return the outcome of a run that is asked to stop while it recovers from a failure.
-
-        Args:
-            failed: of the attempt that failed; None where none did.
-        """
+        """Return the outcome of a run that is asked to stop while it recovers from a failure."""
         message = f"asked to stop ({self.job.stop.asked_by})"
         if failed is None or failed.outcome not in ("failed", "lost"):
             return AttemptOutcome("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
@@ -168,7 +154,7 @@ class Recovery:
         """Return how the run ends in this job where it is asked to stop while no ranks run.
 
         Args:
-            outcome: on the attempt that has just ended; None where that is decided upon.
+            outcome: how the attempt ended that has just ended; None where what follows it is decided.
         """
         job, settings = self.job, self.settings
         if job.stop.name is not None:
@@ -182,8 +168,8 @@ class Recovery:
         attempt_state = AttemptState(
             now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
         )
-        exclusions = active_exclusions(history, now, settings).values()
-        resources = self.nodes.resources(exclusions, (), look_elsewhere=bool(exclusions))
+        excluded = set(active_exclusions(history, now, settings))
+        resources = self.nodes.resources(excluded, (), look_elsewhere=bool(excluded))
         decision = decide(attempt_state, history, resources, settings)
         if decision.action == "finish":
             return outcome
@@ -197,13 +183,10 @@ class Recovery:
         """
         stop = self.job.stop
         while stop.preempted == "requeue" and stop.signum is None and not stop.requeued:
-            self._pause_unless_signalled(_AGAIN_S)
+            until = time.monotonic() + _AGAIN_S
+            while stop.signum is None and time.monotonic() < until:
+                time.sleep(min(self.settings.poll_s, _AGAIN_S))
             self.job.look_for_preemption()
-
-    def _pause_unless_signalled(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self.job.stop.signum is None and time.monotonic() < until:
-            time.sleep(min(self.settings.poll_s, seconds))
 
     def _requeue(self, decision: Decision, outcome: AttemptOutcome) -> AttemptOutcome:
         """Put the job back into the queue. Slurm ends this process soon after."""
@@ -232,26 +215,23 @@ class Recovery:
             self.job.event("requeued", excluded=excluded, reason=decision.reason)
         return AttemptOutcome("interrupted", Exit.INTERRUPTED, outcome.cause)
 
+    def _unfit(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Check spares before they replace nodes; return those that must not be used, with the reason.
 
-def _unfit(nodes: Sequence[str], agents: Agents | None, event: Callable[..., None]) -> dict[str, str]:
-    """Check nodes before they take another's place; return those that must not be used, with the reason.
-
-    A spare may have been broken since it was booted.
-
-    A node whose agent does not answer is unfit: a dead one looks just like that. Without agents nothing is known,
-    and nothing is held against a node.
-    """
-    if agents is None or not agents.liveness.any_responding() or not nodes:
-        return {}
-    answers = agents.ask("check", nodes, timeout_s=_CHECK_S)
-    found = {}
-    for node in nodes:
-        answer = answers.get(node)
-        reason = "its agent does not answer" if answer is None else "" if answer.ok else answer.why
-        event("spare_checked", node=node, ok=not reason, reason=reason or None)
-        if reason:
-            found[node] = reason
-    return found
+        One may have been broken since it was booted. A node whose agent does not answer is unfit, for a dead one
+        looks just like that. Without agents nothing is known, and every node is fit.
+        """
+        if self.agents is None or not self.agents.liveness.any_responding() or not nodes:
+            return {}
+        answers = self.agents.ask("check", nodes, timeout_s=_CHECK_S)
+        found = {}
+        for node in nodes:
+            answer = answers.get(node)
+            reason = "its agent does not answer" if answer is None else "" if answer.ok else answer.why
+            self.job.event("spare_checked", node=node, ok=not reason, reason=reason or None)
+            if reason:
+                found[node] = reason
+        return found
 
 
 def _with_root(outcome: AttemptOutcome, root: Fault | None) -> AttemptOutcome:
@@ -261,8 +241,3 @@ def _with_root(outcome: AttemptOutcome, root: Fault | None) -> AttemptOutcome:
         return outcome
     code = cause.exit_code if cause is not None else None
     return replace(outcome, cause=Cause(root.line, root.rank, root.node, code, root.step))
-
-
-def _is_users_mistake(root: Fault | None) -> bool:
-    """Return whether the configuration is wrong, which has its own exit code."""
-    return root is not None and root.kind == CONFIG_ERROR

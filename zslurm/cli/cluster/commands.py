@@ -13,6 +13,7 @@ from zslurm.cli.values import print_values
 from zslurm.cluster.edit import edit_profile, run_editor
 from zslurm.cluster.profile import Profile, default_name, profiles, set_default
 from zslurm.cluster.resolved import resolve_profile
+from zslurm.core import log
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import CheckFailed, ZslurmError
 from zslurm.submit.profile_check import check_profile
@@ -91,7 +92,8 @@ def edit(name: Name = None) -> None:
 
     Example: zslurm cluster edit mi300x-pollara
     """
-    written = edit_profile(name or default_name(), run_editor, say)
+    log.set_up()
+    written = edit_profile(name or default_name(), run_editor)
     say("unchanged" if written is None else f"wrote {written}")
 
 

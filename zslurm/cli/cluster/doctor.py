@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -11,6 +12,7 @@ from typer import Option
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
+from zslurm.core import log
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Status, all_checks, chosen_checks
@@ -66,7 +68,9 @@ def doctor(
         timeout_s=timeout,
     )
     try:
-        report = run_doctor(site(cluster), wanted, say)
+        log.set_up()
+        logging.getLogger("zslurm.slurm.commands").setLevel(logging.DEBUG)  # why it takes so long
+        report = run_doctor(site(cluster), wanted)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None
     unchecked = [f"the nodes were not checked: {report.slurm_error}"] if report.slurm_error else []

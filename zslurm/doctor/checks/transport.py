@@ -18,7 +18,7 @@ from zslurm.cluster.rccl.environment import environment
 from zslurm.doctor.check import Check, Outcome, failed, passed, unavailable, worst
 from zslurm.doctor.transport import expected, problems, read_log
 from zslurm.doctor.transport_rank import NO_GPU
-from zslurm.hardware.command import CommandHung, Said, run
+from zslurm.hardware.command import CommandHung, CommandOutput, run
 from zslurm.hardware.node_sources import Sources
 from zslurm.slurm.hostlist import expand
 
@@ -104,7 +104,9 @@ def _time(sources: Sources) -> float:
     return 2 * sources.limits.check_s
 
 
-def _run_ranks(sources: Sources, group: tuple[str, ...], file: Path, given: Mapping[str, str]) -> list[Said]:
+def _run_ranks(
+    sources: Sources, group: tuple[str, ...], file: Path, given: Mapping[str, str]
+) -> list[CommandOutput]:
     """The ranks of this node: one of the group's, or all of them where it is alone.
 
     Raises:
@@ -117,7 +119,7 @@ def _run_ranks(sources: Sources, group: tuple[str, ...], file: Path, given: Mapp
     program = [other] if other else [sys.executable, "-P", "-m", _MODULE]
     limit = _time(sources)
 
-    def start(rank: int) -> Said:
+    def start(rank: int) -> CommandOutput:
         words = [str(file), str(rank), str(world), str(rank if alone else 0), f"{limit:g}"]
         return run([*program, *words], given, limit)
 
@@ -125,7 +127,9 @@ def _run_ranks(sources: Sources, group: tuple[str, ...], file: Path, given: Mapp
         return list(pool.map(start, ranks))
 
 
-def _checked(sources: Sources, group: tuple[str, ...], given: Mapping[str, str], said: list[Said]) -> Outcome:
+def _checked(
+    sources: Sources, group: tuple[str, ...], given: Mapping[str, str], said: list[CommandOutput]
+) -> Outcome:
     if any(rank.code == NO_GPU for rank in said):
         return unavailable("not checked: torch sees no GPU here (see torch-import)")
     opened = [read_log(rank.out) for rank in said]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.config.aegis import AegisSection
 from zslurm.config.spec import ClusterSection
 from zslurm.run.run_dir import RunDir
@@ -13,7 +13,7 @@ from zslurm.run.run_dir import RunDir
 NOW = 1_700_000_000.0
 
 
-def place(root: Path, *, environ: dict[str, str] | None = None, **settings: Any) -> Place:
+def context(root: Path, *, environ: dict[str, str] | None = None, **settings: Any) -> NodeContext:
     """The node `node0` whose files lie below `root`.
 
     Args:
@@ -24,7 +24,7 @@ def place(root: Path, *, environ: dict[str, str] | None = None, **settings: Any)
     aegis, cluster = settings.pop("aegis", {}), settings.pop("cluster", {})
     run = RunDir(root.parent / "runs" / "main")
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    return Place(
+    return NodeContext(
         node="node0",
         run=run,
         aegis=AegisSection.model_validate(aegis | {"sensors": settings}),

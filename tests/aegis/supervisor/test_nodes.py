@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.submit.specs import run_spec
+from zslurm.aegis.supervisor.nodes import rank_order
 from zslurm.config.spec import ClusterSection
 from zslurm.job.interpreter import Interpreter
-from zslurm.job.node_order import rank_order
 from zslurm.job.step import in_order, slurm_step
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.client import SlurmClient

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.submit.scripted_slurm import CANCELLED, FORGOTTEN, RUNNING, ScriptedSlurm
+from zslurm.aegis.supervisor.attempt_starter import free_from_dead_job
 from zslurm.checkpoint_tools import Holder, InUse, acquire, holder_of
-from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.slurm.client import SlurmClient
 
 
