@@ -24,13 +24,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools import layout, manifest_json, shard_header
 from zslurm.checkpoint_tools.blocks import BlockFile, check_size
 from zslurm.checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFailed, read_failed
-from zslurm.checkpoint_tools.garbage import gc_disabled
 from zslurm.checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
 
@@ -103,9 +101,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -214,12 +210,12 @@ class Checkpoint:
         """Return where `key` is in `file`, once the file's own header agrees with the manifest about it."""
         if file not in self._headers:
             try:
-                self._headers[file] = _read_header(self._file(file), tensor)
+                self._headers[file] = read_header(self._file(file), tensor)
             except (Damaged, ReadFailed):
                 if file not in self._copies:
                     raise
                 self._distrust(file)
-                self._headers[file] = _read_header(self._file(file), tensor)
+                self._headers[file] = read_header(self._file(file), tensor)
         span = self._headers[file].get(key)
         if span is None or span.dtype != dtype or span.end - span.begin != numel * DTYPES[dtype].itemsize:
             raise Damaged(self.path / file, f"its header does not hold {numel} {dtype} under {key!r}", tensor)
@@ -280,8 +276,13 @@ def _read_manifest(path: Path, directory: int) -> Manifest:
     return manifest_json.decode(data, path / layout.MANIFEST)
 
 
-@gc_disabled()
-def _read_header(file: BlockFile, tensor: str) -> dict[str, Span]:
+@manifest_json.gc_disabled()
+def read_header(file: BlockFile, tensor: str | None = None) -> dict[str, Span]:
+    """Return where each key of a shard is; `tensor` is named in errors.
+
+    Raises:
+        Damaged, ReadFailed: as `BlockFile.read_into`.
+    """
     opening = bytearray(min(LENGTH_BYTES, file.size))
     file.read_into(0, memoryview(opening), tensor)
     if (

@@ -21,8 +21,8 @@ from zslurm.checkpoint_tools import (
     commit,
     discard,
     list_checkpoints,
+    listing,
     prune,
-    retention,
     write,
     write_shard,
 )
@@ -83,7 +83,7 @@ def test_a_killed_save_of_the_same_step_leaves_the_old_one_or_the_new_one(tmp_pa
     assert_holds(tmp_path / "step-00000100", 101 if committed else 100)
 
 
-@pytest.mark.parametrize("point", retention.POINTS)
+@pytest.mark.parametrize("point", listing.PRUNE_POINTS)
 def test_a_killed_deletion_leaves_whole_checkpoints_only(tmp_path: Path, point: str) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)

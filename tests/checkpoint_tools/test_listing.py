@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which are kept, and that junk harms nobody."""
+"""Which checkpoints there are, which are kept, and that junk does no harm."""
 
 from __future__ import annotations
 

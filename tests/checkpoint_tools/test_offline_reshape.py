@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import zslurm.checkpoint_tools
 from zslurm.checkpoint_tools import (
     Checkpoint,
     CheckpointError,
@@ -158,7 +157,8 @@ def test_too_little_space_is_found_before_anything_is_written(
     real = os.statvfs(tmp_path)
     nearly_full = os.statvfs_result((*real[:4], 1, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda path: nearly_full)
-    monkeypatch.setattr(zslurm.checkpoint_tools.layout, "shard_name", lambda *_: pytest.fail("it began to write"))
+    began = lambda *_, **__: pytest.fail("it began to write")  # noqa: E731
+    monkeypatch.setattr(sys.modules["zslurm.checkpoint_tools.reshape"], "write_rows", began)
     with pytest.raises(NoSpace, match="free space"):
         reshape(start, tmp_path / "deep" / "new", 2)
     assert not (tmp_path / "deep").exists()

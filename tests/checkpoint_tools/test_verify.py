@@ -1,4 +1,4 @@
-"""`verify` finds all damage, wherever it is, and says which file, block and tensor."""
+"""`verify` finds all damage, wherever it is, and names the file, block and tensor."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Bundle:
     def will_need(self, start: int, count: int) -> None:
         """Have the kernel fetch tokens [start, start + count) of `scattered` while this process continues.
 
-        It takes a microsecond. Whoever then reads many such pieces waits for the disk once, not at every page.
+        It takes a microsecond. Reading many such pieces then waits for the disk once, not at every page.
         """
         size = self._token_bytes
         first = self._first_byte + start * size
@@ -157,7 +157,7 @@ class Bundle:
 
     @cached_property
     def _pages(self) -> mmap.mmap:
-        """Return the mapping of `scattered`; it begins on a page, the tokens where they lie in it."""
+        """Return the mapping of `scattered`; it begins on a page, the tokens at their offset in it."""
         pages = self._scattered.base
         assert isinstance(pages, mmap.mmap)
         return pages
@@ -244,7 +244,7 @@ class Corpus:
 
     @property
     def header(self) -> BundleHeader:
-        """Return what all bundles say alike: vocabulary size, tokenizer, end-of-document token."""
+        """Return what all bundles have in common: vocabulary size, tokenizer, end-of-document token."""
         return self.bundles[0].header
 
     @property
@@ -308,8 +308,8 @@ class Corpus:
     def target_mask(self, indices: ArrayLike, context: int) -> NDArray[np.uint8] | None:
         """Which targets of several sequences count: uint8 [len(indices), context] of 0 and 1, or None: all do.
 
-        Position t says whether the target of input t, which is token t + 1 of the sequence, counts: it lies
-        beside `windows(indices, context)[:, 1:]`. Tokens of bundles without a mask count.
+        Position t is whether the target of input t, which is token t + 1 of the sequence, counts: it belongs
+        to `windows(indices, context)[:, 1:]`. Tokens of bundles without a mask count.
 
         Raises:
             IndexError: there is no such sequence.
@@ -363,7 +363,7 @@ class Corpus:
         return start
 
     def _parts(self, start: int, count: int) -> Iterator[tuple[Bundle, tuple[int, int]]]:
-        """Tokens [start, start + count) of the stream: the bundles they lie in, and (start, count) there."""
+        """Yield the bundles that hold tokens [start, start + count) of the stream, and (start, count) there."""
         which = int(np.searchsorted(self._starts, start, side="right")) - 1
         while count > 0:
             bundle, first = self.bundles[which], start - int(self._starts[which])

@@ -60,7 +60,7 @@ BUILD_HINT = "build the data with `zslurm data build`"
 
 @dataclass(frozen=True)
 class BundleHeader:
-    """What every bundle of one corpus says alike."""
+    """What every bundle of one corpus has in common."""
 
     vocab_size: int
     tokenizer_sha256: str

@@ -76,7 +76,7 @@ def export(
         weights: open.
         out: the folder to make; an empty one may be there.
         dtype: "bf16" or "fp32".
-        max_shard_bytes: size of one file, tensors only; a larger tensor has a file of its own.
+        max_shard_bytes: size of one file, tensors only; a larger tensor has a file to itself.
         tokenizer: goes with it; None leaves it out.
         report: gets bytes done, and in all.
 

@@ -63,16 +63,16 @@ class TensorFolder:
         self.path = path
         self.tensors: dict[str, Stored] = {}
         self.problems: list[str] = []
-        self._told: set[str] = set()  # tensors that a problem is about; "" stands for all
+        self._explained: set[str] = set()  # tensors that a problem is about; "" stands for all
         self._open: tuple[str, int] | None = None
         self._buffer = np.empty(0, np.uint8)
         expected = self._expected()
         for file in sorted(set(expected.values())):
             self._read_header(file, {name for name, where in expected.items() if where == file})
 
-    def told(self, name: str) -> bool:
-        """Return whether `problems` says already why this tensor is not among `tensors`."""
-        return name in self._told or "" in self._told
+    def explains(self, name: str) -> bool:
+        """Return whether `problems` has a line for why this tensor is not among `tensors`."""
+        return name in self._explained or "" in self._explained
 
     def close(self) -> None:
         """Close the open file."""
@@ -124,21 +124,21 @@ class TensorFolder:
             spans = self._spans(file, size)
         except FileNotFoundError:
             self.problems.append(f"{file}: missing, though {INDEX} names it")
-            self._told |= expected
+            self._explained |= expected
             return
         except OSError as error:
             raise HubIOError(f"{self.path / file}: cannot be read: {error.strerror}") from error
         except ValueError as error:
             self.problems.append(f"{file}: {error}")
-            self._told |= expected
+            self._explained |= expected
             return
         for name in sorted(expected - {"", *spans}):
-            self.problems.append(f"{file}: does not hold {name}, though {INDEX} says so")
-            self._told.add(name)
+            self.problems.append(f"{file}: does not hold {name}, though {INDEX} lists it")
+            self._explained.add(name)
         for name, span in spans.items():
             if problem := _problem_of(span, size):
                 self.problems.append(f"{file}: {name}: {problem}")
-                self._told.add(name)
+                self._explained.add(name)
             elif name in self.tensors:
                 self.problems.append(f"{file}: {name}: also in {self.tensors[name].file}")
             else:

@@ -1,7 +1,7 @@
 """bf16 and fp16 without torch: numpy has no bfloat16, so its bits travel in uint16, as in checkpoint_tools.
 
 Rounding to bf16 is to nearest, ties to even, which is torch's; the largest fp32 values become infinite. A NaN
-stays a NaN (torch has two that it makes, depending on where in a vector the value lies).
+stays a NaN (torch has two that it makes, depending on where in a vector the value is).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Exporting refuses a model that transformers' `ZayaForCausalLM` cannot express: a setting that it does not have
 must be at the one value that it implies. The only exception is the skip rule: transformers gives a skipped token
 zero; a model of the rule `identity` is exported all the same, sidecar.py keeps the rule for our own import, and
-`inexact` says what transformers will do.
+`inexact` describes what transformers will do.
 
 Importing names every setting that our model does not have (sliding windows, biases, an untied head) instead of
 dropping it. The first release's config.json has had several forms, and some published ones contradict the
@@ -55,7 +55,7 @@ class TokenIds:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a folder or checkpoint says besides its tensors.
+    """What a folder or checkpoint holds besides its tensors.
 
     Attributes:
         rope_base: base of the rotary embedding; None where it is not known.
@@ -146,7 +146,7 @@ def check_architecture(config: Mapping[str, Any]) -> None:
 
 
 def from_config_json(config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Settings:
-    """Return what config.json says, for a folder that holds tensors of `shapes`.
+    """Return what config.json gives, for a folder that holds tensors of `shapes`.
 
     Raises:
         HubError: every setting that is missing or that our model does not have, one line each.

@@ -20,13 +20,12 @@ from zslurm.core.units import parse_size
 from zslurm.train.data.build.build import BuildProgress, Report
 from zslurm.train.data.build.build import build as build_bundles
 from zslurm.train.data.build.encode import default_workers
-from zslurm.train.data.build.manifest import BuildManifest, BuildSummary
-from zslurm.train.data.build.preview import Preview, previews
-from zslurm.train.data.build.rolling_writer import BUNDLE_BYTES
+from zslurm.train.data.build.inspect import Preview, previews, unigram_entropy
 from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, Fields
 from zslurm.train.data.build.sources import MissingSource
-from zslurm.train.data.build.statistics import unigram_entropy
+from zslurm.train.data.build.writer import BUNDLE_BYTES
 from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.manifest import BuildManifest, BuildSummary
 from zslurm.train.data.verify import verify as verify_bundles
 from zslurm.train.errors import BuildFailed, DataError
 
