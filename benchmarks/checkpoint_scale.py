@@ -25,11 +25,10 @@ from zslurm.checkpoint_tools import (
     assemble,
     begin,
     commit,
-    layout,
     list_checkpoints,
-    manifest_json,
     partition,
 )
+from zslurm.checkpoint_tools.format import layout, manifest_json
 from zslurm.train.config import ModelConfig, OptimConfig
 from zslurm.train.shapes import owned_table
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.errors import Damaged, read_failed
-from zslurm.checkpoint_tools.manifest import ShardFile
+from zslurm.checkpoint_tools.format.manifest import ShardFile
 from zslurm.checkpoint_tools.quantities import counted
 
 

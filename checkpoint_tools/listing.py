@@ -17,9 +17,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from zslurm.checkpoint_tools import layout
 from zslurm.checkpoint_tools.durable import At, no_fault_hook, remove, sync, writing
 from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, read_failed
+from zslurm.checkpoint_tools.format import layout
 from zslurm.checkpoint_tools.read import Checkpoint
 
 PRUNE_POINTS = ("prune: hidden", "prune: deleted")

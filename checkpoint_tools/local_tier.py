@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from zslurm.checkpoint_tools import layout
 from zslurm.checkpoint_tools.durable import remove, writing
 from zslurm.checkpoint_tools.errors import WriteFailed
+from zslurm.checkpoint_tools.format import layout
 from zslurm.checkpoint_tools.report import ShardReport
 from zslurm.checkpoint_tools.write import BufferEntry, Entry, write_shard
 

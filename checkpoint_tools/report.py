@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zslurm.checkpoint_tools import layout
 from zslurm.checkpoint_tools.errors import Incomplete, Mismatch
-from zslurm.checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.format import layout
+from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.plain import in_words, load_json
 from zslurm.checkpoint_tools.quantities import counted
 

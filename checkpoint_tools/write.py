@@ -20,12 +20,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zslurm.checkpoint_tools import layout, shard_header
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.durable import At, no_fault_hook, write_all, writing
 from zslurm.checkpoint_tools.errors import Mismatch
-from zslurm.checkpoint_tools.manifest import BLOCK_SIZE, Buffer, StoredExtent
-from zslurm.checkpoint_tools.manifest_json import FORMAT
+from zslurm.checkpoint_tools.format import layout, shard_header
+from zslurm.checkpoint_tools.format.manifest import BLOCK_SIZE, Buffer, StoredExtent
+from zslurm.checkpoint_tools.format.manifest_json import FORMAT
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.checkpoint_tools.report import ShardReport
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint_tools.saves import TENSORS, assert_holds, manifest_of, save, write_all_ranks
 from zslurm.checkpoint_tools import (
     Mismatch,
     WriteFailed,
@@ -27,8 +28,6 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 from zslurm.checkpoint_tools.commit import BEGIN_POINTS, COMMIT_POINTS
-
-from .saves import TENSORS, assert_holds, manifest_of, save, write_all_ranks
 
 SAVE_POINTS = (*BEGIN_POINTS, *write.POINTS, *COMMIT_POINTS)
 OLD_ONE_ASIDE = "commit: old one aside"

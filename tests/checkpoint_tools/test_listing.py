@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_tools.saves import save
 from zslurm.checkpoint_tools import Checkpoint, Mismatch, NotACheckpoint, ReadFailed, list_checkpoints, prune
-
-from .saves import save
 
 
 def steps(root: Path) -> list[int]:

@@ -13,6 +13,7 @@ step is enough. What checkpoints record beside it is there to notice when config
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,11 +48,10 @@ class DataOrder:
         self.data, self.plan, self.seed = data, plan, seed
         self.mixtures = tuple(self._mixture(index, phase) for index, phase in enumerate(plan.phases))
         self._before: list[dict[str, int]] = []
-        taken: dict[int, dict[str, int]] = {}
+        taken: dict[int, Counter[str]] = defaultdict(Counter)
         for index, phase in enumerate(plan.phases):
-            counts = taken.setdefault(phase.context, {})
-            self._before.append(dict(counts))
-            _add(counts, self.counts(index))
+            self._before.append(dict(taken[phase.context]))
+            taken[phase.context].update(self.counts(index))
 
     def counts(self, phase_index: int) -> dict[str, int]:
         """Return how many sequences of each source a phase trains on."""
@@ -84,11 +84,11 @@ class DataOrder:
         counts = [self.counts(index) for index in range(finished)]
         if here is not None:
             counts.append(self.mixtures[finished].counts(here.sequence))
-        taken: dict[str, dict[str, int]] = {}
+        taken: dict[str, Counter[str]] = defaultdict(Counter)
         for phase, of_phase in zip(self.plan.phases, counts, strict=False):
             if some := {name: count for name, count in of_phase.items() if count}:
-                _add(taken.setdefault(str(phase.context), {}), some)
-        return taken
+                taken[str(phase.context)].update(some)
+        return {context: dict(of_context) for context, of_context in taken.items()}
 
     def record(self, done: int) -> dict[str, Any]:
         """Return what a checkpoint after `done` steps records of the data."""
@@ -148,11 +148,6 @@ class DataOrder:
         for name in mixture.names:
             self.data.sequences(name, phase.context)
         return mixture
-
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 def _shown(taken: Mapping[str, Mapping[str, int]]) -> str:

@@ -76,6 +76,14 @@ class BundleHeader:
         """Return the narrowest format of a token id."""
         return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
 
+    def other_tokenizer(self, theirs: BundleHeader) -> str | None:
+        """Return how `theirs` shows another tokenizer, as `end_token 2, not 1`; None where it shows none."""
+        for field in ("tokenizer_sha256", "vocab_size", "end_token"):
+            here, there = str(getattr(self, field)), str(getattr(theirs, field))
+            if here != there:
+                return f"{field} {there[:12]}, not {here[:12]}"
+        return None
+
 
 def bundle_name(part: int, parts: int) -> str:
     """Return the file name of bundle `part` (from 0) of `parts`."""

@@ -201,14 +201,11 @@ class TrainingData:
     def _check_tokenizers(self) -> None:
         first, *others = self.corpora.items()
         for name, corpus in others:
-            for field in ("tokenizer_sha256", "vocab_size", "end_token"):
-                ours, theirs = getattr(first[1].header, field), getattr(corpus.header, field)
-                if ours != theirs:
-                    raise DataError(
-                        f"{key_of(name)}: made with another tokenizer than {key_of(first[0])} "
-                        f"({field} {str(theirs)[:12]}, not {str(ours)[:12]}); build one again with the "
-                        "tokenizer of the other (zslurm data build --tokenizer)"
-                    )
+            if other := first[1].header.other_tokenizer(corpus.header):
+                raise DataError(
+                    f"{key_of(name)}: made with another tokenizer than {key_of(first[0])} ({other}); build one "
+                    "again with the tokenizer of the other (zslurm data build --tokenizer)"
+                )
 
 
 def key_of(name: str) -> str:

@@ -43,14 +43,13 @@ from zslurm.checkpoint_tools import (
     begin,
     commit,
     discard,
-    layout,
     list_checkpoints,
-    manifest_json,
 )
 from zslurm.checkpoint_tools.durable import writing
+from zslurm.checkpoint_tools.format import layout, manifest_json
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.plain import in_words, load_json, reason_of
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.checkpoint_tools.shard_header import DTYPES
 from zslurm.checkpoint_tools.write import StoredRow, write_rows
 from zslurm.train.errors import HubError, HubIOError
 from zslurm.train.hub.export import Report, silent

@@ -131,7 +131,8 @@ def test_one_killed_again_and_again_gets_done(sources: list[Path], tokenizer: Pa
     assert left_behind(tmp_path / "out") == []
     kept_in = tmp_path / ".out.unfinished"
     assert notes[0] == f"whole bundles are kept in {kept_in}: 1; the same command continues after them"
-    assert notes[1] == "continuing after the whole bundles: 1"
+    assert notes[1] == "comparing 1 bundle of an unfinished build with the checksums"
+    assert notes[2] == "continuing after the whole bundles: 1"
 
 
 KILLED = """
@@ -239,7 +240,7 @@ def test_bundles_of_sources_that_have_changed_are_built_anew(
     assert texts_of(Corpus.open(tmp_path / "out"))[0] == "another document"
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone", "tokenizer", "record"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone", "tokenizer", "no tokenizer", "record"])
 def test_a_damaged_bundle_and_those_after_it_are_built_anew(
     sources: list[Path], tokenizer: Path, tmp_path: Path, damage: str
 ) -> None:
@@ -256,6 +257,9 @@ def test_a_damaged_bundle_and_those_after_it_are_built_anew(
         bundle.unlink()
     elif damage == "tokenizer":
         (left / "corpus" / "tokenizer.json").write_text("{}")
+        kept = 0
+    elif damage == "no tokenizer":
+        (left / "corpus" / "tokenizer.json").unlink()
         kept = 0
     else:
         os.truncate(left / "part-00001.json", 5)

@@ -1,7 +1,7 @@
 """Build a corpus: texts in, a directory of token bundles out, complete or not at all.
 
 One process reads the sources in order, others parse and tokenize batches of some 256 KiB (`encode.py`), and the
-first writes what comes back, in order, into bundles (`rolling_writer.py`). Memory is bounded by the batches under
+first writes what comes back, in order, into bundles (`writer.py`). Memory is bounded by the batches under
 way and the largest document, whatever the size of the files. The result is deterministic: the same texts, settings
 and library versions give the same bytes, on any number of processes.
 
@@ -46,6 +46,7 @@ from zslurm.train.data.build.unfinished import (
     files_sha256,
     staging_directory,
     unfinished_path,
+    whole_bundles,
 )
 from zslurm.train.data.build.writer import BUNDLE_BYTES, RollingWriter, part_path
 from zslurm.train.data.bundle import Corpus
@@ -218,6 +219,8 @@ def _prepare(staging: Path, plan: _Plan) -> list[WholeBundle]:
     for path in sorted(directory.iterdir()):
         if named := BUNDLE_NAME.fullmatch(path.name):  # the naming of all bundles at the end was interrupted
             path.replace(part_path(directory, int(named["part"])))
+    if whole := whole_bundles(staging):
+        plan.note(f"comparing {counted(whole, 'bundle')} of an unfinished build with the checksums")
     kept = bundles_to_keep(staging, plan.kept_with, plan.reader.files, plan.workers)
     wanted = {f"part-{part:05d}" for part in range(len(kept))} | ({CORPUS, "tokenizer"} if kept else {CORPUS})
     for path in [*staging.iterdir(), *directory.iterdir()]:

@@ -40,6 +40,7 @@ from zslurm.train.data.build.encode import Tally
 from zslurm.train.data.build.source_reader import START, Cursor
 from zslurm.train.data.build.sources import SourceFile
 from zslurm.train.data.build.writer import part_path
+from zslurm.train.data.schema import TOKENIZER_FILE
 from zslurm.train.data.verify import verify
 from zslurm.train.errors import DataError
 
@@ -147,7 +148,7 @@ def bundles_to_keep(
         path = part_path(staging / CORPUS, part)
         if whole.files_sha256 != files_sha256(files, start, whole.cursor):
             return kept
-        if not path.exists() or verify(path, workers).damages:
+        if not path.exists() or not path.with_name(TOKENIZER_FILE).exists() or verify(path, workers).damages:
             return kept
         kept.append(whole)
         start = whole.cursor

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.read import Checkpoint
-from zslurm.checkpoint_tools.shard_header import DTYPES
 
 if TYPE_CHECKING:
     import numpy as np

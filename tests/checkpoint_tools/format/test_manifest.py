@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint_tools.saves import BUFFERS, TENSORS, manifest_of, write_all_ranks
 from zslurm.checkpoint_tools import (
     BLOCK_SIZE,
     Damaged,
@@ -20,12 +21,10 @@ from zslurm.checkpoint_tools import (
     Tensor,
     assemble,
     fingerprint,
-    manifest_json,
     partition,
 )
-from zslurm.checkpoint_tools.layout import shard_name
-
-from .saves import BUFFERS, TENSORS, manifest_of, write_all_ranks
+from zslurm.checkpoint_tools.format import manifest_json
+from zslurm.checkpoint_tools.format.layout import shard_name
 
 MANIFEST = Path("manifest.json")
 CONTENT: dict[str, Any] = {"step": 1, "tokens": 2, "model": {}, "cursor": {}, "state": {}}

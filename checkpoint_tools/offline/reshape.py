@@ -38,17 +38,17 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock
 
-from zslurm.checkpoint_tools import layout, manifest_json
 from zslurm.checkpoint_tools.commit import write_manifest
 from zslurm.checkpoint_tools.durable import remove, sync, writing
 from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, NoSpace, WriteFailed
-from zslurm.checkpoint_tools.manifest import Buffer, Manifest, StoredExtent
-from zslurm.checkpoint_tools.partition import MAX_RANKS, partition
+from zslurm.checkpoint_tools.format import layout, manifest_json
+from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, StoredExtent
+from zslurm.checkpoint_tools.format.partition import MAX_RANKS, partition
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
+from zslurm.checkpoint_tools.offline.verify import verify
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.checkpoint_tools.read import OPEN_FILES, Checkpoint
 from zslurm.checkpoint_tools.report import ShardReport, assemble
-from zslurm.checkpoint_tools.shard_header import DTYPES
-from zslurm.checkpoint_tools.verify import verify
 from zslurm.checkpoint_tools.write import StoredRow, shard_opening, write_rows
 
 RING_BLOCKS = 4

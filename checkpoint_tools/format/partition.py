@@ -38,7 +38,7 @@ from itertools import groupby
 from typing import Protocol
 
 from zslurm.checkpoint_tools.errors import Mismatch
-from zslurm.checkpoint_tools.packing import Size, lower_bound, pack
+from zslurm.checkpoint_tools.format.packing import Size, lower_bound, pack
 from zslurm.checkpoint_tools.quantities import counted
 
 ALIGN = 32

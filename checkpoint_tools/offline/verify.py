@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from zslurm.checkpoint_tools import layout
 from zslurm.checkpoint_tools.blocks import BlockFile
 from zslurm.checkpoint_tools.errors import Damaged, Incomplete
-from zslurm.checkpoint_tools.manifest import Manifest, ShardFile
+from zslurm.checkpoint_tools.format import layout
+from zslurm.checkpoint_tools.format.manifest import Manifest, ShardFile
+from zslurm.checkpoint_tools.format.shard_header import Span
 from zslurm.checkpoint_tools.read import Checkpoint, read_header
-from zslurm.checkpoint_tools.shard_header import Span
 
 RUN_BYTES = 64 << 20
 """Bytes that one thread takes at a time."""

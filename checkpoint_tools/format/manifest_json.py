@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
-from zslurm.checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.plain import Unexpected, in_words, load_json
 
 FORMAT = "zslurm-checkpoint"

@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from zslurm.checkpoint_tools import layout
 from zslurm.checkpoint_tools.errors import Incomplete
+from zslurm.checkpoint_tools.format import layout
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.checkpoint_tools.shard_header import DTYPES
 
 BLOCK_SIZE = 4 << 20
 """Bytes that one checksum covers, unless the writer chooses otherwise."""
