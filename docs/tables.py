@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind, fault_kind
 from zslurm.aegis.policy.policy import MOST_REFUSALS
-from zslurm.checkpoint_tools.partition import partition
+from zslurm.checkpoint_tools.format.partition import partition
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cluster.rccl.rules import rules
 from zslurm.config import yaml12

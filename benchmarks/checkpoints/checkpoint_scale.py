@@ -16,19 +16,19 @@ from typing import Any
 from benchmarks.common import write_result
 from zslurm.checkpoint_tools import (
     BLOCK_SIZE,
+    Buffer,
     Checkpoint,
     Partition,
     ShardReport,
+    StoredExtent,
     Tensor,
     assemble,
     begin,
     commit,
-    layout,
     list_checkpoints,
-    manifest_json,
     partition,
 )
-from zslurm.checkpoint_tools.report import WrittenBuffer, WrittenExtent
+from zslurm.checkpoint_tools.format import layout, manifest_json
 from zslurm.train.config import ModelConfig, OptimConfig
 from zslurm.train.shapes import owned_table
 
@@ -38,22 +38,15 @@ STATES = {True: ("master", "momentum"), False: ("master", "exp_avg", "exp_avg_sq
 
 def _report(plan: Partition, table: dict[str, Tensor], rank: int) -> tuple[ShardReport, int]:
     """What a rank would report of a shard of full size, and that size."""
+    name = layout.shard_name(rank, RANKS)
     extents = tuple(
-        WrittenExtent(
-            extent.tensor,
-            state,
-            "F32",
-            extent.start,
-            extent.stop,
-            layout.extent_key(extent.tensor, state, extent.start, extent.stop),
-        )
+        StoredExtent.of(extent.tensor, state, extent.start, extent.stop, "F32", name)
         for extent in plan.extents(rank)
         for state in table[extent.tensor].states
     )
-    size = sum((extent.stop - extent.start) * 4 for extent in extents)
+    size = sum(extent.numel * 4 for extent in extents)
     crcs = tuple((rank * 7919 + block) & 0xFFFFFFFF for block in range(-(-size // BLOCK_SIZE)))
-    name = layout.shard_name(rank, RANKS)
-    buffers = (WrittenBuffer(f"rng/{rank}", "U8", (5056,)),)
+    buffers = (Buffer(f"rng/{rank}", "U8", (5056,), name),)
     return ShardReport(rank, RANKS, name, size, BLOCK_SIZE, crcs, extents, buffers), size
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from benchmarks.common import alternate, write_result
 from zslurm.train.data.build.build import build
-from zslurm.train.data.build.demo_corpus import DEMO_CORPUS_GLOB, demo_corpus_sources
 from zslurm.train.data.build.documents import document_of
 from zslurm.train.data.build.encode import default_workers
 from zslurm.train.data.build.source_reader import Fields, SourceReader
-from zslurm.train.data.build.sources import find_files
+from zslurm.train.data.build.sources import DEMO_CORPUS_GLOB, demo_corpus_sources, find_files
 from zslurm.train.data.build.tokenizer import encoding_threads, load_tokenizer, train_tokenizer
 
 VOCAB_SIZE = 16_384

@@ -26,7 +26,7 @@ from zslurm.config.load import resolve
 from zslurm.train.checkpointing.load_weights import load_model
 from zslurm.train.config import load_train_config
 from zslurm.train.data.build.build import build
-from zslurm.train.data.build.demo_corpus import DEMO_CORPUS_GLOB, demo_corpus_sources
+from zslurm.train.data.build.sources import DEMO_CORPUS_GLOB, demo_corpus_sources
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.hub import open_weights

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_tools.saves import save
 from zslurm.checkpoint_tools import Holder, InUse, acquire, holder_of, list_checkpoints
-
-from .saves import save
 
 ELSEWHERE = Holder("another-host", 1, 1, "", 0.0, "n")
 

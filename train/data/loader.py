@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -73,15 +72,10 @@ class Loader:
         prefetch: int,
         isolate_documents: bool = False,
     ) -> None:
-        """Make ready; nothing is read before the first microbatch is asked for.
+        """Make ready for data-parallel rank `rank`; nothing is read before the first microbatch is asked for.
 
-        Args:
-            order: of the run.
-            rank: data-parallel rank.
-            world_size: data-parallel ranks.
-            device: where microbatches are wanted.
-            prefetch: microbatches that are kept ready; 0: no thread.
-            isolate_documents: number the documents of each sequence.
+        `prefetch` microbatches are kept ready for `device`, by no thread where it is 0. With `isolate_documents`
+        the documents of each sequence are numbered.
 
         Raises:
             DataError: there are more bundles than this machine lets a process open.
@@ -119,9 +113,7 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _start(self, step: int) -> None:

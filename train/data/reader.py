@@ -70,7 +70,7 @@ def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterat
 
 
 def _planned(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[tuple[list[Place], Sequences]]:
-    """Microbatches that are read together, and where their sequences lie."""
+    """Yield microbatches that are read together, and where their sequences are."""
     for phase_index, places, numbers in _batches(order, step, rank, world_size):
         phase = order.plan.phases[phase_index]
         sequences = order.data.locate(*order.at(phase_index, numbers), phase.context)
@@ -83,7 +83,7 @@ def _planned(order: DataOrder, step: int, rank: int, world_size: int) -> Iterato
 def _batches(
     order: DataOrder, step: int, rank: int, world_size: int
 ) -> Iterator[tuple[int, list[Place], NDArray[np.int64]]]:
-    """Steps whose order is worked out at once: phase, microbatches, and their sequences' numbers in the phase."""
+    """Yield steps that are ordered at once: phase, microbatches, their sequences' numbers in the phase."""
     places: list[Place] = []
     numbers: list[NDArray[np.int64]] = []
     phase_index = 0

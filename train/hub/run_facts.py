@@ -1,11 +1,11 @@
-"""What a checkpoint does not say itself, from the run that it is in: RoPE base, context, tokenizer.
+"""What a checkpoint does not hold itself, from the run that it is in: RoPE base, context, tokenizer.
 
     RUN/config.json                          phases, data.path or data.sources
     RUN/checkpoints/step-00000400/           the checkpoint
 
 A run's RoPE base and context belong to the phase that the checkpoint's last step was in. A checkpoint that was
 imported holds these facts in its manifest's `state` and its tokenizer among its own files, so it needs no run.
-A checkpoint that was copied away from its run has neither: the caller must say.
+A checkpoint that was copied away from its run has neither: the caller must give them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Facts:
             return None
         if self.data is None:
             raise HubError(
-                f"{self.directory}: lies in no run, so its tokenizer is not known; name it with --tokenizer"
+                f"{self.directory}: is in no run, so its tokenizer is not known; name it with --tokenizer"
             )
         return TokenizerFiles.of_data(self.data, self.tokenizer_sha256)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from zslurm.checkpoint_tools.lock import process_start
 from zslurm.core.files import read_json, read_text, write_atomically
 
 # Runs "$@" and leaves its exit code in a file, by rename. It waits for a line of its parent, which comes once the
@@ -35,8 +36,6 @@ out=$1; shift
 echo "$code" > "$out.tmp" && mv "$out.tmp" "$out"
 """
 
-
-_PROC = Path("/proc")
 
 # Of records without `started`: creation times move a little when the clock is set.
 _SAME_CREATION_S = 2.0
@@ -154,18 +153,19 @@ class ProcessRecord:
 
 @functools.cache
 def _boot_id() -> str | None:
-    return read_text(_PROC / "sys/kernel/random/boot_id") or None
+    return read_text(Path("/proc/sys/kernel/random/boot_id")) or None
 
 
 def _started(pid: int) -> int:
-    """When a process was started, in clock ticks since the boot.
+    """Return when a process was started, in clock ticks since the boot.
 
     Raises:
         psutil.NoSuchProcess: it is gone.
     """
-    if (stat := read_stat(_PROC / str(pid))) is None:
+    started = process_start(pid)
+    if started is None:
         raise psutil.NoSuchProcess(pid)
-    return int(stat[1][19])
+    return started
 
 
 def read_stat(process: Path) -> tuple[str, list[str]] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zslurm.checkpoint_tools import CheckpointError, Listing, list_checkpoints
-from zslurm.checkpoint_tools.layout import MANIFEST
+from zslurm.checkpoint_tools.format.layout import MANIFEST
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.core.paths import expand
 from zslurm.run.index import find_run

@@ -213,7 +213,7 @@ def test_data_of_another_tokenizer_are_refused(tmp_path: Path, finished: Path, f
 
 
 def test_an_imported_checkpoint_knows_its_tokenizer(tmp_path: Path) -> None:
-    from zslurm.checkpoint_tools import manifest_json
+    from zslurm.checkpoint_tools.format import manifest_json
 
     path = import_weights(MemoryWeights(CONFIG, random_weights(CONFIG)), tmp_path / "checkpoints").path
     manifest = manifest_json.decode((path / "manifest.json").read_bytes(), path)

@@ -1,4 +1,4 @@
-"""Sources whose tokens say where they lie: token p of a source is first + p."""
+"""Sources whose tokens give their places: token p of a source is first + p."""
 
 from __future__ import annotations
 

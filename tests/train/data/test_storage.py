@@ -37,7 +37,7 @@ def test_the_published_example() -> None:
 
 @given(context=st.integers(1, 700), token_bytes=st.sampled_from([2, 4]), start=st.integers(0, 10**6))
 def test_sigma_is_what_the_layout_of_bundles_touches(context: int, token_bytes: int, start: int) -> None:
-    """Pages that pieces of (s + 1) b bytes touch, counted over all ways in which they may lie on pages."""
+    """Pages that pieces of (s + 1) b bytes touch, counted over all ways in which they may be on pages."""
     pieces = start + np.arange(PAGE_BYTES)
     first = pieces * context * token_bytes
     last = first + (context + 1) * token_bytes - 1

@@ -32,7 +32,7 @@ from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import AttemptState, Fault
-from zslurm.checkpoint_tools.layout import step_of
+from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.event import select

@@ -20,9 +20,9 @@ from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
 from zslurm.train.data.build import build as bundles
 from zslurm.train.data.build.encode import default_workers
-from zslurm.train.data.build.manifest import BuildSummary
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.sources import MissingSource
+from zslurm.train.data.manifest import BuildSummary
 
 Workers = Annotated[
     int | None, Option(min=1, help="How many work side by side; default: 4 at most, in a Slurm job all cores.")

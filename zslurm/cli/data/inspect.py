@@ -17,10 +17,9 @@ from zslurm.core.errors import CheckFailed, NotFound
 from zslurm.core.progress_bar import byte_bar
 from zslurm.train.data import verify as checksums
 from zslurm.train.data.build.encode import default_workers
-from zslurm.train.data.build.manifest import BuildManifest
-from zslurm.train.data.build.preview import Preview, previews
-from zslurm.train.data.build.statistics import unigram_entropy
+from zslurm.train.data.build.inspect import Preview, previews, unigram_entropy
 from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.manifest import BuildManifest
 from zslurm.train.errors import DataError
 
 Bundles = Annotated[Path, Argument(metavar="PATH", help="A bundle, or a directory of them.")]

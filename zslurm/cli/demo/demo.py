@@ -27,8 +27,8 @@ from zslurm.core.errors import ConfigError, Exit
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.resolve import resolve_run
-from zslurm.train.data.build.demo_corpus import demo_corpus_sources
-from zslurm.train.data.build.statistics import unigram_entropy
+from zslurm.train.data.build.inspect import unigram_entropy
+from zslurm.train.data.build.sources import demo_corpus_sources
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.jsonl import read_jsonl
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zslurm.checkpoint_tools.layout import MANIFEST, step_of
+from zslurm.checkpoint_tools.format.layout import MANIFEST, step_of
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
 from zslurm.cli.options import Json, SomeRuns
 from zslurm.cli.run.run_rows import (

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.checkpoint_tools.saves import save
+from tests.checkpoint_tools.test_damage import flip
 from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
@@ -20,14 +22,11 @@ from zslurm.checkpoint_tools import (
     begin,
     commit,
     compare,
-    numbers,
     partition,
     statistics,
     write_shard,
 )
-
-from .saves import save
-from .test_damage import flip
+from zslurm.checkpoint_tools.offline import compare as compare_module
 
 Arrays = dict[tuple[str, str], np.ndarray[Any, Any]]
 
@@ -69,7 +68,7 @@ def normal(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def test_statistics_are_numpy_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "CHUNK", 100)
+    monkeypatch.setattr(compare_module, "CHUNK", 100)
     values = normal(1234)
     values[5:9] = 0
     path = write(tmp_path, {("w", "master"): values}, ranks=3)
@@ -116,7 +115,7 @@ def test_the_same_values_at_another_world_size_are_the_same(tmp_path: Path) -> N
 
 
 def test_differences_are_named_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "CHUNK", 64)
+    monkeypatch.setattr(compare_module, "CHUNK", 64)
     ours, theirs = normal(200), normal(200)
     theirs[[3, 150]] += np.float32(0.5)
     same = normal(50, 1)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zslurm.checkpoint_tools.errors import Mismatch
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.read import Checkpoint
-from zslurm.checkpoint_tools.shard_header import DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def same_values(self) -> bool:
-        """Return whether both hold the same tensors and buffers, bit for bit, whatever else they say."""
+        """Return whether both hold the same tensors and buffers, bit for bit, whatever else they hold."""
         return not (self.only_first or self.only_second or self.differences or self.buffers)
 
 
@@ -141,12 +141,9 @@ def statistics(checkpoint: Checkpoint, tensor: str, state: str) -> Statistics:
 def compare(
     first: Checkpoint, second: Checkpoint, *, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Comparison:
-    """Say in what two checkpoints differ, at any two world sizes: elements are compared, not files.
+    """Return how two checkpoints differ, at any two world sizes: elements are compared, not files.
 
-    Args:
-        first: a checkpoint.
-        second: another of the same model, or of another.
-        report: gets bytes of the first checkpoint's elements compared, and in all.
+    `report` gets bytes of the first checkpoint's elements compared, and in all.
 
     Raises:
         Damaged, ReadFailed: as `Checkpoint.read`.

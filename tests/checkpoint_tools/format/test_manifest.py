@@ -10,22 +10,21 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint_tools.saves import BUFFERS, TENSORS, manifest_of, write_all_ranks
 from zslurm.checkpoint_tools import (
     BLOCK_SIZE,
     Damaged,
     Incomplete,
     Mismatch,
     ShardReport,
+    StoredExtent,
     Tensor,
     assemble,
     fingerprint,
-    manifest_json,
     partition,
 )
-from zslurm.checkpoint_tools.layout import extent_key, shard_name
-from zslurm.checkpoint_tools.report import WrittenExtent
-
-from .saves import BUFFERS, TENSORS, manifest_of, write_all_ranks
+from zslurm.checkpoint_tools.format import manifest_json
+from zslurm.checkpoint_tools.format.layout import shard_name
 
 MANIFEST = Path("manifest.json")
 CONTENT: dict[str, Any] = {"step": 1, "tokens": 2, "model": {}, "cursor": {}, "state": {}}
@@ -66,7 +65,7 @@ def test_a_size_that_no_file_can_have_is_damage(reports: list[ShardReport]) -> N
 
 
 def test_ownership_can_be_told_from_a_manifest_alone(reports: list[ShardReport]) -> None:
-    """What `partition` says of the manifest's own table is what the ranks wrote."""
+    """What `partition` gives for the manifest's own table is what the ranks wrote."""
     manifest = manifest_json.decode(manifest_json.encode(manifest_of(reports, TENSORS, 400)), MANIFEST)
     layout = partition(manifest.tensors, manifest.world_size)
     for rank in range(manifest.world_size):
@@ -97,7 +96,7 @@ def test_content_that_is_not_json_is_refused(reports: list[ShardReport], content
 Change = Callable[[list[ShardReport]], list[ShardReport]]
 
 
-def with_extents(report: ShardReport, *extents: WrittenExtent) -> ShardReport:
+def with_extents(report: ShardReport, *extents: StoredExtent) -> ShardReport:
     return dataclasses.replace(report, extents=extents)
 
 
@@ -120,7 +119,7 @@ def with_extents(report: ShardReport, *extents: WrittenExtent) -> ShardReport:
         ),
         (
             lambda r: [
-                with_extents(r[0], *r[0].extents, WrittenExtent("head", "master", "F32", 0, 1, "k")),
+                with_extents(r[0], *r[0].extents, StoredExtent.of("head", "master", 0, 1, "F32", r[0].file)),
                 *r[1:],
             ],
             "'head', state 'master' was written, but is not in the tensor table",
@@ -161,14 +160,14 @@ def test_a_thousand_ranks_assemble() -> None:
     layout = partition(tensors, world_size)
     reports = []
     for rank in range(world_size):
+        name = shard_name(rank, world_size)
         extents = tuple(
-            WrittenExtent(e.tensor, state, "F32", e.start, e.stop, extent_key(e.tensor, state, e.start, e.stop))
+            StoredExtent.of(e.tensor, state, e.start, e.stop, "F32", name)
             for e in layout.extents(rank)
             for state in states
         )
         size = sum(extent.stop - extent.start for extent in extents) * 4
         blocks = tuple(range(-(-size // BLOCK_SIZE)))
-        name = shard_name(rank, world_size)
         reports.append(ShardReport(rank, world_size, name, size, BLOCK_SIZE, blocks, extents, ()))
     manifest = assemble(reports, **CONTENT, tensors=tensors)
     assert manifest_json.decode(manifest_json.encode(manifest), MANIFEST) == manifest

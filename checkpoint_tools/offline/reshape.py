@@ -33,23 +33,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock
 
-from zslurm.checkpoint_tools import layout, manifest_json
 from zslurm.checkpoint_tools.commit import write_manifest
 from zslurm.checkpoint_tools.durable import remove, sync, writing
 from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, NoSpace, WriteFailed
-from zslurm.checkpoint_tools.manifest import Buffer, Manifest
-from zslurm.checkpoint_tools.partition import MAX_RANKS, partition
+from zslurm.checkpoint_tools.format import layout, manifest_json
+from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, StoredExtent
+from zslurm.checkpoint_tools.format.partition import MAX_RANKS, partition
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
+from zslurm.checkpoint_tools.offline.verify import verify
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.checkpoint_tools.read import OPEN_FILES, Checkpoint
-from zslurm.checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent, assemble
-from zslurm.checkpoint_tools.shard_header import DTYPES
-from zslurm.checkpoint_tools.verify import verify
-from zslurm.checkpoint_tools.write import file_order, shard_opening, write_file
+from zslurm.checkpoint_tools.report import ShardReport, assemble
+from zslurm.checkpoint_tools.write import StoredRow, shard_opening, write_rows
 
 RING_BLOCKS = 4
 WORKERS = 4
@@ -76,27 +76,14 @@ class ReshapePlan:
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A key of a new shard: elements [start, stop) of a tensor's state, or (state "") a buffer."""
-
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    name: str
-    state: str = ""
-    start: int = 0
-    stop: int = 0
-
-
 def plan_reshape(
     source: Path, destination: Path, ranks: int, *, workers: int = WORKERS, max_memory: int = MAX_MEMORY
 ) -> ReshapePlan:
-    """Check that `reshape` with the same arguments can be done, and say what it would write.
+    """Check that `reshape` with the same arguments can be done, and return what it would write.
 
     Raises:
         Mismatch: `ranks` is below 1, above the number of elements or above MAX_RANKS, `destination` exists or
-            lies inside `source`, or the memory does not do for one worker.
+            is inside `source`, or the memory does not do for one worker.
         NoSpace: the file system of `destination` has less room than the checkpoint needs.
         NotACheckpoint, Damaged, Incomplete, VersionTooNew, ReadFailed: as `Checkpoint.open`.
     """
@@ -148,13 +135,8 @@ def reshape(
 ) -> ReshapePlan:
     """Write the checkpoint at `source` as one of `ranks` ranks at `destination`, which appears when it is whole.
 
-    Args:
-        source: a checkpoint.
-        destination: the new one; absent, or an empty directory.
-        ranks: how many the new one is for.
-        workers: shards that are written at once.
-        max_memory: bytes of buffers, over all workers.
-        report: called by one thread at a time.
+    `workers` shards are written at once, with `max_memory` bytes of buffers over all of them. `report` is called
+    by one thread at a time.
 
     Raises:
         Mismatch, NoSpace: see `plan_reshape`; nothing was written.
@@ -234,7 +216,7 @@ def _write(plan: ReshapePlan, directory: Path, report: Report) -> Manifest:
 
 
 class _Target:
-    """Which of the new ranks writes what, and under which key."""
+    """Which of the new ranks writes what."""
 
     def __init__(self, manifest: Manifest, ranks: int) -> None:
         self.manifest, self.ranks = manifest, ranks
@@ -248,80 +230,45 @@ class _Target:
             rank = old[buffer.file]
             self._buffers[rank if rank < ranks else 0].append(buffer)
 
-    def rows(self, rank: int) -> list[_Row]:
-        """Return the keys of a shard, in the order of the file: state by state, the master weights first."""
-        extents = self._partition.extents(rank)
-        rows = [
-            _Row(
-                layout.extent_key(extent.tensor, state, extent.start, extent.stop),
-                self._states[extent.tensor][state],
-                (extent.numel,),
-                extent.tensor,
-                state,
-                extent.start,
-                extent.stop,
-            )
+    def rows(self, rank: int) -> list[StoredRow]:
+        """Return what a shard holds: state by state, the master weights first, then buffers."""
+        file = layout.shard_name(rank, self.ranks)
+        rows: list[StoredRow] = [
+            (StoredExtent.of(extent.tensor, state, extent.start, extent.stop, dtype, file), (extent.numel,))
             for state in self._order
-            for extent in extents
-            if state in self._states[extent.tensor]
+            for extent in self._partition.extents(rank)
+            if (dtype := self._states[extent.tensor].get(state))
         ]
-        buffers = self._buffers.get(rank, ())
-        rows += [_Row(buffer.name, buffer.dtype, buffer.shape, buffer.name) for buffer in buffers]
-        return sorted(rows, key=lambda row: file_order(row.dtype))
-
-    def opening(self, rank: int, rows: list[_Row]) -> bytes:
-        """Return the bytes before the data."""
-        return shard_opening([(row.key, row.dtype, row.shape) for row in rows], rank, self.ranks)
+        return rows + [(replace(buffer, file=file), buffer.shape) for buffer in self._buffers.get(rank, ())]
 
     def file_size(self, rank: int) -> int:
         """Return the bytes of a shard."""
         rows = self.rows(rank)
-        data = sum(math.prod(row.shape) * DTYPES[row.dtype].itemsize for row in rows)
-        return len(self.opening(rank, rows)) + data
+        data = sum(math.prod(shape) * DTYPES[row.dtype].itemsize for row, shape in rows)
+        return len(shard_opening(rows, rank, self.ranks)) + data
 
 
 def _write_shard(
     checkpoint: Checkpoint, target: _Target, directory: Path, rank: int, add: Callable[[int], None]
 ) -> ShardReport:
-    rows = target.rows(rank)
-    block_size = target.manifest.block_size
-    name = layout.shard_name(rank, target.ranks)
-    pieces = _pieces(checkpoint, target.opening(rank, rows), rows, max(block_size, 64), add)
-    size, crcs = write_file(directory / name, pieces, block_size)
-    return ShardReport(
-        rank=rank,
-        world_size=target.ranks,
-        file=name,
-        size=size,
-        block_size=block_size,
-        crcs=crcs,
-        extents=tuple(
-            WrittenExtent(row.name, row.state, row.dtype, row.start, row.stop, row.key)
-            for row in rows
-            if row.state
-        ),
-        buffers=tuple(WrittenBuffer(row.name, row.dtype, row.shape) for row in rows if not row.state),
-    )
+    """Write one of the new shards; its pieces are in a ring of RING_BLOCKS blocks.
 
-
-def _pieces(
-    checkpoint: Checkpoint, opening: bytes, rows: list[_Row], length: int, add: Callable[[int], None]
-) -> Iterator[memoryview]:
-    """Yield the bytes of a shard, in pieces of `length` at most, at least one block.
-
-    A piece lies in a ring, and is overwritten when at least RING_BLOCKS - 2 more blocks were produced.
+    A piece is overwritten when at least RING_BLOCKS - 2 more blocks were made.
     """
     import numpy as np
 
-    add(len(opening))
-    yield memoryview(opening)
-    ring, place = np.empty(RING_BLOCKS * length, np.uint8), 0
-    for row in rows:
-        if not row.state:
+    block_size = target.manifest.block_size
+    length = max(block_size, 64)
+    ring, place, read = np.empty(RING_BLOCKS * length, np.uint8), 0, 0
+
+    def content(row: StoredExtent | Buffer) -> Iterator[memoryview]:
+        nonlocal place, read
+        if isinstance(row, Buffer):
             piece = checkpoint.read_buffer(row.name).reshape(-1).view("u1")
+            read += piece.size
             add(piece.size)
             yield piece.data
-            continue
+            return
         dtype = DTYPES[row.dtype]
         for start in range(row.start, row.stop, length // dtype.itemsize):
             stop = min(start + length // dtype.itemsize, row.stop)
@@ -329,17 +276,22 @@ def _pieces(
             if place + size > ring.size:
                 place = 0
             piece = ring[place : place + size]
-            checkpoint.read(row.name, row.state, start, stop, piece.view(dtype))
+            checkpoint.read(row.tensor, row.state, start, stop, piece.view(dtype))
+            read += size
             add(size)
             yield piece.data
             place += size
+
+    shard = write_rows(directory, rank, target.ranks, target.rows(rank), content, block_size=block_size)
+    add(shard.size - read)
+    return shard
 
 
 def _check_destination(source: Path, destination: Path) -> None:
     if os.path.lexists(destination):
         raise Mismatch(f"{destination} exists; name a new directory, or remove it first")
     if source.resolve() in (destination.resolve(), *destination.resolve().parents):
-        raise Mismatch(f"{destination} lies inside the checkpoint {source}; choose a place outside of it")
+        raise Mismatch(f"{destination} is inside the checkpoint {source}; choose a place outside of it")
 
 
 def _existing(path: Path) -> Path:

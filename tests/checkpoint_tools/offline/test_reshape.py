@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import zslurm.checkpoint_tools
+from tests.checkpoint_tools.saves import TENSORS, assert_holds, save
+from tests.checkpoint_tools.test_damage import flip
+from tests.checkpoint_tools.test_reshape import tables
 from zslurm.checkpoint_tools import (
     Checkpoint,
     CheckpointError,
@@ -32,10 +34,6 @@ from zslurm.checkpoint_tools import (
     reshape,
     verify,
 )
-
-from .saves import TENSORS, assert_holds, save
-from .test_damage import flip
-from .test_reshape import tables
 
 SKEWED = [Tensor("one", (1, 3, 500), {"master": "F32"}), Tensor("many", (40, 2, 3), {"master": "F32"})]
 
@@ -158,7 +156,8 @@ def test_too_little_space_is_found_before_anything_is_written(
     real = os.statvfs(tmp_path)
     nearly_full = os.statvfs_result((*real[:4], 1, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda path: nearly_full)
-    monkeypatch.setattr(zslurm.checkpoint_tools.layout, "shard_name", lambda *_: pytest.fail("it began to write"))
+    began = lambda *_, **__: pytest.fail("it began to write")  # noqa: E731
+    monkeypatch.setattr(sys.modules["zslurm.checkpoint_tools.offline.reshape"], "write_rows", began)
     with pytest.raises(NoSpace, match="free space"):
         reshape(start, tmp_path / "deep" / "new", 2)
     assert not (tmp_path / "deep").exists()
@@ -191,7 +190,7 @@ def test_a_disk_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_does_not_read_back_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = save(tmp_path, 3)
-    module = sys.modules["zslurm.checkpoint_tools.reshape"]
+    module = sys.modules["zslurm.checkpoint_tools.offline.reshape"]
 
     def damaging(directory: Path, **options: Any) -> Any:
         flip(directory / "shard-00000-of-00002.safetensors", 8 * 100)

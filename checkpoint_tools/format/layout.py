@@ -4,7 +4,7 @@
       step-00000400/                          a committed checkpoint
         manifest.json                         what it holds, and the checksums of everything else
         shard-00003-of-00008.safetensors      what rank 3 wrote
-      step-00000400.superseded/               stands for step-00000400 while that is absent (see commit.py)
+      step-00000400.superseded/               counts as step-00000400 while that is absent (see commit.py)
       .step-00000800.<nonce>.tmp/             a save in progress, or a dead one
       .step-00000100.<nonce>.deleted/         a checkpoint being deleted
 

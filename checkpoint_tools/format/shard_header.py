@@ -73,7 +73,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = _Dtypes()
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a key's bytes lie in its file: [begin, end), counted from the start of the file."""
+    """Where a key's bytes are in its file: [begin, end), counted from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]

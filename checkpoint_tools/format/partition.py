@@ -4,7 +4,7 @@ What a rank owns is its chunk, a buffer of two parts: a share of the flat space,
 
     chunk of rank r      | share r of the flat space | m x n | m x n | m x n ... | p x q ... |
 
-Rows of the table with `whole` = 0 are flat. They lie end to end in one flat space, in table order, each starting
+Rows of the table with `whole` = 0 are flat. They are end to end in one flat space, in table order, each starting
 at a multiple of ALIGN elements; the end is padded to a multiple of world_size * ALIGN, and rank r owns the r-th of
 world_size equal shares.
 
@@ -38,7 +38,7 @@ from itertools import groupby
 from typing import Protocol
 
 from zslurm.checkpoint_tools.errors import Mismatch
-from zslurm.checkpoint_tools.packing import Size, lower_bound, pack
+from zslurm.checkpoint_tools.format.packing import Size, lower_bound, pack
 from zslurm.checkpoint_tools.quantities import counted
 
 ALIGN = 32
@@ -231,7 +231,7 @@ def partition(table: Iterable[TensorRow], world_size: int) -> Partition:
 
     Raises:
         Mismatch: world_size is not in [1, MAX_RANKS], a name comes twice, a dimension is negative, or a tensor
-            cannot be cut into as many matrices as its row says.
+            cannot be cut into as many matrices as its row asks for.
     """
     if not 1 <= world_size <= MAX_RANKS:
         raise Mismatch(f"the number of ranks must be between 1 and {MAX_RANKS}, got {world_size}")

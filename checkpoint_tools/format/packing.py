@@ -4,7 +4,7 @@ The rule is Graham's (SIAM J. Appl. Math. 17, 1969): the largest thing that is l
 load so far. Two sizes are kept even at once. Cost decides; elements (memory) are capped: a bin that would exceed
 the cap is passed over. If no bin has room, the one with the fewest elements takes the thing, over the cap.
 
-`lower_bound` says how even whole things can be at all. Count every thing in units of u, rounded down: the fullest
+`lower_bound` is how even whole things can be at all. Count every thing in units of u, rounded down: the fullest
 of N bins then holds at least ceil(sum / N) units, so u * ceil(sum / N) is a bound, whatever u is. A small unit
 gives the mean, one as large as a thing the pigeonhole bound, and one that divides all sizes shows where things do
 not fit together: 640 of size 2 and 640 of size 1 leave one of 768 bins with 3, though the mean is 2.5.

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zslurm.checkpoint_tools import ALIGN, Mismatch, partition
-from zslurm.checkpoint_tools.packing import Size, lower_bound, pack
-from zslurm.checkpoint_tools.partition import MAX_RANKS
+from zslurm.checkpoint_tools.format.packing import Size, lower_bound, pack
+from zslurm.checkpoint_tools.format.partition import MAX_RANKS
 
 
 class Row(NamedTuple):

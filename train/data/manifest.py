@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.plain import load_json
-from zslurm.train.data.build.encode import Encoded
 from zslurm.train.data.schema import BUILD_FILE
 from zslurm.train.errors import DataError
 
@@ -50,7 +48,7 @@ class BuildManifest:
     fingerprint: str
     text_bytes: int
     empty_documents: int
-    skipped_files: list[str]
+    skipped_files: tuple[str, ...]
     targets: int
 
     def write(self, directory: Path) -> None:
@@ -67,48 +65,15 @@ class BuildManifest:
             DataError: there is none, so that the directory is not a finished corpus.
         """
         try:
-            return cls(**load_json((directory / BUILD_FILE).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            row = load_json((directory / BUILD_FILE).read_bytes())
+            return cls(**row | {"skipped_files": tuple(row["skipped_files"])})
+        except (OSError, ValueError, KeyError, TypeError):
             raise DataError(
                 f"{directory}: exists and is not a finished corpus; name another directory or remove this one"
             ) from None
 
     def summary(self, path: Path, *, reused: bool, continued: int = 0) -> BuildSummary:
         """Return the part that a caller wants to know."""
-        return BuildSummary(
-            path=path,
-            bundles=self.bundles,
-            documents=self.documents,
-            tokens=self.tokens,
-            vocab_size=self.vocab_size,
-            tokenizer_sha256=self.tokenizer_sha256,
-            fingerprint=self.fingerprint,
-            text_bytes=self.text_bytes,
-            empty_documents=self.empty_documents,
-            skipped_files=tuple(self.skipped_files),
-            targets=self.targets,
-            reused=reused,
-            continued=continued,
-        )
-
-
-@dataclass
-class Tally:
-    """What was read so far; as JSON in the log of a build."""
-
-    text_bytes: int = 0
-    empty_documents: int = 0
-    targets: int = 0
-    skipped_files: list[str] = field(default_factory=list)
-    sha256: str = ""  # of the hash before and the document's, in hex: it can be gone on with, unlike hashlib's
-
-    def add(self, document: Encoded) -> None:
-        """Count one document."""
-        self.sha256 = hashlib.sha256(bytes.fromhex(self.sha256) + document.sha256).hexdigest()
-        if document.skipped is not None:
-            self.skipped_files.append(document.skipped)
-        elif document.empty:
-            self.empty_documents += 1
-        else:
-            self.text_bytes += document.text_bytes
-            self.targets += len(document.tokens) - document.prompt_tokens
+        ours = {field.name for field in fields(BuildSummary)}
+        counts = {name: value for name, value in vars(self).items() if name in ours}
+        return BuildSummary(path=path, reused=reused, continued=continued, **counts)

@@ -1,4 +1,4 @@
-"""`verify` finds all damage, wherever it is, and says which file, block and tensor."""
+"""`verify` finds all damage, wherever it is, and names the file, block and tensor."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_tools.saves import save
+from tests.checkpoint_tools.test_damage import flip, rewrite_manifest
 from zslurm.checkpoint_tools import NotACheckpoint, Tensor, VersionTooNew, verify
-
-from .saves import save
-from .test_damage import flip, rewrite_manifest
 
 FIRST, SECOND = "shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"
 

@@ -1,4 +1,4 @@
-"""The manifest file: a `Manifest` as JSON, with a checksum of its own.
+"""The manifest file: a `Manifest` as JSON, with its own checksum.
 
     {
     "format":"zslurm-checkpoint",      every version keeps these two keys first
@@ -22,17 +22,18 @@ Cost: about 110 bytes per extent and 8 per block: 5,000 tensors, 1,024 ranks, 3 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.errors import Damaged, Incomplete, Mismatch, NotACheckpoint, VersionTooNew
-from zslurm.checkpoint_tools.garbage import gc_disabled
-from zslurm.checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.plain import Unexpected, in_words, load_json
 
 FORMAT = "zslurm-checkpoint"
@@ -62,7 +63,7 @@ def encode(manifest: Manifest) -> bytes:
         "cursor": manifest.cursor,
         "state": manifest.state,
         "block_size": manifest.block_size,
-        "tensors": [_tensor_row(tensor) for tensor in manifest.tensors],
+        "tensors": [tensor_row(tensor) for tensor in manifest.tensors],
         "buffers": [
             {"name": b.name, "dtype": b.dtype, "shape": b.shape, "file": b.file} for b in manifest.buffers
         ],
@@ -75,9 +76,25 @@ def encode(manifest: Manifest) -> bytes:
     return body + b',\n"crc32":"%08x"\n}\n' % crc32(body)
 
 
+@contextmanager
+def gc_disabled() -> Iterator[None]:
+    """Disable automatic garbage collection while large tables are parsed; it is on again afterwards if it was.
+
+    Their thousands of rows all stay: a collection among them finds nothing, and a full one in a process that holds
+    torch takes longer than the parsing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @gc_disabled()
 def decode(data: bytes, path: Path) -> Manifest:
-    """Parse and check the manifest file that lies at `path` and holds `data`.
+    """Parse and check `data`, the manifest file at `path`.
 
     Raises:
         Damaged: a byte is not what was written, or is missing.
@@ -138,7 +155,8 @@ def _from_hex(text: str) -> tuple[int, ...]:
     return tuple(int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4))
 
 
-def _tensor_row(tensor: Tensor) -> dict[str, object]:
+def tensor_row(tensor: Tensor) -> dict[str, object]:
+    """Return a row of the tensor table, for JSON."""
     row: dict[str, object] = {"name": tensor.name, "shape": tensor.shape, "states": dict(tensor.states)}
     if tensor.whole:
         row["whole"] = tensor.whole
@@ -174,10 +192,11 @@ def _parse(document: Mapping[str, Any]) -> Manifest:
         files=files,
         extents=tuple(
             StoredExtent(
-                tensors[_natural(tensor)].name,
+                (row := tensors[_natural(tensor)]).name,
                 _text(state),
                 _natural(start),
                 _natural(stop),
+                row.states.get(state, ""),
                 files[_natural(file)].name,
                 _text(key),
             )

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as data: tensors, buffers, files, and which extent lies where.
+"""What a checkpoint holds, as data: tensors, buffers, files, and which extent is where.
 
 `Manifest.check` is the rule that makes a checkpoint whole: each element of each state of each tensor is in
 exactly one extent, and the tables agree with each other. Writers run it before they commit, readers before
@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from zslurm.checkpoint_tools import layout
 from zslurm.checkpoint_tools.errors import Incomplete
+from zslurm.checkpoint_tools.format import layout
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.checkpoint_tools.shard_header import DTYPES
 
 BLOCK_SIZE = 4 << 20
-"""Bytes that one checksum covers, unless the writer says otherwise."""
+"""Bytes that one checksum covers, unless the writer chooses otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class Buffer:
     shape: tuple[int, ...]
     file: str
 
+    @property
+    def key(self) -> str:
+        """Return its key in the file."""
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
@@ -66,14 +71,25 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredExtent:
-    """Elements [start, stop) of a tensor's state, row-major, stored in `file` under `key`."""
+    """Elements [start, stop) of a tensor's state, row-major, stored as `dtype` in `file` under `key`."""
 
     tensor: str
     state: str
     start: int
     stop: int
+    dtype: str
     file: str
     key: str
+
+    @classmethod
+    def of(cls, tensor: str, state: str, start: int, stop: int, dtype: str, file: str) -> StoredExtent:
+        """Return an extent under the key that we write."""
+        return cls(tensor, state, start, stop, dtype, file, layout.extent_key(tensor, state, start, stop))
+
+    @property
+    def numel(self) -> int:
+        """Return the elements of the extent."""
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +109,7 @@ class Manifest:
     extents: tuple[StoredExtent, ...]
 
     def check(self) -> None:
-        """Check that tables agree and every element of every state is in exactly one extent.
+        """Check that tables agree and every element of every state is in exactly one extent, in its dtype.
 
         O(E log E) for E extents.
 
@@ -131,9 +147,15 @@ def _check_coverage(tensors: Iterable[Tensor], extents: Iterable[StoredExtent]) 
     for tensor in _distinct(tensors, "tensor"):
         if unknown := set(tensor.states.values()) - DTYPES.keys():
             raise Incomplete(f"tensor {tensor.name!r} has unknown dtypes: {', '.join(sorted(unknown))}")
-        for state in tensor.states:
+        for state, dtype in tensor.states.items():
+            what = f"tensor {tensor.name!r}, state {state!r}"
             pieces = sorted(stored.pop((tensor.name, state), ()), key=lambda extent: extent.start)
-            _check_exact(f"tensor {tensor.name!r}, state {state!r}", pieces, tensor.numel)
+            for piece in pieces:
+                if piece.dtype != dtype:
+                    raise Incomplete(
+                        f"{piece.file}: {what} was written as {piece.dtype}, the tensor table says {dtype}"
+                    )
+            _check_exact(what, pieces, tensor.numel)
     for name, state in stored:
         raise Incomplete(f"tensor {name!r}, state {state!r} was written, but is not in the tensor table")
 
