@@ -6,7 +6,9 @@ gfx942 (AMD MI300X, MI300A, MI325X) and sm_90 (NVIDIA H100, H200).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,20 @@ KNOWN = {arch.name: arch for arch in (CPU, GFX942, SM_90)}
 """Those that kernels are compiled for and checked on; others run what their compiler makes of it."""
 
 
+_meta = CPU
+
+
+@contextmanager
+def meta_tensors_on(arch: Arch) -> Iterator[None]:
+    """Take tensors on the device `meta` for tensors on this architecture: for compiling kernels without a GPU."""
+    global _meta
+    _meta, before = arch, _meta
+    try:
+        yield
+    finally:
+        _meta = before
+
+
 def arch_of(device: torch.device | str) -> Arch:
     """Return the architecture of a device; of a GPU that is not among `KNOWN`, as torch describes it.
 
@@ -59,7 +75,9 @@ def arch_of(device: torch.device | str) -> Arch:
     device = torch.device(device)
     if device.type == "cuda":
         return _gpu(torch.cuda.current_device() if device.index is None else device.index)
-    if device.type in ("cpu", "meta"):
+    if device.type == "meta":
+        return _meta
+    if device.type == "cpu":
         return CPU
     raise ValueError(f"no kernel is for a device of type {device.type}: use cpu or cuda (AMD's GPUs are cuda too)")
 
@@ -77,11 +95,7 @@ def _gpu(index: int) -> Arch:
     properties = torch.cuda.get_device_properties(index)
     amd = str(getattr(properties, "gcnArchName", "")) if torch.version.hip else ""
     name = amd.split(":")[0] if amd else f"sm_{properties.major}{properties.minor}"
+    units = int(properties.multi_processor_count)
     if name in KNOWN:
-        return KNOWN[name]
-    return Arch(
-        name,
-        wave_size=int(properties.warp_size),
-        lds_bytes=_shared_memory(properties),
-        compute_units=int(properties.multi_processor_count),
-    )
+        return replace(KNOWN[name], compute_units=units)
+    return Arch(name, int(properties.warp_size), _shared_memory(properties), units)

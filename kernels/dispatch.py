@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 
-Sizes = Mapping[str, int | str]
-"""What a choice may depend on, by name: sizes, and the format by torch's name."""
+Sizes = Mapping[str, Any]
+"""What a choice may depend on, by name: sizes as integers, and the format by torch's name."""
 
 
 class UnavailableError(RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -213,8 +214,12 @@ def test_architectures_are_named_as_compilers_name_them() -> None:
 @pytest.mark.parametrize(
     ("hip", "properties", "expected"),
     [
-        ("6.4", {"gcnArchName": "gfx942:sramecc+:xnack-", "major": 9, "minor": 4}, GFX942),
-        (None, {"major": 9, "minor": 0}, SM_90),
+        (
+            "6.4",
+            {"gcnArchName": "gfx942:sramecc+:xnack-", "major": 9, "minor": 4},
+            replace(GFX942, compute_units=7),
+        ),
+        (None, {"major": 9, "minor": 0}, replace(SM_90, compute_units=7)),
         (
             None,
             {"major": 8, "minor": 9, "warp_size": 32, "shared_memory_per_block_optin": 101376},
