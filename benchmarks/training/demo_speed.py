@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import write_result
-from zslurm.kernels.matmul.dispatch import matmul
+from zslurm.kernels.matmul import matmul
 from zslurm.train.config import load_train_config
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.shapes import parameter_counts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import alternate, write_result
-from zslurm.kernels.matmul.dispatch import kernel_per_shape, matmul
+from zslurm.kernels.matmul import kernel_per_shape, matmul
 
 SHAPES = {  # tokens, inputs, outputs
     "tiny: attention": (1024, 128, 256),

@@ -25,7 +25,7 @@ from benchmarks.common import Timing, alternate, ratio, write_result
 from benchmarks.memory import peak_bytes
 from benchmarks.training.models import LARGER, TINY
 from tests.train.model.reference import reference_of
-from zslurm.kernels.matmul.dispatch import batched_matmul, matmul
+from zslurm.kernels.matmul import batched_matmul, matmul
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.cache import bytes_per_token
 from zslurm.train.model.generate import generate

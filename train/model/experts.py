@@ -4,7 +4,7 @@ Tokens are sorted by class, so that each expert's rows are together and the skip
 end. Only permutations move rows, forward and backward, so no sum depends on the order of atomic additions.
 
 Cost beyond the matrix products: two permutations of T*K rows of D. With grouped_mm the host does not wait for
-the device; the loop (see `kernels/grouped_gemm.py`) waits once per layer, to learn how many rows each expert
+the device; the loop (see `kernels/grouped_gemm`) waits once per layer, to learn how many rows each expert
 has. The expert network is one autograd function: of its inside it keeps the first product and recomputes the
 activation from it.
 """

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.matmul.dispatch import add_matmul, linear, matmul, matmul_into
+from zslurm.kernels.matmul import add_matmul, linear, matmul, matmul_into
 from zslurm.train.model.precision import at_least_fp32
 
 IGNORED_TARGET = -100

@@ -25,15 +25,11 @@ Mean |singular value - 1| that they leave of a matrix with 512 singular values f
 distances, after 5 steps (deepseek_v4: 10; with 5 it is 0.050): 0.150, 0.033, 0.084 and 0.001, in bf16 and
 fp32, but for deepseek_v4's 0.0002 in fp32.
 
-On a CPU, matrices whose shorter side has at least `_BLOCKS_FROM` elements are multiplied one by one, and of the
-symmetric A and B only the lower half is computed, in column blocks, and mirrored: a quarter of the FLOPs less.
-Every block is a product to start, so the shorter side decides what that saves: with one thread a tenth of the time
-at 512, a fifth at 768 (`python -m benchmarks optimizer_step`).
-Smaller ones, and all on a GPU, go through batched products: a step of any number of matrices is three calls. In
-bf16 through oneDNN all of these give the same bits, and torch.optim.Muon's; elsewhere they differ by rounding.
+A step of any number of matrices is three calls. A and B are symmetric: where their upper half is not computed but
+mirrored is decided in `kernels/symmetric_product`, by device and size. On a CPU through oneDNN in bf16 that makes
+no difference to the bits, which are torch.optim.Muon's; elsewhere results differ by rounding.
 
-Not done here: symmetric products on a GPU, and Gram Newton-Schulz (products of squares only), which needs fp16
-and restarts to be stable.
+Not done here: Gram Newton-Schulz (products of squares only), which needs fp16 and restarts to be stable.
 """
 
 from __future__ import annotations
@@ -42,6 +38,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from zslurm.kernels.symmetric_product import matrices_per_call, symmetric_polynomial, symmetric_product
 
 CoefficientSet = Literal["keller", "you", "polar_express", "deepseek_v4"]
 Triple = tuple[float, float, float]
@@ -72,8 +70,6 @@ _POLAR_EXPRESS: tuple[Triple, ...] = (
     ),
     (1.875, -1.25, 0.375),
 )
-_BLOCKS_FROM = 512  # elements of the shorter side; below it blocks cost what they save
-_BLOCK = 192  # columns of a block
 
 
 def coefficient_schedule(coefficients: CoefficientSet, steps: int) -> tuple[Triple, ...]:
@@ -97,52 +93,18 @@ def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...]) -> None:
     # Each step writes from one into the other; the last one has to write into x.
     start_KMN, other_KMN = (y_KMN, x_KMN) if odd else (x_KMN, y_KMN)
     torch.div(x_KMN, norms_K11, out=start_KMN)
-    if x_KMN.device.type == "cpu" and min(x_KMN.shape[1:]) >= _BLOCKS_FROM:
-        for start_MN, other_MN in zip(start_KMN.unbind(), other_KMN.unbind(), strict=True):
-            _iterate_in_blocks(start_MN, other_MN, schedule)
-    else:
-        _iterate_batched(start_KMN, other_KMN, schedule)
+    at_once = matrices_per_call(x_KMN)
+    for start, other in zip(start_KMN.split(at_once), other_KMN.split(at_once), strict=True):
+        _iterate(start, other, schedule)
 
 
-def _iterate_batched(x_KMN: Tensor, y_KMN: Tensor, schedule: tuple[Triple, ...]) -> None:
+def _iterate(x_KMN: Tensor, y_KMN: Tensor, schedule: tuple[Triple, ...]) -> None:
     """Step from x to y, from y to x, and so on."""
     tall, short = x_KMN.shape[1] > x_KMN.shape[2], min(x_KMN.shape[1:])
     a_KSS = x_KMN.new_empty(x_KMN.shape[0], short, short)
     b_KSS = torch.empty_like(a_KSS)
     for a, b, c in schedule:
-        torch.bmm(*((x_KMN.mT, x_KMN) if tall else (x_KMN, x_KMN.mT)), out=a_KSS)
-        torch.baddbmm(a_KSS, a_KSS, a_KSS, beta=b, alpha=c, out=b_KSS)
+        symmetric_product(x_KMN.mT if tall else x_KMN, a_KSS)
+        symmetric_polynomial(a_KSS, b, c, b_KSS)
         torch.baddbmm(x_KMN, *((x_KMN, b_KSS) if tall else (b_KSS, x_KMN)), beta=a, out=y_KMN)
         x_KMN, y_KMN = y_KMN, x_KMN
-
-
-def _iterate_in_blocks(x_MN: Tensor, y_MN: Tensor, schedule: tuple[Triple, ...]) -> None:
-    """The same for one matrix, with symmetric products."""
-    tall, short = x_MN.shape[0] > x_MN.shape[1], min(x_MN.shape)
-    a_SS = x_MN.new_empty(short, short)
-    b_SS = torch.empty_like(a_SS)
-    for a, b, c in schedule:
-        wide_SL = x_MN.T if tall else x_MN
-        for rows, columns in _column_blocks(short):
-            torch.mm(wide_SL[rows], wide_SL[columns].T, out=a_SS[rows, columns])
-        _mirror(a_SS)
-        for rows, columns in _column_blocks(short):
-            block = a_SS[rows, columns]
-            torch.addmm(block, a_SS[rows], a_SS[:, columns], beta=b, alpha=c, out=b_SS[rows, columns])
-        _mirror(b_SS)
-        torch.addmm(x_MN, *((x_MN, b_SS) if tall else (b_SS, x_MN)), beta=a, out=y_MN)
-        x_MN, y_MN = y_MN, x_MN
-
-
-def _column_blocks(size: int) -> list[tuple[slice, slice]]:
-    """Columns of each block of a square's lower half, behind their rows, which begin on the diagonal."""
-    starts = range(0, size, _BLOCK)
-    return [(slice(start, size), slice(start, min(start + _BLOCK, size))) for start in starts]
-
-
-def _mirror(square_SS: Tensor) -> None:
-    """Copy what the blocks hold below the diagonal to above it."""
-    for _, columns in _column_blocks(len(square_SS)):
-        below = square_SS[columns.stop :, columns]
-        # Both copies before the last one take torch's quick way of turning a matrix that is whole.
-        square_SS[columns, columns.stop :] = below.contiguous().T.contiguous()

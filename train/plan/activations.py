@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zslurm.kernels.matmul.limits import fewest_copied_terms
+from zslurm.kernels.matmul_limits import fewest_copied_terms
 from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.parallel.memory import ITEMSIZE
 from zslurm.train.phases import PhaseConfig

@@ -10,7 +10,7 @@ import logging
 import sys
 from typing import TextIO
 
-_ROOT = "zslurm.train"
+_ROOTS = ("zslurm.train", "zslurm.kernels")
 
 
 class _StandardOutput(logging.StreamHandler[TextIO]):
@@ -22,9 +22,10 @@ class _StandardOutput(logging.StreamHandler[TextIO]):
 
 
 def set_up(rank: int) -> None:
-    """Print the messages of the trainer to standard output, as rank `rank`."""
+    """Print the messages of the trainer and its kernels to standard output, as rank `rank`."""
     handler = _StandardOutput(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
-    logger = logging.getLogger(_ROOT)
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    for root in _ROOTS:
+        logger = logging.getLogger(root)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)

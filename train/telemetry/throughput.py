@@ -13,7 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from zslurm.kernels.matmul.dispatch import matmul
+from zslurm.kernels.matmul import matmul
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.world import DTYPES, World
 from zslurm.train.schedule import Position

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.runs import MODEL
+from zslurm.kernels import matmul_limits as limits
 from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
-from zslurm.kernels.matmul import limits, onednn
-from zslurm.kernels.matmul.dispatch import add_matmul, batched_matmul, linear, matmul, matmul_into
+from zslurm.kernels.matmul import add_matmul, batched_matmul, linear, matmul, matmul_into
+from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import build
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zslurm.train.optim import newton_schulz as module
+from zslurm.kernels.symmetric_product import cpu
 from zslurm.train.optim.newton_schulz import CoefficientSet, coefficient_schedule, orthogonalise_
 
 SETS: tuple[CoefficientSet, ...] = ("keller", "you", "polar_express", "deepseek_v4")
@@ -109,8 +109,8 @@ def test_column_blocks_give_what_whole_matrices_give(
 ) -> None:
     x_KMN = noise(*shape)
     whole = newton_schulz(x_KMN, dtype=dtype)
-    monkeypatch.setattr(module, "_BLOCKS_FROM", 1)
-    monkeypatch.setattr(module, "_BLOCK", 16)
+    monkeypatch.setattr(cpu, "SMALLEST_SIDE", 1)
+    monkeypatch.setattr(cpu, "_BLOCK", 16)
     blocks = newton_schulz(x_KMN, dtype=dtype)
     if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert torch.equal(blocks, whole)

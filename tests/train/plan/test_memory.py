@@ -19,7 +19,7 @@ from benchmarks.memory import peak_bytes
 from benchmarks.training.models import TINY
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
-from zslurm.kernels.matmul import onednn
+from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.model import head, sdpa
 from zslurm.train.model.zaya import Zaya, build

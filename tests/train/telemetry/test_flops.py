@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.train.runs import MODEL
-from zslurm.kernels.matmul import onednn
+from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import build
 from zslurm.train.shapes import parameter_counts

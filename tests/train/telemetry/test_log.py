@@ -11,12 +11,13 @@ from zslurm.train.telemetry import log
 
 
 @pytest.fixture(autouse=True)
-def logger() -> Iterator[logging.Logger]:
-    root = logging.getLogger("zslurm.train")
-    before = root.handlers, root.propagate, root.level
-    yield root
-    root.handlers, root.propagate = before[:2]
-    root.setLevel(before[2])
+def loggers() -> Iterator[None]:
+    roots = [logging.getLogger(name) for name in ("zslurm.train", "zslurm.kernels")]
+    before = [(root.handlers, root.propagate, root.level) for root in roots]
+    yield
+    for root, (handlers, propagate, level) in zip(roots, before, strict=True):
+        root.handlers, root.propagate = handlers, propagate
+        root.setLevel(level)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,6 @@ def test_messages_are_printed_once_and_warnings_with_their_rank(
 ) -> None:
     log.set_up(rank)
     log.set_up(rank)  # again, as in a second run of one process: still one handler
-    module = logging.getLogger("zslurm.train.anything")
-    module.info("step 5 of 50 %")
-    module.warning("note: %s", "a copy failed")
+    logging.getLogger("zslurm.train.anything").info("step 5 of 50 %")
+    logging.getLogger("zslurm.kernels.anything").warning("note: %s", "a copy failed")
     assert capsys.readouterr() == (printed, "")

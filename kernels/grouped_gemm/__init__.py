@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zslurm.kernels.matmul.dispatch import ROW_MULTIPLE, kernel_per_shape, matmul, matmul_into
+from zslurm.kernels.matmul import ROW_MULTIPLE, kernel_per_shape, matmul, matmul_into
 
 _ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zslurm.kernels.matmul import limits
+from zslurm.kernels import matmul_limits as limits
 
 _ARGUMENTS = ["Tensor", "Tensor", "Optional[Tensor]", "str", "List[Optional[number]]", "Optional[str]"]
 
