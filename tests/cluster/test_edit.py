@@ -11,7 +11,7 @@ from tests.cluster.places import own
 from tests.config.run_files import write
 from zslurm.cluster.edit import edit_profile, run_editor
 from zslurm.cluster.profile import config_dir, profile_path
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 from zslurm.core.errors import ConfigError, NotFound, ZslurmError
 
 GOOD = "# mine\ncluster:\n  gpus_per_node: 4\n"
@@ -75,7 +75,7 @@ def test_the_next_call_goes_on_with_the_text_that_was_refused(site: Path) -> Non
     told: list[str] = []
     edit_profile("lab", writes(GOOD + "  setup: [a]\n"), told.append)
     assert path.read_text() == GOOD + "  setup: [a]\n"
-    assert told[0].startswith("going on with the text that was not taken the last time: ")
+    assert told[0].startswith("continuing with the text that was not accepted the last time: ")
 
 
 def test_a_profile_that_somebody_else_changes_meanwhile_is_not_overwritten(site: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.places import own
 from tests.config.run_files import PHASES, write
 from zslurm.cluster.profile import find_profile, profile_layers, profiles
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.layers import show_path
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.submit.resolve import resolve_run

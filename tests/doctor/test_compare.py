@@ -35,7 +35,7 @@ def test_what_a_node_cannot_read_is_not_compared() -> None:
     assert inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1=None, node2="6.4.1")) == {}
 
 
-def test_where_no_value_is_usual_nobody_is_blamed() -> None:
+def test_where_no_value_is_usual_no_node_is_excluded() -> None:
     said = inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1="6.4.1", node2="6.3.0", node3="6.3.0"))
     assert set(said) == {"node0", "node1", "node2", "node3"}
     (outcome,) = said["node3"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.slurm import recorded
 from zslurm.core.errors import SlurmRefused
@@ -129,7 +129,8 @@ def test_time_limits_as_sbatch_takes_them(text: str, limit: timedelta | None) ->
 
 def test_a_record_survives_a_file() -> None:
     records = [*parse_queue(recorded.SQUEUE).values(), *parse_history(recorded.SACCT)["7"]]
-    assert [JobRecord.from_json(json.loads(json.dumps(job.as_json()))) for job in records] == records
+    file = TypeAdapter(list[JobRecord])
+    assert file.validate_json(file.dump_json(records)) == records
 
 
 def test_fields_that_were_not_asked_for_are_empty() -> None:

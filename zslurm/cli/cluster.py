@@ -11,7 +11,7 @@ import typer
 from zslurm.cli.options import Json
 from zslurm.cluster.edit import edit_profile, run_editor
 from zslurm.cluster.profile import Profile, default_name, profiles, set_default
-from zslurm.cluster.resolved import ResolvedProfile, resolve_profile
+from zslurm.cluster.site import ResolvedProfile, resolve_profile
 from zslurm.config.layers import show_path
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import CheckFailed, ZslurmError

@@ -14,8 +14,7 @@ from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Check, Status, all_checks, chosen_checks
 from zslurm.doctor.report import LOGIN, Report, Result
-from zslurm.doctor.run_checks import ANSWER, STATE, Wanted, run_doctor
-from zslurm.doctor.site import site
+from zslurm.doctor.run_checks import ANSWER, STATE, Wanted, run_doctor, site_to_check
 from zslurm.slurm.hostlist import compress, expand
 
 
@@ -74,7 +73,7 @@ def doctor(
         timeout_s=timeout,
     )
     try:
-        report = run_doctor(site(cluster), wanted, say)
+        report = run_doctor(site_to_check(cluster), wanted, say)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None
     if json:
@@ -181,9 +180,9 @@ def summary(report: Report) -> str:
     if not report.asked:
         return f"this machine: {report.worst} ({report.took_s:.1f} s)"
     bad = len(report.failing)
-    verdict = (
+    shown = (
         f"{bad} of {counted(len(report.asked), 'node')} {'fails' if bad == 1 else 'fail'}"
         if bad
         else f"{counted(len(report.asked), 'node')}: no failure"
     )
-    return f"{verdict} ({report.took_s:.1f} s)"
+    return f"{shown} ({report.took_s:.1f} s)"

@@ -12,8 +12,10 @@ import typer
 
 from zslurm.cli.options import Cluster, Json, Set
 from zslurm.cluster.profile import default_name
-from zslurm.cluster.rccl.environment import LeftOut, Setting, environment, left_out, lint, overridden, read_conf
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.rccl.conf_files import read_conf
+from zslurm.cluster.rccl.environment import LeftOut, Setting, environment, left_out
+from zslurm.cluster.rccl.lint import lint, overridden
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import CheckFailed

@@ -10,14 +10,14 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
-from zslurm.cluster.rails.read_nodes import RailReadings, identical, rails_of_answers, read_rails
+from zslurm.cluster.rails.map import rail_map
+from zslurm.cluster.rails.read_nodes import RailReadings, identical, read_rails
 from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.cluster.site import Site, load_site
 from zslurm.core.console import print_json, print_styled
 from zslurm.core.errors import CheckFailed, ConfigError
-from zslurm.hardware.facts import read_facts, to_json
+from zslurm.hardware.facts import read_facts
 from zslurm.slurm.hostlist import compress, expand
-from zslurm.slurm.run_on_nodes import NodeAnswer
 
 
 def rails(
@@ -62,7 +62,7 @@ def rails(
 
 def _here(site: Site) -> RailReadings:
     facts = read_facts()
-    return rails_of_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
+    return RailReadings((rail_map(facts, site.cluster),), {}, ())
 
 
 def _on_nodes(site: Site, count: int, names: Sequence[str], timeout: float) -> RailReadings:

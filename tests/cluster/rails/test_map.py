@@ -24,7 +24,9 @@ from tests.fake_sysfs import (
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.facts import Gpu, Nic, NodeFacts, read_facts
+from zslurm.hardware.facts import NodeFacts, read_facts
+from zslurm.hardware.gpus import Gpu
+from zslurm.hardware.nics import Nic
 from zslurm.hardware.pairing import near, pair
 
 NAMES = tuple(f"ionic_{index}" for index in range(8))
@@ -117,7 +119,7 @@ def test_the_profile_is_held_against_pcie(tmp_path: Path) -> None:
     found = rail_map(read_facts(tmp_path), profile())
     assert kinds(found) == [("permuted", 2), ("permuted", 5)]
     assert not found.incomplete
-    assert found.problems[0].message == "GPU 2: the profile says ionic_2, but ionic_5 is closer on PCIe"
+    assert found.problems[0].message == "GPU 2: the profile has ionic_2, but ionic_5 is closer on PCIe"
 
 
 def test_a_profile_with_the_real_order_has_no_problem(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zslurm.cluster.rccl.environment import RULES, environment, left_out
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
 
 # What every cluster with GPUs gets.

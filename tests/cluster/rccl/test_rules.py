@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from zslurm.cluster.rccl.environment import environment
-from zslurm.cluster.rccl.names import meant_by
+from zslurm.cluster.rccl.environment import variables_of
+from zslurm.cluster.rccl.lint import meant_by
 from zslurm.cluster.rccl.rules import (
     Rules,
-    When,
     in_range,
     patience_s,
     rules,
@@ -75,7 +74,7 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
 
 
 def values(cluster: dict[str, Any]) -> dict[str, str]:
-    return {setting.name: setting.value for setting in environment(ClusterSection.model_validate(cluster))}
+    return variables_of(ClusterSection.model_validate(cluster))
 
 
 @pytest.mark.parametrize(("name", "on", "value", "off"), CASES, ids=[f"{case[0]}={case[2]}" for case in CASES])
@@ -208,12 +207,6 @@ def test_a_rule_with_a_mistake_is_refused(spoilt: dict[str, Any]) -> None:
     assert Rules.model_validate({**body, "rules": [good]})
     with pytest.raises(ValidationError):
         Rules.model_validate({**body, "rules": [{**good, **spoilt}]})
-
-
-def test_a_condition_reads_as_words() -> None:
-    assert str(When()) == "always"
-    assert str(When(vendor="amd", network=("pollara",), rccl="<2.28.3")) == "AMD GPUs; pollara; RCCL <2.28.3"
-    assert str(When(gpus=True, rails_only=True)) == "nodes with GPUs; rails only"
 
 
 def test_no_name_is_known_twice_or_both_real_and_misspelt() -> None:

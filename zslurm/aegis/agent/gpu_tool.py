@@ -17,7 +17,7 @@ from typing import Any
 
 from zslurm.aegis.agent.sensor import Place
 from zslurm.hardware import amd_smi, nvidia_smi
-from zslurm.hardware.command import CommandHung, Said
+from zslurm.hardware.command import CommandHung, CommandResult
 from zslurm.hardware.gpu_health import GpuHealth
 from zslurm.hardware.node_sources import Sources
 
@@ -72,7 +72,7 @@ class ToolAnswer:
 
 def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
     """One look by amd-smi. It never raises, and never takes longer than five times the limit of each question."""
-    answers: list[Said | None] = []
+    answers: list[CommandResult | None] = []
 
     def ask(*question: str) -> str:
         answers.append(sources.run("amd-smi", *question, "--json", timeout_s=timeout_s))
@@ -90,7 +90,7 @@ def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
         return ToolAnswer(why=f"amd-smi cannot be run: {error.strerror}")
 
 
-def _why_nothing(answers: list[Said | None]) -> str:
+def _why_nothing(answers: list[CommandResult | None]) -> str:
     if answers[-1] is None:
         return "amd-smi is not there"
     words = (answers[-1].err or answers[-1].out).strip().splitlines()
@@ -113,7 +113,7 @@ def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:
 
 def ask_nvidia_smi(sources: Sources) -> ToolAnswer:
     """One look by nvidia-smi."""
-    found = nvidia_smi.read(sources)
+    found = nvidia_smi.read(sources.run, sources.limits.canary_s)
     return ToolAnswer(found.health, found.why)
 
 

@@ -15,7 +15,7 @@ from zslurm.aegis.agent.sensors.disk import Disk
 from zslurm.aegis.agent.sensors.host import Host
 from zslurm.aegis.fault_kinds import DISK_LOW, STORAGE_FAULT
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
-from zslurm.doctor.node import checks_of, run_checks
+from zslurm.doctor.node import node_checks, run_checks
 from zslurm.hardware.node_sources import Sources, Task
 
 _OF_STORAGE = frozenset({DISK_LOW, STORAGE_FAULT})
@@ -41,7 +41,7 @@ def check_node(place: Place) -> Health:
     checkpoints = place.run.checkpoints
     storage = _mounted(checkpoints, _examine(Disk(place, checkpoints)))
     own = [_check("memory", _examine(Host(place))), _check("checkpoints", storage)]
-    outcomes = run_checks([*checks_of(DOCTOR_CHECKS, "node"), *own], sources)
+    outcomes = run_checks([*node_checks(DOCTOR_CHECKS), *own], sources)
     said = [(name, outcome) for name, outcome in outcomes.items() if outcome is not None]
     return Health(
         problems=tuple(f"{name}: {outcome.reason}" for name, outcome in said if outcome.status is Status.FAIL),

@@ -19,8 +19,9 @@ from zslurm.aegis.fault_kinds import FaultKind
 from zslurm.aegis.types import Fault, Role, Scope
 from zslurm.config.aegis import AegisSection, SensorSettings
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.sysfs import node_name, sysroot
+from zslurm.hardware.sysfs import sysroot
 from zslurm.run.run_dir import RunDir
+from zslurm.slurm.environment import node_name
 
 
 @dataclass(frozen=True)
