@@ -1,4 +1,4 @@
-"""What a node tells becomes a profile: the shipped one to extend, NICs in rail order, and comments."""
+"""What a node shows becomes a profile: the shipped one to extend, NICs in rail order, and comments."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_rails_follow_pcie_and_not_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("there", "value"), [(True, None), (False, False)])
-def test_nodes_without_scontrol_are_told(
+def test_nodes_without_scontrol_are_noted(
     tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch, there: bool, value: bool | None
 ) -> None:
     mi300x_pollara(tmp_path / "node")
@@ -149,7 +149,7 @@ def test_h100_on_infiniband(tmp_path: Path) -> None:
         ("irdma", "Ethernet", None, None),
     ],
 )
-def test_the_network_is_told_by_the_nics_driver(
+def test_the_network_is_known_by_the_nics_driver(
     tmp_path: Path, driver: str, link_layer: str, extends: str | None, network: str | None
 ) -> None:
     mi300x_pollara(tmp_path)
@@ -169,7 +169,7 @@ def test_another_gpu_gets_the_network_but_not_the_profile(tmp_path: Path, site: 
     assert (cluster.network, cluster.gpu_family, cluster.nics) == ("pollara", "mi355x", NICS)
 
 
-def test_gpus_that_share_nics_say_which(tmp_path: Path, site: Path) -> None:
+def test_gpus_that_share_nics_are_listed(tmp_path: Path, site: Path) -> None:
     node = FakeNode(tmp_path)
     for index in range(4):
         root = f"pci0000:{0x20 * (index // 2):02x}"
@@ -199,7 +199,7 @@ def test_a_rail_without_a_nic_leaves_the_nics_to_a_person(tmp_path: Path) -> Non
     assert "# So cluster.nics is left out: probe a whole node, or write it by hand." in lines
 
 
-def test_a_cable_that_is_out_is_told(tmp_path: Path) -> None:
+def test_a_cable_that_is_out_is_noted(tmp_path: Path) -> None:
     mi300x_pollara(tmp_path, down=(6,))
     found = probe_of(read_facts(tmp_path))
     assert found.nics == NICS
@@ -215,7 +215,7 @@ def test_drivers_and_limits_are_comments(tmp_path: Path) -> None:
     assert "# memlock inside a job: unlimited." in lines
 
 
-def test_a_node_without_anything_says_so(site: Path) -> None:
+def test_a_node_without_anything_has_a_note(site: Path) -> None:
     found = probe_of(NodeFacts(node="n1"))
     assert (found.extends, found.network, found.nics, found.rccl_version) == (None, None, (), None)
     assert found.notes == ("Probed n1: no GPUs.",)

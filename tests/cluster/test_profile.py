@@ -1,4 +1,4 @@
-"""Which cluster profile applies, what a bad one says, and what `zslurm init` writes where there is no Slurm."""
+"""Which cluster profile applies, how a bad one is refused, and what `zslurm init` writes without a Slurm."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_profiles_name_is_a_file_name(name: str) -> None:
         profile_path(name)
 
 
-def test_a_profile_that_cannot_be_written_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "file", "")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     with pytest.raises(ZslurmError, match=r"lab\.yaml: cannot be written: Not a directory$"):
@@ -165,7 +165,7 @@ def test_the_profile_is_that_of_the_option_then_the_run_file_then_the_default(
     assert (spec.cluster.name, spec.slurm.partition) == (chosen, f"of-{chosen}")
 
 
-def test_a_template_in_a_profile_lies_beside_it(site: Path, tmp_path: Path) -> None:
+def test_a_template_in_a_profile_is_found_beside_it(site: Path, tmp_path: Path) -> None:
     folder = own("lab", "cluster: {template: site.sbatch.j2}\n").parent
     spec = resolve_run(write(tmp_path / "run.yaml", PHASES), cluster="lab").spec
     assert spec.cluster.template == str(folder / "site.sbatch.j2")
@@ -190,7 +190,7 @@ _NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn", "Zl", "Zp"]
 @given(
     _NAMES | st.sampled_from(["*a", "'a", '"', "- a", "010", "no", "null", "24:00:00", "8e12", "a: b", "a #b", ""])
 )
-def test_whatever_slurm_calls_things_a_profile_says_the_same(name: str) -> None:
+def test_whatever_slurm_calls_things_a_profile_has_the_same(name: str) -> None:
     assert yaml12.parse(f"cluster:\n  name: {scalar(name)}\n", "profile").data == {"cluster": {"name": name}}
 
 

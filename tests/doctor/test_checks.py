@@ -1,4 +1,4 @@
-"""Each check passes on a healthy node, and says what is wrong on one that is not."""
+"""Each check passes on a healthy node, and shows what is wrong on one that is not."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_healthy_node_passes(node: Node, check: str) -> None:
 @pytest.mark.parametrize(
     ("check", "fault", "options", "status", "words"), FAULTS, ids=[f"{row[0]}: {row[4][:40]}" for row in FAULTS]
 )
-def test_a_fault_is_told_with_its_numbers(
+def test_a_fault_is_reported_with_its_numbers(
     node: Node, check: str, fault: Callable[[Node], object], options: dict[str, Any], status: Status, words: str
 ) -> None:
     fault(node)
@@ -291,7 +291,7 @@ def test_processes_of_other_nodes_and_other_users_are_not_orphans(node: Node) ->
     assert node.check("orphaned-processes").status is Status.PASS
 
 
-def test_a_job_of_another_cluster_with_the_same_number_is_not_judged(node: Node) -> None:
+def test_a_job_of_another_cluster_with_the_same_number_is_left_alone(node: Node) -> None:
     orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0", SLURM_CLUSTER_NAME="other")(node)
     assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "mi"}).status is Status.PASS
     assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "other"}).status is Status.FAIL

@@ -40,7 +40,7 @@ def test_published_logs_are_read(log: str, opened: Opened) -> None:
     assert read_log(log) == opened
 
 
-def test_the_lines_that_say_why_it_is_tcp_are_kept() -> None:
+def test_the_lines_that_show_why_it_is_tcp_are_kept() -> None:
     opened = read_log(logs.SOCKET)
     assert opened.network == "Socket"
     assert [line[:40] for line in opened.trouble] == [

@@ -77,7 +77,7 @@ def test_a_partitioned_gpu_is_several_of_one_pci_device(tmp_path: Path) -> None:
     """In CPX mode the function's bits of the KFD's location number the partition."""
     node = FakeNode(tmp_path)
     node.amd_gpu(("pci0000:00", "0000:00:01.1", "0000:05:00.0"), 0)
-    node._kfd_node(gpu_id=77, location=0x05 << 8 | 3)
+    node.kfd_node(gpu_id=77, location=0x05 << 8 | 3)
     gpus = read_facts(tmp_path).gpus
     assert [(gpu.index, gpu.pci) for gpu in gpus] == [(0, "0000:05:00.0"), (1, "0000:05:00.0")]
 

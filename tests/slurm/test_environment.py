@@ -1,4 +1,4 @@
-"""What one Slurm command sees of another's variables, and what a task reads of its own."""
+"""What one Slurm command sees of another's variables, and what a task reads of itself."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_names_and_comments_may_hold_anything() -> None:
     assert parse_history(recorded.SACCT)["2"][0].comment == "two\nlines | here"
 
 
-def test_exit_codes_and_signals_are_told_apart() -> None:
+def test_exit_codes_and_signals_are_distinguished() -> None:
     queue, history = parse_queue(recorded.SQUEUE), parse_history(recorded.SACCT)
     assert queue["2"].exit_code == history["2"][0].exit_code == ExitCode(3, 0)
     assert queue["3"].exit_code == history["3"][0].exit_code == ExitCode(0, 9)
@@ -86,7 +86,7 @@ def test_nothing_is_no_jobs() -> None:
 
 
 def test_a_missing_field_is_noticed() -> None:
-    # squeue leaves out a field that it does not know, says so on stderr, and ends with 0.
+    # squeue leaves out a field that it does not know, complains on stderr, and ends with 0.
     with pytest.raises(SlurmRefused, match="expected 16 fields, got 15"):
         parse_queue(recorded.SQUEUE.replace("\x1fbatch\x1f", "\x1f"))
 

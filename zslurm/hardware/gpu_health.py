@@ -96,5 +96,5 @@ def ask_tool(
         return Gpus(hung=str(error), why=str(error))
     if health := parse(answers):
         return Gpus(health, source=tool)
-    message = answers[0].message or first.message
+    message = answers[0].message or first.err.strip().rpartition("\n")[2]
     return Gpus(why=f"{tool} names no GPU: {message}" if message else f"{tool} printed nothing")

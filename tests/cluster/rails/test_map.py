@@ -90,7 +90,7 @@ def test_a_real_nodes_tree_is_paired_as_amd_says(
 )
 @settings(max_examples=60, deadline=None)
 def test_equally_many_near_nics_are_never_shared(places: list[tuple[int, int, int]], order: list[int]) -> None:
-    """Any tree in which every GPU has a NIC beside it: a bijection, and nobody further away than needed."""
+    """Any tree in which every GPU has a NIC beside it: a bijection, and no GPU further away than needed."""
     gpus, nics = [], []
     for index, (root, port, numa) in enumerate(places):
         way = (f"pci{root}", f"port{root}{port}", f"bridge{index % 2}")
@@ -102,7 +102,7 @@ def test_equally_many_near_nics_are_never_shared(places: list[tuple[int, int, in
     assert all(near(gpus[index], nic) == "switch" for index, nic in paired.items())
 
 
-def test_a_virtual_machine_tells_nothing_and_that_is_said(tmp_path: Path) -> None:
+def test_a_virtual_machine_shows_nothing_and_that_is_a_problem(tmp_path: Path) -> None:
     mi300x_pollara(tmp_path, layout="no tree")
     found = rail_map(read_facts(tmp_path), profile(nics=()))
     assert {rail.near for rail in found.rails} == {"far"}
@@ -131,7 +131,7 @@ def test_a_profile_with_the_real_order_has_no_problem(tmp_path: Path) -> None:
 
 
 def test_gpu_nics_of_the_profile(tmp_path: Path) -> None:
-    """Two GPUs on each of four NICs: as the profile says, not a problem."""
+    """Two GPUs on each of four NICs: as the profile has it, not a problem."""
     mi300x_pollara(tmp_path, layout="a switch for two", missing=[1, 3, 5, 7])
     nics = tuple(NAMES[index] for index in (0, 2, 4, 6))
     found = rail_map(read_facts(tmp_path), profile(nics=nics, gpu_nics=(0, 0, 1, 1, 2, 2, 3, 3)))
@@ -229,7 +229,7 @@ def test_unseen_gpus_are_unknown_not_missing(tmp_path: Path) -> None:
 
 
 def test_infiniband_beside_a_storage_card(tmp_path: Path) -> None:
-    """The card that is nobody's neighbour is no rail, and InfiniBand needs no GID of RoCE v2."""
+    """The card that is no GPU's neighbour is no rail, and InfiniBand needs no GID of RoCE v2."""
     h100_mlx5(tmp_path)
     found = rail_map(read_facts(tmp_path), ClusterSection(gpus_per_node=8, network="infiniband"))
     assert [rail.nic for rail in found.rails] == [f"mlx5_{i}" for i in range(8)]

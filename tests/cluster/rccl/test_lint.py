@@ -1,4 +1,4 @@
-"""What people set by hand and regret: each slip is told with what to do, and what is right is left alone."""
+"""What people set by hand and regret: each slip is found, with what to do, and what is right is left alone."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "fields", "message"), CASES, ids=[",".join(case[0]) for case in CASES])
-def test_each_slip_is_told(given: dict[str, str], fields: dict[str, Any], message: str) -> None:
+def test_each_slip_is_found(given: dict[str, str], fields: dict[str, Any], message: str) -> None:
     lines = found(given, **fields)
     if message:
         (line,) = lines
@@ -225,10 +225,10 @@ def test_our_own_rules_pass(name: str, rocm: str, peermem: str) -> None:
     assert lint(variables_of(cluster), cluster) == []
 
 
-def test_what_the_login_shell_sets_and_the_job_replaces_is_told() -> None:
+def test_what_the_login_shell_sets_and_the_job_replaces_is_found() -> None:
     exported = {"NCCL_DEBUG": "INFO", "NCCL_IB_TIMEOUT": "21", "NCCL_ALGO": "Ring", "PATH": "/bin"}
-    (told,) = overridden(exported, {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "21", "PATH": "/usr/bin"})
-    assert told.line == "NCCL_DEBUG=INFO: the job sets WARN; to keep yours, put it into cluster.env"
+    (found,) = overridden(exported, {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "21", "PATH": "/usr/bin"})
+    assert found.line == "NCCL_DEBUG=INFO: the job sets WARN; to keep yours, put it into cluster.env"
 
 
 # What AMD's published scripts for its AI NICs set, with the values that they have (ROCm/cvs ainic_env_script.sh,
@@ -280,7 +280,7 @@ def test_what_amd_publishes_is_not_warned_of(script: str, rocm: str | None) -> N
 
 
 @pytest.mark.parametrize(("gpu", "library"), [("mi300x", "rccl"), ("h100", "nccl")])
-def test_files_that_the_library_reads_are_judged_where_the_environment_sets_nothing(
+def test_files_that_the_library_reads_are_checked_where_the_environment_sets_nothing(
     gpu: str, library: str, tmp_path: Path
 ) -> None:
     cluster = ClusterSection.model_validate(POLLARA | {"gpu_type": gpu})
