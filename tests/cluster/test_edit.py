@@ -11,7 +11,7 @@ from tests.cluster.places import own
 from tests.config.run_files import write
 from zslurm.cluster.edit import edit_profile, run_editor
 from zslurm.cluster.profile import config_dir, profile_path
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 from zslurm.core.errors import ConfigError, NotFound, ZslurmError
 
 GOOD = "# mine\ncluster:\n  gpus_per_node: 4\n"

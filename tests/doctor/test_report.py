@@ -18,7 +18,7 @@ def report(**outcomes: dict[str, Outcome | None]) -> Report:
     return made
 
 
-def test_nodes_with_the_same_to_say_share_a_row_the_worst_first() -> None:
+def test_nodes_with_the_same_reason_share_a_row_the_worst_first() -> None:
     bad = failed("GPU 2: 1 uncorrectable error", "exclude it")
     made = report(
         ecc={"node0": passed("no error"), "node1": bad, "node2": bad},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.cluster.profile import Profile, config_dir, find_profile, profile_path
-from zslurm.cluster.resolved import resolve_text
+from zslurm.cluster.site import resolve_text
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.core.files import write_atomically
 
@@ -24,7 +24,7 @@ def edit_profile(name: str, editor: Callable[[Path], None]) -> Path | None:
     A copy that was refused is kept, and the next call continues with it.
 
     Args:
-        name: of the profile.
+        name: name of the profile.
         editor: edits a file, and returns when that is done.
 
     Returns:

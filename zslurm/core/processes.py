@@ -47,7 +47,7 @@ class ProcessRecord:
 
     Attributes:
         created: when, in UNIX seconds by the clock of that time.
-        started: the same in clock ticks since the boot; None where the kernel does not say.
+        started: the same in clock ticks since the boot; None where the kernel does not show it.
         boot: the kernel's id of that boot; None with `started`.
     """
 
@@ -97,24 +97,22 @@ class ProcessRecord:
     @property
     def alive(self) -> bool:
         """True while the very process runs on this machine; a zombie has ended."""
-        if not self._same_boot:
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            return self._is(process) and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        return self._status() not in (None, psutil.STATUS_ZOMBIE)
 
     @property
     def is_stopped(self) -> bool:
         """True where the very process is on this machine, and stopped by SIGSTOP or a debugger."""
+        return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def _status(self) -> str | None:
+        """The process's status as psutil has it; None where it is gone."""
         if not self._same_boot:
-            return False
+            return None
         try:
             process = psutil.Process(self.pid)
-            return self._is(process) and process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return str(process.status()) if self._is(process) else None
         except psutil.Error:
-            return False
+            return None
 
     @property
     def owns_group(self) -> bool:
@@ -180,7 +178,7 @@ def read_stat(process: Path) -> tuple[str, list[str]] | None:
 
 @dataclass(frozen=True)
 class DetachedProcess:
-    """A command in a session of its own, whose output goes to a file and whose exit code is left in another."""
+    """A command in a separate session, whose output goes to a file and whose exit code is left in another."""
 
     record: ProcessRecord
     exit_file: Path

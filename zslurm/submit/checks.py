@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
-from zslurm.cluster.rccl.environment import lint, overridden, read_conf
+from zslurm.cluster.rccl.conf_files import read_conf
+from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.xgmi import group_cost
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError

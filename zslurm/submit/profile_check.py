@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cluster.rccl.environment import environment, lint
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.rccl.environment import variables_of
+from zslurm.cluster.rccl.lint import lint
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import ConfigError, SlurmRefused
 from zslurm.run.run_dir import RunDir
@@ -93,7 +94,7 @@ def _check_interfaces(cluster: ClusterSection, folder: Path, report: Report) -> 
 
 
 def _check_variables(cluster: ClusterSection, report: Report) -> None:
-    settings = {setting.name: setting.value for setting in environment(cluster)}
+    settings = variables_of(cluster)
     # What a rule makes of another key was checked with that key.
     for finding in (finding for finding in lint(settings, cluster) if finding.name in cluster.env):
         (report.faults if finding.level == "fault" else report.warnings).append(f"cluster.env: {finding.line}")

@@ -57,9 +57,9 @@ def test_memory_of_somebody_else_is_in_use(node: Node) -> None:
     assert problems(node) == ("gpu-idle: 1 process holds GPU memory: 4242",)
 
 
-def test_memory_that_nobody_holds_is_in_use(node: Node) -> None:
+def test_memory_that_no_process_holds_is_in_use(node: Node) -> None:
     node.rows(gpu3={"used_mb": 150 << 10})
-    assert problems(node) == ("gpu-idle: memory is in use and nobody holds it: GPU 3: 150 GiB",)
+    assert problems(node) == ("gpu-idle: memory is in use and no process holds it: GPU 3: 150 GiB",)
 
 
 def test_a_gpu_counts_errors(node: Node) -> None:

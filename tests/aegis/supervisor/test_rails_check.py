@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from zslurm.aegis.supervisor.rails_check import RailDecision, decide, faults
 from zslurm.cluster.rails.read_nodes import rails_of_answers
 from zslurm.cluster.rails.types import Problem, RailMap
 from zslurm.core.errors import Exit
-from zslurm.hardware.facts import read_facts, to_json
+from zslurm.hardware.facts import read_facts
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.run_on_nodes import NodeAnswer
 
@@ -47,7 +48,7 @@ def answers(
     said = []
     for node, broken in (("node0", down), ("node1", [])):
         mi300x_pollara(directory / node, down=broken)
-        said.append(NodeAnswer(node, to_json(read_facts(directory / node)) | {"node": node}))
+        said.append(NodeAnswer(node, asdict(read_facts(directory / node)) | {"node": node}))
     if silent:
         said[0] = NodeAnswer("node0", None, silent)
     monkeypatch.setattr(
@@ -91,7 +92,7 @@ def test_warnings_of_many_nodes_are_one_event_each(tmp_path: Path, monkeypatch: 
     for node in ("node0", "node1"):
         tree = mi300x_pollara(tmp_path / node)
         tree.write("sys/class/infiniband/ionic_1/ports/1/rate", "200 Gb/sec (4X HDR)")
-        facts.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
+        facts.append(NodeAnswer(node, asdict(read_facts(tmp_path / node)) | {"node": node}))
     monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(facts, cluster))
     outcome, events = check(tmp_path, "exclude")
     assert outcome is None
@@ -121,7 +122,7 @@ def test_nodes_that_differ_are_one_event(tmp_path: Path, monkeypatch: pytest.Mon
     said = []
     for node, names in (("node0", NICS), ("node1", NICS), ("node2", [NICS[1], NICS[0], *NICS[2:]])):
         mi300x_pollara(tmp_path / node, names=names)
-        said.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
+        said.append(NodeAnswer(node, asdict(read_facts(tmp_path / node)) | {"node": node}))
     monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(said, cluster))
     outcome, events = check(tmp_path, "exclude")
     assert outcome is None

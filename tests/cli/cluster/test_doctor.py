@@ -81,7 +81,7 @@ def test_variables_of_rccl_are_checked_on_the_login_node(
     assert shell.zslurm("doctor", "--cluster", "mi", "--only", "environment").code == Exit.DONE
     monkeypatch.setenv("NCCL_IB_GID_INDX", "1")
     done = shell.zslurm("doctor", "--cluster", "mi", "--only", "environment")
-    assert "environment\twarn\t1\t(login)\tNCCL_IB_GID_INDX: " in done.stdout
+    assert "environment\twarn\t1\t(login)\tNCCL_IB_GID_INDX=1: " in done.stdout
 
 
 def test_the_checks_are_listed(shell: Shell) -> None:

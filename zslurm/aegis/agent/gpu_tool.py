@@ -17,7 +17,7 @@ from typing import Any
 
 from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.hardware import amd_smi, nvidia_smi
-from zslurm.hardware.command import CommandHung, CommandOutput
+from zslurm.hardware.command import CommandHung, CommandResult
 from zslurm.hardware.gpu_health import GpuHealth
 from zslurm.hardware.node_sources import Sources
 
@@ -72,7 +72,7 @@ class ToolAnswer:
 
 def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
     """Ask amd-smi once. It never raises, and never takes longer than five times the limit of each question."""
-    answers: list[CommandOutput | None] = []
+    answers: list[CommandResult | None] = []
 
     def ask(*question: str) -> str:
         answers.append(sources.run("amd-smi", *question, "--json", timeout_s=timeout_s))
@@ -90,7 +90,7 @@ def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
         return ToolAnswer(why=f"amd-smi cannot be run: {error.strerror}")
 
 
-def _why_nothing(output: CommandOutput | None) -> str:
+def _why_nothing(output: CommandResult | None) -> str:
     if output is None:
         return "amd-smi is not there"
     lines = (output.err or output.out).strip().splitlines()
@@ -139,7 +139,7 @@ class GpuTool:
     def _ask(self, needed: bool) -> None:
         began = time.monotonic()
         if self._nvidia:
-            found = nvidia_smi.read(self._sources)
+            found = nvidia_smi.read(self._sources.run, self._sources.limits.canary_s)
             answer = ToolAnswer(found.health, found.why)
         else:
             answer = ask_amd_smi(self._sources, self._context.settings.amd_smi_timeout_s)

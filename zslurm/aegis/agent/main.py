@@ -51,8 +51,9 @@ from zslurm.config.load import load_spec
 from zslurm.core import log
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.core.pauses import Pauses
-from zslurm.hardware.sysfs import node_name, sysroot
+from zslurm.hardware.sysfs import sysroot
 from zslurm.run.run_dir import open_run
+from zslurm.slurm.environment import node_name
 from zslurm.train.niceness import lower_process
 
 _LOG = logging.getLogger("zslurm.aegis.agent")  # `python -m` calls this module `__main__`

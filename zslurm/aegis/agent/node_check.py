@@ -14,7 +14,7 @@ from zslurm.aegis.agent.sensors.disk import Disk
 from zslurm.aegis.agent.sensors.host import Host
 from zslurm.aegis.fault_kinds import DISK_LOW, STORAGE_FAULT
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
-from zslurm.doctor.node import checks_of, run_checks
+from zslurm.doctor.node import node_checks, run_checks
 from zslurm.hardware.node_sources import Sources, Task
 
 _OF_STORAGE = frozenset({DISK_LOW, STORAGE_FAULT})
@@ -38,7 +38,7 @@ def check_node(context: NodeContext) -> Health:
     """Examine this node. Each check has the doctor's limit of time, cluster.doctor.check_s."""
     sources = ToolSources.of(context, task=Task(cluster=context.cluster, directory=str(context.run.path)))
     own = [_check("memory", Host(context)), _check("checkpoints", Disk(context), context.run.checkpoints)]
-    outcomes = run_checks([*checks_of(DOCTOR_CHECKS, "node"), *own], sources)
+    outcomes = run_checks([*node_checks(DOCTOR_CHECKS), *own], sources)
 
     def reasons(*statuses: Status) -> tuple[str, ...]:
         found = [(name, outcome) for name, outcome in outcomes.items() if outcome is not None]

@@ -12,7 +12,7 @@ from zslurm.cli.options import Json
 from zslurm.cli.values import print_values
 from zslurm.cluster.edit import edit_profile, run_editor
 from zslurm.cluster.profile import Profile, default_name, profiles, set_default
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 from zslurm.core import log
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import CheckFailed, ZslurmError

@@ -17,8 +17,7 @@ from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Status, all_checks, chosen_checks
 from zslurm.doctor.report import LOGIN, Report, Result
-from zslurm.doctor.run_checks import ANSWER, STATE, Wanted, run_doctor
-from zslurm.doctor.site import site
+from zslurm.doctor.run_checks import ANSWER, STATE, Wanted, run_doctor, site_to_check
 from zslurm.slurm.hostlist import compress, expand
 
 _MOST_REASONS = 4
@@ -70,7 +69,7 @@ def doctor(
     try:
         log.set_up()
         logging.getLogger("zslurm.slurm.commands").setLevel(logging.DEBUG)  # why it takes so long
-        report = run_doctor(site(cluster), wanted)
+        report = run_doctor(site_to_check(cluster), wanted)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None
     unchecked = [f"the nodes were not checked: {report.slurm_error}"] if report.slurm_error else []

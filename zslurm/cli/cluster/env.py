@@ -13,8 +13,10 @@ from typer import Option
 from zslurm.cli.options import Cluster, Json, Set
 from zslurm.cluster.profile import default_name
 from zslurm.cluster.rccl import environment as rccl
+from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.environment import Setting
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.rccl.lint import lint, overridden
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import CheckFailed
@@ -100,9 +102,9 @@ def _lint(settings: Sequence[Setting], cluster: ClusterSection, *, as_json: bool
     """
     job = {setting.name: setting.value for setting in settings}
     given = {**job, **os.environ}
-    findings = rccl.lint(given, cluster, rccl.read_conf(given, cluster, sysroot()))
+    findings = lint(given, cluster, read_conf(given, cluster, sysroot()))
     listed = {finding.name for finding in findings}
-    findings += [finding for finding in rccl.overridden(os.environ, job) if finding.name not in listed]
+    findings += [finding for finding in overridden(os.environ, job) if finding.name not in listed]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -11,14 +11,14 @@ from typer import Option
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
-from zslurm.cluster.rails.read_nodes import RailReadings, identical, rails_of_answers, read_rails
+from zslurm.cluster.rails.map import rail_map
+from zslurm.cluster.rails.read_nodes import RailReadings, identical, read_rails
 from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.cluster.site import load_site
 from zslurm.core.console import print_json, print_styled
 from zslurm.core.errors import CheckFailed, ConfigError
-from zslurm.hardware.facts import read_facts, to_json
+from zslurm.hardware.facts import read_facts
 from zslurm.slurm.hostlist import compress, expand
-from zslurm.slurm.run_on_nodes import NodeAnswer
 
 
 def rails(
@@ -46,7 +46,7 @@ def rails(
     site = load_site(cluster)
     if here or site.cluster.launcher == "local":
         facts = read_facts()
-        found = rails_of_answers([NodeAnswer(facts.node, to_json(facts))], site.cluster)
+        found = RailReadings((rail_map(facts, site.cluster),), {}, ())
     else:
         options = [*site.submit_options(), "--time=5"]
         found = read_rails(site.cluster, nodes=names or (), count=nodes or 1, options=options, timeout_s=timeout)

@@ -195,7 +195,9 @@ class Gpus(Sensor):
 
     def _by_sysfs(self) -> dict[int, GpuState]:
         root = self.context.root / "sys/bus/pci/devices"
-        states = {health.index: GpuState.of(health) for health in ras.read(self._sources)}
+        states = {
+            health.index: GpuState.of(health) for health in ras.read(self._sources.root, self._sources.facts.gpus)
+        }
         states |= {index: states.get(index, GpuState()) for index in self._gpus}
         there = {index for index, gpu in self._gpus.items() if gpu.pci and is_there(root / gpu.pci)}
         self._seen |= there  # a container may show the GPUs, and not the PCI bus
