@@ -53,7 +53,7 @@ _COMMANDS = (
     Command("status", "run.status", "Show your runs, or everything about one."),
     Command("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
     Command(
-        "logs", "run.logs", "Print the output of ranks: one rank's as it is, that of several with time and rank."
+        "logs", "logs.logs", "Print the output of ranks: one rank's as it is, that of several with time and rank."
     ),
     Command("events", "run.events", "Show what happened to runs, and who did what: starts, failures, requeues."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),

@@ -119,7 +119,7 @@ def _best(found: list[Listing]) -> set[int]:
         return set()
     if not isinstance(best, dict) or not isinstance(best.get("step"), int):
         raise ZslurmError(
-            f"{newest.path}: its cursor is damaged, so the best checkpoint is not known; give --drop-best to "
+            f"{newest.path}: the best checkpoint is not known: its cursor is damaged; give --drop-best to "
             "prune without it"
         )
     return {best["step"]}

@@ -1,1 +1,1 @@
-"""Runs: submit, show, follow, control."""
+"""Runs: submit, show, watch, control."""

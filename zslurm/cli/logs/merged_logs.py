@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from zslurm.cli.logs.rank_log import chosen_attempt, no_log, ranks_with_logs
 from zslurm.cli.run import polling
-from zslurm.cli.run.rank_log import chosen_attempt, no_log, ranks_with_logs
 from zslurm.core.units import show_time
 from zslurm.run.log_times import LogTimes
 from zslurm.run.run_dir import AttemptDir, RunDir

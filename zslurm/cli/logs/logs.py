@@ -7,10 +7,10 @@ from typing import Annotated
 from typer import Option
 
 from zslurm.checkpoint_tools.plain import shorten
+from zslurm.cli.logs.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
+from zslurm.cli.logs.merged_logs import print_merged
+from zslurm.cli.logs.rank_log import chosen_attempt, no_log, print_logs
 from zslurm.cli.options import Follow, Json, Run
-from zslurm.cli.run.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
-from zslurm.cli.run.merged_logs import print_merged
-from zslurm.cli.run.rank_log import chosen_attempt, no_log, print_logs
 from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.find import find

@@ -15,9 +15,9 @@ import pytest
 
 from tests.run.stories import Holder, Story
 from tests.waiting import wait_for
-from zslurm.cli.run import merged_logs
-from zslurm.cli.run.logs import parse_ranks
-from zslurm.cli.run.merged_logs import print_merged
+from zslurm.cli.logs import merged_logs
+from zslurm.cli.logs.logs import parse_ranks
+from zslurm.cli.logs.merged_logs import print_merged
 from zslurm.core.errors import ConfigError, NotFound
 
 T0 = 1_780_000_000.0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.run.stories import Holder, Story
 from tests.waiting import wait_for
-from zslurm.cli.run.rank_log import print_logs
+from zslurm.cli.logs.rank_log import print_logs
 from zslurm.core.errors import NotFound
 
 
@@ -81,7 +81,8 @@ def test_following_goes_through_attempts_and_ends_with_the_run(tmp_path: Path) -
 import sys
 from pathlib import Path
 from zslurm.run.run_dir import RunDir
-from zslurm.cli.run import polling, rank_log as logs
+from zslurm.cli.logs import rank_log as logs
+from zslurm.cli.run import polling
 polling.POLL_S, polling.STATE_EVERY_S = 0.1, 0.2
 logs.print_logs(RunDir(Path(sys.argv[1])), rank=0, attempt=None, supervisor=False, last_lines=None, follow=True)
 """
