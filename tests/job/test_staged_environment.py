@@ -62,7 +62,11 @@ def test_many_unpack_once_and_find_the_same(environment: Path, run: RunDir, tmp_
     command = [sys.executable, "-m", "zslurm.job.staged_environment", "unpack", str(target), "mark"]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in range(4)]
     said = [racer.communicate()[0] for racer in racers]
-    assert [answer.value for text in said for answer in read_answers(text).values()] == [""] * 4
+    assert [
+        answer.value
+        for text in said
+        for answer in read_answers((0.0, line) for line in text.splitlines()).values()
+    ] == [""] * 4
     assert (
         target / "venv" / "lib" / "python3.11" / "site-packages" / "one" / "__init__.py"
     ).read_text() == "x = 1\n"
