@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.kernels import dispatch
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored
 from zslurm.train.config import TrainConfig
 from zslurm.train.data.loader import Loader
@@ -138,9 +139,10 @@ def _build_model(config: TrainConfig, world: World) -> Zaya:
     dtype, head_dim = DTYPES[config.parallel.dtype], config.model.head_dim
     attention = choose_kernels(config.parallel.attention, device=world.device, dtype=dtype, head_dim=head_dim)
     model = build(config.model, config.run.seed, dtype=dtype, device=world.device)
+    chosen = config.parallel.grouped_gemm
+    dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))
     model.run_with(
         attention=attention,
-        grouped_gemm=config.parallel.grouped_gemm,
         recompute=config.parallel.recompute,
         compile=config.parallel.compile,
     )

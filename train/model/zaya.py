@@ -9,7 +9,6 @@ Where the experts are a loop, one forward waits for the device once per layer (s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,6 @@ class Zaya(nn.Module):
         self,
         *,
         attention: Kernels = "auto",
-        grouped_gemm: Literal["auto", "on", "off"] = "auto",
         recompute: bool = False,
         compile: bool = False,
         backend: str = "inductor",
@@ -63,7 +61,6 @@ class Zaya(nn.Module):
         Args:
             attention: what attention over whole sequences runs on, from `choose_kernels`. A package's kernels see
                 no mask: with padding, attention is torch's. Compiled layers are cut in two graphs around them.
-            grouped_gemm: when the experts' products are one call; see `Experts`.
             recompute: keep only each layer's inputs for backward, and run the layer once more there. The
                 experts' load is counted in the first run alone.
             compile: compile each layer as one graph, when it is first run.
@@ -75,7 +72,6 @@ class Zaya(nn.Module):
             attention = attention.outside_of_graphs()
         for layer in self._layers():
             layer.attention.kernels = attention
-            layer.experts.grouped_gemm = grouped_gemm
             if compile:
                 layer.compile(fullgraph=not self._by_bounds, backend=backend)
 
