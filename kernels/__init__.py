@@ -5,7 +5,7 @@ the other files compute it faster on one kind of device. Callers name the operat
 or kernel runs is decided here, from the device, the format, the sizes and what was measured.
 
     matmul              products of two matrices: torch's, or oneDNN's on the CPUs where that is faster
-    grouped_gemm        products of groups of rows with one matrix per group: one call, or a loop over the groups
+    grouped_gemm        products of groups of rows with one matrix per group: Triton's, torch's, or a loop
     symmetric_product   X X^T and b A + c A A with half of the FLOPs: what Newton-Schulz steps are made of
 
 Beside the operations:

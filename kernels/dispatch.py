@@ -6,7 +6,7 @@ which is the definition and runs everywhere, and implementations in order of pre
 1. checks its operands: what is wrong with them is the same ValueError, whichever implementation would run;
 2. takes the implementation that `use` forces, or else the one that the measured table of this architecture
    (`table.json` in the folder) has for these sizes, or else, where nothing was measured, the operation's
-   documented rule; each only if it supports these operands;
+   documented rule; if that one does not take the operands, the first in order of preference that does;
 3. runs it. One that cannot be imported, built or compiled is left out from then on, with one warning that states
    why, and the next in line runs, the reference at last.
 
@@ -82,8 +82,8 @@ class Operation:
         check: gets the arguments and raises ValueError for those that are wrong for every implementation.
         device: gets the arguments and returns the torch device that they are on.
         sizes: gets the arguments and returns what the table's rules are about.
-        rule: gets the architecture and the sizes; returns the implementation's name where nothing was measured;
-            by default the first that supports the operands.
+        rule: gets the architecture and the sizes; returns the implementation's name where nothing was measured,
+            or None for the order of preference.
     """
 
     name: str
@@ -132,8 +132,10 @@ class Operation:
         sizes = self.sizes(*args, **kwargs)
         arch = arch_of(self.device(*args, **kwargs))
         name = self._measured(arch, sizes) or self.rule(arch, sizes)
-        order = [name] if name is not None else [each.name for each in self.implementations]
-        able = (self._able(each, args, kwargs) for each in order)
+        if name == REFERENCE:
+            return reference
+        order = [each.name for each in self.implementations]
+        able = (self._able(each, args, kwargs) for each in ([name] if name else []) + order)
         return next((each for each in able if each is not None), reference)
 
     def _able(self, name: str, args: Any, kwargs: Any, *, warn: bool = False) -> Implementation | None:

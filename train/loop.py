@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.kernels import dispatch
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
 from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
@@ -304,9 +305,10 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
         parallel.attention, device=world.device, dtype=dtype, head_dim=config.model.head_dim
     )
     model = build(config.model, config.run.seed, dtype=dtype, device=world.device)
+    chosen = parallel.grouped_gemm
+    dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))
     model.run_with(
         attention=attention,
-        grouped_gemm=parallel.grouped_gemm,
         recompute=parallel.recompute,
         compile=parallel.compile,
     )

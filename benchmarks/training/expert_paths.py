@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from benchmarks.common import alternate, write_result
 from benchmarks.training.train_step import DTYPES, SIZES, THREADS, Size
+from zslurm.kernels.dispatch import using
 from zslurm.train.model.experts import Experts
 from zslurm.train.model.router import Routing
 
-WAYS: tuple[Literal["off", "on"], ...] = ("off", "on")
+WAYS = {"off": "reference", "on": "torch"}
+"""Implementations of grouped_gemm, by the setting that chooses them."""
 RUNS = 40
 CHOICES = 64
 
@@ -30,7 +32,7 @@ def run() -> None:
 
 
 def _compare(size: Size, dtype_name: str, dtype: torch.dtype) -> dict[str, Any]:
-    contenders = {way: _step(size, dtype, way) for way in WAYS}
+    contenders = {way: _step(size, dtype, WAYS[way]) for way in WAYS}
     timings = alternate(contenders, runs=RUNS, warm_up=3)
     return {
         "model": size.name,
@@ -42,12 +44,11 @@ def _compare(size: Size, dtype_name: str, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _step(size: Size, dtype: torch.dtype, way: Literal["off", "on"]) -> Callable[[], None]:
+def _step(size: Size, dtype: torch.dtype, way: str) -> Callable[[], None]:
     """Forward and backward of an expert stage, with new choices every time."""
     config = size.config
     torch.manual_seed(0)
     experts = Experts(config, dtype)
-    experts.grouped_gemm = way
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=config.init_std)
     x_TD = torch.randn(size.tokens, config.hidden_size, dtype=dtype, requires_grad=True)
@@ -57,7 +58,8 @@ def _step(size: Size, dtype: torch.dtype, way: Literal["off", "on"]) -> Callable
 
     def step() -> None:
         experts.zero_grad()
-        y_TD, _ = experts(x_TD, Routing(next(choices), weights_T1, None))
-        y_TD.backward(gradient_TD)
+        with using("grouped_gemm", way):
+            y_TD, _ = experts(x_TD, Routing(next(choices), weights_T1, None))
+            y_TD.backward(gradient_TD)
 
     return step

@@ -9,7 +9,6 @@ Where the experts are a loop, one forward waits for the device once per layer (s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,6 @@ class Zaya(nn.Module):
         self,
         *,
         attention: Kernels = "auto",
-        grouped_gemm: Literal["auto", "on", "off"] = "auto",
         recompute: bool = False,
         compile: bool = False,
         backend: str = "inductor",
@@ -71,7 +69,6 @@ class Zaya(nn.Module):
             attention = attention.outside_of_graphs()
         for layer in self._layers():
             layer.attention.kernels = attention
-            layer.experts.grouped_gemm = grouped_gemm
             if compile:
                 layer.compile(fullgraph=not self._by_bounds, backend=backend)
 
