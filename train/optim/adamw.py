@@ -1,11 +1,8 @@
-"""AdamW over flat elements: torch's own fused AdamW, on views of a rank's chunk.
+"""AdamW over flat elements: the operation `adamw` of zslurm.kernels, on views of a rank's chunk.
 
 Every extent is one parameter, in one of two groups: decayed matrices, undecayed vectors. Its moments are views of
 two flat buffers, so a checkpoint writes three flat arrays. Elementwise throughout: the result does not depend on
 how the elements are divided.
-
-The function is called, not the class `torch.optim.AdamW`, which would import all of torch's compiler: a second
-of every rank's start.
 """
 
 from __future__ import annotations
@@ -14,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from zslurm.checkpoint_tools import Extent
+from zslurm.kernels import adamw as kernel
 from zslurm.train.config import OptimConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -41,34 +38,26 @@ class AdamW:
 
         `decays` holds, by the name of a tensor, whether weight decay applies.
         """
-        self.config, self._device = config, master.device
+        self.config = config
         self.moments = {name: torch.zeros_like(master) for name in MOMENTS}
         buffers = (master, gradient, *self.moments.values())
         # By weight decay: views of masters, gradients and both moments, in the order of the chunk.
-        self._groups: list[tuple[float, list[list[Tensor]]]] = []
+        self._groups: list[tuple[float, kernel.Operands]] = []
         for decayed, weight_decay in ((True, config.weight_decay), (False, 0.0)):
             slices = [extent.in_chunk for extent in extents if decays[extent.tensor] == decayed]
             if slices:
-                self._groups.append((weight_decay, [[buffer[here] for here in slices] for buffer in buffers]))
+                views = [[buffer[here] for here in slices] for buffer in buffers]
+                self._groups.append((weight_decay, kernel.Operands(*views)))
 
     @torch.no_grad()
     def step(self, lr: float, steps: int) -> None:
         """Update the master weights from the gradient; `steps` were taken before this one."""
-        for weight_decay, (masters, gradients, exp_avgs, exp_avg_sqs) in self._groups:
-            adamw(
-                masters,
-                gradients,
-                exp_avgs,
-                exp_avg_sqs,
-                max_exp_avg_sqs=[],
-                # torch counts each of them up by itself
-                state_steps=[torch.tensor(float(steps), device=self._device) for _ in masters],
-                fused=True,
-                amsgrad=False,
-                beta1=self.config.betas[0],
-                beta2=self.config.betas[1],
+        for weight_decay, operands in self._groups:
+            kernel.update(
+                operands,
                 lr=lr,
-                weight_decay=weight_decay,
+                betas=self.config.betas,
                 eps=self.config.eps,
-                maximize=False,
+                weight_decay=weight_decay,
+                step=steps + 1,
             )

@@ -82,12 +82,17 @@ def coefficient_schedule(coefficients: CoefficientSet, steps: int) -> tuple[Trip
     return table[:steps] + table[-1:] * (steps - len(table))
 
 
-def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...]) -> None:
-    """Take the Newton-Schulz steps of `schedule` on all matrices of x, in place and in x's format."""
+def orthogonalise_(x_KMN: Tensor, schedule: tuple[Triple, ...], *, norms_K: Tensor | None = None) -> None:
+    """Take the Newton-Schulz steps of `schedule` on all matrices of x, in place and in x's format.
+
+    `norms_K` are their Frobenius norms, where the caller has them.
+    """
     if not x_KMN.numel():
         return
-    # A norm per matrix and not one call over two dimensions, which adds up in another order than torch's Muon.
-    norms_K11 = torch.stack(torch._foreach_norm(x_KMN.unbind())).clamp_(min=_SMALLEST_NORM).view(-1, 1, 1)
+    if norms_K is None:
+        # A norm per matrix and not one call over two dimensions, which adds up in another order than torch's Muon.
+        norms_K = torch.stack(torch._foreach_norm(x_KMN.unbind()))
+    norms_K11 = norms_K.clamp(min=_SMALLEST_NORM).view(-1, 1, 1)
     y_KMN = torch.empty_like(x_KMN)
     odd = len(schedule) % 2 == 1
     # Each step writes from one into the other; the last one has to write into x.
