@@ -67,7 +67,7 @@ def test_a_rank_that_waits_for_its_peers_and_one_that_does_not_say() -> None:
     [
         Heartbeat(1_700_000_000.5, 3, "abc"),
         Command("stacks", 7, attempt=3),
-        Command("sweep", 8, attempt=3, kill=False),
+        Command("clean_up", 8, attempt=3, kill=False),
         Command("check", 9, nodes=("node7",)),
         Command("quit"),
     ],

@@ -31,7 +31,7 @@ BATCH_NODE = "ZSLURM_BATCH_NODE"
 _LONGEST_TEXT = 260
 _LONGEST_NAME = 64
 
-CommandName = Literal["stacks", "sweep", "check", "quit"]
+CommandName = Literal["stacks", "clean_up", "check", "quit"]
 """What an agent can do: dump the ranks' stacks, kill orphans of an attempt, check its node, end."""
 
 
@@ -149,7 +149,7 @@ class Answer:
         ok: whether the command succeeded: every rank was signalled, nothing is left, the node is healthy.
         why: why not, one line.
         values: particulars. Of stacks: `ranks`, those that were signalled, and `missed`, those that could not be.
-            Of sweep: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: not
+            Of clean_up: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: not
             known), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`.
         done: false where further lines of the same answer follow; see `joined`.
     """
@@ -236,7 +236,7 @@ class Command:
     Attributes:
         id: that the answer will bear.
         attempt: that it is about; 0 where it is about none.
-        kill: of sweep: kill what is found; otherwise it is only counted.
+        kill: of clean_up: kill what is found; otherwise it is only counted.
         nodes: for which nodes; empty for all: srun gives every line to every agent.
     """
 

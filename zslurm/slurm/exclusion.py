@@ -54,7 +54,7 @@ def requeue_excluding(
     job_id: str,
     nodes: Iterable[str],
     *,
-    forgiven: Collection[str] = (),
+    expired: Collection[str] = (),
     size: Size | None = None,
 ) -> str:
     """Requeue a job without these nodes and those that it excludes already; returns all of them, as a hostlist.
@@ -65,7 +65,7 @@ def requeue_excluding(
     the caller ignores SIGTERM first, which its children inherit. Where the job was requeued already, by Slurm
     itself or unseen because Slurm did not answer, only its settings are changed.
 
-    It may use the nodes in `forgiven` again. With `size` it asks for that much from now on, instead of as much as
+    It may use the nodes in `expired` again. With `size` it asks for that much from now on, instead of as much as
     before: a job that fills its partition, and excludes a node of it, would wait for ever.
 
     Raises:
@@ -73,7 +73,7 @@ def requeue_excluding(
         SlurmUnavailable: the job may be requeued, and held; call it again.
         SlurmRefused: from Slurm.
     """
-    union, changes = _changes(client, job_id, nodes, forgiven, size)
+    union, changes = _changes(client, job_id, nodes, expired, size)
     held = True
     try:
         client.requeue_hold(job_id)
@@ -90,7 +90,7 @@ def exclude_requeued(
     job_id: str,
     nodes: Iterable[str],
     *,
-    forgiven: Collection[str] = (),
+    expired: Collection[str] = (),
     size: Size | None = None,
     held: bool = False,
 ) -> str:
@@ -98,16 +98,16 @@ def exclude_requeued(
 
     Where it is `held` already that is not done again: once this job was requeued, each call may be the last.
     """
-    union, changes = _changes(client, job_id, nodes, forgiven, size)
+    union, changes = _changes(client, job_id, nodes, expired, size)
     _change(client, job_id, changes, held=held)
     return union
 
 
 def _changes(
-    client: SlurmClient, job_id: str, nodes: Iterable[str], forgiven: Collection[str], size: Size | None
+    client: SlurmClient, job_id: str, nodes: Iterable[str], expired: Collection[str], size: Size | None
 ) -> tuple[str, dict[str, str]]:
     """The nodes that the job is to exclude, and all that changes."""
-    already = [node for node in expand(client.excluded_nodes(job_id)) if node not in forgiven]
+    already = [node for node in expand(client.excluded_nodes(job_id)) if node not in expired]
     union = compress([*already, *nodes])
     return union, {"ExcNodeList": union} | (size.settings() if size is not None else {})
 

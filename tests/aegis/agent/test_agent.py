@@ -113,13 +113,13 @@ def test_it_steps_back_and_survives_the_signals_of_a_job_that_ends(agent: AgentP
 
 def test_garbage_on_its_input_is_ignored(agent: AgentProcess) -> None:
     agent.send("\n", "garbage\n", '{"do": "dance"}\n', "{" * 100_000 + "\n", '{"heartbeat": "x"}\n')
-    agent.send(Command("sweep", 4, attempt=2))
+    agent.send(Command("clean_up", 4, attempt=2))
     assert agent.answer(4).ok
     assert [report.event for report in agent.of(AgentReport)] == ["started"]
 
 
 def test_commands_for_others_are_not_obeyed(agent: AgentProcess) -> None:
-    agent.send(Command("sweep", 1, nodes=("node1",)), Command("sweep", 2, nodes=("node7", "node0")))
+    agent.send(Command("clean_up", 1, nodes=("node1",)), Command("clean_up", 2, nodes=("node7", "node0")))
     agent.send(Command("quit", nodes=("node1",)))
     assert agent.answer(2).ok
     agent.fresh_progress()
@@ -129,12 +129,12 @@ def test_commands_for_others_are_not_obeyed(agent: AgentProcess) -> None:
 def test_it_sweeps_what_an_attempt_left(agent: AgentProcess, attempt: AttemptDir) -> None:
     with orphans() as left:
         pid = left.start(environ_of(attempt))
-        agent.send(Command("sweep", 1, attempt=2, kill=False))
+        agent.send(Command("clean_up", 1, attempt=2, kill=False))
         answer = agent.answer(1)
         assert (answer.ok, answer.why) == (False, "1 process is left")
         assert answer.values["left"][0][0] == pid
         assert runs(pid)
-        agent.send(Command("sweep", 2, attempt=2))
+        agent.send(Command("clean_up", 2, attempt=2))
         answer = agent.answer(2)
         assert answer.ok and answer.values["killed"][0][0] == pid
         assert (answer.values["left"], answer.values["gpu_released"]) == ([], None)

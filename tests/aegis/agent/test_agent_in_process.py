@@ -208,5 +208,5 @@ def test_the_standby_is_asked_until_it_is_done_or_the_supervisor_is_back(
 
 def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_standby(tmp_path: Path) -> None:
     here = Here(fast(tmp_path, standby_s=3600.0), {"fine": lambda at: Broken(Reading)}, stuffed=True)
-    here.send(Command("sweep", 1, attempt=1))
+    here.send(Command("clean_up", 1, attempt=1))
     here.quit()

@@ -275,9 +275,9 @@ def test_gpus_that_do_not_tell(here: NodeContext, attempt: AttemptDir) -> None:
 def test_real_ranks_write_their_stacks_and_are_ended_and_their_keepers_are_spared(tmp_path: Path) -> None:
     user = LocalUser(tmp_path)
     try:
-        user.zslurm("submit", user.write_run("swept", ranks=2, aegis={"mode": "off"}))
-        user.wait_for_step("swept", 2)
-        at = NodeContext(node="localhost", run=user.run_dir("swept"))
+        user.zslurm("submit", user.write_run("orphans", ranks=2, aegis={"mode": "off"}))
+        user.wait_for_step("orphans", 2)
+        at = NodeContext(node="localhost", run=user.run_dir("orphans"))
         attempt = at.run.attempt(1)
         ranks = {user.rank(0).pid, user.rank(1).pid}
         assert {member.pid for member in members(at, attempt)} >= ranks
@@ -287,7 +287,7 @@ def test_real_ranks_write_their_stacks_and_are_ended_and_their_keepers_are_spare
             wait_for(partial(_has_stack_of_training, log), f"the stacks of rank {rank}")
         cleaned = clean_up(at, attempt, kill=True)
         assert cleaned.clean and {member.pid for member in cleaned.killed} >= ranks
-        assert user.wait_for_end("swept")["exit_code"] == 137, "who held the ranks lived to tell"
+        assert user.wait_for_end("orphans")["exit_code"] == 137, "who held the ranks lived to tell"
         assert members(at, attempt) == []
     finally:
         user.close()

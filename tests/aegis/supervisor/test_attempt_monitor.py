@@ -186,7 +186,7 @@ class Unkillable(Speakers):
         return [*super().reports(), *([ReceivedReport(now, stuck)] if self._asked else [])]
 
     def ask(self, do: str, nodes: Sequence[str], **_: Any) -> dict[str, Answer]:
-        self._asked += do == "sweep"
+        self._asked += do == "clean_up"
         left = [[12, "D", "python"]] if self._asked <= self._looks else []
         stamp = Stamp("node1", 1, time.time(), time.monotonic())
         return {node: Answer(stamp, 1, not left, values={"left": left}) for node in nodes if node == "node1"}

@@ -55,6 +55,6 @@ def _check(context: NodeContext, _command: Command) -> Handled:
 
 _HANDLERS: dict[str, Callable[[NodeContext, Command], Handled]] = {
     "stacks": _stacks,
-    "sweep": _clean_up,
+    "clean_up": _clean_up,
     "check": _check,
 }

@@ -54,9 +54,9 @@ class Detector:
         self._dead_nodes, self._hangs = DeadNodes(progress), Hangs(progress)
         self._stragglers = StragglerDetector(progress.settings.straggler, rank_nodes)
 
-    def take_up(self, faults: Iterable[Fault]) -> None:
+    def restore(self, faults: Iterable[Fault]) -> None:
         """Know the faults that another supervisor has recorded of this attempt; call it after `begin`."""
-        self._sensors.take_up(faults)
+        self._sensors.restore(faults)
 
     @property
     def step(self) -> int:

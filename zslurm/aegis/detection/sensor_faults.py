@@ -2,7 +2,7 @@
 
 The first report of an agent names whatever is wrong then, and what happened since the attempt began, for it may
 have replaced another agent. So a state of its sensor that it does not name is over, and what was recorded before
-is not recorded again. A supervisor that takes over an attempt knows what its predecessor recorded (`take_up`).
+is not recorded again. A supervisor that takes over an attempt knows what its predecessor recorded (`restore`).
 
 Faults of one kind from one node are let through at most ten times a minute. A node's clock may be minutes off: its
 faults have times of the supervisor, the clock by which the policy compares them. Pure: times are given.
@@ -45,7 +45,7 @@ class SensorFaults:
         self._recorded.clear()
         self._new += [fault for fault in self._open.values() if fault.role == "root" and fault not in self._new]
 
-    def take_up(self, faults: Iterable[Fault]) -> None:
+    def restore(self, faults: Iterable[Fault]) -> None:
         """Know what was recorded of the present attempt already; it is not recorded again."""
         for fault in faults:
             if fault.source in _NOT_SENSORS or fault.kind == SENSOR_UNAVAILABLE:

@@ -233,8 +233,8 @@ class AttemptStarter:
 def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded]) -> PendingDecision | None:
     """Return the last decision after an attempt, with how the attempt ended; None where one is not known."""
     decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
-    verdicts = [given for event in ended if (given := AttemptOutcome.of(event.row)) is not None]
-    return PendingDecision(decisions[-1], verdicts[-1]) if decisions and verdicts else None
+    outcomes = [given for event in ended if (given := AttemptOutcome.of(event.row)) is not None]
+    return PendingDecision(decisions[-1], outcomes[-1]) if decisions and outcomes else None
 
 
 def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> Holder | None:

@@ -163,7 +163,7 @@ class FaultCollector:
                 explained = explained or fault.source in OF_RANKS
             self._asked_before |= isinstance(event, StopAsked)
             self._killed_before |= isinstance(event, StepKilled)
-        self.detector.take_up(self.faults)
+        self.detector.restore(self.faults)
         self.failures = task_failures(read_step_log(self.attempt))[:recorded]
         if self.failures and not explained and not self._stopped_in_order(self.failures[-1]):
             self._note_failure(self.failures[-1])

@@ -123,7 +123,7 @@ class _Requeue:
                 return "" if self.asked else None
             try:
                 return exclude_requeued(
-                    client, job_id, self.excluded, forgiven=self.expired, size=self.size, held=self.asked
+                    client, job_id, self.excluded, expired=self.expired, size=self.size, held=self.asked
                 )
             except SlurmRefused:
                 if self.asked:
@@ -133,7 +133,7 @@ class _Requeue:
             return None
         self.asked = True
         if changes:
-            return requeue_excluding(client, job_id, self.excluded, forgiven=self.expired, size=self.size)
+            return requeue_excluding(client, job_id, self.excluded, expired=self.expired, size=self.size)
         requeue_unchanged(client, job_id)
         return ""
 

@@ -88,7 +88,7 @@ def clear(
     if agents is not None:
         unheard = agents.liveness.not_heard_for(patience_s(settings))
         if heard := [node for node in nodes if node not in unheard]:
-            answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
+            answers = agents.ask("clean_up", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
     if not ended() and len(answers) == len(running.nodes):
         _wait(ended, _SRUN_ENDS_S)
     if not ended():
@@ -169,11 +169,11 @@ class _Unkillable:
 
     def _look(self, nodes: Sequence[str]) -> None:
         """Look again, and clear up where they are gone. Of who does not answer nothing new is known."""
-        looked = self.agents.ask("sweep", nodes, timeout_s=_ANSWER_S, attempt=self.number, kill=False)
+        looked = self.agents.ask("clean_up", nodes, timeout_s=_ANSWER_S, attempt=self.number, kill=False)
         self.answers.update(looked)
         if gone := sorted(looked.keys() - _with_processes(looked)):
             patience = self.job.spec.aegis.teardown_s + _ANSWER_S
-            self.answers.update(self.agents.ask("sweep", gone, timeout_s=patience, attempt=self.number))
+            self.answers.update(self.agents.ask("clean_up", gone, timeout_s=patience, attempt=self.number))
 
 
 def _with_processes(answers: Mapping[str, Answer]) -> list[str]:

@@ -167,7 +167,7 @@ def test_an_answer_comes_in_parts_and_is_whole(here: SteeredAgents) -> None:
     here.agents.attempt = 7
     here.start()
     here.wait_for_event("agents_started")
-    answers = here.agents.ask("sweep", timeout_s=30.0)
+    answers = here.agents.ask("clean_up", timeout_s=30.0)
     assert answers["here"].values == {"part": [1, 2], "attempt": 7}
     assert here.agents.ask("stacks", ["nowhere"], timeout_s=30.0) == {}
 
@@ -209,7 +209,7 @@ def test_the_real_agent_speaks_and_does_what_it_is_told(tmp_path: Path) -> None:
     steered.start()
     steered.wait_for_event("agents_started")
     steered.wait_for_report("here")
-    answer = steered.agents.ask("sweep", timeout_s=60.0, attempt=1)["here"]
+    answer = steered.agents.ask("clean_up", timeout_s=60.0, attempt=1)["here"]
     assert answer.ok, answer.why
     steered.agents.stop()
     wait_for(lambda: not steered.agents.liveness.any_responding(), "it to be gone")
@@ -284,7 +284,7 @@ def test_one_killed_agent_is_replaced_by_a_step_of_its_own(slurm: SteeredAgents)
     second = (slurm.directory / "calls").read_text().splitlines()[1]
     assert "--nodelist=node1" in second.split()
     assert f"--job-name=agents-{slurm.agents.generation}-2" in second.split()
-    assert set(slurm.agents.ask("sweep", timeout_s=30.0)) == set(NODES)
+    assert set(slurm.agents.ask("clean_up", timeout_s=30.0)) == set(NODES)
 
 
 def test_a_silent_agent_is_replaced_and_not_heard_any_more(slurm: SteeredAgents) -> None:
