@@ -206,9 +206,7 @@ class Agent:
                 self._memory.forget()
             self._stop.set()
             return
-        if (
-            command.do == "clean_up"
-        ):  # an attempt is over: what ended it must be known before the next is decided on
+        if command.do == "clean_up":  # the attempt is over; what ended it is needed for the decision
             for runner in self._runners:
                 runner.look_now()
         name = f"{command.do}-{command.id}"
