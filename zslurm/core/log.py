@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, TextIO
 
 from zslurm.core.redact import redact
@@ -42,3 +44,15 @@ def set_up(prefix: str = "", stream: Literal["stdout", "stderr"] = "stderr") -> 
     logger = logging.getLogger(_ROOT)
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
+
+
+@contextmanager
+def detailed(module: str) -> Iterator[None]:
+    """Print the debug messages of a module, too, for as long as the context lasts."""
+    logger = logging.getLogger(module)
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

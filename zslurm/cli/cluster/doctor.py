@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -68,8 +67,8 @@ def doctor(
     )
     try:
         log.set_up()
-        logging.getLogger("zslurm.slurm.commands").setLevel(logging.DEBUG)  # why it takes so long
-        report = run_doctor(site_to_check(cluster), wanted)
+        with log.detailed("zslurm.slurm.commands"):  # why it takes so long
+            report = run_doctor(site_to_check(cluster), wanted)
     except KeyboardInterrupt:  # the job is cancelled by now
         raise typer.Abort from None
     unchecked = [f"the nodes were not checked: {report.slurm_error}"] if report.slurm_error else []

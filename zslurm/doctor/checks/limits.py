@@ -55,7 +55,7 @@ def ulimits(sources: Sources) -> Outcome:
             outcome = failed if int(rows[what]) < least * _FAR_TOO_FEW else warned
             remedy = f"raise {name}: LimitNOFILE and LimitNPROC in slurmd's unit, or `ulimit` in cluster.setup"
             problems.append(outcome(f"{rows[what]} {what}, {least:g} wanted", remedy))
-    return worst(problems, f"{rows['open files']} open files, {rows['processes']} processes")
+    return worst(problems, ", ".join(f"{rows[what]} {what}" for what in ("open files", "processes")))
 
 
 @check("limits", "room in /dev/shm, and files that were left there", "node")
