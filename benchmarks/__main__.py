@@ -6,23 +6,24 @@ import importlib
 import sys
 from pathlib import Path
 
-_HELPERS = {"__init__", "__main__", "checkpoint_ranks", "common", "memory", "models"}
+_HELPERS = {"__init__", "checkpoint_ranks", "models"}
 
 
-def names() -> list[str]:
-    """Every benchmark: one file each."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _HELPERS)
+def modules() -> dict[str, str]:
+    """The module of each benchmark by its name: one file each, in a folder for its subject."""
+    found = sorted(Path(__file__).parent.glob("*/*.py"), key=lambda path: path.stem)
+    return {path.stem: f"benchmarks.{path.parent.name}.{path.stem}" for path in found if path.stem not in _HELPERS}
 
 
 def main(asked: list[str]) -> int:
     """Run benchmarks by name; returns the exit code."""
-    unknown = [name for name in asked if name not in names()]
-    if unknown:
-        print(f"no benchmark called {', '.join(unknown)}; there are: {', '.join(names())}", file=sys.stderr)
+    known = modules()
+    if unknown := [name for name in asked if name not in known]:
+        print(f"no benchmark called {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
-    for name in asked or names():
+    for name in asked or known:
         print(f"== {name}", file=sys.stderr)
-        importlib.import_module(f"benchmarks.{name}").run()
+        importlib.import_module(known[name]).run()
     return 0
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,8 @@ from typing import Any
 
 import psutil
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Timing:
         }
 
 
+def ratio(slower: Timing, faster: Timing) -> float:
+    """How many times as long one takes as the other, by their medians."""
+    return round(slower.median / faster.median, 2)
+
+
 def alternate(contenders: Mapping[str, Callable[[], object]], *, runs: int, warm_up: int = 1) -> dict[str, Timing]:
     """Time contenders in turn, so that a slow minute of the machine hits all of them."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -51,6 +58,12 @@ def alternate(contenders: Mapping[str, Callable[[], object]], *, runs: int, warm
             if turn >= warm_up:
                 times[name].append(seconds)
     return {name: Timing(name, seconds) for name, seconds in times.items()}
+
+
+def export(commit: str, folder: str | Path, *paths: str) -> None:
+    """Put what a commit holds at `paths`, by default everything, into a folder."""
+    archive = subprocess.run(["git", "archive", commit, *paths], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
 
 
 def machine() -> dict[str, Any]:

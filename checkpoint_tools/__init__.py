@@ -30,7 +30,7 @@ Loading, on any number of ranks:
         for extent in partition(tensors, world_size).extents(rank):
             checkpoint.read(extent.tensor, "master", extent.start, extent.stop, master_chunk[extent.in_chunk])
 
-Every error is a `CheckpointError` of a kind that a caller can act on (core/errors.py).
+Every error is a `CheckpointError` of a kind that a caller can act on (errors.py).
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ from zslurm.checkpoint_tools.errors import (
     VersionTooNew,
     WriteFailed,
 )
-from zslurm.checkpoint_tools.listing import Listing, list_checkpoints
-from zslurm.checkpoint_tools.local_tier import forget_copies, keep_copy, local_tier
-from zslurm.checkpoint_tools.lock import Holder, Lock, acquire, holder_of
-from zslurm.checkpoint_tools.manifest import (
+from zslurm.checkpoint_tools.format.manifest import (
     BLOCK_SIZE,
     Buffer,
     Manifest,
@@ -59,9 +56,8 @@ from zslurm.checkpoint_tools.manifest import (
     StoredExtent,
     Tensor,
 )
-from zslurm.checkpoint_tools.manifest_json import fingerprint
-from zslurm.checkpoint_tools.numbers import Comparison, Difference, Statistics, compare, statistics
-from zslurm.checkpoint_tools.partition import (
+from zslurm.checkpoint_tools.format.manifest_json import fingerprint
+from zslurm.checkpoint_tools.format.partition import (
     ALIGN,
     Balance,
     Batch,
@@ -72,69 +68,12 @@ from zslurm.checkpoint_tools.partition import (
     TensorRow,
     partition,
 )
+from zslurm.checkpoint_tools.listing import Listing, list_checkpoints, prunable, prune
+from zslurm.checkpoint_tools.local_tier import forget_copies, keep_copy, local_tier
+from zslurm.checkpoint_tools.lock import Holder, Lock, acquire, holder_of
+from zslurm.checkpoint_tools.offline.compare import Comparison, Difference, Statistics, compare, statistics
+from zslurm.checkpoint_tools.offline.reshape import ReshapePlan, plan_reshape, reshape
+from zslurm.checkpoint_tools.offline.verify import Damage, Verification, verify
 from zslurm.checkpoint_tools.read import Checkpoint
 from zslurm.checkpoint_tools.report import ShardReport, assemble
-from zslurm.checkpoint_tools.reshape import ReshapePlan, plan_reshape, reshape
-from zslurm.checkpoint_tools.retention import prunable, prune
-from zslurm.checkpoint_tools.verify import Damage, Verification, verify
 from zslurm.checkpoint_tools.write import BufferEntry, Entry, write_shard
-
-__all__ = [
-    "ALIGN",
-    "BLOCK_SIZE",
-    "Balance",
-    "Batch",
-    "Buffer",
-    "BufferEntry",
-    "Checkpoint",
-    "CheckpointError",
-    "Comparison",
-    "Damage",
-    "Damaged",
-    "Difference",
-    "Entry",
-    "Extent",
-    "Holder",
-    "InUse",
-    "Incomplete",
-    "Listing",
-    "Lock",
-    "Manifest",
-    "Matrix",
-    "Mismatch",
-    "NoSpace",
-    "NotACheckpoint",
-    "Partition",
-    "Placement",
-    "ReadFailed",
-    "ReshapePlan",
-    "ShardFile",
-    "ShardReport",
-    "Statistics",
-    "StoredExtent",
-    "Tensor",
-    "TensorRow",
-    "Verification",
-    "VersionTooNew",
-    "WriteFailed",
-    "acquire",
-    "assemble",
-    "begin",
-    "commit",
-    "compare",
-    "discard",
-    "fingerprint",
-    "forget_copies",
-    "holder_of",
-    "keep_copy",
-    "list_checkpoints",
-    "local_tier",
-    "partition",
-    "plan_reshape",
-    "prunable",
-    "prune",
-    "reshape",
-    "statistics",
-    "verify",
-    "write_shard",
-]

@@ -1,7 +1,7 @@
 """A file read block by block, each block checked against its CRC32 before a byte of it is used.
 
 A request is cut at block boundaries. Blocks that it covers whole are read straight into the caller's memory
-and checked there; at its ends, the block is read into a buffer of its own, checked, and the part wanted is
+and checked there; at its ends, the block is read into a separate buffer, checked, and the part wanted is
 copied. The last such block is kept, so neighbours that share one cost one read: a file read from front to
 back in any pieces is read once.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.errors import Damaged, read_failed
-from zslurm.checkpoint_tools.manifest import ShardFile
+from zslurm.checkpoint_tools.format.manifest import ShardFile
 from zslurm.checkpoint_tools.quantities import counted
 
 
@@ -26,10 +26,10 @@ class BlockFile:
     """An open file of a checkpoint; not for use from two threads at once."""
 
     def __init__(self, path: Path, directory: int | None, file: ShardFile, block_size: int) -> None:
-        """Open `path`, or its name in the directory that descriptor `directory` refers to, as what `file` says.
+        """Open `path`, or its name in the directory of descriptor `directory`; `file` is its row in the manifest.
 
         Raises:
-            Damaged: the file is missing, is no regular file, or has another size than the manifest says.
+            Damaged: the file is missing, is no regular file, or has another size than in the manifest.
             ReadFailed: the operating system refused.
         """
         self.path = path

@@ -27,13 +27,12 @@ number of ranks. The caller reports "saved" when `commit` returns, not before.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-from zslurm.checkpoint_tools import layout, manifest_json
 from zslurm.checkpoint_tools.durable import At, no_fault_hook, remove, sync, write_all, writing
 from zslurm.checkpoint_tools.errors import Mismatch
-from zslurm.checkpoint_tools.manifest import Manifest
+from zslurm.checkpoint_tools.format import layout, manifest_json
+from zslurm.checkpoint_tools.format.manifest import Manifest
 
 BEGIN_POINTS = ("begin: swept", "begin: created")
 """Where `begin` calls `at`, in order."""
@@ -131,7 +130,7 @@ def write_manifest(directory: Path, data: bytes, at: At = no_fault_hook) -> None
 
 def _sweep(root: Path) -> None:
     """Remove what dead saves and unfinished deletions left, and finish or undo an interrupted replacement."""
-    for path in _superseded(root):
+    for path in filter(lambda path: layout.is_superseded(path.name), sorted(root.iterdir())):
         final = path.with_name(path.name.removesuffix(layout.SUPERSEDED_SUFFIX))
         if os.path.lexists(final):
             remove(path)
@@ -140,7 +139,3 @@ def _sweep(root: Path) -> None:
     for path in sorted(root.iterdir()):
         if layout.is_leftover(path.name):
             remove(path)
-
-
-def _superseded(root: Path) -> Iterator[Path]:
-    return (path for path in sorted(root.iterdir()) if layout.is_superseded(path.name))

@@ -66,13 +66,13 @@ class NoSpace(WriteFailed):
 
 
 def write_failed(path: Path, cause: OSError) -> WriteFailed:
-    """Return the `WriteFailed` (or `NoSpace`) that says what `cause` means for a save at `path`."""
+    """Return the `WriteFailed` (or `NoSpace`) for what `cause` means for a save at `path`."""
     what = f"cannot write {path}: {cause.strerror or cause}"
     if cause.errno in _OUT_OF_ROOM:
         return NoSpace(f"{what}; earlier checkpoints are untouched: free space or keep fewer of them")
-    return WriteFailed(f"{what}; earlier checkpoints are untouched: mend the cause and save again")
+    return WriteFailed(f"{what}; earlier checkpoints are untouched: correct the cause and save again")
 
 
 def read_failed(path: Path, cause: OSError) -> ReadFailed:
-    """Return the `ReadFailed` that says what `cause` means for a read of `path`."""
-    return ReadFailed(f"cannot read {path}: {cause.strerror or cause}; mend the cause and try again")
+    """Return the `ReadFailed` for what `cause` means for a read of `path`."""
+    return ReadFailed(f"cannot read {path}: {cause.strerror or cause}; correct the cause and try again")

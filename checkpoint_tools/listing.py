@@ -1,17 +1,29 @@
-"""Which checkpoints a run has, newest first: the whole ones, and why the others are not.
+"""Which checkpoints a run has, and which of them are kept.
 
-Cost: per checkpoint, its manifest is parsed and each of its files is stat'ed; no shard is opened, so damage
-inside a shard is not seen here (reading sees it, block by block).
+Listing a checkpoint parses its manifest and stats each of its files; no shard is opened, so damage inside a shard
+is not seen here (reading sees it, block by block).
+
+Kept are the newest k that are complete, every n-th step, and those that the caller names. A checkpoint is renamed
+to a name that never counts before its first file is deleted, oldest first, so a kill at any point leaves only
+whole checkpoints and hidden leftovers, which the next `begin` sweeps. Directories that are not complete are left
+alone: they do not count towards k, and why they are not is for a person to see. Keep at least two, so that the one
+before is there when the newest turns out damaged.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from zslurm.checkpoint_tools import layout
-from zslurm.checkpoint_tools.errors import CheckpointError, read_failed
+from zslurm.checkpoint_tools.durable import At, no_fault_hook, remove, sync, writing
+from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, read_failed
+from zslurm.checkpoint_tools.format import layout
 from zslurm.checkpoint_tools.read import Checkpoint
+
+PRUNE_POINTS = ("prune: hidden", "prune: deleted")
+"""Where `prune` calls `at` for each checkpoint that it removes, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +83,52 @@ def _look(path: Path, step: int) -> Listing:
     if manifest.step != step:
         return Listing(path, step, f"its manifest is that of step {manifest.step}: the directory was renamed")
     return Listing(path, step, None, manifest.tokens, manifest.world_size)
+
+
+def prunable(root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = ()) -> list[Listing]:
+    """Return the complete checkpoints that nothing keeps, oldest first.
+
+    Args:
+        root: the run's checkpoints.
+        keep_last: the newest so many stay, so there is always one left.
+        keep_every: those whose step is a multiple of it stay for ever; 0: none do.
+        keep: steps that stay, such as the best one by validation loss; a step without a checkpoint is no error.
+
+    Raises:
+        Mismatch: keep_last is below 1, or keep_every below 0; the last checkpoint is never removed.
+        ReadFailed: see `list_checkpoints`.
+    """
+    if keep_last < 1:
+        raise Mismatch(f"keep_last must be at least 1, got {keep_last}")
+    if keep_every < 0:
+        raise Mismatch(f"keep_every must be at least 0, got {keep_every}")
+    complete = [listing for listing in list_checkpoints(root) if listing.complete]
+    return [
+        listing
+        for listing in reversed(complete[keep_last:])
+        if listing.step not in keep and not (keep_every and listing.step % keep_every == 0)
+    ]
+
+
+def prune(
+    root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = (), at: At = no_fault_hook
+) -> list[Path]:
+    """Remove what `prunable` names; returns what was removed, oldest first.
+
+    Call it from the run's one writer, when no save is in progress.
+
+    Raises:
+        Mismatch, ReadFailed: see `prunable`.
+        WriteFailed: the file system refused a rename.
+    """
+    removed = []
+    for listing in prunable(root, keep_last, keep_every=keep_every, keep=keep):
+        hidden = root / layout.deleted_name(listing.step, secrets.token_hex(4))
+        with writing(listing.path):
+            listing.path.rename(hidden)
+            sync(root)
+        at("prune: hidden")
+        remove(hidden)
+        at("prune: deleted")
+        removed.append(listing.path)
+    return removed

@@ -1,17 +1,17 @@
-"""One writer per directory of checkpoints: a lock file that says who holds it.
+"""A lock file that names its holder: one writer per directory of checkpoints, or of anything else.
 
 The file appears by `link`, which is atomic on NFS and Lustre too (flock is not reliable there), complete from the
-first moment. Nothing removes it when its holder is killed, so a process that finds one judges whether that one
-still lives:
+first moment. A holder that is killed leaves it behind, so a process that finds one decides whether its holder
+is dead:
 
-    on this host        its process is there, and is the one that took the lock (pids are used again)
-    in the same job     attempts of one job follow each other: the one before is over
-    elsewhere           the caller may know (a scheduler's word); otherwise the lock holds
+    on this host        dead unless its process is there, and is the one that acquired it (pids are used again)
+    in the same job     dead: attempts of one job follow each other
+    elsewhere           the caller may know (from a scheduler, from the file's age); otherwise alive
 
-A dead one's lock is replaced only by the process that holds the lock on replacing it: a second file, made by
+A dead holder's lock is replaced only by the process that holds the lock on replacing it: a second file, made by
 `link` as well, whose name has the dead lock's nonce. Of many that find the same dead lock one gets that file,
 looks whether the dead lock is still there, and renames its own over it. Later ones find a living holder. A
-process that dies on the way leaves a second file that is a dead one's lock, too, and is replaced in the same
+process that dies on the way leaves a second file that is a dead holder's lock, too, and is replaced in the same
 way.
 
 Cost: one small file. It keeps apart runs that were started twice, not programs that ignore it.
@@ -44,8 +44,8 @@ class Holder:
         host, pid: its process.
         started: the kernel's start time of that process, in ticks since boot; 0 where it is not known.
         job: the scheduler's job that it belongs to; empty where there is none.
-        since: when it took the lock, in seconds since 1970.
-        nonce: distinguishes this holder from any other.
+        since: when it acquired the lock, in seconds since 1970.
+        nonce: distinguishes this holder from any other; empty where the file is no lock.
     """
 
     host: str
@@ -60,64 +60,116 @@ class Holder:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"process {self.pid} on {self.host}{job}, since {since}"
 
+    @classmethod
+    def of_lock(cls, path: Path) -> Holder | None:
+        """Return who holds the lock file at `path`, None where there is no file; raises OSError."""
+        try:
+            return cls(**load_json(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (TypeError, ValueError):
+            return cls("", 0, 0, "", 0.0, "")
+
 
 IsGone = Callable[[Holder], bool]
-"""Whether a holder on another host is certainly dead."""
+"""Returns whether a holder on another host, in another job, is certainly dead."""
 
 
+@dataclass(frozen=True)
 class Lock:
-    """A lock that this process holds."""
+    """A lock file that this process holds; as a context manager it is released at the end."""
 
-    def __init__(self, path: Path, holder: Holder) -> None:
-        """Use `take`."""
-        self.path, self.holder = path, holder
+    path: Path
+    holder: Holder
+
+    @classmethod
+    def acquire(cls, path: Path, owned: str, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
+        """Make the lock file `path`, in a directory that exists, or take it over from a dead holder.
+
+        `owned` names what the lock is for in the message of `InUse`; `job` is the scheduler's job that this
+        process belongs to.
+
+        Raises:
+            InUse: a holder that is not known to be dead has it.
+            OSError: the file system refused.
+        """
+        ours = Holder(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=process_start(os.getpid()) or 0,
+            job=job,
+            since=time.time(),
+            nonce=secrets.token_hex(8),
+        )
+        draft = path.with_name(f"{path.name}.{ours.nonce}")
+        draft.write_text(json.dumps(asdict(ours)))
+        try:
+            _acquire(path, draft, owned, lambda theirs: _is_dead(theirs, ours, is_gone))
+        finally:
+            draft.unlink(missing_ok=True)
+        return cls(path, ours)
 
     def release(self) -> None:
-        """Give it back; if somebody took it over meanwhile, leave theirs alone."""
+        """Remove the file; one that another process took over meanwhile stays."""
         with suppress(OSError):
-            if holder_of(self.path.parent) == self.holder:
+            if Holder.of_lock(self.path) == self.holder:
                 self.path.unlink()
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
-    """Acquire the lock of `root`.
-
-    Args:
-        root: a directory of checkpoints, which is made if need be.
-        job: the scheduler's job that this process belongs to.
-        is_gone: judges holders on other hosts, in other jobs.
+    """Acquire the lock of `root`, a directory of checkpoints, which is made if need be; see `Lock.acquire`.
 
     Raises:
-        InUse: somebody who is not known to be dead holds it.
-        WriteFailed, ReadFailed: the file system refused.
+        InUse: a holder that is not known to be dead has it.
+        WriteFailed: the file system refused.
     """
-    path = root / NAME
-    ours = Holder(
-        socket.gethostname(), os.getpid(), _start_of(os.getpid()), job, time.time(), secrets.token_hex(8)
-    )
-    with writing(path):
+    with writing(root / NAME):
         root.mkdir(parents=True, exist_ok=True)
-        draft = root / f"{NAME}.{ours.nonce}"
-        draft.write_text(json.dumps(asdict(ours)))
-        try:
-            _acquire(path, draft, lambda theirs: _is_dead(theirs, ours, is_gone))
-        finally:
-            draft.unlink(missing_ok=True)
-    return Lock(path, ours)
+        return Lock.acquire(root / NAME, str(root), job=job, is_gone=is_gone)
 
 
-def _acquire(path: Path, draft: Path, is_dead: Callable[[Holder], bool]) -> None:
+def holder_of(root: Path) -> Holder | None:
+    """Return who holds the lock of `root`; None where there is no lock.
+
+    Raises:
+        ReadFailed: the operating system refused.
+    """
+    try:
+        return Holder.of_lock(root / NAME)
+    except OSError as cause:
+        raise read_failed(root / NAME, cause) from cause
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process of this host started, in clock ticks since the boot; None where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(text.rpartition(b")")[2].split()[19])  # the second field is a name, and may hold anything
+
+
+def _acquire(path: Path, draft: Path, owned: str, is_dead: Callable[[Holder], bool]) -> None:
     """Make `path` a copy of `draft` where no living process holds it."""
-    while not _link(draft, path):
-        theirs = _read(path)
+    while True:
+        with suppress(FileExistsError):
+            os.link(draft, path)
+            return
+        theirs = Holder.of_lock(path)
         if theirs is None:
-            continue  # it was given back between the two looks
+            continue  # it was released between the two looks
         if not is_dead(theirs):
-            raise InUse(f"{path.parent} is in use by {theirs}; if that is dead, remove {path}")
-        replacing = path.with_name(f"{NAME}.over-{theirs.nonce or 'damaged'}")
-        _acquire(replacing, draft, is_dead)
+            raise InUse(f"{owned} is in use by {theirs}; if that is dead, remove {path}")
+        replacing = path.with_name(f"{path.name}.over-{theirs.nonce or 'damaged'}")
+        _acquire(replacing, draft, owned, is_dead)
         try:
-            if _read(path) == theirs:
+            if Holder.of_lock(path) == theirs:
                 copy = path.with_name(f"{replacing.name}.new")
                 copy.write_bytes(draft.read_bytes())
                 copy.rename(path)
@@ -126,45 +178,9 @@ def _acquire(path: Path, draft: Path, is_dead: Callable[[Holder], bool]) -> None
             replacing.unlink(missing_ok=True)
 
 
-def holder_of(root: Path) -> Holder | None:
-    """Who holds the lock of `root`; None where none does. A file that is no lock has no living holder.
-
-    Raises:
-        ReadFailed: the operating system refused.
-    """
-    return _read(root / NAME)
-
-
-def _read(path: Path) -> Holder | None:
-    try:
-        return Holder(**load_json(path.read_bytes()))
-    except FileNotFoundError:
-        return None
-    except OSError as cause:
-        raise read_failed(path, cause) from cause
-    except (TypeError, ValueError):
-        return Holder("", 0, 0, "", 0.0, "")
-
-
-def _link(draft: Path, path: Path) -> bool:
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    return True
-
-
 def _is_dead(theirs: Holder, ours: Holder, is_gone: IsGone) -> bool:
     if not theirs.nonce or (theirs.job and theirs.job == ours.job):
         return True
     if theirs.host == ours.host:
-        return _start_of(theirs.pid) != theirs.started
+        return (process_start(theirs.pid) or 0) != theirs.started
     return is_gone(theirs)
-
-
-def _start_of(pid: int) -> int:
-    """When a process of this host started; 0 where there is none, or no /proc."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -21,21 +21,21 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from zslurm.checkpoint_tools import layout, manifest_json, shard_header
 from zslurm.checkpoint_tools.blocks import BlockFile, check_size
 from zslurm.checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, ReadFailed, read_failed
-from zslurm.checkpoint_tools.garbage import gc_disabled
-from zslurm.checkpoint_tools.manifest import Manifest, ShardFile, StoredExtent, Tensor
-from zslurm.checkpoint_tools.shard_header import DTYPES, LENGTH_BYTES, Span
+from zslurm.checkpoint_tools.format import layout, manifest_json, shard_header
+from zslurm.checkpoint_tools.format.manifest import Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.format.shard_header import DTYPES, LENGTH_BYTES, Span
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_T = TypeVar("_T")
 
 OPEN_FILES = 8
 """Shards that a checkpoint holds open at once; the one that was used longest ago is closed for the next."""
@@ -103,9 +103,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -197,15 +195,8 @@ class Checkpoint:
         self._read_bytes(extent.file, offset, _bytes_of(out), extent.tensor)
 
     def _read_bytes(self, name: str, offset: int, out: memoryview, tensor: str) -> None:
-        """Fill `out` from byte `offset` of a file: from the node's copy if that is sound, else from the shard."""
-        file = self._file(name)
-        try:
-            file.read_into(offset, out, tensor)
-        except (Damaged, ReadFailed):
-            if name not in self._copies:
-                raise
-            self._distrust(name)
-            self._file(name).read_into(offset, out, tensor)
+        """Fill `out` from byte `offset` of a file."""
+        self._use(name, lambda file: file.read_into(offset, out, tensor))
         self.bytes += len(out)
         if name in self._copies:
             self.local_bytes += len(out)
@@ -213,13 +204,7 @@ class Checkpoint:
     def _span(self, file: str, key: str, dtype: str, numel: int, tensor: str) -> Span:
         """Return where `key` is in `file`, once the file's own header agrees with the manifest about it."""
         if file not in self._headers:
-            try:
-                self._headers[file] = _read_header(self._file(file), tensor)
-            except (Damaged, ReadFailed):
-                if file not in self._copies:
-                    raise
-                self._distrust(file)
-                self._headers[file] = _read_header(self._file(file), tensor)
+            self._headers[file] = self._use(file, lambda opened: read_header(opened, tensor))
         span = self._headers[file].get(key)
         if span is None or span.dtype != dtype or span.end - span.begin != numel * DTYPES[dtype].itemsize:
             raise Damaged(self.path / file, f"its header does not hold {numel} {dtype} under {key!r}", tensor)
@@ -251,11 +236,17 @@ class Checkpoint:
         self._copies.add(name)
         return copy
 
-    def _distrust(self, name: str) -> None:
-        """Read the shard itself from now on."""
+    def _use(self, name: str, read: Callable[[BlockFile], _T]) -> _T:
+        """Read from the node's copy of a file if that is sound, else, from now on, from the shard itself."""
+        try:
+            return read(self._file(name))
+        except (Damaged, ReadFailed):
+            if name not in self._copies:
+                raise
         self._without_copy.add(name)
         self._copies.discard(name)
         self._open.pop(name).close()
+        return read(self._file(name))
 
     def _check_file(self, file: ShardFile) -> None:
         path = self.path / file.name
@@ -280,8 +271,13 @@ def _read_manifest(path: Path, directory: int) -> Manifest:
     return manifest_json.decode(data, path / layout.MANIFEST)
 
 
-@gc_disabled()
-def _read_header(file: BlockFile, tensor: str) -> dict[str, Span]:
+@manifest_json.gc_disabled()
+def read_header(file: BlockFile, tensor: str | None = None) -> dict[str, Span]:
+    """Return where each key of a shard is; `tensor` is named in errors.
+
+    Raises:
+        Damaged, ReadFailed: as `BlockFile.read_into`.
+    """
     opening = bytearray(min(LENGTH_BYTES, file.size))
     file.read_into(0, memoryview(opening), tensor)
     if (

@@ -1,4 +1,4 @@
-"""What each rank says about its shard, and how all reports become the manifest.
+"""What each rank reports of its shard, and how all reports become the manifest.
 
 A `ShardReport` is data: the rank that wrote a shard makes it, sends it as JSON text by whatever means the
 caller has (a key of the rendezvous store), and rank 0 assembles the manifest from all of them. No
@@ -16,32 +16,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zslurm.checkpoint_tools import layout
 from zslurm.checkpoint_tools.errors import Incomplete, Mismatch
-from zslurm.checkpoint_tools.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
+from zslurm.checkpoint_tools.format import layout
+from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.plain import in_words, load_json
 from zslurm.checkpoint_tools.quantities import counted
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenExtent:
-    """Elements [start, stop) of a tensor's state, row-major, written under `key` in `dtype`."""
-
-    tensor: str
-    state: str
-    dtype: str
-    start: int
-    stop: int
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenBuffer:
-    """A whole array, written under its name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +33,17 @@ class ShardReport:
     size: int
     block_size: int
     crcs: tuple[int, ...]
-    extents: tuple[WrittenExtent, ...]
-    buffers: tuple[WrittenBuffer, ...]
+    extents: tuple[StoredExtent, ...]
+    buffers: tuple[Buffer, ...]
 
     def to_json(self) -> str:
         """Return the report as JSON text, for `from_json` on another rank."""
-        rows = {
+        fields = {
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
-            "extents": [dataclasses.astuple(extent) for extent in self.extents],
-            "buffers": [dataclasses.astuple(buffer) for buffer in self.buffers],
+            "extents": [(e.tensor, e.state, e.start, e.stop, e.dtype, e.key) for e in self.extents],
+            "buffers": [(buffer.name, buffer.dtype, buffer.shape) for buffer in self.buffers],
         }
-        return json.dumps(rows, separators=(",", ":"))
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ShardReport:
@@ -74,10 +53,16 @@ class ShardReport:
             Mismatch: the text is no such report.
         """
         try:
-            rows = load_json(text)
-            extents = tuple(WrittenExtent(*row) for row in rows.pop("extents"))
-            buffers = tuple(WrittenBuffer(name, dtype, tuple(shape)) for name, dtype, shape in rows.pop("buffers"))
-            return cls(crcs=tuple(rows.pop("crcs")), extents=extents, buffers=buffers, **rows)
+            fields = load_json(text)
+            file = fields["file"]
+            extents = tuple(
+                StoredExtent(tensor, state, start, stop, dtype, file, key)
+                for tensor, state, start, stop, dtype, key in fields.pop("extents")
+            )
+            buffers = tuple(
+                Buffer(name, dtype, tuple(shape), file) for name, dtype, shape in fields.pop("buffers")
+            )
+            return cls(crcs=tuple(fields.pop("crcs")), extents=extents, buffers=buffers, **fields)
         except (AttributeError, KeyError, TypeError, ValueError) as cause:
             raise Mismatch(
                 f"not the report of a shard: {in_words(cause)}; do all ranks run the same version?"
@@ -98,7 +83,7 @@ def assemble(
     """Return the manifest of a checkpoint whose shards are all written, one report per rank, in any order.
 
     Args:
-        reports: one per rank; each says the world size and the block size, and they must agree.
+        reports: one per rank; they must agree on the world size and the block size.
         step: optimizer steps that the run had done.
         tokens: tokens that it had trained on.
         model: opaque JSON mapping, returned as it is; `cursor` and `state` too.
@@ -114,16 +99,6 @@ def assemble(
     """
     ordered = sorted(reports, key=lambda report: report.rank)
     _check_ranks(ordered)
-    table = tuple(tensors)
-    dtypes = {(tensor.name, kept): dtype for tensor in table for kept, dtype in tensor.states.items()}
-    for report in ordered:
-        for extent in report.extents:
-            expected = dtypes.get((extent.tensor, extent.state), extent.dtype)
-            if extent.dtype != expected:
-                raise Incomplete(
-                    f"{report.file}: tensor {extent.tensor!r}, state {extent.state!r} was written as "
-                    f"{extent.dtype}, the tensor table says {expected}"
-                )
     written = {buffer.name for report in ordered for buffer in report.buffers}
     if missing := set(buffers) - written:
         raise Incomplete(f"buffer {min(missing)!r} was written by no rank")
@@ -137,14 +112,10 @@ def assemble(
         cursor=cursor,
         state=state,
         block_size=ordered[0].block_size,
-        tensors=table,
-        buffers=tuple(Buffer(b.name, b.dtype, b.shape, report.file) for report in ordered for b in report.buffers),
+        tensors=tuple(tensors),
+        buffers=tuple(buffer for report in ordered for buffer in report.buffers),
         files=tuple(ShardFile(report.file, report.size, report.crcs) for report in ordered),
-        extents=tuple(
-            StoredExtent(e.tensor, e.state, e.start, e.stop, report.file, e.key)
-            for report in ordered
-            for e in report.extents
-        ),
+        extents=tuple(extent for report in ordered for extent in report.extents),
     )
     manifest.check()
     return manifest

@@ -6,27 +6,28 @@ at the end finds little left. CRC32 runs at tens of GB/s on one core (checksum.p
 release the GIL, so a writer thread does not hold up its trainer.
 
 A shard is written under its final name inside a temporary directory, which `commit.py` gives the final name
-when all ranks are done. This module does not stage device memory, coordinate ranks or retry: it writes what
-it is handed, and a failed shard is removed so that its space is free again.
+when all ranks are done. Nothing here stages device memory, coordinates ranks or retries; a failed shard is
+removed so that its space is free again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zslurm.checkpoint_tools import layout, shard_header
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.durable import At, no_fault_hook, write_all, writing
 from zslurm.checkpoint_tools.errors import Mismatch
-from zslurm.checkpoint_tools.manifest import BLOCK_SIZE
-from zslurm.checkpoint_tools.manifest_json import FORMAT
+from zslurm.checkpoint_tools.format import layout, shard_header
+from zslurm.checkpoint_tools.format.manifest import BLOCK_SIZE, Buffer, StoredExtent
+from zslurm.checkpoint_tools.format.manifest_json import FORMAT
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.checkpoint_tools.report import ShardReport, WrittenBuffer, WrittenExtent
+from zslurm.checkpoint_tools.report import ShardReport
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,6 +37,10 @@ POINTS = ("shard: created", "shard: half written", "shard: written", "shard: syn
 
 _MAX_PIECES = 1024  # IOV_MAX of Linux: pieces that one writev takes
 _FLUSH_BYTES = 64 << 20  # written bytes after which the kernel is asked to start on them
+
+
+StoredRow = tuple[StoredExtent | Buffer, tuple[int, ...]]
+"""What a key of a shard holds, and the shape of its array there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,15 +68,6 @@ class BufferEntry:
     dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Field:
-    """A key of the file, and what it holds."""
-
-    key: str
-    dtype: str
-    array: npt.NDArray[Any]
-
-
 def write_shard(
     directory: Path,
     rank: int,
@@ -95,52 +91,90 @@ def write_shard(
     """
     if block_size < 1:
         raise Mismatch(f"block_size must be at least 1 byte, got {block_size}")
-    entries, buffers = tuple(entries), tuple(buffers)
-    extents = tuple(_written_extent(entry) for entry in entries)
-    arrays = tuple(_written_buffer(buffer) for buffer in buffers)
-    fields = [
-        *(_Field(row.key, row.dtype, entry.array) for row, entry in zip(extents, entries, strict=True)),
-        *(_Field(row.name, row.dtype, buffer.array) for row, buffer in zip(arrays, buffers, strict=True)),
-    ]
-    if len({field.key for field in fields}) != len(fields):
-        raise Mismatch(f"two arrays of rank {rank} have the same name; give each extent and buffer once")
-    fields.sort(key=lambda field: file_order(field.dtype))
-
     name = layout.shard_name(rank, world_size)
-    header = shard_opening([(f.key, f.dtype, f.array.shape) for f in fields], rank, world_size)
-    pieces = [memoryview(header), *(_bytes_of(field.array) for field in fields)]
-    size, crcs = write_file(
-        directory / name, pieces, block_size, half=(len(pieces) + 1) // 2, durable=durable, at=at
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    rows: list[StoredRow] = []
+    given: list[Entry | BufferEntry] = [*entries, *buffers]
+    for entry in given:
+        row = _row(entry, name)
+        if row.key in arrays:
+            raise Mismatch(f"two arrays of rank {rank} have the same name; give each extent and buffer once")
+        arrays[row.key] = entry.array
+        rows.append((row, entry.array.shape))
+    return write_rows(
+        directory,
+        rank,
+        world_size,
+        rows,
+        lambda row: [_bytes_of(arrays[row.key])],
+        block_size=block_size,
+        half=len(rows) // 2 + 1,
+        durable=durable,
+        at=at,
     )
-    return ShardReport(rank, world_size, name, size, block_size, crcs, extents, arrays)
 
 
-def file_order(dtype: str) -> int:
-    """Sort key of a shard's fields: larger elements first, so that each array is aligned to its own."""
-    return -shard_header.DTYPES[dtype].itemsize
+def write_rows(
+    directory: Path,
+    rank: int,
+    world_size: int,
+    rows: Sequence[StoredRow],
+    content: Callable[[StoredExtent | Buffer], Iterable[memoryview]],
+    *,
+    block_size: int = BLOCK_SIZE,
+    half: int = -1,
+    durable: bool = True,
+    at: At = no_fault_hook,
+) -> ShardReport:
+    """Write a shard of `rows`; `content` makes the bytes of one when its turn comes.
+
+    See `write_file` for `half` and for how long those bytes must stay.
+
+    Raises:
+        NoSpace, WriteFailed: the file system would not take it; the partial file is removed.
+    """
+    name = layout.shard_name(rank, world_size)
+    pieces = chain.from_iterable(content(row) for row, _ in in_file_order(rows))
+    opening = memoryview(shard_opening(rows, rank, world_size))
+    size, crcs = write_file(
+        directory / name, chain([opening], pieces), block_size, half=half, durable=durable, at=at
+    )
+    return ShardReport(
+        rank=rank,
+        world_size=world_size,
+        file=name,
+        size=size,
+        block_size=block_size,
+        crcs=crcs,
+        extents=tuple(row for row, _ in rows if isinstance(row, StoredExtent)),
+        buffers=tuple(row for row, _ in rows if isinstance(row, Buffer)),
+    )
 
 
-def shard_opening(fields: Iterable[tuple[str, str, tuple[int, ...]]], rank: int, world_size: int) -> bytes:
-    """Return the bytes of a shard before its data; `fields` are (key, dtype, shape), in `file_order`."""
+def in_file_order(rows: Iterable[StoredRow]) -> list[StoredRow]:
+    """Return `rows` with larger elements first, so that each array is aligned to its own."""
+    return sorted(rows, key=lambda row: -shard_header.DTYPES[row[0].dtype].itemsize)
+
+
+def shard_opening(rows: Iterable[StoredRow], rank: int, world_size: int) -> bytes:
+    """Return the bytes of a shard before its data."""
+    fields = [(row.key, row.dtype, shape) for row, shape in in_file_order(rows)]
     return shard_header.encode(fields, {"format": FORMAT, "rank": str(rank), "world_size": str(world_size)})
 
 
-def _written_extent(entry: Entry) -> WrittenExtent:
-    what, array = f"tensor {entry.tensor!r}, state {entry.state!r}", entry.array
-    if not 0 <= entry.start < entry.stop or array.size != entry.stop - entry.start:
-        raise Mismatch(f"{what}: got {counted(array.size, 'element')} for the range [{entry.start}, {entry.stop})")
-    key = layout.extent_key(entry.tensor, entry.state, entry.start, entry.stop)
-    dtype = _checked_dtype(what, array, entry.dtype)
-    return WrittenExtent(entry.tensor, entry.state, dtype, entry.start, entry.stop, key)
-
-
-def _written_buffer(buffer: BufferEntry) -> WrittenBuffer:
-    dtype = _checked_dtype(f"buffer {buffer.name!r}", buffer.array, buffer.dtype)
-    return WrittenBuffer(buffer.name, dtype, buffer.array.shape)
+def _row(entry: Entry | BufferEntry, file: str) -> StoredExtent | Buffer:
+    if isinstance(entry, BufferEntry):
+        dtype = _checked_dtype(f"buffer {entry.name!r}", entry.array, entry.dtype)
+        return Buffer(entry.name, dtype, entry.array.shape, file)
+    what, count = f"tensor {entry.tensor!r}, state {entry.state!r}", entry.array.size
+    if not 0 <= entry.start < entry.stop or count != entry.stop - entry.start:
+        raise Mismatch(f"{what}: got {counted(count, 'element')} for the range [{entry.start}, {entry.stop})")
+    dtype = _checked_dtype(what, entry.array, entry.dtype)
+    return StoredExtent.of(entry.tensor, entry.state, entry.start, entry.stop, dtype, file)
 
 
 def _checked_dtype(what: str, array: npt.NDArray[Any], declared: str | None) -> str:
-    """Return the dtype to store `array` in, once it is certain that its memory can be written as it lies."""
+    """Return the dtype to store `array` in, once it is certain that its memory can be written as it is."""
     if not array.flags.c_contiguous:
         raise Mismatch(f"{what}: the array is not C-contiguous; hand in a contiguous one (nothing is copied here)")
     try:
@@ -166,7 +200,7 @@ def write_file(
     """Write and sync a new file of `pieces`; returns its size in bytes and the CRC32 of each block.
 
     A piece's bytes must stay as they are until the block that holds its end is complete. Piece number `half`
-    is where `at` hears of the half. What fails, here or in making the pieces, leaves no file.
+    is where `at` is called for the half. What fails, here or in making the pieces, leaves no file.
 
     Raises:
         NoSpace, WriteFailed: the file system would not take it.

@@ -24,10 +24,10 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind, fault_kind
-from zslurm.aegis.policy.policy import _MOST_REFUSALS
-from zslurm.checkpoint_tools.partition import partition
+from zslurm.aegis.policy.policy import MOST_REFUSALS
+from zslurm.checkpoint_tools.format.partition import partition
 from zslurm.checkpoint_tools.quantities import show_bytes
-from zslurm.cluster.rccl.rules import rules
+from zslurm.cluster.rccl.rules import When, rules
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
 from zslurm.config.load import recipes
@@ -83,7 +83,7 @@ _EXCLUDES = {1: "at once", 2: "the 2nd time", 3: "the 3rd time", None: "never"}
 _THEN = {
     "retry": "start again",
     "wait": "wait, then start again",
-    "ask again": f"wait, try up to {_MOST_REFUSALS} times, then stop",
+    "ask again": f"wait, try up to {MOST_REFUSALS} times, then stop",
     "test": "start again; test the GPU",
     "stop": "stop",
     "gpu_oom": "`aegis.gpu_oom`",
@@ -144,11 +144,26 @@ def log_classes() -> str:
 # --- clusters --------------------------------------------------------------------------------------------------
 
 
+def conditions(when: When) -> str:
+    """Return the conditions of a rule in words."""
+    words = ["nodes with GPUs" if when.gpus else "nodes without GPUs"] if when.gpus is not None else []
+    words += [{"amd": "AMD GPUs", "nvidia": "NVIDIA GPUs"}[when.vendor]] if when.vendor else []
+    words += [", ".join(when.network)] if when.network else []
+    words += ["rails only" if when.rails_only else "rails joined"] if when.rails_only is not None else []
+    words += [f"RCCL {when.rccl}"] if when.rccl else []
+    words += [f"transport {when.transport}"] if when.transport else []
+    words += ["with peermem" if when.peermem else "without peermem"] if when.peermem is not None else []
+    return "; ".join(words) or "always"
+
+
 def rccl_rules() -> str:
     """Return the rules for the variables of RCCL and NCCL."""
     return table(
         ("variable", "value", "where", "why", "source"),
-        ((f"`{rule.variable}`", f"`{rule.value}`", rule.when, rule.reason, rule.source) for rule in rules().rules),
+        (
+            (f"`{rule.variable}`", f"`{rule.value}`", conditions(rule.when), rule.reason, rule.source)
+            for rule in rules().rules
+        ),
     )
 
 

@@ -1,8 +1,23 @@
 """Hold every device-specific fast path: one operation each, its reference beside it, and one dispatch.
 
-    matmul          products of two matrices: torch's, or oneDNN's on the CPUs where that is faster
-    grouped_gemm    products of groups of rows with one matrix per group: one call, or a loop over the groups
+An operation is a folder: `reference.py` (or the folder's `__init__.py`) states in plain torch what is computed,
+the other files compute it faster on one kind of device. Callers name the operation and nothing else: which library
+or kernel runs is decided here, from the device, the format, the sizes and what was measured.
 
-Callers name the operation and nothing else: which library or kernel runs is decided here, from the device, the
-format and the shapes. This package imports nothing of ours.
+    matmul              products of two matrices: torch's, or oneDNN's on the CPUs where that is faster
+    grouped_gemm        products of groups of rows with one matrix per group: Triton's, torch's, or a loop
+    symmetric_product   X X^T and b A + c A A with half of the FLOPs: what Newton-Schulz steps are made of
+    muon                momentum and update of many matrices: by torch, or in one pass each by HIP kernels
+    adamw               AdamW's step on many tensors: by torch's function, or in one pass by a HIP kernel
+
+Beside the operations:
+
+    dispatch            the frame of an operation, and how one of its implementations is chosen
+    arch                the architectures that kernels are chosen, compiled and measured for
+    checks              what is wrong with operands, for every implementation; check_lists: with lists of them
+    code_object         what a GPU's compiler makes of the kernels in Triton, read without such a GPU
+    triton_tools        what the kernels in Triton share
+    hip                 build and launch kernels of HIP C++ on AMD's and NVIDIA's GPUs, and on the CPU for tests
+
+This package imports nothing of ours.
 """

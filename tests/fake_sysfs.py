@@ -136,15 +136,15 @@ class FakeNode:
         if model is not None:
             self.write(f"{device}/product_name", model)
         if not self.kfd_nodes:
-            self._kfd_node(gpu_id=0, location=0)
-            self._kfd_node(gpu_id=0, location=0)
+            self.kfd_node(gpu_id=0, location=0)
+            self.kfd_node(gpu_id=0, location=0)
         domain, bus, rest = path[-1].split(":")
         slot, function = rest.split(".")
         location = int(bus, 16) << 8 | int(slot, 16) << 3 | int(function)
-        self._kfd_node(gpu_id=10_000 + self.gpus, location=location, domain=int(domain, 16))
+        self.kfd_node(gpu_id=10_000 + self.gpus, location=location, domain=int(domain, 16))
         self.gpus += 1
 
-    def _kfd_node(self, gpu_id: int, location: int, domain: int = 0) -> None:
+    def kfd_node(self, gpu_id: int, location: int, domain: int = 0) -> None:
         node = f"sys/class/kfd/kfd/topology/nodes/{self.kfd_nodes}"
         self.write(f"{node}/gpu_id", str(gpu_id))
         self.write(f"{node}/properties", f"simd_count 1216\nlocation_id {location}\ndomain {domain}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from zslurm.cli.status import details_as_json
+from zslurm.cli.run.status import details_as_json
 from zslurm.core.errors import ZslurmError
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look

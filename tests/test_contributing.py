@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.aegis.places import place
+from tests.aegis.contexts import context
 from tests.checkout import ROOT
 from tests.config.run_files import resolve_text
 from zslurm import kernels
@@ -20,7 +20,7 @@ from zslurm.aegis import fault_kinds
 from zslurm.aegis.agent import sensors
 from zslurm.aegis.agent.sensor import all_sensors
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.cluster.rccl.rules import Rule, rules, variables
+from zslurm.cluster.rccl.rules import Rule, variables
 from zslurm.config import yaml12
 from zslurm.config.spec import ClusterSection
 from zslurm.doctor import checks
@@ -64,7 +64,7 @@ def test_the_sensor_is_found_and_reports(placed: Placed, tmp_path: Path) -> None
     root = tmp_path / "root"
     file = root / "proc" / "sys" / "kernel" / "random" / "entropy_avail"
     file.parent.mkdir(parents=True)
-    sensor = all_sensors()["entropy"](place(root))
+    sensor = all_sensors()["entropy"](context(root))
     assert sensor is not None
     assert not sensor.read().ok
     file.write_text("256\n")
@@ -113,11 +113,11 @@ def test_the_fault_kind_has_a_response_and_is_found_in_a_log(monkeypatch: pytest
 def test_the_rule_applies_where_it_should() -> None:
     rule = Rule.model_validate(yaml12.parse(block("A rule", "yaml"), "rule").data)
     assert rule.variable in variables().names
-    given, limits, gid_index = {"launcher": "slurm", "gpus_per_node": 8}, rules().limits, rules().gid_index
+    given = {"launcher": "slurm", "gpus_per_node": 8}
     there = ClusterSection.model_validate({**given, "gpu_type": "mi300x", "network": "pollara"})
     elsewhere = ClusterSection.model_validate({**given, "gpu_type": "h100", "network": "infiniband"})
     assert rule.when.holds(there)
-    assert rule.value_on(there, limits, gid_index) == "PHB"
+    assert rule.value_on(there) == "PHB"
     assert not rule.when.holds(elsewhere)
 
 

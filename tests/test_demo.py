@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.processors import OTHER_PROCESSORS
-from zslurm.cli.demo import LEARNED_BY
-from zslurm.cli.demo_size import FEWEST_TOKENS
+from zslurm.cli.demo.demo import LEARNED_BY
+from zslurm.cli.demo.size import FEWEST_TOKENS
 from zslurm.train.jsonl import read_jsonl
 
 

@@ -1,8 +1,7 @@
 """The sections of a run's configuration that the trainer owns.
 
-RUN_DIR/config.json holds these sections (and, when zslurm wrote it, others that the trainer ignores).
-Every model here is frozen and forbids unknown keys; the field descriptions are what `zslurm config schema`
-prints. Nothing here imports torch.
+RUN_DIR/config.json holds these sections (and, when zslurm wrote it, others that the trainer ignores). The field
+descriptions are what `zslurm config schema` prints. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -13,49 +12,20 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import ConfigError
-from zslurm.train.segments import Segment, segments_of
+from zslurm.train.phases import PhaseConfig
+from zslurm.train.section import Count, Fraction, NonNegative, Positive, Section, Share, Whole
 
 RESUMED_FROM = "resumed_from"
 """Key of a checkpoint's cursor: the value of checkpoint.resume_from in the run that made it."""
 
-
-def _number_only(value: object) -> object:
-    """Refuse what pydantic would quietly turn into a number: `true` and quoted digits."""
-    if isinstance(value, bool | str):
-        raise ValueError(f"expected a number, got {json.dumps(value)}")
-    return value
-
-
-_LARGEST = 2**53  # larger integers are not exact in floating point, nor in other people's JSON
-
-Count = Annotated[int, Field(gt=0, le=_LARGEST), BeforeValidator(_number_only)]
-Whole = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_number_only)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_number_only)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number_only)]
-Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number_only)]
-Share = Annotated[float, Field(gt=0, le=1), BeforeValidator(_number_only)]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, unknown keys refused, defaults checked like given values."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class RunIdentity(Section):
@@ -202,122 +172,6 @@ class OptimConfig(Section):
     )
 
 
-class RampStage(Section):
-    """A segment of a batch ramp."""
-
-    until_tokens: Count = Field(description="the segment ends when the phase has trained on this many tokens")
-    global_batch: Count = Field(description="sequences in one optimizer step of this segment")
-
-
-class PhaseConfig(Section):
-    """One phase of training: how many tokens, at which context, with which schedule."""
-
-    name: str = Field("train", description="name of the phase, for people")
-    tokens: Count = Field(description="tokens to train on in this phase")
-    context: Annotated[int, Field(ge=2, le=_LARGEST), BeforeValidator(_number_only)] = Field(
-        description="tokens in one sequence"
-    )
-    global_batch: Count = Field(description="sequences in one optimizer step, over all ranks")
-    micro_batch: Count = Field(description="sequences in one forward pass: the unit of distribution")
-    rope_base: Positive = Field(10_000.0, description="base of the rotary embedding")
-    lr: Positive = Field(description="peak learning rate")
-    final_lr: NonNegative = Field(0.0, description="learning rate at the end of the phase")
-    warmup_steps: Whole = Field(0, description="steps of linear warm-up")
-    warmup_from: NonNegative = Field(
-        0.0,
-        description="learning rate that the warm-up starts from; to re-warm, what the phase before ended with",
-    )
-    schedule: Literal["cosine", "wsd", "linear", "constant"] = Field(
-        "cosine",
-        description="from lr to final_lr along a cosine or a line, or (wsd) constant, then down in decay_steps",
-    )
-    decay_steps: Whole = Field(
-        0, description="steps of the decay at the end of a wsd schedule, along 1 - sqrt (arXiv 2405.18392)"
-    )
-    batch_ramp: tuple[RampStage, ...] = Field(
-        (), description="smaller batches at the start of the phase, each up to a number of its tokens"
-    )
-    mix: dict[str, NonNegative] = Field(
-        default_factory=dict,
-        description="share of each of data.sources, to any scale; one that is not named has 0; default: in "
-        "proportion to their tokens",
-    )
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> PhaseConfig:
-        if self.global_batch % self.micro_batch:
-            raise ValueError(
-                f"global_batch ({self.global_batch}) must be a multiple of micro_batch ({self.micro_batch})"
-            )
-        self._check_ramp()
-        self._check_rates()
-        self._check_schedule()
-        return self
-
-    def _check_ramp(self) -> None:
-        reached = 0
-        for index, (segment, taken) in enumerate(zip(self.batch_ramp, self.segments, strict=False)):
-            where, until = f"batch_ramp[{index}]", segment.until_tokens
-            if segment.global_batch % self.micro_batch:
-                raise ValueError(
-                    f"{where}.global_batch ({segment.global_batch}) must be a multiple of "
-                    f"micro_batch ({self.micro_batch})"
-                )
-            if until >= self.tokens:
-                raise ValueError(
-                    f"{where}.until_tokens ({until}) must be below the phase's tokens ({self.tokens})"
-                )
-            if until <= reached:
-                raise ValueError(f"{where}.until_tokens ({until}) must exceed the {reached} of the stage before")
-            if not taken.steps:
-                raise ValueError(
-                    f"{where} has no step: the steps before it train on {counted(until, 'token')} or more"
-                )
-            reached = until
-        if not self.segments[-1].steps:
-            raise ValueError(
-                f"global_batch has no step: those of batch_ramp train on all {counted(self.tokens, 'token')}"
-            )
-
-    def _check_rates(self) -> None:
-        if self.final_lr > self.lr:
-            raise ValueError(f"final_lr ({self.final_lr:g}) must not exceed lr ({self.lr:g})")
-        if self.schedule == "constant" and self.final_lr not in (0, self.lr):
-            raise ValueError(f"final_lr ({self.final_lr:g}) is never reached: schedule is constant")
-        if self.warmup_from > self.lr:
-            raise ValueError(f"warmup_from ({self.warmup_from:g}) must not exceed lr ({self.lr:g})")
-        if self.warmup_from and not self.warmup_steps:
-            raise ValueError(f"warmup_from ({self.warmup_from:g}) needs warmup_steps")
-
-    def _check_schedule(self) -> None:
-        if self.warmup_steps > self.steps:
-            raise ValueError(
-                f"warmup_steps ({self.warmup_steps}) exceeds the phase's {counted(self.steps, 'step')}"
-            )
-        if self.schedule == "wsd" and not self.decay_steps:
-            raise ValueError(
-                "decay_steps: required by schedule wsd: the steps in which the rate falls to final_lr"
-            )
-        if self.schedule != "wsd" and self.decay_steps:
-            raise ValueError(f"decay_steps ({self.decay_steps}) belongs to schedule wsd, not {self.schedule}")
-        if self.warmup_steps + self.decay_steps > self.steps:
-            raise ValueError(
-                f"warmup_steps ({self.warmup_steps}) and decay_steps ({self.decay_steps}) exceed "
-                f"the phase's {counted(self.steps, 'step')} together"
-            )
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """Return the segments of the phase: those of the batch ramp, and the phase's own batch."""
-        ramp = [(segment.until_tokens, segment.global_batch) for segment in self.batch_ramp]
-        return segments_of(self.tokens, self.context, self.global_batch, ramp)
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps of this phase: enough for its tokens."""
-        return sum(segment.steps for segment in self.segments)
-
-
 class ParallelConfig(Section):
     """Devices, number formats and communication."""
 
@@ -336,17 +190,17 @@ class ParallelConfig(Section):
     bucket_mb: Positive = Field(
         64.0, description="MiB of gradients in one reduction: the smallest message that saturates the network"
     )
-    overlap: bool = Field(True, description="reduce each bucket while backward goes on")
+    overlap: bool = Field(True, description="reduce each bucket while backward runs")
     deterministic: bool = Field(
         False, description="use torch's deterministic algorithms only: resuming on a GPU is then bit-exact"
     )
     attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
         "auto", description="attention kernels: torch's own (auto, sdpa), or those of an installed package"
     )
-    grouped_gemm: Literal["auto", "on", "off"] = Field(
+    grouped_gemm: Literal["auto", "on", "off", "triton", "torch"] = Field(
         "auto",
-        description="multiply all experts in one call: `on` wherever torch's operator can, `auto` on GPUs only, "
-        "`off` in a loop",
+        description="what multiplies the experts: a loop (off), kernels in Triton, torch's grouped_mm (torch, or "
+        "on), or what is fastest on this device (auto)",
     )
     recompute: bool = Field(
         False, description="keep only each layer's inputs for backward and compute its inside again"
@@ -367,7 +221,7 @@ class CheckpointConfig(Section):
     )
     background: bool = Field(
         True,
-        description="write while training goes on, from a copy of the state in host memory; false: without that "
+        description="write while training continues, from a copy of the state in host memory; false: without that "
         "memory, and training waits",
     )
     longest_delay_s: Positive = Field(
@@ -417,23 +271,17 @@ class MetricsConfig(Section):
 
     @model_validator(mode="after")
     def _profile_is_a_window(self) -> MetricsConfig:
-        if self.profile is not None and not re.fullmatch(r"\d{1,15}:\d{1,15}", self.profile, re.ASCII):
+        if self.profile is None:
+            return self
+        if not re.fullmatch(r"\d{1,15}:\d{1,15}", self.profile, re.ASCII):
             raise ValueError(f"profile ({self.profile}) must be FIRST:LAST, two numbers of steps")
-        if self.profile_steps is not None:
-            first, last = self.profile_steps
-            if first < 1 or last < first:
-                raise ValueError(f"profile ({self.profile}) must be FIRST:LAST with 1 <= FIRST <= LAST")
-            if last - first >= LONGEST_PROFILE:
-                raise ValueError(
-                    f"profile ({self.profile}) covers {counted(last - first + 1, 'step')}, more than "
-                    f"{LONGEST_PROFILE}"
-                )
+        first, last = map(int, self.profile.split(":"))
+        if first < 1 or last < first:
+            raise ValueError(f"profile ({self.profile}) must be FIRST:LAST with 1 <= FIRST <= LAST")
+        if (steps := last + 1 - first) > LONGEST_PROFILE:
+            steps_in_words = counted(steps, "step")
+            raise ValueError(f"profile ({self.profile}) covers {steps_in_words}, more than {LONGEST_PROFILE}")
         return self
-
-    def check_profile(self, total_steps: int) -> None:
-        """Raise a ValueError where the steps to profile are beyond those of the run."""
-        if self.profile_steps is not None and self.profile_steps[1] > total_steps:
-            raise ValueError(f"metrics.profile ({self.profile}) ends after the last step, {total_steps}")
 
     @property
     def profile_steps(self) -> tuple[int, int] | None:
@@ -445,7 +293,7 @@ class MetricsConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Validation loss, and commands that judge the model."""
+    """Validation loss, and commands that evaluate the model."""
 
     data: str | None = Field(None, description="a token bundle of validation data, or a directory of them")
     every_steps: Whole = Field(
@@ -479,44 +327,27 @@ class EvaluationConfig(Section):
         return self
 
 
-def _kind_and_place(value: str | None) -> str | None:
+def _kind_and_folder(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"(hf|ckpt):.+", value):
-        raise ValueError(
-            "expected hf:DIR (a folder in transformers' format) or ckpt:DIR (a checkpoint), "
-            f"got {json.dumps(value)}"
-        )
+        expected = "hf:DIR (a folder in transformers' format) or ckpt:DIR (a checkpoint)"
+        raise ValueError(f"expected {expected}, got {json.dumps(value)}")
     return value
 
 
 Init = Annotated[
     str | None,
-    AfterValidator(_kind_and_place),
+    AfterValidator(_kind_and_folder),
     Field(
         description="weights that a new run starts from, with a fresh optimizer: hf:DIR (transformers' format) or "
-        "ckpt:DIR (a checkpoint)",
+        "ckpt:DIR (a checkpoint)"
     ),
 ]
 
 
-def check_mixes(data: DataConfig, phases: tuple[PhaseConfig, ...]) -> None:
-    """Raise a ValueError unless every phase mixes sources that the run has, and at least one of them."""
-    for index, phase in enumerate(phases):
-        key = f"phases[{index}].mix"
-        if phase.mix and not data.sources:
-            raise ValueError(f"{key}: needs data.sources, the names and paths of what is mixed")
-        for name in phase.mix:
-            if name not in data.sources:
-                near = difflib.get_close_matches(name, data.sources, 1)
-                hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(data.sources)}"
-                raise ValueError(f"{key}.{name}: is not in data.sources; {hint}")
-        if phase.mix and not any(phase.mix.values()):
-            raise ValueError(f"{key}: every share is 0; give at least one source more")
+class TrainConfig(Section):
+    """The sections that the trainer reads from RUN_DIR/config.json; it ignores the others."""
 
-
-class TrainConfig(BaseModel):
-    """The sections that the trainer reads from RUN_DIR/config.json; other sections are not its business."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="ignore")
 
     run: RunIdentity = RunIdentity()
     init: Init = None
@@ -530,14 +361,31 @@ class TrainConfig(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="after")
-    def _mixes_its_own_sources(self) -> TrainConfig:
-        check_mixes(self.data, self.phases)
+    def _mixes_its_own_sources(self) -> Self:
+        sources = self.data.sources
+        for index, phase in enumerate(self.phases):
+            key = f"phases[{index}].mix"
+            if phase.mix and not sources:
+                raise ValueError(f"{key}: needs data.sources, the names and paths of what is mixed")
+            if unknown := next((name for name in phase.mix if name not in sources), None):
+                near = difflib.get_close_matches(unknown, sources, 1)
+                hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(sources)}"
+                raise ValueError(f"{key}.{unknown}: is not in data.sources; {hint}")
+            if phase.mix and not any(phase.mix.values()):
+                raise ValueError(f"{key}: every share is 0; give at least one source more")
         return self
 
     @model_validator(mode="after")
-    def _profiles_its_own_steps(self) -> TrainConfig:
-        self.metrics.check_profile(sum(phase.steps for phase in self.phases))
+    def _profiles_its_own_steps(self) -> Self:
+        metrics, last = self.metrics, self.total_steps
+        if metrics.profile_steps is not None and metrics.profile_steps[1] > last:
+            raise ValueError(f"metrics.profile ({metrics.profile}) ends after the last step, {last}")
         return self
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
 
 
 def load_train_config(path: Path) -> TrainConfig:
@@ -577,14 +425,3 @@ def model_differences(ours: ModelConfig, theirs: Mapping[str, Any]) -> list[str]
         for key in sorted(here.keys() | there.keys())
         if key != "init_std" and here.get(key) != there.get(key)
     ]
-
-
-def model_fingerprint(model: ModelConfig) -> str:
-    """SHA-256 of everything that decides the model's tensors and their meaning."""
-    from zslurm.checkpoint_tools import (
-        fingerprint,  # numpy comes with it: not for those who only read a configuration
-    )
-
-    # A setting that came later is left out where it changes nothing: older checkpoints stay readable.
-    later = {"router"} if model.router == "mlp" else set()
-    return fingerprint(model.model_dump(mode="json", exclude={"init_std"} | later))

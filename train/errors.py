@@ -2,13 +2,13 @@
 
 
 class TrainError(Exception):
-    """Training cannot go on; the message says what, where, and what to do."""
+    """Training cannot continue; the message names what, where, and what to do."""
 
     exit_code = 1
 
 
 class ConfigError(TrainError):
-    """The configuration cannot be trained as it stands."""
+    """The configuration cannot be trained as it is."""
 
     exit_code = 2
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zslurm.checkpoint_tools.plain import load_json
 
@@ -26,11 +26,8 @@ _TYPES: dict[str, Any] = {
 """Types of the fields that the readers of a run's files rely on."""
 
 
-class Record(Protocol):
-    """Records a line of metrics.jsonl, of a kind and with its fields."""
-
-    def __call__(self, kind: str, **fields: Any) -> None:
-        """Record one line."""
+Record = Callable[..., None]
+"""Records a line of metrics.jsonl: of a kind, the only argument without a name, and with its fields."""
 
 
 class JsonLinesWriter:
@@ -83,7 +80,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """One line as a record; None for an unfinished or damaged one."""
+    """Return a line's record; None for an unfinished or damaged one."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -94,12 +91,9 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Whether the fields that every reader uses are of their type: in a damaged line they may be anything."""
-    for name, kinds in _TYPES.items():
-        value = record.get(name)
-        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            return False
-    return True
+    """Return whether the fields that every reader uses are of their type: a damaged line may hold anything."""
+    relied_on = [(value, _TYPES[name]) for name, value in record.items() if name in _TYPES and value is not None]
+    return all(isinstance(value, kinds) and not isinstance(value, bool) for value, kinds in relied_on)
 
 
 class JsonLinesTail:
@@ -110,7 +104,7 @@ class JsonLinesTail:
         self._offset = 0
 
     def new_records(self) -> list[dict[str, Any]]:
-        """Whole records that were appended since the last call."""
+        """Return the whole records that were appended since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -7,14 +7,16 @@
         balance the experts, report to the observers, save when it is time or when asked to stop
 
 `train(run_dir)` is the whole program of one rank; `python -m zslurm.train RUN_DIR` and zslurm's ranks call it.
-What a rank trains with is built in setup.py; what watches it is in telemetry/.
+What watches it is in telemetry/.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
+from dataclasses import asdict
 from enum import IntEnum
 from pathlib import Path
 
@@ -23,21 +25,31 @@ import torch.distributed as dist
 
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train import log
-from zslurm.train.checkpointing.checkpointer import SaveRequest
+from zslurm.kernels import dispatch
+from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
 from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
+from zslurm.train.data.loader import Loader
+from zslurm.train.data.order import DataOrder
 from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
-from zslurm.train.optim.balance import balance_over
-from zslurm.train.parallel.world import World, open_world
-from zslurm.train.progress import Phase, dump_stacks_on_signal
-from zslurm.train.schedule import Position
-from zslurm.train.setup import set_up
-from zslurm.train.stability import SkippedStep
+from zslurm.train.evaluation.evaluate import Best, Evaluator
+from zslurm.train.model.flash import choose_kernels
+from zslurm.train.model.zaya import Zaya, build
+from zslurm.train.optim.balance import BalanceState, balance_over
+from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
+from zslurm.train.parallel.world import DTYPES, World, open_world
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
+from zslurm.train.schedule import Plan, Position, check_ranks, compare
+from zslurm.train.shapes import owned_table
 from zslurm.train.stop import StopRequest
+from zslurm.train.telemetry import log
+from zslurm.train.telemetry.metrics_file import last_attempt
 from zslurm.train.telemetry.observer import StepResult
-from zslurm.train.telemetry.observers import Observers
+from zslurm.train.telemetry.observers import Observers, check_observers
 from zslurm.train.telemetry.timing import Part, StepClock, work_time_ns
 
 _LOG = logging.getLogger(__name__)
@@ -51,30 +63,62 @@ class Ending(IntEnum):
 
 
 class Trainer:
-    """Trains one rank of a run."""
+    """Trains one rank of a run.
+
+    Attributes:
+        step: optimizer steps that are done.
+        work_ns: nanoseconds of this rank's own work per microbatch, summed over the steps of this attempt.
+    """
 
     def __init__(self, run_dir: Path, config: TrainConfig, world: World, stop: StopRequest) -> None:
         """Build everything, and load the newest checkpoint if there is one.
+
+        The order matters: what is wrong with the run is found before memory is taken, the random state is set
+        before the model is made, and everything is there before a checkpoint fills it.
 
         Raises:
             ConfigError, DataError: the run cannot be trained as configured.
             TrainError: no checkpoint can be read.
         """
         self.config, self.world, self.stop = config, world, stop
-        parts = set_up(run_dir, config, world)
-        self.plan, self.order, self.loader, self.evaluator = parts.plan, parts.order, parts.loader, parts.evaluator
-        self.model, self.shards, self.optimizer = parts.model, parts.shards, parts.optimizer
-        self.balance, self.guard, self.checkpointer = parts.balance, parts.guard, parts.checkpointer
-        self.progress, self.step = parts.progress, parts.step
-        self.observers = Observers(
-            run_dir,
-            config,
-            world,
-            attempt=parts.attempt,
-            done=self.step,
-            total_steps=self.plan.total_steps,
+        self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
+        check_observers(config)
+        notes = check_ranks(config.phases, world.size)
+        attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
+        self.progress = ProgressWriter(world.rank, attempt)
+        data = TrainingData.open(config.data)
+        data.check_fits(config.model.vocab_size)
+        tokenizer = data.header.tokenizer_sha256
+        self.order = DataOrder(data, self.plan, config.run.seed)
+        self.loader = Loader(
+            self.order,
+            rank=world.rank,
+            world_size=world.size,
+            device=world.device,
+            prefetch=config.data.prefetch,
+            isolate_documents=config.data.isolate_documents,
         )
-        self.clock, self.work_ns = StepClock(world.device), 0
+        self.evaluator = Evaluator.open(config, tokenizer)
+        torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
+        self.model = build_model(config, world)
+        self.shards = shard(self.model, config, world)
+        self.optimizer = ShardedOptimizer(self.shards, config.optim)
+        self.balance, self.guard = BalanceState.initial(config.model, world.device), StepGuard(config.optim)
+        self.checkpointer = Checkpointer(
+            run_dir / "checkpoints", world, config, self.shards, self.optimizer, attempt=attempt
+        )
+        restored = self.checkpointer.load_newest(starts_elsewhere=config.init is not None)
+        if restored is None:
+            self._start(tokenizer)
+        else:
+            self._resume(restored)
+        for note in notes:
+            _LOG.info("note: %s", note)
+        total_steps = self.plan.total_steps
+        self.observers = Observers(
+            run_dir, config, world, attempt=attempt, done=self.step, total_steps=total_steps
+        )
+        self.clock = StepClock(world.device)
         _LOG.info(self.checkpointer.prepare())
         self.saves = SaveSchedule(
             self.checkpointer,
@@ -84,6 +128,33 @@ class Trainer:
             record=self.observers.record,
             committed=self.observers.checkpoint_committed,
         )
+
+    def _start(self, tokenizer_sha256: str) -> None:
+        """Begin at step 0, from fresh weights or from those that `init` names."""
+        init, weights = self.config.init, ""
+        if init is not None:
+            self._set_balance(self.checkpointer.start_from(init, tokenizer_sha256))
+            weights = f" from the weights of {init}"
+        ranks, device = counted(self.world.size, "rank"), self.world.device.type
+        _LOG.info("starting %s on %s (%s)%s", self.config.run.name, ranks, device, weights)
+
+    def _resume(self, restored: Restored) -> None:
+        """Continue after a checkpoint, whose tensors are loaded already."""
+        cursor, self.step = restored.cursor, restored.step
+        changes = compare(cursor.get("plan"), self.plan, self.step)
+        for change in changes + self.order.changes(cursor, self.step):
+            _LOG.info("note: %s", change)
+        if "recent" in cursor:
+            self.guard.recent = Recent.of(cursor["recent"])
+        if cursor.get("best"):
+            self.evaluator.best = Best(**cursor["best"])
+        self._set_balance(restored.balance)
+        ranks = counted(self.world.size, "rank")
+        _LOG.info("resuming %s from %s on %s", self.config.run.name, restored.path.name, ranks)
+
+    def _set_balance(self, balance: BalanceState) -> None:
+        self.balance = balance
+        self.model.balancing_bias.copy_(balance.bias)
 
     def run(self) -> Ending:
         """Train to the end of the plan, or until asked to stop."""
@@ -97,7 +168,9 @@ class Trainer:
             self.stop.renew()
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
-            self._end_step(here, result)
+            split = self.clock.end_step()
+            self.work_ns += work_time_ns(split, len(self._mine(here)))
+            self.observers.step_done(self.step, here, result, split)
             self.saves.report()
             last = self.step == self.plan.total_steps
             if self.evaluator.is_due(self.step, last=last, stop=result.stop):
@@ -117,9 +190,12 @@ class Trainer:
         _LOG.info("completed %s, saved at %d", counted(self.plan.total_steps, "step"), self.step)
         return Ending.COMPLETED
 
+    def _mine(self, here: Position) -> range:
+        """Return the microbatches of a step that are this rank's."""
+        return rank_microbatches(here.microbatches, self.world.rank, self.world.size)
+
     def _train_step(self, here: Position) -> StepResult:
-        mine = rank_microbatches(here.microbatches, self.world.rank, self.world.size)
-        self.shards.begin_step(backwards=len(mine))
+        self.shards.begin_step(backwards=len(self._mine(here)))
         loss_sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
@@ -165,15 +241,8 @@ class Trainer:
         self.optimizer.step(here.lr)
         self.shards.gather_weights()
         self.clock.enter(Part.OTHER)
-        self.balance = balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas)
-        self.model.balancing_bias.copy_(self.balance.bias)
+        self._set_balance(balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas))
         return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=True)
-
-    def _end_step(self, here: Position, result: StepResult) -> None:
-        split = self.clock.end_step()
-        mine = rank_microbatches(here.microbatches, self.world.rank, self.world.size)
-        self.work_ns += work_time_ns(split, len(mine))
-        self.observers.step_done(self.step, here, result, split)
 
     def _skip(self, reason: str, loss: float, grad_norm: float) -> None:
         """Leave a step out, and report what went wrong first and where.
@@ -216,7 +285,7 @@ class Trainer:
             **self.order.record(self.step),
             "plan": self.plan.record(),
             "recent": self.guard.recent.record(),
-            "best": best.record() if best is not None else None,
+            "best": asdict(best) if best is not None else None,
             RESUMED_FROM: self.config.checkpoint.resume_from,
         }
         tokens = self.plan.tokens_after(self.step)
@@ -225,12 +294,45 @@ class Trainer:
             self.saves.start(SaveRequest(self.step, tokens, cursor, self.balance, keep), wait=wait)
 
 
+def build_model(config: TrainConfig, world: World) -> Zaya:
+    """Return the model with its initial values, which runs as parallel.* asks for.
+
+    Raises:
+        ConfigError: the attention kernels are not installed, or cannot run this model here.
+    """
+    parallel, dtype = config.parallel, DTYPES[config.parallel.dtype]
+    attention = choose_kernels(
+        parallel.attention, device=world.device, dtype=dtype, head_dim=config.model.head_dim
+    )
+    model = build(config.model, config.run.seed, dtype=dtype, device=world.device)
+    chosen = parallel.grouped_gemm
+    dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))
+    model.run_with(
+        attention=attention,
+        recompute=parallel.recompute,
+        compile=parallel.compile,
+    )
+    return model
+
+
+def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
+    """Divide gradients and master weights over the ranks, as parallel.* asks for."""
+    parallel = config.parallel
+    return ZeroShards(
+        model,
+        owned_table(config.model, config.optim),
+        world.dp_group,
+        gradient_dtype=DTYPES[parallel.gradient_dtype],
+        reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
+        bucket_bytes=parallel.bucket_mb * 2**20,
+        overlap=parallel.overlap,
+    )
+
+
 def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
     """Train one rank of the run in `run_dir`, which holds config.json; the environment is torchrun's.
 
-    Args:
-        run_dir: the run.
-        stop: a request that listens already; default: one that listens from now on.
+    `stop` is a request that listens already; by default one begins to listen now.
 
     Raises:
         ConfigError, DataError: the user can correct the configuration or the data.
@@ -246,7 +348,7 @@ def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
             log.set_up(world.rank)
             trainer = Trainer(run_dir, config, world, stop)
             ending = trainer.run()
-        # The other ranks have left, or may leave: rank 0 alone waits for what judges the last weights.
+        # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
         return ending
     except CheckpointError as error:

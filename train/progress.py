@@ -54,27 +54,20 @@ class CheckpointState(IntEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """One rank's record.
-
-    Attributes:
-        step: the optimizer step that it finished last; -1 before the first.
-        committed_step: of the newest checkpoint that it knows to be complete; -1 before the first.
-        monotonic_ns: when it wrote this, by the clock of its node.
-        waiting: it has done its own part of the step after `step`, and waits for its peers.
-        work_ns: nanoseconds of its own work (data, forward, backward) per microbatch, summed over the steps of
-            this attempt. In synchronous training every rank takes as long for a step as the slowest; this sum
-            grows faster where a rank or its GPU is slower than its peers.
-    """
+    """One rank's record."""
 
     attempt: int
     rank: int
     pid: int
     phase: Phase
     checkpoint: CheckpointState
-    step: int
-    committed_step: int
-    monotonic_ns: int
-    waiting: bool = False
+    step: int  # the optimizer step that it finished last; -1 before the first
+    committed_step: int  # of the newest checkpoint that it knows to be complete; -1 before the first
+    monotonic_ns: int  # when it wrote this, by the clock of its node
+    waiting: bool = False  # it has done its own part of the step after `step`, and waits for its peers
+    # nanoseconds of its own work (data, forward, backward) per microbatch, summed over the steps of this
+    # attempt. In synchronous training every rank takes as long for a step as the slowest; this sum grows faster
+    # where a rank or its GPU is slower than its peers
     work_ns: int = 0
 
 
@@ -82,12 +75,7 @@ class ProgressWriter:
     """Keeps this rank's record up to date. Does nothing where ZSLURM_PROGRESS_DIR is unset."""
 
     def __init__(self, rank: int, attempt: int, directory: str | None = None) -> None:
-        """Open the record.
-
-        Args:
-            rank: global rank.
-            attempt: number of the attempt, from 1.
-            directory: where the records lie; default: ZSLURM_PROGRESS_DIR.
+        """Open the record of global rank `rank` in `directory`, by default ZSLURM_PROGRESS_DIR.
 
         Raises:
             OSError: the directory is missing or full.
@@ -114,7 +102,7 @@ class ProgressWriter:
     ) -> None:
         """Change what is given and write the record; also a sign of life without arguments.
 
-        `waiting` is not kept: any other sign of life says that the rank is at work again.
+        `waiting` is not kept: any other sign of life means that the rank is at work again.
         """
         global _last_step
         self._phase = self._phase if phase is None else phase
@@ -146,7 +134,7 @@ def last_step() -> int:
 
 
 def record_path(directory: Path, rank: int) -> Path:
-    """Return where the record of `rank` lies."""
+    """Return the path of the record of `rank`."""
     return directory / f"rank-{rank:05d}"
 
 

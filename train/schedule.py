@@ -13,7 +13,7 @@ step i is, from `warmup_from` = a over `lr` = b to `final_lr` = c:
     constant   b
 
 Finding a step's place takes O(log segments): nothing is made for each of the 800,000 steps of a long run. A run
-moves from phase to phase by itself, and wherever it is interrupted, its step number is all that it needs to go on.
+moves from phase to phase by itself, and wherever it is interrupted, it resumes from its step number alone.
 That holds while the phases stay what they were; so checkpoints record them, and `compare` lists what changed.
 """
 
@@ -22,43 +22,34 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.config import PhaseConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.phases import PhaseConfig
 
 
 @dataclass(frozen=True)
 class Position:
-    """One optimizer step of the run.
+    """One optimizer step of the run."""
 
-    Attributes:
-        phase: the phase it belongs to.
-        phase_index: that phase's place in the list.
-        step_in_phase: steps of the phase before this one.
-        global_batch: sequences in the step, over all ranks.
-        sequence: sequences of this phase before the step.
-        tokens_before: tokens trained on before this step.
-    """
-
-    phase: PhaseConfig
-    phase_index: int
-    step_in_phase: int
-    global_batch: int
-    sequence: int
-    tokens_before: int
+    phase: PhaseConfig  # the phase it belongs to
+    phase_index: int  # that phase's place in the list
+    step_in_phase: int  # steps of the phase before this one
+    global_batch: int  # sequences in the step, over all ranks
+    sequence: int  # sequences of this phase before the step
+    tokens_before: int  # tokens trained on before this step
 
     @property
     def lr(self) -> float:
-        """Learning rate of the step."""
+        """Return the learning rate of the step."""
         return learning_rate(self.phase, self.step_in_phase)
 
     @property
     def microbatches(self) -> int:
-        """Microbatches in the step, over all ranks."""
+        """Return the microbatches of the step, over all ranks."""
         return self.global_batch // self.phase.micro_batch
 
     @property
@@ -73,7 +64,7 @@ def due(every: int, step: int) -> bool:
 
 
 def learning_rate(phase: PhaseConfig, step: int) -> float:
-    """Learning rate of a phase's step, counted from 0; the formulas are at the top of this file."""
+    """Return the learning rate of a phase's step, counted from 0; the formulas are at the top of this file."""
     steps, warmup = phase.steps, phase.warmup_steps
     if step < warmup:
         return phase.warmup_from + (phase.lr - phase.warmup_from) * (step + 1) / warmup
@@ -89,18 +80,6 @@ def learning_rate(phase: PhaseConfig, step: int) -> float:
     return phase.final_lr - fall * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-@dataclass(frozen=True, slots=True)
-class _SegmentStart:
-    """Where a segment of a phase begins, and what is before it."""
-
-    phase_index: int
-    first_step: int
-    first_step_in_phase: int
-    global_batch: int
-    sequence: int
-    tokens_before: int
-
-
 class Plan:
     """The steps of a run: its phases, one after the other, each in its segments.
 
@@ -111,36 +90,34 @@ class Plan:
 
     def __init__(self, phases: tuple[PhaseConfig, ...]) -> None:
         self.phases = phases
-        self._segments: list[_SegmentStart] = []
+        self._segments: list[Position] = []
+        self._first_steps: list[int] = []
         step, tokens = 0, 0
         for index, phase in enumerate(phases):
             inside, sequence = 0, 0
             for segment in phase.segments:
-                self._segments.append(_SegmentStart(index, step, inside, segment.global_batch, sequence, tokens))
+                self._first_steps.append(step)
+                self._segments.append(Position(phase, index, inside, segment.global_batch, sequence, tokens))
                 used = segment.steps * segment.global_batch
                 step, inside = step + segment.steps, inside + segment.steps
                 sequence, tokens = sequence + used, tokens + used * phase.context
         self.total_steps, self.total_tokens = step, tokens
-        self._first_steps = [segment.first_step for segment in self._segments]
 
     def at(self, step: int) -> Position:
-        """Return where step `step` (from 0) lies.
+        """Return the place of step `step` (from 0).
 
         Raises:
             IndexError: the run has no such step.
         """
         if not 0 <= step < self.total_steps:
             raise IndexError(f"the run has {counted(self.total_steps, 'step')}, there is no step {step}")
-        here = self._segments[bisect_right(self._first_steps, step) - 1]
-        phase = self.phases[here.phase_index]
-        sequences = (step - here.first_step) * here.global_batch
-        return Position(
-            phase,
-            here.phase_index,
-            here.first_step_in_phase + step - here.first_step,
-            here.global_batch,
-            here.sequence + sequences,
-            here.tokens_before + sequences * phase.context,
+        segment = bisect_right(self._first_steps, step) - 1
+        start, steps = self._segments[segment], step - self._first_steps[segment]
+        return replace(
+            start,
+            step_in_phase=start.step_in_phase + steps,
+            sequence=start.sequence + steps * start.global_batch,
+            tokens_before=start.tokens_before + steps * start.step_tokens,
         )
 
     def tokens_after(self, steps: int) -> int:
@@ -182,12 +159,9 @@ def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
 
 
 def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int) -> list[str]:
-    """Describe what has changed in the phases of a run that is resumed, a line for each change.
+    """Describe what has changed in the phases of a run that resumes after `done` steps, a line for each change.
 
-    Args:
-        recorded: the phases that these steps were trained in, from `Plan.record`; None where they are not known.
-        plan: the phases as they are now.
-        done: steps that are done.
+    `recorded` are the phases that these steps were trained in, from `Plan.record`; None where they are not known.
 
     Raises:
         ConfigError: a step that was done would train on other data now.

@@ -132,16 +132,16 @@ def owned_table(model: ModelConfig, optim: OptimConfig) -> tuple[TensorInfo, ...
     """`tensor_table`, with what one rank owns whole: the matrices if Muon trains them, nothing if AdamW does.
 
     The experts of a tensor are a matrix each; with `muon.split_gate_up` the gate rows and the up rows of an expert
-    are one each, for they lie behind one another.
+    are one each, for they follow one another.
     """
-    return tuple(replace(info, whole=_whole(info, optim)) for info in tensor_table(model))
-
-
-def _whole(info: TensorInfo, optim: OptimConfig) -> int:
-    if optim.matrices == "adamw" or info.matrices is None:
-        return 0
-    halves = optim.muon.split_gate_up and info.name.endswith(_GATE_UP)
-    return info.matrices[0] * (2 if halves else 1)
+    table = tensor_table(model)
+    if optim.matrices == "adamw":
+        return table
+    halved = _GATE_UP if optim.muon.split_gate_up else ()
+    return tuple(
+        replace(info, whole=info.matrices[0] * (2 if info.name.endswith(halved) else 1)) if info.matrices else info
+        for info in table
+    )
 
 
 def buffer_table(model: ModelConfig) -> tuple[BufferInfo, ...]:

@@ -4,7 +4,7 @@ Any of STOP_SIGNALS asks the run to save at the next step boundary and to stop. 
 all-reduce that they make anyway, so all of them stop after the same step, and one rank that knows is enough. A
 request that comes before the first step is kept: the run then saves and stops after that step.
 
-Network plugins install signal handlers of their own in the ranks: AMD's ANP takes SIGUSR2 and ends the process on
+Network plugins install signal handlers in the ranks: AMD's ANP takes SIGUSR2 and ends the process on
 it (ROCm/amd-anp, src/net_ib.cc), NCCL's proxy takes SIGUSR1. zslurm therefore does not send a signal: its
 supervisor asks through the store (zslurm/job/stop_request.py). Under plain torchrun use SIGTERM or STOP_SIGNAL,
 which no plugin takes.

@@ -55,7 +55,7 @@ def test_a_report_comes_back_as_it_was(report: Report) -> None:
 
 
 def test_a_rank_that_waits_for_its_peers_and_one_that_does_not_say() -> None:
-    waits = RankProgress(3, 17, Phase.STEP, 40, 39, 0.25, waiting=True, pace_s=12.5, halted=True)
+    waits = RankProgress(3, 17, Phase.STEP, 40, 39, 0.25, waiting=True, work_s=12.5, halted=True)
     (line,) = encode_report(ProgressReport(STAMP, 3, (waits,)))
     assert decode_report(line) == ProgressReport(STAMP, 3, (waits,))
     short = MARK + json.dumps(good_body() | {"ranks": [[3, 17, 1, 40, 39, 0.25]]})
@@ -67,7 +67,7 @@ def test_a_rank_that_waits_for_its_peers_and_one_that_does_not_say() -> None:
     [
         Heartbeat(1_700_000_000.5, 3, "abc"),
         Command("stacks", 7, attempt=3),
-        Command("sweep", 8, attempt=3, kill=False),
+        Command("clean_up", 8, attempt=3, kill=False),
         Command("check", 9, nodes=("node7",)),
         Command("quit"),
     ],

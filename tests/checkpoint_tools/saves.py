@@ -24,7 +24,7 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 from zslurm.checkpoint_tools.durable import At, no_fault_hook
-from zslurm.checkpoint_tools.shard_header import DTYPES
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 
 Array = npt.NDArray[Any]
 

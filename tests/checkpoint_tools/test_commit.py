@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint_tools.saves import TENSORS, assert_holds, manifest_of, save, write_all_ranks
 from zslurm.checkpoint_tools import (
     Mismatch,
     WriteFailed,
@@ -21,14 +22,12 @@ from zslurm.checkpoint_tools import (
     commit,
     discard,
     list_checkpoints,
+    listing,
     prune,
-    retention,
     write,
     write_shard,
 )
 from zslurm.checkpoint_tools.commit import BEGIN_POINTS, COMMIT_POINTS
-
-from .saves import TENSORS, assert_holds, manifest_of, save, write_all_ranks
 
 SAVE_POINTS = (*BEGIN_POINTS, *write.POINTS, *COMMIT_POINTS)
 OLD_ONE_ASIDE = "commit: old one aside"
@@ -83,7 +82,7 @@ def test_a_killed_save_of_the_same_step_leaves_the_old_one_or_the_new_one(tmp_pa
     assert_holds(tmp_path / "step-00000100", 101 if committed else 100)
 
 
-@pytest.mark.parametrize("point", retention.POINTS)
+@pytest.mark.parametrize("point", listing.PRUNE_POINTS)
 def test_a_killed_deletion_leaves_whole_checkpoints_only(tmp_path: Path, point: str) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.checkpoint_tools.saves import assert_holds, read_everything, save, values
 from zslurm.checkpoint_tools import (
     Checkpoint,
     CheckpointError,
@@ -21,8 +22,6 @@ from zslurm.checkpoint_tools import (
     VersionTooNew,
     list_checkpoints,
 )
-
-from .saves import assert_holds, read_everything, save, values
 
 SHARD = "shard-00001-of-00002.safetensors"
 

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which are kept, and that junk harms nobody."""
+"""Which checkpoints there are, which are kept, and that junk does no harm."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_tools.saves import save
 from zslurm.checkpoint_tools import Checkpoint, Mismatch, NotACheckpoint, ReadFailed, list_checkpoints, prune
-
-from .saves import save
 
 
 def steps(root: Path) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.checkpoint_tools.saves import entries_of
 from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
@@ -23,7 +24,6 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 
-from .saves import entries_of
 from .test_damage import flip
 
 TABLE = [Tensor("w", (600,), {"master": "F32"}), Tensor("v", (5, 7), {"master": "F32", "momentum": "F32"})]

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_tools.saves import save
 from zslurm.checkpoint_tools import Holder, InUse, acquire, holder_of, list_checkpoints
-
-from .saves import save
 
 ELSEWHERE = Holder("another-host", 1, 1, "", 0.0, "n")
 
@@ -79,7 +78,7 @@ def test_an_earlier_attempt_of_the_same_job_is_over(tmp_path: Path) -> None:
     acquire(tmp_path, job="17")
 
 
-def test_a_holder_elsewhere_is_judged_by_the_caller(tmp_path: Path) -> None:
+def test_a_holder_elsewhere_is_checked_by_the_caller(tmp_path: Path) -> None:
     plant(tmp_path, ELSEWHERE)
     asked: list[Holder] = []
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint_tools.saves import ADAM, MUON, TENSORS, assert_holds, save, values
 from zslurm.checkpoint_tools import Checkpoint, Mismatch, Tensor, partition
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.read import OPEN_FILES
-from zslurm.checkpoint_tools.shard_header import DTYPES
-
-from .saves import ADAM, MUON, TENSORS, assert_holds, save, values
 
 flat = st.builds(Tensor, st.just(""), st.lists(st.integers(0, 12), max_size=3).map(tuple), st.just(ADAM))
 whole = st.builds(

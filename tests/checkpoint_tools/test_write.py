@@ -18,6 +18,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from tests.checkpoint_tools.saves import BUFFERS, TENSORS, assert_holds, save, values
 from zslurm.checkpoint_tools import (
     BufferEntry,
     Checkpoint,
@@ -32,9 +33,7 @@ from zslurm.checkpoint_tools import (
     list_checkpoints,
     write_shard,
 )
-from zslurm.checkpoint_tools.shard_header import DATA_ALIGNMENT, DTYPES
-
-from .saves import BUFFERS, TENSORS, assert_holds, save, values
+from zslurm.checkpoint_tools.format.shard_header import DATA_ALIGNMENT, DTYPES
 
 
 def test_the_safetensors_library_reads_a_shard(tmp_path: Path) -> None:

@@ -26,6 +26,30 @@ class Outcome:
     stdout: str
     stderr: str
 
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+
+class Zslurm:
+    """Runs commands as the console script does, in this process; `ok` also checks that they worked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str | Path) -> Outcome:
+        self._monkeypatch.setattr(sys, "argv", ["zslurm", *map(str, arguments)])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, messages = self._capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), out, messages)
+
+    def ok(self, *arguments: str | Path) -> Outcome:
+        done = self(*arguments)
+        assert done.code == 0, done.stderr
+        return done
+
 
 class Shell:
     """A user at work in a directory, with a home of his own; `tokens.h5` is there, and nothing else."""
@@ -34,7 +58,7 @@ class Shell:
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         self.directory = directory
-        self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.zslurm = Zslurm(monkeypatch, capsys)
         monkeypatch.chdir(directory)
 
     def write_run(self, **sections: Any) -> Path:
@@ -52,17 +76,6 @@ class Shell:
         path = self.directory / "run.yaml"
         path.write_text(json.dumps(body, indent=1))
         return path
-
-    def zslurm(self, *arguments: str | Path) -> Outcome:
-        """`main` as the console script calls it, in this process."""
-        self._monkeypatch.setattr(sys, "argv", ["zslurm", *map(str, arguments)])
-        self._capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, messages = self._capsys.readouterr()
-        code = caught.value.code
-        assert isinstance(code, int)
-        return Outcome(int(code), out, messages)
 
     def fails(self, *arguments: str | Path) -> tuple[int, str]:
         """A command that must be refused: its code and its one line; nothing was printed or written."""

@@ -56,7 +56,7 @@ def problem_of(*arguments: str, on_stdout: bool = False) -> str | None:
         return f"{command!r}: exit code {done.code}"
     if found := PYTHONS_WORDS.search(done.stderr + done.stdout):
         return f"{command!r}: {found[0]!r} in {(done.stderr + done.stdout)[:600]!r}"
-    told = any(line.startswith("zslurm: ") for line in done.stderr.splitlines())
-    if done.code and not told and not on_stdout:
+    reported = any(line.startswith("zslurm: ") for line in done.stderr.splitlines())
+    if done.code and not reported and not on_stdout:
         return f"{command!r}: exit code {done.code} without a message: {done.stderr[:300]!r}"
     return None

@@ -159,7 +159,7 @@ def test_no_data_at_all(shell: Shell) -> None:
     )
 
 
-def test_held_out_data_of_another_tokenizer(shell: Shell) -> None:
+def test_validation_data_of_another_tokenizer(shell: Shell) -> None:
     """Whoever finds out after hours in the queue has waited for nothing."""
     make_corpus(shell.directory / "other.h5", tokenizer="b" * 64)
     shell.write_run(evaluation={"data": "other.h5"})
@@ -265,7 +265,7 @@ def test_a_run_that_never_started_has_no_log(shell: Shell) -> None:
     run = shell.directory / "runs" / "r"
     run.mkdir(parents=True)
     (run / "config.json").write_text("{}")
-    assert shell.fails("logs", "r") == (Exit.NOT_FOUND, "zslurm: r: no log yet; `zslurm status r` says why")
+    assert shell.fails("logs", "r") == (Exit.NOT_FOUND, "zslurm: r: no log yet; see why with `zslurm status r`")
     code, line = shell.fails("aegis", "run", "elsewhere")
     assert (code, line) == (
         Exit.NOT_FOUND,
@@ -427,7 +427,7 @@ def test_a_dry_run_of_hostile_text_runs_nothing_even_in_a_shell(shell: Shell, te
     assert not list(shell.directory.rglob("trapped"))
 
 
-# --- and all of that in a process of its own --------------------------------------------------------------------
+# --- and all of that in a separate process ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

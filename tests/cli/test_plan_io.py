@@ -60,7 +60,7 @@ def test_a_table_and_what_checkpoints_need(shell: Shell, run_file: Path) -> None
     assert "note:" not in done.stderr
 
 
-def test_a_run_that_asks_for_too_much_is_told(shell: Shell, run_file: Path) -> None:
+def test_a_run_that_asks_for_too_much_is_reported(shell: Shell, run_file: Path) -> None:
     done = shell.zslurm("plan", "io", run_file, "--step-time", "2.5", "--iops", "8000")
     assert done.stderr.splitlines()[1] == (
         "note: phase pretrain reads more than the 8k pages/s of the budget; copy the data to disks of the nodes"

@@ -1,4 +1,4 @@
-"""Where profiles lie in tests."""
+"""Where profiles are in tests."""
 
 from __future__ import annotations
 

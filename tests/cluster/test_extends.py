@@ -1,4 +1,4 @@
-"""A profile says what differs from another: its values win key by key, and each remembers its file."""
+"""A profile states what differs from another: its values win key by key, and each remembers its file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.places import own
 from tests.config.run_files import PHASES, write
 from zslurm.cluster.profile import find_profile, profile_layers, profiles
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.layers import show_path
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.submit.resolve import resolve_run
@@ -28,7 +28,7 @@ def origins(name: str) -> dict[str, str]:
     return {show_path(path): str(origin) for path, _, origin in resolve_profile(name).rows()}
 
 
-def test_a_profile_lies_over_the_one_that_it_extends(site: Path) -> None:
+def test_a_profile_is_laid_over_the_one_that_it_extends(site: Path) -> None:
     file = own("lab", OURS)
     spec = resolve_profile("lab").spec
     assert (spec.cluster.network, spec.cluster.rails_only, spec.cluster.gid_index) == ("pollara", True, 3)
@@ -72,7 +72,7 @@ def test_a_profile_may_extend_the_one_of_its_name_that_it_hides(site: Path) -> N
     assert (cluster.gpus_per_node, cluster.network) == (4, "infiniband")
 
 
-def test_the_launcher_is_the_bases_unless_the_heir_says_otherwise(site: Path) -> None:
+def test_the_launcher_is_the_bases_unless_the_heir_names_another(site: Path) -> None:
     own("desk", "cluster: {extends: local, gpus_per_node: 1}\n")
     own("plain", "cluster: {gpus_per_node: 1}\n")
     assert resolve_profile("desk").spec.cluster.launcher == "local"
@@ -123,7 +123,7 @@ def test_a_run_file_extends_recipes_and_no_profiles(site: Path, tmp_path: Path) 
         resolve_run(run_file, cluster="local")
 
 
-def test_everything_that_ships_is_valid_and_says_what_it_is_for(site: Path) -> None:
+def test_everything_that_ships_is_valid_and_states_what_it_is_for(site: Path) -> None:
     shipped = [profile for profile in profiles() if profile.place == "shipped"]
     assert {profile.name for profile in shipped} == {
         "h100-ib", "local", "mi300x-broadcom", "mi300x-cx7", "mi300x-pollara",

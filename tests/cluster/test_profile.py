@@ -1,4 +1,4 @@
-"""Which cluster profile applies, what a bad one says, and what `zslurm init` writes where there is no Slurm."""
+"""Which cluster profile applies, how a bad one is refused, and what `zslurm init` writes without a Slurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cluster.places import own
 from tests.config.run_files import PHASES, write
 from zslurm.cluster import profile
 from zslurm.cluster.detect import detect
-from zslurm.cluster.profile import default_name, load_profile, profile_files, profile_path, save_profile
+from zslurm.cluster.profile import default_name, profile_files, profile_layers, profile_path, save_profile
 from zslurm.cluster.profile_writer import scalar
 from zslurm.config import yaml12
 from zslurm.core.errors import ConfigError, NoProfile, NotFound, ZslurmError
@@ -60,9 +60,9 @@ def test_profiles_lie_where_xdg_says(site: Path, tmp_path: Path, monkeypatch: py
 def test_a_users_profile_hides_the_sites_of_the_same_name(site: Path) -> None:
     write(site / "lab.yaml", "slurm: {partition: site}\n")
     write(site / "farm.yaml", "slurm: {partition: farm}\n")
-    assert load_profile("lab")[0].data["slurm"] == {"partition": "site"}
+    assert profile_layers("lab")[-1][0].data["slurm"] == {"partition": "site"}
     mine = own("lab", "slurm: {partition: mine}\n")
-    document, file = load_profile("lab")
+    document, file = profile_layers("lab")[-1]
     assert document.data["slurm"] == {"partition": "mine"}
     assert file == str(mine)
     assert set(profile_files()) == {"lab", "farm"}
@@ -73,18 +73,21 @@ def test_a_profile_is_called_by_its_file_unless_it_names_itself(site: Path) -> N
     own("named", "cluster: {name: Frontier}\n")
     own("empty", "# nothing yet\n")
     own("hollow", "cluster:\n  # name: x\n")
-    names = [load_profile(name)[0].data["cluster"]["name"] for name in ("lab", "named", "empty", "hollow")]
+    names = [profile_layers(name)[-1][0].data["cluster"]["name"] for name in ("lab", "named", "empty", "hollow")]
     assert names == ["lab", "Frontier", "empty", "hollow"]
 
 
-def test_a_profile_that_is_written_down_is_a_slurm_clusters_unless_it_says_otherwise(site: Path) -> None:
+def test_a_profile_that_is_written_down_is_a_slurm_clusters_unless_it_states_otherwise(site: Path) -> None:
     own("lab", "slurm: {partition: gpu}\n")
     own("box", "cluster: {launcher: local}\n")
-    assert [load_profile(name)[0].data["cluster"]["launcher"] for name in ("lab", "box")] == ["slurm", "local"]
+    assert [profile_layers(name)[-1][0].data["cluster"]["launcher"] for name in ("lab", "box")] == [
+        "slurm",
+        "local",
+    ]
 
 
 def test_this_machine_needs_no_profile(site: Path) -> None:
-    document, file = load_profile("local")
+    ((document, file),) = profile_layers("local")
     assert document.data == {"cluster": {"name": "local", "launcher": "local"}}
     assert file == "cluster profile local"
 
@@ -92,9 +95,9 @@ def test_this_machine_needs_no_profile(site: Path) -> None:
 def test_an_unknown_profile_suggests_the_nearest(site: Path) -> None:
     own("frontier")
     with pytest.raises(NotFound, match=r"^fronteir: no cluster profile has this name; did you mean `frontier`\?"):
-        load_profile("fronteir")
+        profile_layers("fronteir")
     with pytest.raises(NotFound, match=r"^xyz: no cluster profile has this name; profiles: frontier, h100-ib, "):
-        load_profile("xyz")
+        profile_layers("xyz")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,7 @@ def test_a_profiles_name_is_a_file_name(name: str) -> None:
         profile_path(name)
 
 
-def test_a_profile_that_cannot_be_written_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "file", "")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     with pytest.raises(ZslurmError, match=r"lab\.yaml: cannot be written: Not a directory$"):
@@ -162,7 +165,7 @@ def test_the_profile_is_that_of_the_option_then_the_run_file_then_the_default(
     assert (spec.cluster.name, spec.slurm.partition) == (chosen, f"of-{chosen}")
 
 
-def test_a_template_in_a_profile_lies_beside_it(site: Path, tmp_path: Path) -> None:
+def test_a_template_in_a_profile_is_found_beside_it(site: Path, tmp_path: Path) -> None:
     folder = own("lab", "cluster: {template: site.sbatch.j2}\n").parent
     spec = resolve_run(write(tmp_path / "run.yaml", PHASES), cluster="lab").spec
     assert spec.cluster.template == str(folder / "site.sbatch.j2")
@@ -187,7 +190,7 @@ _NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn", "Zl", "Zp"]
 @given(
     _NAMES | st.sampled_from(["*a", "'a", '"', "- a", "010", "no", "null", "24:00:00", "8e12", "a: b", "a #b", ""])
 )
-def test_whatever_slurm_calls_things_a_profile_says_the_same(name: str) -> None:
+def test_whatever_slurm_calls_things_a_profile_has_the_same(name: str) -> None:
     assert yaml12.parse(f"cluster:\n  name: {scalar(name)}\n", "profile").data == {"cluster": {"name": name}}
 
 

@@ -73,12 +73,12 @@ def test_the_patience_with_lost_peers_outlasts_slurms_own(
         ({"SLURM_VERSION": "22.05.8"}, "Slurm 22.05.8 is older than 23.02.0: a job does not know its end"),
     ],
 )
-def test_what_matters_is_said(config: dict[str, str], note: str) -> None:
+def test_what_matters_is_noted(config: dict[str, str], note: str) -> None:
     """The forms are those of slurm.conf(5) as `scontrol show config` prints them."""
     assert any(line.startswith(note) for line in settings(**config).notes())
 
 
-def test_what_does_not_matter_is_not_said() -> None:
+def test_what_does_not_matter_is_not_noted() -> None:
     notes = " ".join(settings(SLURM_VERSION="24.11.5").notes())
     assert "older" not in notes
     assert "preempted" not in notes

@@ -11,8 +11,7 @@ import pytest
 
 from tests.config.run_files import PHASES, resolve_text
 from zslurm.config import yaml12
-from zslurm.config.load import load_spec, recipes
-from zslurm.config.schema import run_file_schema
+from zslurm.config.load import load_spec, recipes, run_file_schema
 from zslurm.core.errors import ConfigError
 from zslurm.train.config import load_train_config
 

@@ -18,7 +18,7 @@ OLD_FILE = "aegis:\n  retries: 2\n  silent_s: 11\n"
 
 @pytest.fixture(autouse=True)
 def _nothing_was_reported() -> None:
-    renamed_keys._report.cache_clear()
+    renamed_keys.report.cache_clear()
 
 
 def _layers(text: str = "", *overrides: str) -> Layers:

@@ -137,14 +137,14 @@ process.signal_group(signal.SIGTERM)
     assert ended(place.started[0]) == 128 + signal.SIGTERM
 
 
-def test_nothing_recorded_is_nothing_to_take_up(place: Place) -> None:
+def test_nothing_recorded_is_nothing_to_adopt(place: Place) -> None:
     assert DetachedProcess.adopt(place.record, place.exit) is None
     place.record.write_text('{"pid": 1}')
     assert DetachedProcess.adopt(place.record, place.exit) is None
 
 
 def test_a_command_whose_starter_dies_before_it_is_recorded_never_runs(place: Place) -> None:
-    """Nobody could find it again: it would train beside its successor."""
+    """No process could find it again: it would train beside its successor."""
     program = """
 import os, signal, sys
 from pathlib import Path
@@ -211,7 +211,7 @@ def test_a_record_of_an_older_zslurm_is_understood(place: Place) -> None:
     assert process.record.started is not None
 
 
-def test_a_process_of_an_earlier_boot_is_neither_judged_nor_signalled(place: Place) -> None:
+def test_a_process_of_an_earlier_boot_is_neither_alive_nor_signalled(place: Place) -> None:
     mine = place.start("sleep 100").record
     before = replace(mine, boot="another")
     assert not before.alive
@@ -238,7 +238,7 @@ def test_nothing_is_known_of_the_end_while_the_file_system_does_not_answer(
     assert process.poll() == 3
 
 
-def test_a_process_of_another_machine_is_neither_judged_nor_signalled(place: Place) -> None:
+def test_a_process_of_another_machine_is_neither_alive_nor_signalled(place: Place) -> None:
     mine = place.start("sleep 100").record
     elsewhere = ProcessRecord(mine.pid, mine.created, "another-host")
     assert not elsewhere.here
@@ -283,19 +283,19 @@ def test_ranks_get_torchruns_variables_and_a_log_each(tmp_path: Path) -> None:
     ("endings", "code"),
     [(["0", "75", "2"], 75), (["1", "0", "0"], 1), (["kill", "1", "75"], 137)],
 )
-def test_a_step_ends_with_the_highest_code_and_says_who_failed_as_srun_would(
+def test_a_step_ends_with_the_highest_code_and_prints_who_failed_as_srun_would(
     tmp_path: Path, endings: list[str], code: int
 ) -> None:
     script = f"set -- {' '.join(endings)}; shift $RANK; [ $1 = kill ] && kill -9 $$; exit $1"
     step = local_step(tmp_path / "logs", script, ranks=3)
-    said, _ = step.communicate()
+    printed, _ = step.communicate()
     assert step.returncode == code
     expected = {
         TaskFailure(os.uname().nodename, (rank,), "Killed" if e == "kill" else f"Exited with exit code {e}")
         for rank, e in enumerate(endings)
         if e != "0"
     }
-    assert set(task_failures(said)) == expected
+    assert set(task_failures(printed)) == expected
 
 
 def test_a_failed_rank_leaves_its_peers_alone(tmp_path: Path) -> None:
@@ -321,9 +321,9 @@ def test_signals_are_passed_on_to_every_rank(tmp_path: Path, signum: signal.Sign
         lambda: all("ready" in _text(logs / f"rank-0000{rank}.log") for rank in (0, 1)), "the ranks to listen"
     )
     step.send_signal(signum)
-    said, _ = step.communicate()
+    printed, _ = step.communicate()
     assert step.returncode == 3
-    assert len(task_failures(said)) == 2
+    assert len(task_failures(printed)) == 2
 
 
 def _text(path: Path) -> str:

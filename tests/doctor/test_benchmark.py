@@ -1,4 +1,4 @@
-"""The benchmark: measured on the CPU here, judged as if they were a GPU's."""
+"""The benchmark: measured on the CPU here, compared as if they were a GPU's."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ def test_the_cpu_is_measured_without_a_threshold(node: Node) -> None:
     assert outcome.data["all_reduce_gb_s"] > 0
 
 
-def judged(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **changes: object) -> Outcome:
-    """What is said of figures that a GPU node would have measured."""
+def outcome_of(node: Node, monkeypatch: pytest.MonkeyPatch, cores: int = 96, **changes: object) -> Outcome:
+    """The outcome of figures that a GPU node would have measured."""
     node.program("speed", f"echo '{json.dumps(HEALTHY | changes)}'")
     monkeypatch.setattr(sys, "executable", "speed")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
     return node.check("benchmark")
 
 
-def test_a_healthy_node_passes_the_bars(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = judged(node, monkeypatch)
+def test_a_healthy_node_passes_the_thresholds(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = outcome_of(node, monkeypatch)
     assert (outcome.status, outcome.reason) == (
         Status.PASS, "640 TFLOPS, 4,700 GB/s of memory, 190 GB/s of all-reduce",
     )  # fmt: skip
 
 
 def test_a_slow_gpu_is_named(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = judged(node, monkeypatch, gemm_tflops=[640.0] * 5 + [310.0] + [640.0] * 2, all_reduce_gb_s=60.0)
+    outcome = outcome_of(node, monkeypatch, gemm_tflops=[640.0] * 5 + [310.0] + [640.0] * 2, all_reduce_gb_s=60.0)
     assert outcome.status is Status.FAIL
     assert outcome.reason == "GPU 5: 310 TFLOPS, under 600; 60 GB/s of all-reduce, under 100"
     assert outcome.remedy == "exclude the node; look at its clocks and power limits"
 
 
-def test_with_few_cores_a_low_figure_is_a_warning_that_says_so(
+def test_with_few_cores_a_low_figure_is_a_warning_with_the_reason(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = judged(node, monkeypatch, cores=8, gemm_tflops=[310.0] * 8)
+    outcome = outcome_of(node, monkeypatch, cores=8, gemm_tflops=[310.0] * 8)
     assert outcome.status is Status.WARN
     assert "only 8 cores here" in outcome.remedy
 
 
-def test_ranks_that_fail_are_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_fail_are_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.program("speed", "echo 'GPU 3: a matrix product of finite numbers is not finite' >&2; exit 1")
     monkeypatch.setattr(sys, "executable", "speed")
     outcome = node.check("benchmark")

@@ -1,4 +1,4 @@
-"""Each check passes on a healthy node, and says what is wrong on one that is not."""
+"""Each check passes on a healthy node, and shows what is wrong on one that is not."""
 
 from __future__ import annotations
 
@@ -102,15 +102,15 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
      "GPU 2: 1 uncorrectable error (UMC)"),
     ("gpu-ecc", lambda node: node.rows(gpu3={"correctable": 10_001}), {}, Status.FAIL, "10001 correctable errors"),
     ("gpu-ecc", lambda node: node.rows(gpu3={"deferred": 2}), {}, Status.WARN, "GPU 3: 2 deferred errors"),
-    ("gpu-ecc", hide_ecc, {}, Status.UNAVAILABLE, "GPUs 0, 1, 2, 3, 4, 5, 6, 7 do not tell"),
+    ("gpu-ecc", hide_ecc, {}, Status.UNAVAILABLE, "GPUs 0, 1, 2, 3, 4, 5, 6, 7 show none"),
     ("gpu-pages", put_pages("pending"), {}, Status.FAIL, "GPU 2: bad pages: 3 pending"),
     ("gpu-pages", put_pages("un_res"), {}, Status.FAIL, "GPU 2: bad pages: 3 unreservable"),
     ("gpu-pages", put_pages("retired"), {}, Status.WARN, "GPU 2: 3 retired pages"),
-    ("gpu-pages", lambda node: node.smi(**{"bad-pages": ""}), {}, Status.UNAVAILABLE, "0 of 8 GPUs tell"),
+    ("gpu-pages", lambda node: node.smi(**{"bad-pages": ""}), {}, Status.UNAVAILABLE, "0 of 8 GPUs show"),
     ("gpu-idle", hold_memory, {}, Status.FAIL, "1 process holds GPU memory: 4242"),
     ("gpu-idle", lambda node: node.smi(process=samples.PROCESS_FLAT), {}, Status.FAIL, "4242 python"),
     ("gpu-idle", lambda node: node.rows(gpu5={"used_mb": 2048}), {}, Status.FAIL,
-     "nobody holds it: GPU 5: 2.00 GiB"),
+     "no process holds it: GPU 5: 2.00 GiB"),
     ("nics", lambda node: node.fake.take_nic_down("ionic_3"), {}, Status.FAIL,
      "rail 3: ionic_3 is DOWN (Disabled)"),
     ("nics", lambda node: node.fake.remove_nic("ionic_3"), {}, Status.FAIL, "ionic_3 is missing (7 RDMA devices"),
@@ -132,7 +132,7 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("rccl-conf", write("etc/rccl.conf", "NCCL_BUFFSIZE=8388608"), {}, Status.WARN,
      "NCCL_BUFFSIZE=8388608: set in /etc/rccl.conf:1"),
     ("rdma-abi", lambda node: node.libraries([], samples.IBV_ABI_WARNING), {}, Status.FAIL,
-     "the library's ionic speaks ABI 1 to 1, the kernel's 4"),
+     "the library's ionic has ABI 1 to 1, the kernel's 4"),
     ("rdma-abi", lambda node: node.libraries([f"ionic_{i}" for i in range(7)]), {}, Status.FAIL,
      "lists 7 of 8 RDMA devices: not ionic_7"),
     ("rdma-abi", remove("opt/rocm/bin/ibv_devices"), {"env": {}}, Status.UNAVAILABLE, "the kernel has ionic 4"),
@@ -143,19 +143,19 @@ FAULTS: list[tuple[str, Callable[[Node], object], dict[str, Any], Status, str]] 
     ("ulimits", lambda node: node.limits(files="1024"), {}, Status.FAIL, "1024 open files, 65536 wanted"),
     ("ulimits", lambda node: node.limits(processes="8192"), {}, Status.WARN, "8192 processes, 16384 wanted"),
     ("ulimits", remove("proc/self/limits"), {}, Status.UNAVAILABLE, "cannot be read"),
-    ("shm", leave_in_shm, {}, Status.WARN, "1 file of yours that nobody uses, 4.00 MiB: torch_1234"),
+    ("shm", leave_in_shm, {}, Status.WARN, "1 file of yours that no process uses, 4.00 MiB: torch_1234"),
     ("shm", lambda node: None, {"doctor": {"shm_gib": 1e9}}, Status.FAIL, "1e+09 GiB needed"),
     ("shm", no_tree("dev/shm"), {}, Status.UNAVAILABLE, "/dev/shm: No such file"),
     ("kernel", write("proc/sys/kernel/numa_balancing", "1"), {}, Status.WARN, "numa_balancing is 1"),
     ("kernel", write("proc/cmdline", "root=/dev/sda1"), {}, Status.WARN, "iommu=pt is not"),
     ("kernel", remove("proc/cmdline"), {}, Status.UNAVAILABLE, "command line cannot be read"),
     ("versions", lambda node: None, {"rccl_version": "2.21.5"}, Status.WARN,
-     "RCCL is 2.22.3, the profile says 2.21.5"),
+     "RCCL is 2.22.3, the profile has 2.21.5"),
     ("versions", no_tree("opt", "sys"), {}, Status.UNAVAILABLE, "no version of ROCm"),
     ("orphaned-processes", orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0"), {}, Status.FAIL,
      "1 process of ended jobs (77): 4242 python3"),
     ("orphaned-processes", zombies, {}, Status.WARN, "30 zombies of yours, children of 1"),
-    ("orphaned-processes", lambda node: None, {"task": {"jobs": None}}, Status.UNAVAILABLE, "Slurm did not say"),
+    ("orphaned-processes", lambda node: None, {"task": {"jobs": None}}, Status.UNAVAILABLE, "Slurm did not show"),
     ("names", lambda node: None, {"task": {"peers": ("node0", "no-such-node.invalid")}}, Status.FAIL,
      "1 of 2 names do not resolve: no-such-node.invalid"),
     ("names", write("etc/hosts", "127.0.1.1 node0\n10.0.2.11 node1"), {"task": {"peers": ("node0", "node1")}},
@@ -190,7 +190,7 @@ def test_a_healthy_node_passes(node: Node, check: str) -> None:
 @pytest.mark.parametrize(
     ("check", "fault", "options", "status", "words"), FAULTS, ids=[f"{row[0]}: {row[4][:40]}" for row in FAULTS]
 )
-def test_a_fault_is_told_with_its_numbers(
+def test_a_fault_is_reported_with_its_numbers(
     node: Node, check: str, fault: Callable[[Node], object], options: dict[str, Any], status: Status, words: str
 ) -> None:
     fault(node)
@@ -291,7 +291,7 @@ def test_processes_of_other_nodes_and_other_users_are_not_orphans(node: Node) ->
     assert node.check("orphaned-processes").status is Status.PASS
 
 
-def test_a_job_of_another_cluster_with_the_same_number_is_not_judged(node: Node) -> None:
+def test_a_job_of_another_cluster_with_the_same_number_is_left_alone(node: Node) -> None:
     orphan(SLURM_JOB_ID="77", SLURMD_NODENAME="node0", SLURM_CLUSTER_NAME="other")(node)
     assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "mi"}).status is Status.PASS
     assert node.check("orphaned-processes", environ={"SLURM_CLUSTER_NAME": "other"}).status is Status.FAIL

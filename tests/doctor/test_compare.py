@@ -24,9 +24,9 @@ def test_these_three_differ_from_the_other_125() -> None:
     versions = {f"node{index:03}": "6.4.1" for index in range(125)} | {
         f"odd{index}": "6.3.0" for index in range(3)
     }
-    said = inconsistent_nodes(VERSIONS, with_rocm(**versions))
-    assert set(said) == {"odd0", "odd1", "odd2"}
-    (outcome,) = said["odd0"]
+    found = inconsistent_nodes(VERSIONS, with_rocm(**versions))
+    assert set(found) == {"odd0", "odd1", "odd2"}
+    (outcome,) = found["odd0"]
     assert (outcome.status, outcome.blames) == (Status.FAIL, True)
     assert outcome.reason == "these 3 differ from the other 125: ROCm is 6.3.0, not 6.4.1"
 
@@ -35,10 +35,10 @@ def test_what_a_node_cannot_read_is_not_compared() -> None:
     assert inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1=None, node2="6.4.1")) == {}
 
 
-def test_where_no_value_is_usual_nobody_is_blamed() -> None:
-    said = inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1="6.4.1", node2="6.3.0", node3="6.3.0"))
-    assert set(said) == {"node0", "node1", "node2", "node3"}
-    (outcome,) = said["node3"]
+def test_where_no_value_is_usual_no_node_is_excluded() -> None:
+    found = inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1="6.4.1", node2="6.3.0", node3="6.3.0"))
+    assert set(found) == {"node0", "node1", "node2", "node3"}
+    (outcome,) = found["node3"]
     assert (outcome.status, outcome.blames) == (Status.FAIL, False)
     assert outcome.reason == "ROCm differs, and no value is usual: 6.4.1 on node[0-1]; 6.3.0 on node[2-3]"
 
@@ -60,7 +60,7 @@ def test_nodes_that_are_unlike_this_machine_are_not_blamed() -> None:
     assert (outcome.reason, outcome.blames) == ("kernel is 6.8, here 6.9", False)
 
 
-def test_all_that_is_said_of_a_node_is_one_outcome() -> None:
+def test_all_that_is_found_of_a_node_is_one_outcome() -> None:
     own = passed("fine", must_match={"kernel": "6.8"}, data={"x": 1})
     assert merged([own, passed("fine too")]) == passed("fine too", must_match=own.must_match, data=own.data)
     both = merged([own, Outcome(Status.WARN, "odd", "look"), failed("bad", "mend")])

@@ -43,7 +43,7 @@ def test_named_nodes_that_cannot_be_used_fail_before_anything_is_asked() -> None
     chosen = choose(NODES, partition="batch", nodelist="node[0-2]")
     assert chosen.names == ("node0", "node1")  # a busy node is waited for
     assert chosen.states["node2"].status is Status.FAIL
-    assert chosen.states["node2"].reason == "Slurm says idle+drain: bad fan"
+    assert chosen.states["node2"].reason == "Slurm shows idle+drain: bad fan"
 
 
 def test_a_number_of_nodes_is_slurms_to_choose() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zslurm.cli.doctor import left_alone, remedies, summary, table
+from zslurm.cli.cluster.doctor import left_alone, remedies, summary, table
 from zslurm.core.errors import Exit
 from zslurm.doctor.check import Check, Outcome, Status, failed, passed, unavailable, warned
 from zslurm.doctor.report import LOGIN, Report
@@ -18,7 +18,7 @@ def report(**outcomes: dict[str, Outcome | None]) -> Report:
     return made
 
 
-def test_nodes_with_the_same_to_say_share_a_row_the_worst_first() -> None:
+def test_nodes_with_the_same_reason_share_a_row_the_worst_first() -> None:
     bad = failed("GPU 2: 1 uncorrectable error", "exclude it")
     made = report(
         ecc={"node0": passed("no error"), "node1": bad, "node2": bad},

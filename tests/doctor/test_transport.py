@@ -14,7 +14,7 @@ from tests.doctor.nodes import CLUSTER, Node
 from tests.waiting import DEADLINE_S
 from zslurm.config.spec import ClusterSection
 from zslurm.doctor.check import Status
-from zslurm.doctor.checks.transport import RANK_VARIABLE, _group
+from zslurm.doctor.checks.transport import RANK_VARIABLE, group_of
 from zslurm.doctor.transport import Opened, problems, read_log
 from zslurm.doctor.transport_rank import meet
 
@@ -40,7 +40,7 @@ def test_published_logs_are_read(log: str, opened: Opened) -> None:
     assert read_log(log) == opened
 
 
-def test_the_lines_that_say_why_it_is_tcp_are_kept() -> None:
+def test_the_lines_that_show_why_it_is_tcp_are_kept() -> None:
     opened = read_log(logs.SOCKET)
     assert opened.network == "Socket"
     assert [line[:40] for line in opened.trouble] == [
@@ -86,7 +86,9 @@ H100 = {"gpu_type": "h100", "network": "infiniband", "nics": ["mlx5_0"], "gpu_ni
         ("Segmentation fault\n", OLD, "fail RCCL's log does not show which network it opened"),
     ],
 )
-def test_the_network_that_opened_is_judged_by_the_profile(log: str, profile: dict[str, Any], words: str) -> None:
+def test_the_network_that_opened_is_compared_with_the_profile(
+    log: str, profile: dict[str, Any], words: str
+) -> None:
     cluster = ClusterSection.model_validate(CLUSTER | profile)
     found = [f"{problem.status} {problem.reason}" for problem in problems(read_log(log), cluster, {})]
     assert len(found) == bool(words)
@@ -113,8 +115,8 @@ def rank(node: Node, script: str) -> dict[str, Any]:
 
 def test_a_node_that_is_alone_starts_two_ranks_with_rccls_log_on(node: Node) -> None:
     seen = node.root / "seen"
-    told = "$2 of $3 on GPU $4: $NCCL_DEBUG $NCCL_DEBUG_SUBSYS $NCCL_IB_TIMEOUT"
-    script = f'echo "{told}" >>{seen}\ncat <<"E"\n{logs.PLUGIN}E'
+    line = "$2 of $3 on GPU $4: $NCCL_DEBUG $NCCL_DEBUG_SUBSYS $NCCL_IB_TIMEOUT"
+    script = f'echo "{line}" >>{seen}\ncat <<"E"\n{logs.PLUGIN}E'
     outcome = node.check("transport", **OLD, **rank(node, script))
     assert (outcome.status, outcome.must_match) == (Status.PASS, {"RCCL's network": "RCCL-ANP"})
     assert outcome.reason == "RCCL opened RCCL-ANP: AMD's plugin librccl-anp.so (RCCL-ANP)"
@@ -124,7 +126,7 @@ def test_a_node_that_is_alone_starts_two_ranks_with_rccls_log_on(node: Node) -> 
     ]
 
 
-def test_a_rank_that_fails_after_its_network_opened_is_told_with_both(node: Node) -> None:
+def test_a_rank_that_fails_after_its_network_opened_is_reported_with_both(node: Node) -> None:
     script = f'cat <<"E"\n{logs.SOCKET}E\necho "RuntimeError: NCCL error: unhandled system error" >&2; exit 1'
     outcome = node.check("transport", **OLD, **rank(node, script))
     assert outcome.status is Status.FAIL
@@ -162,7 +164,7 @@ def test_a_node_whose_partner_is_dead_waits_no_longer_than_for_a_check(node: Nod
         ),
     ],
 )
-def test_where_there_is_nothing_to_start_the_reason_is_told(
+def test_where_there_is_nothing_to_start_the_reason_is_given(
     node: Node, options: dict[str, Any], status: Status, words: str
 ) -> None:
     outcome = node.check("transport", **options, **rank(node, "exit 1"))
@@ -193,11 +195,11 @@ def test_without_a_gpu_that_torch_sees_nothing_is_claimed(node: Node) -> None:
         ("node[0-1]", "elsewhere", ("elsewhere",)),
     ],
 )
-def test_nodes_form_pairs_and_nobody_is_alone(
+def test_nodes_form_pairs_and_none_is_alone(
     node: Node, nodes: str, node_name: str, group: tuple[str, ...]
 ) -> None:
     environ = {"SLURM_STEP_NODELIST": nodes, "SLURM_STEP_ID": "0", "SLURMD_NODENAME": node_name}
-    assert _group(node.sources(environ=environ)) == group
+    assert group_of(node.sources(environ=environ)) == group
 
 
 def test_ranks_meet_at_the_address_that_rank_0_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.harness import SAVE_EVERY, STEPS, FaultRun
-from tests.train.curves import nudge
-from tests.train.recorded_curve import distance
+from tests.train.loop.curves import nudge
+from tests.train.loop.recorded_curve import distance
 from tests.waiting import wait_for
 from zslurm.slurm.hostlist import expand
 from zslurm.train.config import load_train_config
@@ -169,7 +169,7 @@ def is_gone_for_good(run: FaultRun) -> None:
     assert requeues(run) == 0
 
 
-def nodes_are_judged(
+def nodes_are_attributed(
     run: FaultRun, guilty: list[set[str]], excludes: tuple[bool, bool], leaves: tuple[bool, bool]
 ) -> None:
     """No node is excluded but those to blame; those that must be are, and the run ends without what is broken."""

@@ -230,7 +230,7 @@ def kill_supervisor(run: FaultRun) -> Injected:
 
 
 ROWS = (
-    Row(1, "one rank killed", kill_rank, ("rank_killed",), rank=VICTIM, sample=True),
+    Row(1, "one rank killed", kill_rank, ("rank_killed",), rank=VICTIM),
     Row(
         2, "one rank exits 1 once", by_itself, ("rank_exit",), rank=VICTIM,
         in_ranks=({"what": "exit", "step": AT, "rank": VICTIM},),
@@ -280,7 +280,7 @@ ROWS = (
     ),
     Row(
         19, "deterministic bug at step 50", by_itself, ("user_error",),
-        ("restart", "stop"), "stopped", sample=True, cause="mat1 and mat2 shapes cannot be multiplied",
+        ("restart", "stop"), "stopped", cause="mat1 and mat2 shapes cannot be multiplied",
         in_ranks=({"what": "raise", "step": 51, "times": 1000},), aegis={"retries": 1},
     ),
     Row(

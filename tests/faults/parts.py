@@ -11,7 +11,7 @@ from tests.faults.harness import FaultRun
 PARTS = ("detect", "tear down", "queue", "decide", "srun", "import", "load", "first step")
 """
 detect      from the fault until it, or its consequence, is in the events
-tear down   until the attempt's processes are gone and it is judged (attempt_ended)
+tear down   until the attempt's processes are gone and its outcome is recorded (attempt_ended)
 queue       until the supervisor of the requeued job runs
 decide      until the next attempt is asked for (attempt_started): a spare's examination, or that of the nodes
 srun        until the last rank's Python runs

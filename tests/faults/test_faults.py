@@ -1,6 +1,6 @@
 """Every fault of the matrix on a real Slurm: the run goes on by itself, or stops where it must.
 
-`make test` runs three of them, `make faults` and `make soak` all.
+`make test` runs one of them, `make faults` and `make soak` all.
 """
 
 from __future__ import annotations

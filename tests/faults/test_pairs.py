@@ -118,7 +118,7 @@ def _check(expected: Expected, run: FaultRun, injected: tuple[Injected, Injected
     assert not expected.kinds or noticed & expected.kinds, f"noticed: {sorted(noticed)}"
     taken = set(checks.actions(run, on_faults=True))
     assert taken <= expected.actions, f"decided: {sorted(taken)}; only {sorted(expected.actions)} may be"
-    checks.nodes_are_judged(run, [set(half.guilty) for half in injected], expected.excludes, expected.leaves)
+    checks.nodes_are_attributed(run, [set(half.guilty) for half in injected], expected.excludes, expected.leaves)
     checks.avoids_excluded(run)
     checks.loses_little(run, expected.intervals)
     checks.starts_as_often_as_it_must(run, expected.starts, expected.requeues)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.fake_sysfs import LIMITS, FakeNode, h100_mlx5, mi300x_pollara
-from zslurm.hardware.facts import Gid, NodeFacts, from_json, read_facts, to_json
+from zslurm.hardware.facts import NodeFacts, from_json, read_facts
+from zslurm.hardware.nics import Gid
 from zslurm.hardware.sysfs import sysroot
-from zslurm.slurm.run_on_nodes import _answers
+from zslurm.slurm.run_on_nodes import read_answers
 
 
 def test_a_node_of_amd_gpus(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_a_partitioned_gpu_is_several_of_one_pci_device(tmp_path: Path) -> None:
     """In CPX mode the function's bits of the KFD's location number the partition."""
     node = FakeNode(tmp_path)
     node.amd_gpu(("pci0000:00", "0000:00:01.1", "0000:05:00.0"), 0)
-    node._kfd_node(gpu_id=77, location=0x05 << 8 | 3)
+    node.kfd_node(gpu_id=77, location=0x05 << 8 | 3)
     gpus = read_facts(tmp_path).gpus
     assert [(gpu.index, gpu.pci) for gpu in gpus] == [(0, "0000:05:00.0"), (1, "0000:05:00.0")]
 
@@ -127,7 +129,7 @@ def test_garbage_in_files_is_not_known(tmp_path: Path) -> None:
 def test_facts_survive_json(tmp_path: Path) -> None:
     mi300x_pollara(tmp_path)
     facts = read_facts(tmp_path)
-    assert from_json(json.loads(json.dumps(to_json(facts)))) == facts
+    assert from_json(json.loads(json.dumps(asdict(facts)))) == facts
 
 
 @pytest.mark.parametrize("value", [None, "x", {"gpus": []}, {"node": "n", "gpus": [{"index": "first"}]}])
@@ -151,6 +153,6 @@ def test_the_module_answers_a_survey(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    (answer,) = _answers(done.stdout).values()
+    (answer,) = read_answers((0.0, line) for line in done.stdout.splitlines()).values()
     assert answer.node == "node3"
     assert len(from_json(answer.value).nics) == 8

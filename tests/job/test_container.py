@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.job import prepare as prepare_module
 from zslurm.job.container import check_container, container_interpreter, default_binds
-from zslurm.job.container_check import AbiCheck, check_rdma_abi, compare
+from zslurm.job.container_check import NEEDED, AbiCheck, check_rdma_abi, compare
 from zslurm.job.prepare import prepare
 from zslurm.job.step import local_step, slurm_step
 from zslurm.run.run_dir import RunDir
@@ -33,7 +35,7 @@ def spec_of(directory: Path, *, cluster: dict[str, Any] | None = None, **contain
 
 
 def words_of(spec: RunSpec, run: RunDir, **environ: str) -> list[str]:
-    return list(container_interpreter(spec, run, environ, exists=lambda path: False).words)
+    return list(container_interpreter(spec, run, environ, exists=lambda path: False).command)
 
 
 # --- what stands in front of Python ---------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def test_the_run_its_data_and_the_devices_are_bound_where_they_exist(
 
 def test_default_binds_can_be_left_out(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, default_binds=False, binds=["/only"])
-    words = container_interpreter(spec, RunDir(tmp_path), {}).words
+    words = container_interpreter(spec, RunDir(tmp_path), {}).command
     assert [words[i + 1] for i, word in enumerate(words) if word == "--bind"] == ["/only"]
 
 
@@ -166,6 +168,12 @@ def test_a_device_without_a_driver_is_a_mismatch_too() -> None:
 
 def test_without_devices_nothing_is_claimed(tmp_path: Path) -> None:
     assert check_rdma_abi(tmp_path / "none") == AbiCheck("unavailable", "no RDMA devices to be seen")
+
+
+def test_a_container_must_have_zslurm_and_what_its_installation_brings() -> None:
+    """`train` and `checkpoint_tools` are import names of a checkout only."""
+    required = {re.split(r"[^\w-]", line)[0] for line in importlib.metadata.requires("zslurm") or ()}
+    assert set(NEEDED) - {"zslurm"} <= required
 
 
 @pytest.fixture

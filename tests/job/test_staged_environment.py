@@ -12,10 +12,10 @@ import pytest
 
 from zslurm.core.errors import SlurmRefused, ZslurmError
 from zslurm.job import staged_environment as stage_env
-from zslurm.job.staged_environment import remove, stage, unpack
+from zslurm.job.staged_environment import environment_archive, remove, stage, unpack
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.run_on_nodes import NodeAnswer, _answers
+from zslurm.slurm.run_on_nodes import NodeAnswer, read_answers
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_the_archive_is_made_once_and_again_when_packages_change(environment: Path, run: RunDir) -> None:
-    first = stage_env._archive(run)
+    first = environment_archive(run)
     made = first.stat().st_mtime_ns
-    assert stage_env._archive(run) == first
+    assert environment_archive(run) == first
     assert first.stat().st_mtime_ns == made
     (environment / "two").mkdir()
-    second = stage_env._archive(run)
+    second = environment_archive(run)
     assert second != first
     assert [path.name for path in run.path.iterdir()] == [second.name], "the old one went, and no part stayed"
 
@@ -50,19 +50,23 @@ def test_an_environment_that_cannot_be_packed_leaves_no_archive(
 ) -> None:
     monkeypatch.setattr(sys, "prefix", "/nonesuch/venv")
     with pytest.raises(ZslurmError, match="cannot pack /nonesuch/venv"):
-        stage_env._archive(run)
+        environment_archive(run)
     assert list(run.path.iterdir()) == []
 
 
 def test_many_unpack_once_and_find_the_same(environment: Path, run: RunDir, tmp_path: Path) -> None:
-    archive = stage_env._archive(run)
+    archive = environment_archive(run)
     target = tmp_path / "node" / "zslurm-env-0-7"
     target.parent.mkdir()
     archive.rename(f"{target}.tar")
     command = [sys.executable, "-m", "zslurm.job.staged_environment", "unpack", str(target), "mark"]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for _ in range(4)]
     said = [racer.communicate()[0] for racer in racers]
-    assert [answer.value for text in said for answer in _answers(text).values()] == [""] * 4
+    assert [
+        answer.value
+        for text in said
+        for answer in read_answers((0.0, line) for line in text.splitlines()).values()
+    ] == [""] * 4
     assert (
         target / "venv" / "lib" / "python3.11" / "site-packages" / "one" / "__init__.py"
     ).read_text() == "x = 1\n"

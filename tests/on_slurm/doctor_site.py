@@ -10,7 +10,7 @@ from typing import Any
 from tests.doctor.nodes import CLUSTER, Node
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from zslurm.doctor.checks.transport import RANK_VARIABLE
-from zslurm.hardware.sysfs import node_name
+from zslurm.slurm.environment import node_name
 
 # Stands in for a rank with a GPU: meets the others of its group in the folder that they share, as they do, and
 # prints what RCCL would on its node.

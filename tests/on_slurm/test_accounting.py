@@ -51,7 +51,7 @@ def test_finished_jobs_keep_their_state(user: User) -> None:
     assert user.state("withdrawn")["state"] == "cancelled"
 
 
-def test_a_forgotten_job_without_accounting_is_judged_by_its_own_verdict(user: User) -> None:
+def test_a_forgotten_job_without_accounting_is_shown_by_its_recorded_outcome(user: User) -> None:
     job_id = user.zslurm("submit", "-q", user.write_run("short", nodes=1))
     user.wait_for_state("short", "completed")
     _wait_until_forgotten(user, job_id)

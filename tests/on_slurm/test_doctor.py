@@ -68,7 +68,7 @@ def test_faulty_nodes_are_named_and_listed_for_exclude(site: Site) -> None:
     done = site.doctor("--nodelist", "node[0-7]")
     assert done.returncode == Exit.CHECK_FAILED
     assert rows(done.stdout, "fail") == [
-        ["state", "fail", "1", "node6", "Slurm says down: killed"],
+        ["state", "fail", "1", "node6", "Slurm shows down: killed"],
         ["gpu-ecc", "fail", "1", "node3", "GPU 2: 1 uncorrectable error (UMC)"],
         ["nics", "fail", "1", "node1", "rail 6: ionic_6 is missing (7 RDMA devices are there)"],
         ["memlock", "fail", "1", "node5", "memlock is 64.0 KiB, 0.001 GiB needed"],

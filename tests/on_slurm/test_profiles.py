@@ -120,7 +120,7 @@ def test_a_probe_that_cannot_run_leaves_the_profile_as_it_was(slurm_cluster: Slu
         ("cluster: {cpus_per_node: 96}\n", "cluster.cpus_per_node: 96, but the nodes have 32"),
         (
             "cluster: {gpus_per_node: 8, nics: [a, b, c, d, e, f, g]}\n",
-            "{file}:1: cluster: nics: 8 GPUs but 7 NICs: list one for each GPU in rail order, or say in gpu_nics "
+            "{file}:1: cluster: nics: 8 GPUs but 7 NICs: list one for each GPU in rail order, or give in gpu_nics "
             "which NIC each GPU uses",
         ),
     ],

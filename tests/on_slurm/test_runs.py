@@ -25,7 +25,7 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
 
 def test_two_nodes_train_are_requeued_and_continue(user: User) -> None:
     """The main job: submit, train, requeue in mid-run, continue from the checkpoint, complete."""
-    job_id = user.zslurm("submit", "-q", user.write_run("main", steps=ENDLESS, trainer="real"))
+    job_id = user.zslurm("submit", "-q", user.write_run("main", steps=ENDLESS))
     assert job_id.isdigit()
     user.wait_for_step("main", 4)
     state = user.state("main")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.runs import MODEL, STEP_TOKENS
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.config.spec import RunSpec
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir
@@ -57,7 +57,7 @@ class Story:
         place.logs.mkdir(parents=True)
         place.ranks.mkdir()
         place.description.write_text(json.dumps({"nodes": "node[0-1]", "world_size": self.spec.world_size}))
-        return self._event("attempt_started", attempt=attempt, nodes="node[0-1]", world_size=2)
+        return self.event("attempt_started", attempt=attempt, nodes="node[0-1]", world_size=2)
 
     def trained(self, *steps: int, attempt: int = 1, saved: int | None = None, mfu: float | None = None) -> Story:
         with JsonLinesWriter(self.run.metrics) as lines:
@@ -79,19 +79,19 @@ class Story:
         return self
 
     def ended(self, outcome: Any, exit_code: int, cause: Cause | None = None, attempt: int = 1) -> Story:
-        verdict = Verdict(outcome, exit_code, cause).fields()
-        self._event("attempt_ended", attempt=attempt, **verdict)
-        return self._event("run_ended", **verdict)
+        fields = AttemptOutcome(outcome, exit_code, cause).fields()
+        self.event("attempt_ended", attempt=attempt, **fields)
+        return self.event("run_ended", **fields)
 
     def preempted(self, mode: str) -> Story:
-        return self._event("preempted", mode=mode, preempt_time=1_800_000_000.0, ends_at=1_800_000_030.0)
+        return self.event("preempted", mode=mode, preempt_time=1_800_000_000.0, ends_at=1_800_000_030.0)
 
     def logged(self, rank: int, text: str, attempt: int = 1) -> Story:
         with self.run.attempt(attempt).rank_log(rank).open("a") as file:
             file.write(text)
         return self
 
-    def _event(self, kind: str, **fields: Any) -> Story:
+    def event(self, kind: str, **fields: Any) -> Story:
         with JsonLinesWriter(self.run.events) as lines:
             lines.append({"time": self._tick(), "event": kind, "job_id": self.job_id, **fields})
         return self

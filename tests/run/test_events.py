@@ -12,7 +12,8 @@ import pytest
 from tests.checkout import ROOT
 from zslurm.aegis.types import Decision, Fault
 from zslurm.run.event import CLASSES, UnknownEvent, fields_of, from_row, select
-from zslurm.run.events import KINDS, AttemptEnded, StopAsked, describe, describe_fault, kind_in_words
+from zslurm.run.event_text import describe_fault, kind_text
+from zslurm.run.events import KINDS, AttemptEnded, StopAsked, describe
 
 ECC = Fault(
     "gpu_ras_uncorrectable", "root", "gpu", 1.0, "gpu", "umc: 1 new uncorrectable error", node="node3", gpu="2"
@@ -34,9 +35,9 @@ SAID = [
     ({"event": "agents_started"}, "agents watch the nodes"),
     (
         {"event": "agent_lost", "node": "node3", "reason": "no word for 8 s, its ranks go on"},
-        "the agent on node3 is silent: no word for 8 s, its ranks go on",
+        "the agent on node3 sends no heartbeats: no word for 8 s, its ranks go on",
     ),
-    ({"event": "agent_lost", "node": "node3"}, "the agent on node3 is silent"),
+    ({"event": "agent_lost", "node": "node3"}, "the agent on node3 sends no heartbeats"),
     ({"event": "lease_lost", "generation": "g2"}, "another supervisor has taken over the run"),
     (
         {"event": "run_dir_lost", "attempt": 1, "reason": "the run directory /r/a was moved to /r/b"},
@@ -64,16 +65,16 @@ SAID = [
     ({"event": "stacks_dumped"}, "the stacks of every rank are in the ranks' logs"),
     (
         {"event": "attempt_cleared", "attempt": 3, "seconds": 1.24, "killed": 2, "left": 0},
-        "every process of attempt 3 is gone in 1.2 s, 2 left-over processes killed",
+        "every process of attempt 3 is gone in 1.2 s, 2 orphaned processes killed",
     ),
     ({"event": "attempt_cleared", "attempt": 3}, "every process of attempt 3 is gone"),
     (
         {"event": "attempt_cleared", "attempt": 3, "seconds": 60, "killed": 1, "left": {"node3": "2 left"}},
-        "attempt 3 could not be ended everywhere in 60.0 s, 1 left-over process killed: node3: 2 left",
+        "attempt 3 could not be ended everywhere in 60.0 s, 1 orphaned process killed: node3: 2 left",
     ),
     (
         {"event": "attempt_cleared", "attempt": 3, "killed": 0, "left": {}, "unseen": ["node3", "node4"]},
-        "every process of attempt 3 is gone; nobody could look on node[3-4]",
+        "every process of attempt 3 is gone; not checked: node[3-4]",
     ),
     (
         {"event": "excluded_nodes_used", "nodes": "node3"},
@@ -156,7 +157,10 @@ SAID = [
         {"event": "deputy_acted", "node": "node1", "reason": "no word for 20 s"},
         "the agent on node1 acted in place of the lost supervisor: no word for 20 s",
     ),
-    ({"event": "notify_failed", "reason": "url: HTTP 404"}, "could not tell anybody: url: HTTP 404"),
+    (
+        {"event": "notify_failed", "reason": "url: HTTP 404"},
+        "a notification was not delivered: url: HTTP 404",
+    ),
     (
         {
             "event": "rails_incomplete",
@@ -181,7 +185,7 @@ SAID = [
 @pytest.mark.parametrize(
     ("event", "words"), SAID, ids=lambda value: value.get("event") if isinstance(value, dict) else ""
 )
-def test_an_event_in_words(event: dict[str, Any], words: str) -> None:
+def test_an_event_as_a_sentence(event: dict[str, Any], words: str) -> None:
     assert describe(event) == words
 
 
@@ -195,14 +199,14 @@ def test_many_ranks_are_not_all_listed() -> None:
     assert said == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more on n1: Killed"
 
 
-def test_kinds_in_words() -> None:
-    assert kind_in_words("gpu_ras_uncorrectable") == "GPU RAS uncorrectable"
-    assert kind_in_words("nan_loss") == "NaN loss"
-    assert kind_in_words("rccl_timeout") == "RCCL timeout"
+def test_kinds_as_text() -> None:
+    assert kind_text("gpu_ras_uncorrectable") == "GPU RAS uncorrectable"
+    assert kind_text("nan_loss") == "NaN loss"
+    assert kind_text("rccl_timeout") == "RCCL timeout"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_missing_or_of_the_wrong_type_there_are_words(kind: str) -> None:
+def test_whatever_is_missing_or_of_the_wrong_type_there_is_text(kind: str) -> None:
     whole = {"event": kind} | {
         name: value for event, _ in SAID for name, value in event.items() if name != "event"
     }

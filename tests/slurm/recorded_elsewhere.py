@@ -43,11 +43,11 @@ PARTITION_20_11 = (
 # test_data/slurm-20.11.8/sinfo_gpus_total.txt and test_data/slurm-21.08.5/sinfo_gpus_total.txt, commit d8c9c54b
 GRES_20_11, GRES_21_08 = ("(null)", "gpu:2"), ("gpu:8",)
 
-# Likewise, of a cluster whose version is not told: github.com/rivosinc/prometheus-slurm-exporter,
+# Likewise, of a cluster whose version is not known: github.com/rivosinc/prometheus-slurm-exporter,
 # exporter/fixtures/sinfo_fallback.txt, commit 29b7c6e8
 GRES_UNTOLD = ("", "gpu:a100:8")
 
-# slurm_strerror's words for what squeue prints when it is told to wait, since 23.02:
+# slurm_strerror on what squeue prints when it has to wait, since 23.02:
 # github.com/SchedMD/slurm, src/common/slurm_errno.c, commit 0001e1b4
 RATE_LIMITS = ("Rate limit exceeded, please retry momentarily", "Rate limit exceeded, please retry later")
 CONNECTION_TIMEOUT = "Connection timed out establishing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from zslurm.slurm.estimate import StartEstimate, parse_estimate
+from zslurm.slurm.client import StartEstimate, parse_estimate
 
 # Recorded with TZ=UTC from the test cluster, Slurm 22.05.8: `sbatch --test-only -N2 -n2`, and `-N1`.
 TWO = "sbatch: Job 2 to start at 2026-11-22T05:57:29 using 2 processors on nodes node[2-3] in partition batch\n"

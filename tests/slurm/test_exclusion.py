@@ -39,7 +39,7 @@ def test_a_job_that_fills_its_partition_shrinks_in_the_same_update(tmp_path: Pat
 
 def test_an_exclusion_that_expired_is_taken_back(tmp_path: Path) -> None:
     calls = Calls(tmp_path, excluded="node[0,9]")
-    assert requeue_excluding(calls.client, "12", ["node3"], forgiven={"node9"}) == "node[0,3]"
+    assert requeue_excluding(calls.client, "12", ["node3"], expired={"node9"}) == "node[0,3]"
 
 
 def test_a_requeue_that_was_done_though_slurm_did_not_answer_is_not_repeated(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import TypeAdapter
 
 from tests.slurm import recorded
 from zslurm.core.errors import SlurmRefused
@@ -54,7 +54,7 @@ def test_names_and_comments_may_hold_anything() -> None:
     assert parse_history(recorded.SACCT)["2"][0].comment == "two\nlines | here"
 
 
-def test_exit_codes_and_signals_are_told_apart() -> None:
+def test_exit_codes_and_signals_are_distinguished() -> None:
     queue, history = parse_queue(recorded.SQUEUE), parse_history(recorded.SACCT)
     assert queue["2"].exit_code == history["2"][0].exit_code == ExitCode(3, 0)
     assert queue["3"].exit_code == history["3"][0].exit_code == ExitCode(0, 9)
@@ -86,7 +86,7 @@ def test_nothing_is_no_jobs() -> None:
 
 
 def test_a_missing_field_is_noticed() -> None:
-    # squeue leaves out a field that it does not know, says so on stderr, and ends with 0.
+    # squeue leaves out a field that it does not know, complains on stderr, and ends with 0.
     with pytest.raises(SlurmRefused, match="expected 16 fields, got 15"):
         parse_queue(recorded.SQUEUE.replace("\x1fbatch\x1f", "\x1f"))
 
@@ -129,7 +129,8 @@ def test_time_limits_as_sbatch_takes_them(text: str, limit: timedelta | None) ->
 
 def test_a_record_survives_a_file() -> None:
     records = [*parse_queue(recorded.SQUEUE).values(), *parse_history(recorded.SACCT)["7"]]
-    assert [JobRecord.from_json(json.loads(json.dumps(job.as_json()))) for job in records] == records
+    file = TypeAdapter(list[JobRecord])
+    assert file.validate_json(file.dump_json(records)) == records
 
 
 def test_fields_that_were_not_asked_for_are_empty() -> None:

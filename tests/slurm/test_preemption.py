@@ -46,7 +46,7 @@ def slurm(
     return SlurmClient({"PATH": str(directory)})
 
 
-def test_a_job_that_nobody_preempts(tmp_path: Path) -> None:
+def test_a_job_that_is_not_preempted(tmp_path: Path) -> None:
     assert find_preemption(slurm(tmp_path, preempted="N/A"), "7", 0) is None
 
 

@@ -1,6 +1,6 @@
 """The shared view of the queue: few calls, never older than what was done, and with its age when Slurm is away.
 
-squeue here is a script that says what the real one was recorded to say, and counts its calls.
+squeue here is a script that prints what the real one was recorded to print, and counts its calls.
 """
 
 from __future__ import annotations

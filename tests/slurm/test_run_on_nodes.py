@@ -37,14 +37,14 @@ def answers_of(node: str, value: object) -> str:
     return f"echo '{ANSWER.replace('NODE', node).replace('VALUE', json.dumps(value))}'"
 
 
-def test_answers_are_told_from_other_lines_and_say_when_they_came(srun: Path) -> None:
+def test_answers_are_found_between_other_lines_with_their_times(srun: Path) -> None:
     says(srun, f"echo a prolog speaks; {answers_of('node0', 1)}; printf 'no end: '; {answers_of('node1', [2])}")
     found = run_on_nodes("some.module", nodes=["node0", "node1"])
     assert {name: answer.value for name, answer in found.items()} == {"node0": 1, "node1": [2]}
     assert all(answer.received > 0 for answer in found.values())
 
 
-def test_a_node_that_ended_badly_says_how(srun: Path) -> None:
+def test_a_node_that_ended_badly_is_an_error_with_the_reason(srun: Path) -> None:
     words = "srun: error: node1: task 1: Exited with exit code 1"
     says(srun, f"{answers_of('node0', 1)}; echo '{words}' >&2; exit 1")
     found = run_on_nodes("some.module", nodes=["node0", "node1"])
@@ -52,7 +52,7 @@ def test_a_node_that_ended_badly_says_how(srun: Path) -> None:
     assert found["node1"].error == "the question ended badly: Exited with exit code 1"
 
 
-def test_a_node_that_says_nothing_in_time_is_an_answer_too(srun: Path) -> None:
+def test_a_node_that_does_not_answer_in_time_is_an_answer_too(srun: Path) -> None:
     says(srun, f"{answers_of('node0', 1)}; exec sleep 600")
     found = run_on_nodes("some.module", nodes=["node0", "node1"], timeout_s=1)
     assert (found["node0"].value, found["node1"].error) == (1, "no answer within 1 s")
@@ -77,16 +77,16 @@ def test_no_job_is_left_of_a_survey_that_is_given_up(srun: Path, tmp_path: Path)
     assert (tmp_path / "cancelled").read_text() == f"--name={names[-1][1]}\n"
 
 
-def test_while_the_job_waits_its_id_is_told(srun: Path) -> None:
-    told: list[str] = []
+def test_while_the_job_waits_its_id_is_reported(srun: Path) -> None:
+    reported: list[str] = []
     says(srun, f"echo '{QUEUED}' >&2; sleep 0.5; echo '{STARTED}' >&2; sleep 0.5; {answers_of('node0', 1)}")
-    run_on_nodes("some.module", waiting=told.append)
-    assert set(told) == {"12"}
-    before = len(told)
+    run_on_nodes("some.module", waiting=reported.append)
+    assert set(reported) == {"12"}
+    before = len(reported)
     says(srun, f"echo '{QUEUED}' >&2; exec sleep 600")
     with pytest.raises(SlurmRefused, match=r"job 12 did not start within 1 s$"):
-        run_on_nodes("some.module", nodes=["node0"], timeout_s=1, waiting=told.append)
-    assert len(told) > before
+        run_on_nodes("some.module", nodes=["node0"], timeout_s=1, waiting=reported.append)
+    assert len(reported) > before
 
 
 def test_lines_of_the_site_run_before_the_module(srun: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_lines_of_the_site_run_before_the_module(srun: Path, tmp_path: Path) -> 
     assert SETUP_VARIABLE in words
 
 
-def test_nobody_to_ask_is_an_error(srun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_node_to_ask_is_an_error(srun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says(srun, "echo 'srun: error: Unable to allocate resources: Invalid account' >&2; exit 1")
     with pytest.raises(SlurmRefused, match="Invalid account"):
         run_on_nodes("some.module", nodes=["node0"])

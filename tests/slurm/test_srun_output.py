@@ -1,4 +1,4 @@
-"""What srun says about tasks that failed, line by line."""
+"""What srun prints about tasks that failed, line by line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_line_that_is_still_being_written_is_not_read_as_another_one() -> None
 
 
 def test_nodes_on_which_no_task_can_be_started() -> None:
-    """What srun 22.05.8 said of eight nodes, of which one had just lost its slurmd."""
+    """What srun 22.05.8 printed about eight nodes, of which one had just lost its slurmd."""
     text = (
         "srun: error: Task launch for StepId=2.0 failed on node node6: Communication connection failure\n"
         "srun: error: Application launch failed: Communication connection failure\n"

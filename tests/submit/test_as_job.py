@@ -27,8 +27,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSlurm:
     for program in ("scontrol", "bash", "sed"):
         scripted.write_program(program, "exit 1")
     save_profile("lab", PROFILE, make_default=True)
-    monkeypatch.setattr(as_job, "_POLL_S", 0.01)
-    monkeypatch.setattr(as_job, "_ASK_SLURM_EVERY_S", 0.0)
+    monkeypatch.setattr(as_job, "POLL_S", 0.01)
+    monkeypatch.setattr(as_job, "ASK_SLURM_EVERY_S", 0.0)
     return scripted
 
 

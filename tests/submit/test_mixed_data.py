@@ -73,7 +73,7 @@ def saved(run: RunDir, step: int, cursor: dict[str, Any]) -> None:
     commit(run.checkpoints, directory, manifest)
 
 
-def test_a_run_that_continues_on_changed_data_or_mixes_is_told_when_it_is_submitted(
+def test_a_run_that_continues_on_changed_data_or_mixes_is_reported_when_it_is_submitted(
     tmp_path: Path, web: Path, code: Path
 ) -> None:
     before = mixed_spec(tmp_path, mix={"web": 1, "code": 1}, web=web, code=code)

@@ -68,7 +68,7 @@ def test_what_may_be_meant_is_only_a_note(site: Path, tmp_path: Path, text: str,
     assert any(line.startswith(warning) for line in report.warnings)
 
 
-def test_every_problem_of_a_file_is_told_at_once(site: Path, tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_reported_at_once(site: Path, tmp_path: Path) -> None:
     report = checked(tmp_path, "cluster: {gpus_per_node: -1, nisc: []}\nslurm: {nodes: 0}\n")
     assert len(report.faults) == 3
     assert report.passed == []

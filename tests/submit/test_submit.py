@@ -1,4 +1,4 @@
-"""A run is its name: submitting it again continues it, tells what changed, and refuses what would spoil it."""
+"""A run is its name: submitting it again continues it, reports what changed, and refuses what would spoil it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.continuation import changed_keys
 from zslurm.submit.submit import submit
-from zslurm.train.config import ModelConfig, PhaseConfig
+from zslurm.train.config import ModelConfig
 from zslurm.train.hub import import_weights
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 
@@ -70,24 +71,24 @@ def test_sbatch_sees_nothing_of_a_surrounding_job(
     assert not [line for line in slurm.seen if line.startswith(("SLURM_CPU_BIND", "SBATCH_"))]
 
 
-def test_variables_that_would_hang_the_ranks_are_told(
+def test_variables_that_would_hang_the_ranks_are_reported(
     tmp_path: Path, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_IB_TIMEOUT", "0")
     assert any(note.startswith("NCCL_IB_TIMEOUT=0: waits for ever") for note in submit(spec_of(tmp_path)).notes)
 
 
-@pytest.mark.parametrize(("export", "told"), [("ALL", True), ("NONE", False), ("HOME,NCCL_IB_TIMEOUT", True)])
-def test_only_variables_that_reach_the_job_are_told(
-    tmp_path: Path, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, export: str, told: bool
+@pytest.mark.parametrize(("export", "reported"), [("ALL", True), ("NONE", False), ("HOME,NCCL_IB_TIMEOUT", True)])
+def test_only_variables_that_reach_the_job_are_reported(
+    tmp_path: Path, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, export: str, reported: bool
 ) -> None:
     monkeypatch.setenv("NCCL_IB_TIMEOUT", "0")
     notes = submit(spec_of(tmp_path, slurm={"export": export})).notes
-    assert any(note.startswith("NCCL_IB_TIMEOUT=0") for note in notes) == told
+    assert any(note.startswith("NCCL_IB_TIMEOUT=0") for note in notes) == reported
 
 
 @pytest.mark.parametrize(
-    ("cluster", "slurm_section", "told"),
+    ("cluster", "slurm_section", "reported"),
     [
         ({"gpus_per_node": 2}, {}, True),
         ({"gpus_per_node": 2, "cpus_per_node": 16}, {}, False),
@@ -95,14 +96,14 @@ def test_only_variables_that_reach_the_job_are_told(
         ({}, {}, False),
     ],
 )
-def test_ranks_with_a_gpu_and_one_core_by_default_are_told(
-    tmp_path: Path, slurm: ScriptedSlurm, cluster: dict[str, Any], slurm_section: dict[str, Any], told: bool
+def test_ranks_with_a_gpu_and_one_core_by_default_are_reported(
+    tmp_path: Path, slurm: ScriptedSlurm, cluster: dict[str, Any], slurm_section: dict[str, Any], reported: bool
 ) -> None:
     spec = spec_of(tmp_path, cluster={"name": "lab", "launcher": "slurm", **cluster}, slurm=slurm_section)
-    assert any("1 core" in note for note in submit(spec).notes) == told
+    assert any("1 core" in note for note in submit(spec).notes) == reported
 
 
-def test_submitting_again_continues_and_tells_what_changed(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+def test_submitting_again_continues_and_reports_what_changed(tmp_path: Path, slurm: ScriptedSlurm) -> None:
     submit(spec_of(tmp_path))
     marker = tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000010"
     marker.mkdir()
@@ -292,7 +293,7 @@ def longer(directory: Path, tokens: int) -> RunSpec:
     return spec.model_copy(update={"phases": (spec.phases[0].model_copy(update={"tokens": tokens}),)})
 
 
-def test_phases_that_change_ahead_are_told_and_steps_that_are_done_do_not_move(
+def test_phases_that_change_ahead_are_reported_and_steps_that_are_done_do_not_move(
     tmp_path: Path, slurm: ScriptedSlurm
 ) -> None:
     spec = spec_of(tmp_path)
@@ -310,7 +311,7 @@ def test_phases_that_change_ahead_are_told_and_steps_that_are_done_do_not_move(
     assert contents(first.run.path) == before
 
 
-def test_ranks_without_work_are_told_and_ranks_without_sequences_refused(
+def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(
     tmp_path: Path, slurm: ScriptedSlurm
 ) -> None:
     assert submit(spec_of(tmp_path, slurm={"nodes": 4})).notes == [

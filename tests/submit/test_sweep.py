@@ -28,7 +28,7 @@ def test_several_keys_give_every_combination_the_last_running_fastest() -> None:
     ]
 
 
-def test_keys_that_end_in_the_same_word_are_told_apart() -> None:
+def test_keys_that_end_in_the_same_word_are_distinguished() -> None:
     assert names("phases[0].lr=1", "phases[1].lr=2") == ["run-phases_0_.lr1-phases_1_.lr2".replace("_.", "_.")]
 
 

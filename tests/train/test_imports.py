@@ -23,7 +23,7 @@ WITHOUT_TORCH = [
     "zslurm.train.evaluation.command",
     "zslurm.train.checkpointing.init_weights",
     "zslurm.train.plan.memory",
-    "zslurm.train.stability",
+    "zslurm.train.optim.stability",
     "zslurm.train.schedule",
     "zslurm.train.data.bundle",
     "zslurm.train.data.sampler",

@@ -15,7 +15,7 @@ DEPENDENT = [
     "tests/train/plan/test_memory.py::test_the_peak_of_a_microbatch_is_the_profilers",
     "tests/train/plan/test_memory.py::test_muon_takes_no_more_than_planned",
     "tests/kernels/matmul/test_matmul.py",
-    "tests/train/test_exactness.py::test_in_fp32_a_run_on_three_ranks_stays_inside_the_spread_of_twins",
+    "tests/train/loop/test_exactness.py::test_in_fp32_a_run_on_three_ranks_stays_inside_the_spread_of_perturbed_runs",
 ]
 """What failed on one processor and passed on another, or could. The compiler is not asked again."""
 

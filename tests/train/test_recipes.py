@@ -102,5 +102,5 @@ def test_a_size_between_trains_as_the_document_says(tmp_path: Path, recipe: str)
 def test_the_first_line_of_a_size_between_tells_its_size(tmp_path: Path) -> None:
     for name in BETWEEN:
         millions = parameter_counts(spec_of(tmp_path, name).model).without_embedding / 1e6
-        told = f"{millions:.0f} million" if millions < 1000 else f"{millions / 1000:.2f} billion"
-        assert told in recipes()[name].splitlines()[0]
+        size = f"{millions:.0f} million" if millions < 1000 else f"{millions / 1000:.2f} billion"
+        assert size in recipes()[name].splitlines()[0]

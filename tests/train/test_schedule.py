@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from zslurm.train.config import PhaseConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan, Position, compare, learning_rate
 
 CONTEXT = 8
@@ -174,11 +174,10 @@ def test_a_ramp_takes_whole_steps_and_the_next_stage_begins_where_it_ends() -> N
 
 
 def test_a_plan_of_a_million_steps_is_found_without_making_them() -> None:
-    """ZAYA1's first two phases with a ramp: hundreds of thousands of steps, four segments."""
+    """ZAYA1's first two phases with a ramp: hundreds of thousands of steps."""
     first = ramped((10**10, 512), (10**11, 2048), tokens=8 * 10**12, context=4096, batch=4096)
     plan = Plan((first, phase(tokens=4 * 10**12, context=4096, batch=4096)))
     ramp = -(-(10**10) // (512 * 4096)) * 512, 2048
-    assert len(plan._segments) == 4
     assert plan.at(5000).sequence == ramp[0] + (5000 - ramp[0] // 512) * ramp[1]
     last = plan.at(plan.total_steps - 1)
     assert last.tokens_before + last.step_tokens == plan.total_tokens
@@ -201,7 +200,7 @@ def phases(draw: st.DrawFn) -> PhaseConfig:
 
 @given(st.lists(phases(), min_size=1, max_size=4))
 def test_every_step_lies_in_one_phase_and_all_counts_add_up(phases: list[PhaseConfig]) -> None:
-    """Counted one step after the other, as the ramp's rule says it."""
+    """Counted one step after the other, by the ramp's rule."""
     plan = Plan(tuple(phases))
     found = iter(places(plan))
     tokens = 0
@@ -235,7 +234,7 @@ def test_tokens_of_any_number_of_steps(phases: list[PhaseConfig]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "problem"),
     [
         ({"warmup_steps": 11}, "warmup_steps (11) exceeds the phase's 10 steps"),
         (
@@ -251,14 +250,14 @@ def test_tokens_of_any_number_of_steps(phases: list[PhaseConfig]) -> None:
         ({"micro_batch": 3}, "global_batch (4) must be a multiple of micro_batch (3)"),
     ],
 )
-def test_a_phase_that_does_not_add_up_is_refused(values: dict[str, Any], told: str) -> None:
+def test_a_phase_that_does_not_add_up_is_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match="value_error") as refused:
         phase(**values)
-    assert told in str(refused.value)
+    assert problem in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("ramp", "told"),
+    ("ramp", "problem"),
     [
         ([(100, 3)], "batch_ramp[0].global_batch (3) must be a multiple of micro_batch (2)"),
         ([(100, 2), (100, 4)], "batch_ramp[1].until_tokens (100) must exceed the 100 of the stage before"),
@@ -267,10 +266,10 @@ def test_a_phase_that_does_not_add_up_is_refused(values: dict[str, Any], told: s
         ([(195, 8)], "global_batch has no step: those of batch_ramp train on all 200 tokens"),
     ],
 )
-def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], told: str) -> None:
+def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], problem: str) -> None:
     with pytest.raises(ValueError, match="value_error") as refused:
         ramped(*ramp, tokens=200, micro_batch=2)
-    assert told in str(refused.value)
+    assert problem in str(refused.value)
 
 
 # --------------------------------------------------------------------------------- phases that changed on the way
@@ -304,7 +303,7 @@ def test_what_lies_ahead_may_change_and_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "phases", "told"),
+    ("done", "phases", "problem"),
     [
         (
             8,
@@ -322,10 +321,10 @@ def test_what_lies_ahead_may_change_and_is_told() -> None:
         (9, (PHASES[0], phase(20, context=4, name="second")), "phases[1] (second) now has 20 steps, and had 10"),
     ],
 )
-def test_steps_that_are_done_do_not_move(done: int, phases: tuple[PhaseConfig, ...], told: str) -> None:
+def test_steps_that_are_done_do_not_move(done: int, phases: tuple[PhaseConfig, ...], problem: str) -> None:
     with pytest.raises(ConfigError) as refused:
         changes(done, *phases)
     message = str(refused.value)
-    assert message.startswith(told)
+    assert message.startswith(problem)
     assert f"the {done} steps that are done" in message
     assert "init: ckpt:DIR" in message

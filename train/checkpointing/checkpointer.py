@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,16 @@ from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing.init_weights import open_init
 from zslurm.train.checkpointing.load_weights import load_extents
+from zslurm.train.checkpointing.same_run import check_same_model, check_same_optimizer
 from zslurm.train.checkpointing.snapshot import DirectSnapshot, HostSnapshot, available_memory, snapshot_bytes
 from zslurm.train.checkpointing.writer import CheckpointWriter, Hooks, WriteRequest
-from zslurm.train.config import RESUMED_FROM, CheckpointConfig, ModelConfig, model_differences
+from zslurm.train.config import RESUMED_FROM, TrainConfig
 from zslurm.train.errors import ConfigError, HubIOError, TrainError
 from zslurm.train.hub import balancing_bias, weights_only
-from zslurm.train.optim.balance import BalanceState
-from zslurm.train.optim.sharded import MASTER, MOMENTUM, OwnedState, ShardedOptimizer, states_of
+from zslurm.train.optim.balance import BALANCE_TENSORS, BalanceState
+from zslurm.train.optim.sharded import OwnedState, ShardedOptimizer, states_of
 from zslurm.train.parallel.world import World
 from zslurm.train.parallel.zero import ZeroShards
-from zslurm.train.shapes import TensorInfo
 
 _LOG = logging.getLogger(__name__)
 _HASHED_BYTES = 64 << 20  # of the weights, brought to the host and hashed at a time
@@ -72,99 +72,54 @@ _NOT_RESUMABLE = "it holds weights only, no optimizer state: `init: ckpt:DIR` st
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint said besides its tensors."""
+    """What a checkpoint holds besides its tensors."""
 
     path: Path
     step: int
-    tokens: int
     cursor: dict[str, Any]
     balance: BalanceState
 
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """One save, the same on all ranks.
+    """One save, the same on all ranks."""
 
-    Attributes:
-        step: steps that are done.
-        tokens: tokens that they trained on.
-        cursor: what a resumed run needs besides tensors, as plain JSON; "best" is the best checkpoint so far.
-        balance: the balancing state.
-        keep: steps whose checkpoints stay, though they are not among the newest.
-    """
-
-    step: int
-    tokens: int
+    step: int  # steps that are done
+    tokens: int  # tokens that they trained on
+    # what a resumed run needs besides tensors, as plain JSON; "best" is the best checkpoint so far
     cursor: dict[str, Any]
     balance: BalanceState
-    keep: Collection[int] = ()
+    keep: Collection[int] = ()  # steps whose checkpoints stay, though they are not among the newest
 
 
-class _Retention(Hooks):
-    """Which checkpoints and copies stay."""
-
-    def __init__(self, owner: Checkpointer, snapshot: HostSnapshot | DirectSnapshot) -> None:
-        self._owner, self._snapshot = owner, snapshot
-        self._copy: Path | None = None
-
-    def written(self, request: WriteRequest, report: ShardReport) -> None:
-        tier = self._owner._tier
-        if tier is None:
-            return
-        entries = self._owner._entries(self._snapshot.arrays)
-        try:
-            self._copy = keep_copy(tier, request.step, report, entries, request.buffers)
-        except CheckpointError as error:  # it is only a copy
-            _LOG.warning("note: checkpoint.local_dir: %s", error)
-
-    def retain(self, request: WriteRequest) -> None:
-        config = self._owner.config
-        try:
-            prune(self._owner.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
-        except CheckpointError as error:  # the new one is there
-            _LOG.warning("note: old checkpoints stay: %s", error)
-
-    def committed(self, request: WriteRequest) -> None:
-        if self._owner._tier is not None:
-            forget_copies(self._owner._tier, self._owner.world.rank, but=self._copy)
-
-
-class Checkpointer:
-    """Saves and loads one run's state on all ranks."""
+class Checkpointer(Hooks):
+    """Saves and loads one run's state on all ranks; as the writer's hooks, decides which files stay."""
 
     def __init__(
         self,
         root: Path,
         world: World,
-        model: ModelConfig,
+        config: TrainConfig,
         shards: ZeroShards,
         optimizer: ShardedOptimizer,
-        config: CheckpointConfig,
         *,
         attempt: int,
-        timeout_s: float,
     ) -> None:
-        """Make this run the only one that writes into `root`.
+        """Make this run the only one that writes into `root`, its `checkpoints` directory.
 
-        Args:
-            root: the run's `checkpoints` directory.
-            world: who takes part.
-            model: the model's configuration, which a checkpoint must have too.
-            shards: this rank's weights.
-            optimizer: its state.
-            config: how to save, and what stays.
-            attempt: makes temporary names unique among the attempts of a run.
-            timeout_s: seconds after which a rank that does not report its part of a save is given up.
+        The number of the attempt makes temporary names unique among those of the run.
 
         Raises:
             TrainError: another run writes there.
         """
-        self.root, self.world, self.model = root, world, model
-        self.shards, self.optimizer, self.config = shards, optimizer, config
+        self.root, self.world, self.model = root, world, config.model
+        self.shards, self.optimizer, self.config = shards, optimizer, config.checkpoint
         self.nonce = f"attempt{attempt}-{os.getpid():x}"
-        self._timeout_s = timeout_s
-        self._tier = local_tier(Path(config.local_dir), root) if config.local_dir is not None else None
+        self._timeout_s = config.parallel.timeout_s
+        local_dir = self.config.local_dir
+        self._tier = local_tier(Path(local_dir), root) if local_dir is not None else None
         self._writer: CheckpointWriter | None = None
+        self._copy: Path | None = None  # this rank's newest shard on its node
         self._lock = self._acquire_lock()
 
     def _acquire_lock(self) -> Lock | None:
@@ -186,7 +141,7 @@ class Checkpointer:
         Raises:
             ConfigError: the copy of the state does not fit into this node's memory.
         """
-        live = self._arrays()
+        live = {state.name: state.values for state in self.optimizer.states}
         size, problem = snapshot_bytes(live), ""
         on_node = size * self.world.local_size
         if self.config.background and on_node > (free := available_memory()):
@@ -196,19 +151,21 @@ class Checkpointer:
             )
         if problem := self._first_problem(problem):
             raise ConfigError(problem)
-        snapshot = HostSnapshot(live) if self.config.background else DirectSnapshot(live)
-        store = self.world.store_of_its_own()
+        self._snapshot = HostSnapshot(live) if self.config.background else DirectSnapshot(live)
+        rescue = None
+        if self.config.rescue_dir is not None:
+            rescue = Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
         self._writer = CheckpointWriter(
             self.root,
-            store,
+            self.world.second_store(),
             self.world.rank,
             self.world.size,
-            snapshot,
-            lambda: self._entries(snapshot.arrays),
+            self._snapshot,
+            self._entries,
             nonce=self.nonce,
             timeout_s=self._timeout_s,
-            hooks=_Retention(self, snapshot),
-            rescue=self._rescue(),
+            hooks=self,
+            rescue=rescue,
         )
         if not self.config.background:
             return "checkpoints: training waits for every save (checkpoint.background: false)"
@@ -216,12 +173,6 @@ class Checkpointer:
             f"checkpoints: {show_bytes(size)} of host memory on each rank, {show_bytes(on_node)} on each "
             "node, to save from in the background"
         )
-
-    def _rescue(self) -> Path | None:
-        """Return where the run saves if its own directory is gone."""
-        if self.config.rescue_dir is None:
-            return None
-        return Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
 
     @property
     def writer(self) -> CheckpointWriter:
@@ -251,6 +202,27 @@ class Checkpointer:
 
         self.writer.request(WriteRequest(request.step, self._buffers(request.balance), manifest, request.keep))
 
+    def written(self, request: WriteRequest, report: ShardReport) -> None:
+        """Keep a copy of this rank's shard on its node."""
+        if self._tier is not None:
+            try:
+                self._copy = keep_copy(self._tier, request.step, report, self._entries(), request.buffers)
+            except CheckpointError as error:  # it is only a copy
+                _LOG.warning("note: checkpoint.local_dir: %s", error)
+
+    def retain(self, request: WriteRequest) -> None:
+        """Remove the checkpoints that need not stay."""
+        config = self.config
+        try:
+            prune(self.root, config.keep_last, keep_every=config.keep_every, keep=request.keep)
+        except CheckpointError as error:  # the new one is there
+            _LOG.warning("note: old checkpoints stay: %s", error)
+
+    def committed(self, request: WriteRequest) -> None:
+        """Remove the node's older copies."""
+        if self._tier is not None:
+            forget_copies(self._tier, self.world.rank, but=self._copy)
+
     def close(self) -> None:
         """Wait for the save in progress, and let others write into the directory."""
         if self._writer is not None:
@@ -263,10 +235,8 @@ class Checkpointer:
         if self._tier is not None:
             forget_copies(self._tier, self.world.rank)
 
-    def _arrays(self) -> dict[str, torch.Tensor]:
-        return {state.name: state.values for state in self.optimizer.states}
-
-    def _entries(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Entry]:
+    def _entries(self) -> list[Entry]:
+        arrays = self._snapshot.arrays
         return [
             Entry(extent.tensor, state.name, extent.start, extent.stop, arrays[state.name][state.where(extent)])
             for state in self.optimizer.states
@@ -283,7 +253,7 @@ class Checkpointer:
             buffers.append(BufferEntry(f"rng_device/{rank}", _host(state)))
         if self.world.is_first:
             buffers += [
-                BufferEntry(f"balance/{name}", _host(value).copy()) for name, value in _tensors(balance).items()
+                BufferEntry(f"balance/{name}", _host(getattr(balance, name)).copy()) for name in BALANCE_TENSORS
             ]
         return buffers
 
@@ -296,7 +266,7 @@ class Checkpointer:
         start elsewhere (`starts_elsewhere`) is not to start without them, unasked.
 
         With `checkpoint.resume_from` it is that checkpoint or, once the run has saved after it, the newest sound
-        one of these; never another. Checkpoints of later steps, of the way given up, are renamed.
+        one of these; never another. The checkpoints of later steps, which the run abandons, are renamed.
 
         Raises:
             ConfigError: the checkpoint is of another model.
@@ -324,14 +294,9 @@ class Checkpointer:
         return None
 
     def start_from(self, init: str, tokenizer_sha256: str) -> BalanceState:
-        """Fill the master weights of a new run with those that `init` names; moments stay at zero.
+        """Fill the master weights of a new run with those of `init`, hf:DIR or ckpt:DIR; moments stay at zero.
 
-        Args:
-            init: `hf:DIR` or `ckpt:DIR`.
-            tokenizer_sha256: of the tokenizer of the run's data.
-
-        Returns:
-            the balancing state: their biases, and no steps.
+        Returns the balancing state: their biases, and no steps. `tokenizer_sha256` is that of the run's data.
 
         Raises:
             ConfigError: the weights cannot be read, or are of another model or tokenizer.
@@ -374,12 +339,14 @@ class Checkpointer:
             return False
 
     def _abandon_after(self, step: int) -> None:
-        """Rename the checkpoints of later steps: the run will come to these steps once more, another way."""
+        """Rename the checkpoints of later steps: the run will train these steps again."""
         for listing in list_checkpoints(self.root):
             if listing.step > step:
                 aside = self.root / f"abandoned-{self.nonce}-{listing.path.name}"
                 listing.path.rename(aside)
-                _LOG.info("note: %s is now %s: the run goes on from step %d", listing.path.name, aside.name, step)
+                _LOG.info(
+                    "note: %s is now %s: the run continues from step %d", listing.path.name, aside.name, step
+                )
 
     def _try_load(self, path: Path) -> tuple[Restored | None, str]:
         restored, problem = None, ""
@@ -405,14 +372,14 @@ class Checkpointer:
         check_same_optimizer(manifest, self.shards.table, _NUMPY_DTYPE[self.shards.master.dtype])
         for state in self.optimizer.states:
             self._read(checkpoint, state)
-        self.optimizer.restore(int(manifest.state["optimizer_steps"]))
+        self.optimizer.steps = int(manifest.state["optimizer_steps"])
         self._load_rng(checkpoint)
         parts = {
             name: torch.from_numpy(checkpoint.read_buffer(f"balance/{name}")).to(self.world.device)
-            for name in ("bias", "exp_avg", "exp_avg_sq")
+            for name in BALANCE_TENSORS
         }
         balance = BalanceState(**parts, step=int(manifest.state["balance_steps"]))
-        return Restored(checkpoint.path, manifest.step, manifest.tokens, dict(manifest.cursor), balance)
+        return Restored(checkpoint.path, manifest.step, dict(manifest.cursor), balance)
 
     def _read(self, checkpoint: Checkpoint, state: OwnedState) -> None:
         """Fill one state of this rank's chunk; every block that is read is compared with its checksum."""
@@ -442,44 +409,6 @@ class Checkpointer:
             raise TrainError(
                 "after loading, ranks hold different weights: a network or memory fault; check the nodes"
             )
-
-
-def check_same_model(manifest: Manifest, model: ModelConfig, table: tuple[TensorInfo, ...]) -> None:
-    """Refuse a checkpoint of another model.
-
-    Raises:
-        ConfigError: naming the keys that differ.
-    """
-    if differing := model_differences(model, manifest.model):
-        raise ConfigError(
-            f"the checkpoint at step {manifest.step} is of another model: {'; '.join(differing)}; "
-            "set the model back, or submit with --new"
-        )
-    stored = [(tensor.name, tensor.shape) for tensor in manifest.tensors]
-    if stored != [(row.name, row.shape) for row in table]:
-        raise ConfigError(f"the checkpoint at step {manifest.step} has other tensors than this version's model")
-
-
-def check_same_optimizer(manifest: Manifest, table: tuple[TensorInfo, ...], dtype: str) -> None:
-    """Refuse a checkpoint whose states are those of another optimizer, or in another format than `dtype`.
-
-    Raises:
-        ConfigError: naming the setting that differs.
-    """
-    where = f"the checkpoint at step {manifest.step}"
-    act = "set it back, or submit with --new (and `init: ckpt:DIR` to start from its weights)"
-    for tensor, row in zip(manifest.tensors, table, strict=True):
-        if not set(states_of(row)) <= tensor.states.keys():
-            theirs, ours = ("muon", "adamw") if MOMENTUM in tensor.states else ("adamw", "muon")
-            raise ConfigError(f"{where} was trained with optim.matrices: {theirs}, this run has {ours}; {act}")
-        if tensor.states[MASTER] != dtype:
-            raise ConfigError(
-                f"{where} has master weights in {tensor.states[MASTER]}, parallel.dtype asks for {dtype}; {act}"
-            )
-
-
-def _tensors(balance: BalanceState) -> dict[str, torch.Tensor]:
-    return {"bias": balance.bias, "exp_avg": balance.exp_avg, "exp_avg_sq": balance.exp_avg_sq}
 
 
 def _host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

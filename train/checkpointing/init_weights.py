@@ -18,18 +18,15 @@ from zslurm.train.hub import CheckpointWeights, FolderWeights, Weights
 
 
 def open_init(init: str, model: ModelConfig, tokenizer_sha256: str) -> Weights:
-    """Return the weights that `init` names; the caller closes them.
+    """Return the weights that `init` names, hf:DIR or ckpt:DIR; the caller closes them.
 
-    Args:
-        init: `hf:DIR` or `ckpt:DIR`.
-        model: the run's model.
-        tokenizer_sha256: of the tokenizer of the run's data.
+    `model` and the tokenizer of its data are the run's, and must be those of the weights.
 
     Raises:
         ConfigError: they cannot be read, or are of another model or tokenizer.
     """
-    kind, _, place = init.partition(":")
-    path = Path(place)
+    kind, _, folder = init.partition(":")
+    path = Path(folder)
     try:
         weights = FolderWeights(path) if kind == "hf" else CheckpointWeights(path)
     except (HubError, HubIOError, CheckpointError) as error:
@@ -67,5 +64,5 @@ def _meant(path: Path) -> str:
     if newest is not None:
         return f"; it is a run, of which the newest checkpoint is `init: ckpt:{newest}`"
     if (path / "config.json").is_file():
-        return f"; for a folder in transformers' format, say `init: hf:{path}`"
+        return f"; for a folder in transformers' format, write `init: hf:{path}`"
     return ""

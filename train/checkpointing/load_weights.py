@@ -1,4 +1,4 @@
-"""Weights from files into a model of torch, range by range: no second copy of them is ever held."""
+"""Load weights from files into a model of torch, range by range: no second copy of them is ever held."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools import Extent
 from zslurm.train.hub import Weights
@@ -25,11 +26,7 @@ def load_model(weights: Weights, *, dtype: torch.dtype, device: torch.device | s
     model.to_empty(device=device)
     buffer = np.empty(BUFFER_ELEMENTS, np.float32)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        flat = tensor.view(-1)
-        for start in range(0, flat.numel(), BUFFER_ELEMENTS):
-            values = buffer[: min(BUFFER_ELEMENTS, flat.numel() - start)]
-            weights.read(name, start, values)
-            flat[start : start + values.size].copy_(torch.from_numpy(values))
+        _fill(tensor.view(-1), weights, name, 0, buffer)
     return model
 
 
@@ -42,8 +39,13 @@ def load_extents(weights: Weights, extents: Iterable[Extent], chunk: torch.Tenso
     """
     buffer = np.empty(BUFFER_ELEMENTS, np.float32)
     for extent in extents:
-        for start in range(0, extent.numel, BUFFER_ELEMENTS):
-            values = buffer[: min(BUFFER_ELEMENTS, extent.numel - start)]
-            weights.read(extent.tensor, extent.start + start, values)
-            offset = extent.offset_in_chunk + start
-            chunk[offset : offset + values.size].copy_(torch.from_numpy(values))
+        _fill(chunk[extent.in_chunk], weights, extent.tensor, extent.start, buffer)
+
+
+def _fill(flat: torch.Tensor, weights: Weights, name: str, start: int, buffer: NDArray[np.float32]) -> None:
+    """Read the elements from `start` on of a tensor into `flat`, in portions of the buffer."""
+    for part in flat.split(len(buffer)):
+        values = buffer[: len(part)]
+        weights.read(name, start, values)
+        part.copy_(torch.from_numpy(values))
+        start += len(part)

@@ -1,7 +1,7 @@
 """Decide when checkpoints are made, and report how far each of them is.
 
-A save runs in the background (writer.py). What all ranks must do alike they learn from numbers summed over
-the ranks in every step anyway:
+A save runs in the background (writer.py). What all ranks must do together they learn from numbers summed over the
+ranks in every step anyway:
 
     busy        some rank has not finished the save before: the one that is due waits, training does not
     overdue     it has taken longer than checkpoint.longest_delay_s: now training waits, on every rank
@@ -27,13 +27,6 @@ from zslurm.train.schedule import due
 
 _LOG = logging.getLogger(__name__)
 
-_SHOWN = {
-    SaveState.REQUESTED: CheckpointState.REQUESTED,
-    SaveState.STAGED: CheckpointState.STAGED,
-    SaveState.WRITTEN: CheckpointState.WRITTEN,
-    SaveState.COMMITTED: CheckpointState.COMMITTED,
-}
-
 
 class SaveSchedule:
     """When one rank's run saves.
@@ -52,15 +45,9 @@ class SaveSchedule:
         record: Record,
         committed: Callable[[int, Path], None],
     ) -> None:
-        """Schedule the saves of `checkpointer`.
+        """Schedule the saves of `checkpointer`; `first` on rank 0, whose number of failures counts.
 
-        Args:
-            checkpointer: makes them.
-            config: how often, and how long one may take.
-            progress: shows how far they are.
-            first: whether this is rank 0, whose count of failures counts.
-            record: records each state of a save.
-            committed: called with step and path of each checkpoint that is committed.
+        `record` records each state of a save, `committed` is called with step and path of each new checkpoint.
         """
         self._checkpointer, self._config, self._progress = checkpointer, config, progress
         self._first, self._record, self._committed = first, record, committed
@@ -139,12 +126,12 @@ class SaveSchedule:
         self.report()
 
     def _report(self, reached: Reached) -> None:
-        done = reached.state is SaveState.COMMITTED
-        if reached.state in _SHOWN:
-            self._progress.update(checkpoint=_SHOWN[reached.state])
+        done, failed = reached.state is SaveState.COMMITTED, reached.state is SaveState.FAILED
+        if not failed:
+            self._progress.update(checkpoint=CheckpointState[reached.state])
         if done:
             self._progress.update(committed_step=reached.step)
-        self._failures = 0 if done else self._failures + (reached.state is SaveState.FAILED)
+        self._failures = 0 if done else self._failures + failed
         best = (self._request.cursor.get("best") or {}) if self._request is not None else {}
         self._record(
             "checkpoint",
@@ -156,7 +143,7 @@ class SaveSchedule:
             reason=reached.reason or None,
             **({"best_step": best.get("step"), "best_loss": best.get("loss")} if done else {}),
         )
-        if reached.state is SaveState.FAILED:
+        if failed:
             _LOG.info("the save of step %d failed: %s", reached.step, reached.reason)
         if done and reached.path is not None:
             _LOG.info(

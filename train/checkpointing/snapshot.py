@@ -7,8 +7,8 @@ before training, not at step 500: so all of it is there from the start, page-loc
     wait()     before they change: wait until the copy has them. The only wait of a save
     copied()   in the writer: wait until the copy is in host memory
 
-On a GPU the copy runs on a stream of its own, and `wait` makes the compute stream wait for it, not the host. On a
-CPU a thread copies. Either way it runs beside the next forward and backward, during which the tensors stand still.
+On a GPU the copy runs on a second stream, and `wait` makes the compute stream wait for it, not the host. On a CPU
+a thread copies. Either way it runs beside the next forward and backward, which do not change the tensors.
 
 Cost: one copy of the tensors in host memory for the whole run.
 """
@@ -86,8 +86,7 @@ class HostSnapshot:
         if self._on_gpu:
             torch.cuda.current_stream().wait_event(self._done)
         else:
-            self._copied.wait()
-            self._raise()
+            self.copied()
         return time.monotonic() - started
 
     def copied(self) -> None:
@@ -97,7 +96,8 @@ class HostSnapshot:
             Whatever went wrong in the copy.
         """
         self._copied.wait()
-        self._raise()
+        if self._error is not None:
+            raise self._error
         if self._on_gpu:
             self._done.synchronize()
 
@@ -113,15 +113,11 @@ class HostSnapshot:
         finally:
             self._copied.set()
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
 
 class DirectSnapshot:
-    """Serves as a `HostSnapshot` without memory of its own: for saves that training waits for.
+    """Serves as a `HostSnapshot` that keeps no memory: for saves that training waits for.
 
-    On a CPU the arrays are the tensors themselves; from a GPU each save makes copies, and lets them go.
+    On a CPU the arrays are the tensors themselves; from a GPU each save makes copies, and frees them.
     """
 
     nbytes = 0
@@ -148,9 +144,8 @@ def available_memory() -> int:
     """Return the bytes of host memory left to this process: the machine's, or its control group's if less."""
     free: int = psutil.virtual_memory().available
     with suppress(OSError, ValueError, IndexError):
-        group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip(
-            "/"
-        )
+        own = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        group = Path("/sys/fs/cgroup") / own.lstrip("/")
         while group != group.parent and group != Path("/sys/fs"):
             limit = group / "memory.max"
             if limit.is_file() and (text := limit.read_text().strip()) != "max":

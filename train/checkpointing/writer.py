@@ -7,8 +7,8 @@
                 elsewhere: rank 0 reported so
     FAILED      a rank could not write, or rank 0 not commit; nothing half-written is taken for a checkpoint
 
-One thread per rank does all of it, at low CPU and I/O priority, over a connection to the store of its own. There
-are no collectives, and no rank looks at another's files. What a rank reports goes through keys:
+One thread per rank does all of it, at low CPU and I/O priority, over a second connection to the store. There are
+no collectives, and no rank looks at another's files. What a rank reports goes through keys:
 
     directory     where to write                      rank 0
     shard/R       size, checksums and extents         each rank, or why it could not write
@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import psutil
 import torch.distributed as dist
@@ -65,44 +65,29 @@ class SaveState(StrEnum):
 
 @dataclass(frozen=True)
 class Reached:
-    """A save came to a state.
-
-    Attributes:
-        step: the checkpoint's.
-        state: the state.
-        seconds: since the request.
-        bytes: of this rank's state or shard; of all shards when COMMITTED.
-        path: the checkpoint, when COMMITTED.
-        reason: why, when FAILED.
-    """
+    """A save came to a state, so many seconds after the request."""
 
     step: int
     state: SaveState
     seconds: float
-    bytes: int = 0
-    path: Path | None = None
-    reason: str = ""
+    bytes: int = 0  # of this rank's state or shard; of all shards when COMMITTED
+    path: Path | None = None  # the checkpoint, when COMMITTED
+    reason: str = ""  # why, when FAILED
 
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """One save, the same on all ranks but for the buffers.
-
-    Attributes:
-        step: the checkpoint's step.
-        buffers: small arrays of this rank, already copied.
-        manifest: makes the manifest of all reports; called on rank 0, in the thread.
-        keep: steps whose checkpoints stay; for `Hooks.retain`.
-    """
+    """One save, the same on all ranks but for the buffers."""
 
     step: int
-    buffers: Sequence[BufferEntry]
+    buffers: Sequence[BufferEntry]  # small arrays of this rank, already copied
+    # makes the manifest of all reports; called on rank 0, in the thread
     manifest: Callable[[list[ShardReport]], Manifest]
-    keep: Collection[int] = ()
+    keep: Collection[int] = ()  # steps whose checkpoints stay; for `Hooks.retain`
 
 
 class Hooks:
-    """Do more in the thread; here nothing. What goes wrong in a hook is for the hook to handle."""
+    """Do more in the thread; here nothing. A hook handles its own errors."""
 
     def written(self, request: WriteRequest, report: ShardReport) -> None:
         """Follow up on this rank's shard, which is written and reported."""
@@ -131,19 +116,10 @@ class CheckpointWriter:
         hooks: Hooks | None = None,
         rescue: Path | None = None,
     ) -> None:
-        """Start the thread.
+        """Start the thread, which alone uses this connection to the store.
 
-        Args:
-            root: the run's directory of checkpoints.
-            store: a connection of the thread's own.
-            rank: this rank.
-            ranks: how many there are.
-            snapshot: copies the values that are saved.
-            entries: what of the copied arrays goes into the shard.
-            nonce: makes temporary names unique among attempts.
-            timeout_s: seconds after which a rank that does not answer is given up.
-            hooks: what else is to be done.
-            rescue: a directory of checkpoints to save in where that of the run is gone.
+        `entries` are what of the copied arrays goes into the shard. `nonce` makes temporary names unique among
+        attempts. `rescue` is a directory of checkpoints to save in where `root`, that of the run, is gone.
         """
         self._rescue = rescue
         self._run_inode: int | None = None
@@ -191,12 +167,7 @@ class CheckpointWriter:
 
     def poll(self) -> list[Reached]:
         """Return the states that were reached since the last call; never waits."""
-        found = []
-        while True:
-            try:
-                found.append(self._reached.get_nowait())
-            except Empty:
-                return found
+        return [self._reached.get() for _ in range(self._reached.qsize())]
 
     def finish(self) -> float:
         """Wait until no save is in progress; returns the seconds waited. The thread's own limits end it."""
@@ -212,7 +183,9 @@ class CheckpointWriter:
     # ---------------------------------------------------------- in the thread
 
     def _run(self) -> None:
-        _lower_priority()
+        lower_thread()
+        with suppress(OSError, AttributeError, psutil.Error):  # Linux takes a thread's id for a process's
+            psutil.Process(threading.get_native_id()).ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_IO)
         while (request := self._requests.get()) is not None:
             self._saves += 1
             try:
@@ -249,13 +222,13 @@ class CheckpointWriter:
         self._report(request, SaveState.COMMITTED, int(size), Path(path))
 
     def _present_root(self) -> Path:
-        """Where to save now: in the run's own directory, or elsewhere where that is gone and a place is set.
+        """Return where to save now: in the run's own directory, or in `rescue` where that is gone.
 
         Rank 0 decides, and the others learn the directory from it. Another directory under the run's name may be
         another run's by now, whose checkpoints must not be touched.
 
         Raises:
-            WriteFailed: the run directory is gone, and no other place is set.
+            WriteFailed: the run directory is gone, and there is no other.
         """
         why = self._why_lost()
         if why is None:
@@ -266,7 +239,7 @@ class CheckpointWriter:
         return self._rescue
 
     def _why_lost(self) -> str | None:
-        """What became of the run's directory; None where it is there, or its file system does not answer."""
+        """Return what became of the run's directory; None where it exists, or its file system does not answer."""
         try:
             inode = self._root.parent.stat().st_ino
         except (FileNotFoundError, NotADirectoryError):
@@ -299,7 +272,10 @@ class CheckpointWriter:
                 raise WriteFailed(f"{whose} did not report how its part of the save went in {self._timeout_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
-        return unwrap(store.get(key).decode())
+        kind, _, answer = store.get(key).decode().partition(" ")
+        if kind != "ok":
+            raise CheckpointError(answer)
+        return answer
 
     def _report(
         self, request: WriteRequest, state: SaveState, size: int = 0, path: Path | None = None, *, reason: str = ""
@@ -308,28 +284,9 @@ class CheckpointWriter:
         self._reached.put(Reached(request.step, state, seconds, size, path, reason))
 
 
-def _lower_priority() -> None:
-    """Of this thread alone: Linux schedules threads, and takes their ids for process ids. Elsewhere: nothing."""
-    lower_thread()
-    with suppress(OSError, AttributeError, psutil.Error):
-        psutil.Process(threading.get_native_id()).ionice(psutil.IOPRIO_CLASS_BE, _LOWEST_IO)
-
-
 def attempt(action: Callable[[], str]) -> str:
-    """Run `action`; its answer or its failure, as text that travels through the store."""
+    """Run `action`; return its answer or its failure as text for the store."""
     try:
         return "ok " + action()
     except Exception as error:  # the others must not wait for an answer that does not come
         return f"failed {reason_of(error)}"
-
-
-def unwrap(text: str) -> str:
-    """Return the answer in a text from `attempt`.
-
-    Raises:
-        CheckpointError: it holds a failure.
-    """
-    kind, _, rest = text.partition(" ")
-    if kind != "ok":
-        raise CheckpointError(rest)
-    return rest

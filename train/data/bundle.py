@@ -131,44 +131,33 @@ class Bundle:
             )
         return tokens
 
-    @cached_property
+    @property
     def scattered(self) -> NDArray[np.unsignedinteger]:
         """As `tokens`, through a separate mapping that the kernel is advised is read in no order.
 
         Otherwise each page that is not in memory brings its device's read-ahead with it: on a disk with 8 MiB of
-        it, hundreds of times the bytes that were asked for at a context of 4,096 (benchmarks/data_loader.py).
+        it, hundreds of times the bytes that were asked for at a context of 4,096 (benchmarks/data/data_loader.py).
         """
-        self._pages.madvise(mmap.MADV_RANDOM)
-        return np.asarray(self._scattered)  # a memmap's own slices take a microsecond more
+        return self._scattered[0]
 
     def will_need(self, start: int, count: int) -> None:
         """Have the kernel fetch tokens [start, start + count) of `scattered` while this process continues.
 
-        It takes a microsecond. Whoever then reads many such pieces waits for the disk once, not at every page.
+        It takes a microsecond. Reading many such pieces then waits for the disk once, not at every page.
         """
-        size = self._token_bytes
-        first = self._first_byte + start * size
+        stored = self.ranges["tokens"]
+        size = stored.dtype.itemsize
+        first = stored.offset % mmap.ALLOCATIONGRANULARITY + start * size  # the mapping begins on a page
         aligned = first - first % mmap.PAGESIZE
-        self._pages.madvise(mmap.MADV_WILLNEED, aligned, first + count * size - aligned)
+        self._scattered[1].madvise(mmap.MADV_WILLNEED, aligned, first + count * size - aligned)
 
     @cached_property
-    def _scattered(self) -> np.memmap:
-        return self.ranges["tokens"].map(self.path)
-
-    @cached_property
-    def _pages(self) -> mmap.mmap:
-        """Return the mapping of `scattered`; it begins on a page, the tokens where they lie in it."""
-        pages = self._scattered.base
+    def _scattered(self) -> tuple[NDArray[np.unsignedinteger], mmap.mmap]:
+        mapped = self.ranges["tokens"].map(self.path)
+        pages = mapped.base
         assert isinstance(pages, mmap.mmap)
-        return pages
-
-    @cached_property
-    def _first_byte(self) -> int:
-        return self.ranges["tokens"].offset % mmap.ALLOCATIONGRANULARITY
-
-    @cached_property
-    def _token_bytes(self) -> int:
-        return self.ranges["tokens"].dtype.itemsize
+        pages.madvise(mmap.MADV_RANDOM)
+        return np.asarray(mapped), pages  # a memmap's own slices take a microsecond more
 
     def read_targets(self, start: int, count: int) -> NDArray[np.uint8]:
         """Return which of tokens [start, start + count) count as targets, uint8 [count] of 0 and 1.
@@ -233,18 +222,16 @@ class Corpus:
         bundles = tuple(map(Bundle.open, paths))
         first = bundles[0]
         for bundle in bundles[1:]:
-            for field in ("tokenizer_sha256", "vocab_size", "end_token"):
-                ours, theirs = getattr(first.header, field), getattr(bundle.header, field)
-                if ours != theirs:
-                    raise DataError(
-                        f"{bundle.path}: made with another tokenizer than {first.path.name} "
-                        f"({field} {theirs}, not {ours}); build the data again with one tokenizer"
-                    )
+            if other := first.header.other_tokenizer(bundle.header):
+                raise DataError(
+                    f"{bundle.path}: made with another tokenizer than {first.path.name} ({other}); "
+                    "build the data again with one tokenizer"
+                )
         return cls(path, bundles)
 
     @property
     def header(self) -> BundleHeader:
-        """Return what all bundles say alike: vocabulary size, tokenizer, end-of-document token."""
+        """Return what all bundles have in common: vocabulary size, tokenizer, end-of-document token."""
         return self.bundles[0].header
 
     @property
@@ -308,8 +295,8 @@ class Corpus:
     def target_mask(self, indices: ArrayLike, context: int) -> NDArray[np.uint8] | None:
         """Which targets of several sequences count: uint8 [len(indices), context] of 0 and 1, or None: all do.
 
-        Position t says whether the target of input t, which is token t + 1 of the sequence, counts: it lies
-        beside `windows(indices, context)[:, 1:]`. Tokens of bundles without a mask count.
+        Position t is whether the target of input t, which is token t + 1 of the sequence, counts: it belongs
+        to `windows(indices, context)[:, 1:]`. Tokens of bundles without a mask count.
 
         Raises:
             IndexError: there is no such sequence.
@@ -363,7 +350,7 @@ class Corpus:
         return start
 
     def _parts(self, start: int, count: int) -> Iterator[tuple[Bundle, tuple[int, int]]]:
-        """Tokens [start, start + count) of the stream: the bundles they lie in, and (start, count) there."""
+        """Yield the bundles that hold tokens [start, start + count) of the stream, and (start, count) there."""
         which = int(np.searchsorted(self._starts, start, side="right")) - 1
         while count > 0:
             bundle, first = self.bundles[which], start - int(self._starts[which])

@@ -1,7 +1,7 @@
 """Text from tokens as they come, in whole characters.
 
 A character may take several byte-level tokens, and a tokenizer may put a space in front of a word only when
-something stands before it. So each piece is the difference of two decodings: of the tokens since the last whole
+something precedes it. So each piece is the difference of two decodings: of the tokens since the last whole
 character, and of the same with the new ones; nothing is given out while the end is half a character. (The method
 of Hugging Face's text-generation-inference.)
 """

@@ -1,6 +1,6 @@
-"""The only code that touches HDF5: opening, creating, and finding where a dataset's bytes lie.
+"""The only code that touches HDF5: opening, creating, and finding where a dataset's bytes are.
 
-Whatever is wrong with a file becomes one DataError that names it and says what to do.
+Whatever is wrong with a file becomes one DataError that names it and what to do.
 File locking is off: flock is unreliable on NFS and Lustre, and bundles are never changed in place.
 """
 
@@ -115,7 +115,7 @@ def read_text(file: h5py.File, name: str) -> str:
 
 
 def locate(path: Path, file: h5py.File, name: str) -> DatasetRange:
-    """Return where a one-dimensional dataset lies.
+    """Return where a one-dimensional dataset is.
 
     Raises:
         DataError: it is chunked, has no data, or reaches beyond the end of the file.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from zslurm.train.data.order import DataOrder
-from zslurm.train.data.reader import Place, Read, read_from
+from zslurm.train.data.reader import Location, Read, read_from
 from zslurm.train.data.sampler import rank_microbatches
 from zslurm.train.model.head import IGNORED_TARGET
 from zslurm.train.model.packing import documents_of
@@ -36,7 +35,7 @@ class Microbatch(NamedTuple):
 
     Attributes:
         step: the optimizer step that it belongs to, from 0.
-        number: its place among the step's microbatches.
+        number: its location among the step's microbatches.
         tokens_BS: int64 inputs.
         targets_BS: int64, the token after each input; IGNORED_TARGET where it does not count.
         document_BS: numbers of the documents, where these are kept apart.
@@ -54,7 +53,7 @@ class Microbatch(NamedTuple):
 class _Held(NamedTuple):
     """What was read, as tensors on the host; see `train.data.reader.Read`. `targets`: how many count, of each."""
 
-    places: list[Place]
+    locations: list[Location]
     windows_MBS: Tensor
     mask_MBS: Tensor | None
     targets: list[int]
@@ -73,15 +72,10 @@ class Loader:
         prefetch: int,
         isolate_documents: bool = False,
     ) -> None:
-        """Make ready; nothing is read before the first microbatch is asked for.
+        """Make ready for data-parallel rank `rank`; nothing is read before the first microbatch is asked for.
 
-        Args:
-            order: of the run.
-            rank: data-parallel rank.
-            world_size: data-parallel ranks.
-            device: where microbatches are wanted.
-            prefetch: microbatches that are kept ready; 0: no thread.
-            isolate_documents: number the documents of each sequence.
+        `prefetch` microbatches are kept ready for `device`, by no thread where it is 0. With `isolate_documents`
+        the documents of each sequence are numbered.
 
         Raises:
             DataError: there are more bundles than this machine lets a process open.
@@ -119,9 +113,7 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _start(self, step: int) -> None:
@@ -137,15 +129,15 @@ class Loader:
 
         The allocator of pinned memory keeps a block until the copies out of it are done, however soon it is freed.
         """
-        targets = [read.windows_MBS[0, :, 1:].size] * len(read.places)
+        targets = [read.windows_MBS[0, :, 1:].size] * len(read.locations)
         mask_MBS = None
         if read.mask_MBS is not None:
             targets = read.mask_MBS.sum(axis=(1, 2), dtype=int).tolist()
             mask_MBS = torch.from_numpy(read.mask_MBS)
         if self._device.type == "cpu":
-            return _Held(read.places, torch.from_numpy(read.windows_MBS.astype(np.int64)), mask_MBS, targets)
+            return _Held(read.locations, torch.from_numpy(read.windows_MBS.astype(np.int64)), mask_MBS, targets)
         windows_MBS = torch.from_numpy(read.windows_MBS).pin_memory()
-        return _Held(read.places, windows_MBS, mask_MBS.pin_memory() if mask_MBS is not None else None, targets)
+        return _Held(read.locations, windows_MBS, mask_MBS.pin_memory() if mask_MBS is not None else None, targets)
 
     def _deliver(self, held: _Held) -> Iterator[Microbatch]:
         """Move a read to the device, widen it there (on a CPU both are done), and take it apart."""
@@ -155,9 +147,9 @@ class Loader:
             mask_MBS = held.mask_MBS.to(self._device, non_blocking=True)
             targets_MBS = targets_MBS.masked_fill(mask_MBS == 0, IGNORED_TARGET)
         parts = (windows_MBS[:, :, :-1].unbind(), targets_MBS.unbind(), held.targets)
-        for place, tokens_BS, targets_BS, targets in zip(held.places, *parts, strict=True):
+        for location, tokens_BS, targets_BS, targets in zip(held.locations, *parts, strict=True):
             document_BS = None if self._end_token is None else documents_of(tokens_BS, self._end_token)
-            yield Microbatch(*place, tokens_BS, targets_BS, document_BS, targets)
+            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, targets)
 
 
 class _ReadAhead:

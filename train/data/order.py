@@ -1,9 +1,9 @@
 """The global order of a run: which sequence of which source is trained on when, a pure function of (seed, place).
 
-A place is a phase and a number among its sequences. The phase's mixture says which source it comes from and how
+A place is a phase and a number among its sequences. The phase's mixture gives the source it comes from and how
 many of that source the phase takes before it (train/data/mixture.py); the phases before with the same context
-say how many they took; together that is the counter whose sequence the source's own shuffle gives
-(train/data/sampler.py). So a phase goes on where earlier ones of its context left each source, whatever their
+give how many they took; together that is the counter whose sequence the source's own shuffle gives
+(train/data/sampler.py). So a phase continues where earlier ones of its context left each source, whatever their
 mixtures were, and a source that a phase leaves out stays where it is. Contexts cut a corpus differently: each
 has an order of its own. A source that comes to its end begins again, shuffled anew.
 
@@ -13,6 +13,7 @@ step is enough. What checkpoints record beside it is there to notice when config
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.config import PhaseConfig
 from zslurm.train.data.mixture import Mixture
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.data.training_data import ALONE, TrainingData, key_of
 from zslurm.train.errors import ConfigError, DataError
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 
@@ -47,11 +48,10 @@ class DataOrder:
         self.data, self.plan, self.seed = data, plan, seed
         self.mixtures = tuple(self._mixture(index, phase) for index, phase in enumerate(plan.phases))
         self._before: list[dict[str, int]] = []
-        taken: dict[int, dict[str, int]] = {}
+        taken: dict[int, Counter[str]] = defaultdict(Counter)
         for index, phase in enumerate(plan.phases):
-            counts = taken.setdefault(phase.context, {})
-            self._before.append(dict(counts))
-            _add(counts, self.counts(index))
+            self._before.append(dict(taken[phase.context]))
+            taken[phase.context].update(self.counts(index))
 
     def counts(self, phase_index: int) -> dict[str, int]:
         """Return how many sequences of each source a phase trains on."""
@@ -59,11 +59,7 @@ class DataOrder:
         return self.mixtures[phase_index].counts(sum(segment.steps * segment.global_batch for segment in segments))
 
     def at(self, phase_index: int, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where sequences of a phase lie.
-
-        Args:
-            phase_index: the phase's place in the plan.
-            sequences: int64 [k], numbered from 0 in the phase.
+        """Return where sequences, int64 [k], numbered from 0 in their phase, are.
 
         Returns:
             The source's place in `data.names`, and the sequence's index in it; int64 [k] each.
@@ -88,14 +84,14 @@ class DataOrder:
         counts = [self.counts(index) for index in range(finished)]
         if here is not None:
             counts.append(self.mixtures[finished].counts(here.sequence))
-        taken: dict[str, dict[str, int]] = {}
+        taken: dict[str, Counter[str]] = defaultdict(Counter)
         for phase, of_phase in zip(self.plan.phases, counts, strict=False):
             if some := {name: count for name, count in of_phase.items() if count}:
-                _add(taken.setdefault(str(phase.context), {}), some)
-        return taken
+                taken[str(phase.context)].update(some)
+        return {context: dict(of_context) for context, of_context in taken.items()}
 
     def record(self, done: int) -> dict[str, Any]:
-        """Return what a checkpoint after `done` steps says of the data."""
+        """Return what a checkpoint after `done` steps records of the data."""
         return {
             "seed": self.seed,
             "data_fingerprint": self.data.fingerprint,
@@ -107,9 +103,7 @@ class DataOrder:
     def changes(self, recorded: Mapping[str, Any], done: int) -> list[str]:
         """Describe what has changed in the data of a run that is resumed, a line for each change.
 
-        Args:
-            recorded: what `record` gave after these steps; checkpoints of older versions lack parts of it.
-            done: steps that are done.
+        `recorded` is what `record` gave after the `done` steps; checkpoints of older versions lack parts of it.
 
         Raises:
             DataError: the tokenizer is another one.
@@ -154,11 +148,6 @@ class DataOrder:
         for name in mixture.names:
             self.data.sequences(name, phase.context)
         return mixture
-
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 def _shown(taken: Mapping[str, Mapping[str, int]]) -> str:

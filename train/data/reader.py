@@ -1,14 +1,14 @@
 """Reading a rank's microbatches from the bundles, in the order of the run, as they are stored.
 
-    order     the places of some 4,096 sequences at once: to shuffle a few costs as much as many
+    order     the locations of some 4,096 sequences at once: to shuffle a few costs as much as many
     advice    the kernel is advised of the next read's sequences before this read's are copied, so that a cold disk
               works on all of them at once; and that reads are random (Bundle.scattered)
     read      one copy out of the mapped bundles, of some 262,144 tokens or of one microbatch where that is more
 
 Where the page cache has nothing, advice makes reading tens of times as fast as the kernel's defaults do, at
-contexts from 256 to 32,768 (benchmarks/data_loader.py, on a virtual disk with 8 MiB of read-ahead). Pages are not
-given back after use (MADV_DONTNEED, POSIX_FADV_DONTNEED): the ranks of a node and the next epoch share the page
-cache, and the kernel takes unused pages back by itself.
+contexts from 256 to 32,768 (benchmarks/data/data_loader.py, on a virtual disk with 8 MiB of read-ahead). Pages are
+not given back after use (MADV_DONTNEED, POSIX_FADV_DONTNEED): the ranks of a node and the next epoch share the
+page cache, and the kernel takes unused pages back by itself.
 
 What it does not do: advise of the masks of fine-tuning data, which are small. Nothing here imports torch.
 """
@@ -29,7 +29,7 @@ ORDERED_SEQUENCES = 4096
 READ_TOKENS = 1 << 18
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A microbatch: its optimizer step, from 0, and its number among the step's microbatches."""
 
     step: int
@@ -40,12 +40,12 @@ class Read(NamedTuple):
     """M microbatches of one shape.
 
     Attributes:
-        places: which they are.
+        locations: which they are.
         windows_MBS: their sequences, uint16 or uint32, S + 1 tokens each.
         mask_MBS: uint8, 0 for each of the S targets that does not count; None where all do.
     """
 
-    places: list[Place]
+    locations: list[Location]
     windows_MBS: NDArray[np.unsignedinteger]
     mask_MBS: NDArray[np.uint8] | None
 
@@ -61,41 +61,43 @@ def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterat
     if following is not None:
         order.data.will_need(following[1])
     while following is not None:
-        (places, sequences), following = following, next(planned, None)
+        (locations, sequences), following = following, next(planned, None)
         if following is not None:
             order.data.will_need(following[1])
         windows, mask = order.data.read(sequences), order.data.target_mask(sequences)
-        shape = (len(places), len(sequences) // len(places), -1)
-        yield Read(places, windows.reshape(shape), None if mask is None else mask.reshape(shape))
+        shape = (len(locations), len(sequences) // len(locations), -1)
+        yield Read(locations, windows.reshape(shape), None if mask is None else mask.reshape(shape))
 
 
-def _planned(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[tuple[list[Place], Sequences]]:
-    """Microbatches that are read together, and where their sequences lie."""
-    for phase_index, places, numbers in _batches(order, step, rank, world_size):
+def _planned(
+    order: DataOrder, step: int, rank: int, world_size: int
+) -> Iterator[tuple[list[Location], Sequences]]:
+    """Yield microbatches that are read together, and where their sequences are."""
+    for phase_index, locations, numbers in _batches(order, step, rank, world_size):
         phase = order.plan.phases[phase_index]
         sequences = order.data.locate(*order.at(phase_index, numbers), phase.context)
         together = max(1, READ_TOKENS // (phase.micro_batch * phase.context))
-        for first in range(0, len(places), together):
-            last = min(first + together, len(places))
-            yield places[first:last], sequences.part(first * phase.micro_batch, last * phase.micro_batch)
+        for first in range(0, len(locations), together):
+            last = min(first + together, len(locations))
+            yield locations[first:last], sequences.part(first * phase.micro_batch, last * phase.micro_batch)
 
 
 def _batches(
     order: DataOrder, step: int, rank: int, world_size: int
-) -> Iterator[tuple[int, list[Place], NDArray[np.int64]]]:
-    """Steps whose order is worked out at once: phase, microbatches, and their sequences' numbers in the phase."""
-    places: list[Place] = []
+) -> Iterator[tuple[int, list[Location], NDArray[np.int64]]]:
+    """Yield steps that are ordered at once: phase, microbatches, their sequences' numbers in the phase."""
+    locations: list[Location] = []
     numbers: list[NDArray[np.int64]] = []
     phase_index = 0
     for each in range(step, order.plan.total_steps):
         here = order.plan.at(each)
         size = here.phase.micro_batch
-        if places and (here.phase_index != phase_index or len(places) * size >= ORDERED_SEQUENCES):
-            yield phase_index, places, np.concatenate(numbers)
-            places, numbers = [], []
+        if locations and (here.phase_index != phase_index or len(locations) * size >= ORDERED_SEQUENCES):
+            yield phase_index, locations, np.concatenate(numbers)
+            locations, numbers = [], []
         phase_index = here.phase_index
         mine = rank_microbatches(here.microbatches, rank, world_size)
-        places += [Place(each, number) for number in mine]
+        locations += [Location(each, number) for number in mine]
         numbers.append(microbatch_counters(here.sequence, mine, size).ravel())
-    if places:
-        yield phase_index, places, np.concatenate(numbers)
+    if locations:
+        yield phase_index, locations, np.concatenate(numbers)

@@ -37,7 +37,7 @@ class Sampler:
     Attributes:
         n: sequences in the corpus.
         seed: of the run.
-        source: name of the corpus among others, each of which has an order of its own; empty where it is alone.
+        source: name of the corpus among others, each of which has another order; empty where it is alone.
     """
 
     n: int
@@ -49,13 +49,9 @@ class Sampler:
             raise ValueError(f"a sampler needs at least one sequence, got n={self.n}")
 
     def indices(self, counters: ArrayLike) -> NDArray[np.int64]:
-        """Return the sequence that each counter trains on.
+        """Return the sequence, int64 [k], each in [0, n), that each counter trains on.
 
-        Args:
-            counters: int64 [k], each at least 0; they may span epochs.
-
-        Returns:
-            int64 [k], each in [0, n).
+        Counters, int64 [k], are at least 0; they may span epochs.
         """
         wanted = np.asarray(counters, dtype=np.int64)
         if wanted.size and wanted.min() < 0:
@@ -98,13 +94,10 @@ def round_keys(purpose: str) -> NDArray[np.uint64]:
 
 
 def permute(positions: NDArray[np.int64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Map positions in [0, n) through a bijection of [0, n).
+    """Map positions, int64 [...], in [0, n) through a bijection of [0, n).
 
-    Args:
-        positions: int64 [...].
-        n: size of the domain.
-        keys: uint64 [ROUNDS]; or [ROUNDS, ...], broadcast against the positions, where n is a power of two:
-            then each has a bijection of its own.
+    Keys are uint64 [ROUNDS]; or, where n is a power of two, [ROUNDS, ...], broadcast against the positions: then
+    each has its own bijection.
     """
     bits = (n - 1).bit_length()
     values = _feistel(positions.astype(np.uint64), bits, keys)

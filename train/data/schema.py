@@ -60,7 +60,7 @@ BUILD_HINT = "build the data with `zslurm data build`"
 
 @dataclass(frozen=True)
 class BundleHeader:
-    """What every bundle of one corpus says alike."""
+    """What every bundle of one corpus has in common."""
 
     vocab_size: int
     tokenizer_sha256: str
@@ -75,6 +75,14 @@ class BundleHeader:
     def token_dtype(self) -> np.dtype[np.unsignedinteger]:
         """Return the narrowest format of a token id."""
         return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
+
+    def other_tokenizer(self, theirs: BundleHeader) -> str | None:
+        """Return how `theirs` shows another tokenizer, as `end_token 2, not 1`; None where it shows none."""
+        for field in ("tokenizer_sha256", "vocab_size", "end_token"):
+            here, there = str(getattr(self, field)), str(getattr(theirs, field))
+            if here != there:
+                return f"{field} {there[:12]}, not {here[:12]}"
+        return None
 
 
 def bundle_name(part: int, parts: int) -> str:

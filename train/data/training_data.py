@@ -1,7 +1,7 @@
 """The data of a run: one corpus, or several by name, opened and checked once.
 
-All sources are made with one tokenizer: a run has one vocabulary. Whoever has one source calls it by its path;
-here it is a mapping with one name, the empty one, so that nothing else needs to tell one from many.
+All sources are made with one tokenizer: a run has one vocabulary. A run file gives a single source as a
+path; here it is a mapping with one name, the empty one, so that nothing else needs to distinguish one from many.
 
 Sequences are found first, many at once, then advised and read, some at once: a loop over few Python objects for
 each of them. Tokens stay in the format of the bundles until they reach the device that computes with them.
@@ -89,7 +89,7 @@ class TrainingData:
 
     @property
     def header(self) -> BundleHeader:
-        """Return what all sources say alike: vocabulary size, tokenizer, end-of-document token."""
+        """Return what all sources have in common: vocabulary size, tokenizer, end-of-document token."""
         return next(iter(self.corpora.values())).header
 
     @property
@@ -99,7 +99,7 @@ class TrainingData:
 
     @property
     def paths(self) -> str:
-        """Return where the data lie, for people."""
+        """Return where the data are, for people."""
         return ", ".join(str(corpus.path) for corpus in self.corpora.values())
 
     @cached_property
@@ -146,13 +146,7 @@ class TrainingData:
             return self.corpora[name].sequences(context)
 
     def locate(self, source: NDArray[np.int64], index: NDArray[np.int64], context: int) -> Sequences:
-        """Find sequences.
-
-        Args:
-            source: int64 [k], places in `names`.
-            index: int64 [k], of the sequence in its source.
-            context: tokens in one sequence; its last target makes one more.
-        """
+        """Find the sequences `index`, int64 [k], of the sources at places `source` in `names`, int64 [k]."""
         bundle, start = np.empty_like(index), np.empty_like(index)
         bundles: list[Bundle] = []
         for place in np.unique(source).tolist():
@@ -165,7 +159,7 @@ class TrainingData:
     def will_need(self, sequences: Sequences) -> None:
         """Have the kernel fetch sequences while this process continues; see Bundle.will_need.
 
-        What of one lies in a second bundle is left out.
+        What is in a second bundle is left out.
         """
         for bundle, start in zip(sequences.bundles, sequences.starts, strict=True):
             bundle.will_need(start, sequences.context + 1)
@@ -185,7 +179,7 @@ class TrainingData:
             rows[row] = tokens if len(tokens) == count else self._window(sequences, row)
         if rows.max() >= self.header.vocab_size:
             for row in range(len(rows)):
-                self._window(sequences, row)  # says which token it is
+                self._window(sequences, row)  # raises, and names the token
         return rows
 
     def target_mask(self, sequences: Sequences) -> NDArray[np.uint8] | None:
@@ -200,21 +194,18 @@ class TrainingData:
         return mask
 
     def _window(self, sequences: Sequences, row: int) -> NDArray[np.int64]:
-        """One sequence, wherever its parts lie."""
+        """Return one sequence, which may be in two bundles."""
         corpus = self.corpora[self.names[sequences.source[row]]]
         return corpus.window(int(sequences.index[row]), sequences.context)
 
     def _check_tokenizers(self) -> None:
         first, *others = self.corpora.items()
         for name, corpus in others:
-            for field in ("tokenizer_sha256", "vocab_size", "end_token"):
-                ours, theirs = getattr(first[1].header, field), getattr(corpus.header, field)
-                if ours != theirs:
-                    raise DataError(
-                        f"{key_of(name)}: made with another tokenizer than {key_of(first[0])} "
-                        f"({field} {str(theirs)[:12]}, not {str(ours)[:12]}); build one again with the "
-                        "tokenizer of the other (zslurm data build --tokenizer)"
-                    )
+            if other := first[1].header.other_tokenizer(corpus.header):
+                raise DataError(
+                    f"{key_of(name)}: made with another tokenizer than {key_of(first[0])} ({other}); build one "
+                    "again with the tokenizer of the other (zslurm data build --tokenizer)"
+                )
 
 
 def key_of(name: str) -> str:
@@ -224,7 +215,7 @@ def key_of(name: str) -> str:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Say which source an error is about."""
+    """Name the source in errors."""
     try:
         yield
     except DataError as error:

@@ -21,8 +21,8 @@ import numpy as np
 
 from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.data.build.manifest import BuildManifest
 from zslurm.train.data.bundle import Bundle, Corpus
+from zslurm.train.data.manifest import BuildManifest
 from zslurm.train.data.schema import AGAIN, BUILD_FILE, BUNDLE_NAME, TOKENIZER_FILE, bundle_paths
 from zslurm.train.errors import DataError
 
@@ -53,12 +53,9 @@ class Verification:
 def verify(
     path: Path, workers: int, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Verification:
-    """Read a bundle, or a directory of them, and compare everything with its checksums.
+    """Read a bundle, or a directory of them, on so many threads, and compare everything with its checksums.
 
-    Args:
-        path: the file or directory.
-        workers: threads that read.
-        report: gets the bytes done and in all, in this thread.
+    `report` gets the bytes done and in all, in this thread.
 
     Raises:
         DataError: there is no corpus at all.
@@ -155,9 +152,9 @@ def _open_all(path: Path) -> tuple[list[Bundle], list[Damage]]:
     paths = [path]
     if path.is_dir():
         named = sorted(file for file in path.iterdir() if BUNDLE_NAME.fullmatch(file.name))
-        paths = named or bundle_paths(path)  # which says that there are none
+        paths = named or bundle_paths(path)  # raises: there are none
     elif not path.exists():
-        Bundle.open(path)  # says so
+        Bundle.open(path)  # raises: it is missing
     bundles, damages = [], []
     for file in paths:
         try:

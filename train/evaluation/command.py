@@ -1,8 +1,8 @@
 """Export a checkpoint and run the user's evaluation.command on it: a process beside the training.
 
 It leaves the export in RUN_DIR/exports/step-00000400, how it went in step-00000400.json, and the output of all in
-step-00000400.log. It dies with the trainer (the kernel signals it: PR_SET_PDEATHSIG), and takes the user's command
-along. No torch here; `train.telemetry.evaluation_command` starts it.
+step-00000400.log. It ends with the trainer (the kernel signals it: PR_SET_PDEATHSIG), and ends the user's command
+with it. No torch here; `train.telemetry.evaluation_command` starts it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 
 def _die_with(parent: int) -> None:
-    """End, with all that was started here, when the trainer ends, however that may be."""
+    """End, with all that was started here, when the trainer ends, however it ends."""
 
     def end(_signum: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -83,7 +83,7 @@ def _die_with(parent: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the run is asked to save and stop; Slurm tells all processes
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the run is asked to save and stop; Slurm signals all processes
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the kernel was asked
         sys.exit(1)
@@ -113,7 +113,7 @@ def _remove_older(paths: ExportPaths, keep: int) -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Run the user's command; its exit code, negative for a signal."""
+    """Run the user's command; returns its exit code, negative for a signal."""
     print(f"$ {shlex.join(words)}", flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(words, env=environment, check=False).returncode

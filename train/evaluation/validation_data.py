@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from zslurm.train.config import ModelConfig, PhaseConfig
+from zslurm.train.config import ModelConfig
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import DataError
+from zslurm.train.phases import PhaseConfig
 
 
 def open_validation_data(

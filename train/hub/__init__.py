@@ -30,28 +30,3 @@ from zslurm.train.hub.weights import (
     balancing_bias,
     open_weights,
 )
-
-__all__ = [
-    "BALANCING_BIAS",
-    "CheckpointWeights",
-    "Exported",
-    "FolderWeights",
-    "Imported",
-    "Layout",
-    "Overrides",
-    "Piece",
-    "Settings",
-    "TokenIds",
-    "TokenizerFiles",
-    "Weights",
-    "balancing_bias",
-    "export",
-    "from_config_json",
-    "import_weights",
-    "inexact",
-    "open_weights",
-    "pieces",
-    "to_config_json",
-    "tokenizer_of",
-    "weights_only",
-]

@@ -21,7 +21,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +37,20 @@ from zslurm.checkpoint_tools import (
     Checkpoint,
     Manifest,
     ShardReport,
+    StoredExtent,
     Tensor,
     assemble,
     begin,
     commit,
     discard,
-    layout,
     list_checkpoints,
 )
 from zslurm.checkpoint_tools.durable import writing
-from zslurm.checkpoint_tools.manifest import BLOCK_SIZE
+from zslurm.checkpoint_tools.format import layout, manifest_json
+from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.plain import in_words, load_json, reason_of
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.checkpoint_tools.report import WrittenBuffer, WrittenExtent
-from zslurm.checkpoint_tools.shard_header import DTYPES
-from zslurm.checkpoint_tools.write import file_order, shard_opening, write_file
+from zslurm.checkpoint_tools.write import StoredRow, write_rows
 from zslurm.train.errors import HubError, HubIOError
 from zslurm.train.hub.export import Report, silent
 
@@ -129,12 +128,9 @@ def export_dcp(checkpoint: Checkpoint, out: Path, *, report: Report = silent) ->
 def import_dcp(source: Path, root: Path, *, like: Manifest | None = None, report: Report = silent) -> Converted:
     """Make a checkpoint of one rank of the DCP checkpoint in `source`, in `root`, a directory of checkpoints.
 
-    Args:
-        source: the DCP checkpoint.
-        root: a directory of checkpoints.
-        like: manifest of a checkpoint of the same model: where `source` has no `zslurm.manifest` of its own,
-            because another trainer wrote it, this one says which tensors there must be, and all else.
-        report: gets bytes done, and in all.
+    `like` is the manifest of a checkpoint of the same model: where `source` has no `zslurm.manifest`, because
+    another trainer wrote it, it gives the tensors that there must be, and all else. `report` gets bytes done, and
+    in all.
 
     Raises:
         HubError: `source` is no DCP checkpoint, lacks tensors or has them in other shapes (all are named), or
@@ -198,23 +194,21 @@ def _items(checkpoint: Checkpoint) -> Iterator[_Item]:
             yield _Item(_key(tensor.name, state), dtype, tensor.shape, _reader(checkpoint, tensor, state, dtype))
     for buffer in manifest.buffers:
         yield _Item(_buffer_key(buffer.name), buffer.dtype, buffer.shape, _buffer_reader(checkpoint, buffer))
-    facts = {
+    text = torch.frombuffer(bytearray(json.dumps(_facts_of(manifest)).encode()), dtype=torch.uint8)
+    yield _Item(MANIFEST_KEY, "U8", tuple(text.shape), lambda: text)
+
+
+def _facts_of(manifest: Manifest) -> dict[str, Any]:
+    """Return step, tokens, model, cursor, state and the tables of a checkpoint, for JSON."""
+    return {
         "step": manifest.step,
         "tokens": manifest.tokens,
         "model": dict(manifest.model),
         "cursor": dict(manifest.cursor),
         "state": dict(manifest.state),
-        "tensors": [_row(tensor) for tensor in manifest.tensors],
+        "tensors": [manifest_json.tensor_row(tensor) for tensor in manifest.tensors],
         "buffers": [buffer.name for buffer in manifest.buffers],
     }
-    text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
-    yield _Item(MANIFEST_KEY, "U8", tuple(text.shape), lambda: text)
-
-
-def _row(tensor: Tensor) -> dict[str, Any]:
-    """Return a row of the table, with whatever else it says of the tensor."""
-    extra = {"whole": whole} if (whole := getattr(tensor, "whole", 0)) else {}
-    return {"name": tensor.name, "shape": list(tensor.shape), "states": dict(tensor.states), **extra}
 
 
 def _reader(checkpoint: Checkpoint, tensor: Tensor, state: str, dtype: str) -> Callable[[], torch.Tensor]:
@@ -309,7 +303,7 @@ def _load(reader: _Reader, key: str, dtype: torch.dtype, shape: tuple[int, ...])
 def _facts(
     reader: _Reader, stored: dict[str, TensorStorageMetadata], like: Manifest | None, source: Path
 ) -> dict[str, Any]:
-    """Step, tokens, model, cursor, state and the tables, from the DCP checkpoint itself or from `like`."""
+    """Return what `_facts_of` wrote into the DCP checkpoint, or that of `like`."""
     if MANIFEST_KEY in stored:
         text = _load(reader, MANIFEST_KEY, torch.uint8, tuple(stored[MANIFEST_KEY].size))
         try:
@@ -319,18 +313,10 @@ def _facts(
         return facts
     if like is None:
         raise HubError(
-            f"{source}: says nothing of the model (no {MANIFEST_KEY}): another trainer wrote it; "
+            f"{source}: does not describe the model (no {MANIFEST_KEY}): another trainer wrote it; "
             "name a checkpoint of the same model with --like"
         )
-    return {
-        "step": like.step,
-        "tokens": like.tokens,
-        "model": dict(like.model),
-        "cursor": dict(like.cursor),
-        "state": dict(like.state),
-        "tensors": [_row(tensor) for tensor in like.tensors],
-        "buffers": [buffer.name for buffer in like.buffers],
-    }
+    return _facts_of(like)
 
 
 def _expected(
@@ -366,43 +352,25 @@ def _expected(
 def _write(
     directory: Path, reader: _Reader, tensors: list[Tensor], buffers: list[Buffer], report: Report
 ) -> ShardReport:
-    """One shard, its tensors loaded one by one as they are written."""
-    rows = [
-        (WrittenExtent(t.name, state, dtype, 0, t.numel, layout.extent_key(t.name, state, 0, t.numel)), t.shape)
-        for t in tensors
-        for state, dtype in t.states.items()
-        if t.numel
+    """Write one shard, its tensors loaded one by one as they are written."""
+    file = layout.shard_name(0, 1)
+    rows: list[StoredRow] = [
+        (StoredExtent.of(tensor.name, state, 0, tensor.numel, dtype, file), tensor.shape)
+        for tensor in tensors
+        for state, dtype in tensor.states.items()
+        if tensor.numel
     ]
-    fields = [(extent.key, extent.dtype, shape) for extent, shape in rows]
-    fields += [(buffer.name, buffer.dtype, buffer.shape) for buffer in buffers]
-    order = sorted(range(len(fields)), key=lambda index: file_order(fields[index][1]))
-    opening = shard_opening([fields[index] for index in order], 0, 1)
-    total = sum(math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in fields)
+    rows += [(replace(buffer, file=file), buffer.shape) for buffer in buffers]
+    shapes = dict(rows)
+    done, total = 0, sum(math.prod(shape) * DTYPES[row.dtype].itemsize for row, shape in rows)
 
-    def pieces() -> Iterator[memoryview]:
-        yield memoryview(opening)
-        done = 0
-        for index in order:
-            _, dtype, shape = fields[index]
-            if index < len(rows):
-                key = _key(rows[index][0].tensor, rows[index][0].state)
-            else:
-                key = _buffer_key(buffers[index - len(rows)].name)
-            tensor = _load(reader, key, _TORCH[dtype], shape)
-            array = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-            done += array.size
-            report(done, total)
-            yield array.data
+    def content(row: StoredExtent | Buffer) -> Iterator[memoryview]:
+        nonlocal done
+        key = _key(row.tensor, row.state) if isinstance(row, StoredExtent) else _buffer_key(row.name)
+        tensor = _load(reader, key, _TORCH[row.dtype], shapes[row])
+        array = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        done += array.size
+        report(done, total)
+        yield array.data
 
-    name = layout.shard_name(0, 1)
-    size, crcs = write_file(directory / name, pieces(), BLOCK_SIZE)
-    return ShardReport(
-        rank=0,
-        world_size=1,
-        file=name,
-        size=size,
-        block_size=BLOCK_SIZE,
-        crcs=crcs,
-        extents=tuple(extent for extent, _ in rows),
-        buffers=tuple(WrittenBuffer(buffer.name, buffer.dtype, buffer.shape) for buffer in buffers),
-    )
+    return write_rows(directory, 0, 1, rows, content)

@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from zslurm.checkpoint_tools import shard_header
 from zslurm.checkpoint_tools.durable import sync
+from zslurm.checkpoint_tools.format import shard_header
 from zslurm.train.errors import HubError, HubIOError
 from zslurm.train.hub import sidecar
-from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE
+from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE, to_bf16
 from zslurm.train.hub.layouts import BALANCING_BIAS, Layout, Piece, pieces
-from zslurm.train.hub.number_formats import to_bf16
 from zslurm.train.hub.settings import inexact, to_config_json
 from zslurm.train.hub.sidecar import Sidecar
 from zslurm.train.hub.tokenizer_files import TokenizerFiles, config_of, token_ids
@@ -76,7 +75,7 @@ def export(
         weights: open.
         out: the folder to make; an empty one may be there.
         dtype: "bf16" or "fp32".
-        max_shard_bytes: size of one file, tensors only; a larger tensor has a file of its own.
+        max_shard_bytes: size of one file, tensors only; a larger tensor has a file to itself.
         tokenizer: goes with it; None leaves it out.
         report: gets bytes done, and in all.
 

@@ -19,18 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zslurm.checkpoint_tools import layout as checkpoint_layout
-from zslurm.checkpoint_tools import shard_header
+from zslurm.checkpoint_tools.format import layout as checkpoint_layout
+from zslurm.checkpoint_tools.format import shard_header
 from zslurm.checkpoint_tools.plain import Unexpected, in_words, load_json
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.errors import HubError, HubIOError
-from zslurm.train.hub.number_formats import READABLE, to_fp32
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 BUFFER_ELEMENTS = 1 << 21
 """Elements that are converted at once: 8 MiB in fp32."""
+
+READABLE = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
+"""safetensors dtypes that weights may have -> the numpy dtype that carries their bits."""
 
 _MAX_HEADER = 100 << 20  # the limit of the safetensors library
 
@@ -63,16 +65,16 @@ class TensorFolder:
         self.path = path
         self.tensors: dict[str, Stored] = {}
         self.problems: list[str] = []
-        self._told: set[str] = set()  # tensors that a problem is about; "" stands for all
+        self._explained: set[str] = set()  # tensors that a problem is about; "" stands for all
         self._open: tuple[str, int] | None = None
         self._buffer = np.empty(0, np.uint8)
         expected = self._expected()
         for file in sorted(set(expected.values())):
             self._read_header(file, {name for name, where in expected.items() if where == file})
 
-    def told(self, name: str) -> bool:
-        """Return whether `problems` says already why this tensor is not among `tensors`."""
-        return name in self._told or "" in self._told
+    def explains(self, name: str) -> bool:
+        """Return whether `problems` has a line for why this tensor is not among `tensors`."""
+        return name in self._explained or "" in self._explained
 
     def close(self) -> None:
         """Close the open file."""
@@ -124,21 +126,21 @@ class TensorFolder:
             spans = self._spans(file, size)
         except FileNotFoundError:
             self.problems.append(f"{file}: missing, though {INDEX} names it")
-            self._told |= expected
+            self._explained |= expected
             return
         except OSError as error:
             raise HubIOError(f"{self.path / file}: cannot be read: {error.strerror}") from error
         except ValueError as error:
             self.problems.append(f"{file}: {error}")
-            self._told |= expected
+            self._explained |= expected
             return
         for name in sorted(expected - {"", *spans}):
-            self.problems.append(f"{file}: does not hold {name}, though {INDEX} says so")
-            self._told.add(name)
+            self.problems.append(f"{file}: does not hold {name}, though {INDEX} lists it")
+            self._explained.add(name)
         for name, span in spans.items():
             if problem := _problem_of(span, size):
                 self.problems.append(f"{file}: {name}: {problem}")
-                self._told.add(name)
+                self._explained.add(name)
             elif name in self.tensors:
                 self.problems.append(f"{file}: {name}: also in {self.tensors[name].file}")
             else:
@@ -183,3 +185,24 @@ def _problem_of(span: shard_header.Span, size: int) -> str | None:
     if span.end > size:
         return f"truncated: it ends at byte {span.end}, the file at byte {size}"
     return None
+
+
+def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the bits of `values` rounded to bf16, to nearest, ties to even, as torch does; NaN stays NaN.
+
+    numpy has no bfloat16, so its bits travel in uint16. The largest fp32 values become infinite.
+    """
+    bits = values.view(np.uint32)
+    rounded = ((bits + ((bits >> 16 & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():
+        rounded[nan] = (bits[nan] >> 16).astype(np.uint16) | 0x7FC0
+    return rounded
+
+
+def to_fp32(carried: NDArray[Any], dtype: str, out: NDArray[np.float32]) -> None:
+    """Fill `out` with the values that `carried` holds in the safetensors dtype `dtype`; exact."""
+    if dtype == "BF16":
+        np.left_shift(carried, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    else:
+        out[...] = carried

@@ -1,11 +1,11 @@
-"""What a checkpoint does not say itself, from the run that it is in: RoPE base, context, tokenizer.
+"""What a checkpoint does not hold itself, from the run that it is in: RoPE base, context, tokenizer.
 
     RUN/config.json                          phases, data.path or data.sources
     RUN/checkpoints/step-00000400/           the checkpoint
 
 A run's RoPE base and context belong to the phase that the checkpoint's last step was in. A checkpoint that was
 imported holds these facts in its manifest's `state` and its tokenizer among its own files, so it needs no run.
-A checkpoint that was copied away from its run has neither: the caller must say.
+A checkpoint that was copied away from its run has neither: the caller must give them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.checkpoint_tools import Checkpoint, Manifest
-from zslurm.train.config import ModelConfig, PhaseConfig, TrainConfig, load_train_config
+from zslurm.train.config import ModelConfig, TrainConfig, load_train_config
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import ConfigError, DataError, HubError
 from zslurm.train.hub.settings import Settings, TokenIds
 from zslurm.train.hub.tokenizer_files import TokenizerFiles
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 WEIGHTS_ONLY = "weights_only"
@@ -59,7 +60,7 @@ class Facts:
             return None
         if self.data is None:
             raise HubError(
-                f"{self.directory}: lies in no run, so its tokenizer is not known; name it with --tokenizer"
+                f"{self.directory}: is in no run, so its tokenizer is not known; name it with --tokenizer"
             )
         return TokenizerFiles.of_data(self.data, self.tokenizer_sha256)
 

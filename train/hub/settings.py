@@ -3,7 +3,7 @@
 Exporting refuses a model that transformers' `ZayaForCausalLM` cannot express: a setting that it does not have
 must be at the one value that it implies. The only exception is the skip rule: transformers gives a skipped token
 zero; a model of the rule `identity` is exported all the same, sidecar.py keeps the rule for our own import, and
-`inexact` says what transformers will do.
+`inexact` describes what transformers will do.
 
 Importing names every setting that our model does not have (sliding windows, biases, an untied head) instead of
 dropping it. The first release's config.json has had several forms, and some published ones contradict the
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class TokenIds:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a folder or checkpoint says besides its tensors.
+    """What a folder or checkpoint holds besides its tensors.
 
     Attributes:
         rope_base: base of the rotary embedding; None where it is not known.
@@ -146,7 +146,7 @@ def check_architecture(config: Mapping[str, Any]) -> None:
 
 
 def from_config_json(config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Settings:
-    """Return what config.json says, for a folder that holds tensors of `shapes`.
+    """Return what config.json gives, for a folder that holds tensors of `shapes`.
 
     Raises:
         HubError: every setting that is missing or that our model does not have, one line each.
@@ -231,22 +231,19 @@ def _native_rope(reader: _Reader) -> Mapping[str, Any]:
     return found
 
 
-_FIRST_RELEASE_SIZES: dict[str, tuple[str, Callable[[tuple[int, ...]], int]]] = {
-    "vocab_size": ("model.embed_tokens.weight", lambda shape: shape[0]),
-    "hidden_size": ("model.embed_tokens.weight", lambda shape: shape[1]),
-    "kv_heads": ("model.layers.0.self_attn.qkv.temp", lambda shape: shape[0]),
-    "_queries": ("model.layers.0.self_attn.qkv.linear_q.weight", lambda shape: shape[0]),
-    "_keys": ("model.layers.0.self_attn.qkv.linear_k.weight", lambda shape: shape[0]),
-    "_width0": ("model.layers.0.self_attn.qkv.conv_qk.0.weight", lambda shape: shape[2]),
-    "_width1": ("model.layers.0.self_attn.qkv.conv_qk.1.weight", lambda shape: shape[2]),
-    "router_hidden_size": ("model.layers.1.zaya_block.router.down_proj.weight", lambda shape: shape[0]),
-    "_classes": ("model.layers.1.zaya_block.router.router_mlp.4.weight", lambda shape: shape[0]),
-    "expert_hidden_size": (
-        "model.layers.1.zaya_block.experts.local_experts.0.linear_fc2.weight",
-        lambda shape: shape[1],
-    ),
+_FIRST_RELEASE_SIZES = {
+    "vocab_size": ("model.embed_tokens.weight", 0),
+    "hidden_size": ("model.embed_tokens.weight", 1),
+    "kv_heads": ("model.layers.0.self_attn.qkv.temp", 0),
+    "_queries": ("model.layers.0.self_attn.qkv.linear_q.weight", 0),
+    "_keys": ("model.layers.0.self_attn.qkv.linear_k.weight", 0),
+    "_width0": ("model.layers.0.self_attn.qkv.conv_qk.0.weight", 2),
+    "_width1": ("model.layers.0.self_attn.qkv.conv_qk.1.weight", 2),
+    "router_hidden_size": ("model.layers.1.zaya_block.router.down_proj.weight", 0),
+    "_classes": ("model.layers.1.zaya_block.router.router_mlp.4.weight", 0),
+    "expert_hidden_size": ("model.layers.1.zaya_block.experts.local_experts.0.linear_fc2.weight", 1),
 }
-"""A size -> the tensor of the first layer that shows it, and where in its shape."""
+"""A size -> the tensor of the first layer that shows it, and in which of its dimensions."""
 
 
 def _first_release_model(reader: _Reader, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -265,9 +262,9 @@ def _first_release_model(reader: _Reader, shapes: Mapping[str, tuple[int, ...]])
     if not isinstance(windows, list) or any(windows):
         reader.problems.append("swa_layers names sliding windows, which our model does not have")
     sizes: dict[str, Any] = {}
-    for key, (name, size) in _FIRST_RELEASE_SIZES.items():
+    for key, (name, dimension) in _FIRST_RELEASE_SIZES.items():
         try:
-            sizes[key] = size(shapes[name])
+            sizes[key] = shapes[name][dimension]
         except (KeyError, IndexError):
             reader.problems.append(f"the sizes cannot be found: tensor {name} is missing or has no such dimension")
             return sizes

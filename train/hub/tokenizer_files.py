@@ -19,7 +19,7 @@ from zslurm.train.errors import DataError, HubError
 from zslurm.train.hub.settings import TokenIds
 
 CONFIG = "tokenizer_config.json"
-COMPANIONS = (
+OTHER_FILES = (
     CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
@@ -35,19 +35,19 @@ class TokenizerFiles:
     """A tokenizer.json and what belongs to it.
 
     Attributes:
-        adds_special_tokens: text is to be encoded as tokenizer.json says (special tokens in it are recognised,
+        adds_special_tokens: text is to be encoded by the rules of tokenizer.json (special tokens are recognised,
             a first token may be added), not as plain text, which is how a run's data are encoded.
     """
 
     file: Path
-    companions: tuple[Path, ...] = ()
+    others: tuple[Path, ...] = ()
     adds_special_tokens: bool = False
 
     @staticmethod
     def beside(directory: Path) -> TokenizerFiles | None:
         """Return the tokenizer of a published model in `directory`; None if it has none."""
         file = directory / TOKENIZER_FILE
-        found = tuple(directory / name for name in COMPANIONS if (directory / name).is_file())
+        found = tuple(directory / name for name in OTHER_FILES if (directory / name).is_file())
         return TokenizerFiles(file, found, adds_special_tokens=True) if file.is_file() else None
 
     @staticmethod
@@ -73,9 +73,9 @@ class TokenizerFiles:
 
     def copy_to(self, directory: Path, settings: dict[str, Any]) -> list[str]:
         """Copy all files; where there is no tokenizer_config.json, write one of `settings`. Names of all."""
-        for path in (self.file, *self.companions):
+        for path in (self.file, *self.others):
             shutil.copyfile(path, directory / (TOKENIZER_FILE if path == self.file else path.name))
-        names = [TOKENIZER_FILE, *(path.name for path in self.companions)]
+        names = [TOKENIZER_FILE, *(path.name for path in self.others)]
         if CONFIG not in names and settings:
             (directory / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
             names.append(CONFIG)

@@ -12,7 +12,6 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -36,7 +35,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a caller knows better than the files; None leaves them the word."""
+    """What a caller knows better than the files; None: the files decide."""
 
     rope_base: float | None = None
     context: int | None = None
@@ -60,11 +59,7 @@ class Weights(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Return the model and what belongs to it.
-
-        Raises:
-            HubError: what belongs to it cannot be read.
-        """
+        """Return the model and what belongs to it; a HubError where that cannot be read."""
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
         """Fill `out` (contiguous) with elements [start, start + out.size), row-major, of one of our tensors.
@@ -85,33 +80,18 @@ class Weights(Protocol):
     def close(self) -> None:
         """Close all files."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class _Closing:
-    """`with` closes."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class CheckpointWeights(_Closing):
+class CheckpointWeights(Weights):
     """The fp32 master weights of one of our checkpoints; what is not in its manifest, from its run.
 
     Attributes:
-        model: the model, which the manifest says.
+        model: the model, from the manifest.
         tokenizer_sha256: of the tokenizer.json that the weights were trained with; None where it is not known.
     """
 
@@ -172,7 +152,7 @@ class CheckpointWeights(_Closing):
         self._checkpoint.close()
 
 
-class FolderWeights(_Closing):
+class FolderWeights(Weights):
     """A folder of safetensors files and a config.json, in either published layout."""
 
     def __init__(self, path: Path, overrides: Overrides = Overrides()) -> None:
@@ -194,7 +174,7 @@ class FolderWeights(_Closing):
             if sidecar is not None:
                 model = settings.model.model_copy(update={"skip_rule": sidecar.skip_rule})
                 settings = replace(settings, model=model)
-            self.settings = overrides.apply(settings)
+            self._settings = overrides.apply(settings)
             table = pieces(self.settings.model, self.layout)
             self._check_tensors(table)
         except BaseException:
@@ -206,6 +186,11 @@ class FolderWeights(_Closing):
         self._trained_bias: NDArray[np.float32] | None = None
         if sidecar is not None:
             self._trained_bias = self._trained(sidecar)
+
+    @property
+    def settings(self) -> Settings:
+        """Return the model and what belongs to it."""
+        return self._settings
 
     def read(self, tensor: str, start: int, out: NDArray[np.float32]) -> None:
         """Fill `out` with elements of a tensor, from `start` on."""
@@ -248,7 +233,7 @@ class FolderWeights(_Closing):
         problems += [
             f"{name} {list(shape)}: missing"
             for name, shape in expected.items()
-            if name not in found and not self._folder.told(name)
+            if name not in found and not self._folder.explains(name)
         ]
         problems += [
             f"{name}: has shape {list(found[name].shape)}, the model of config.json needs {list(shape)}"

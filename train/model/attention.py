@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zslurm.kernels.matmul.dispatch import linear
+from zslurm.kernels.matmul import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.cache import LayerCache
 from zslurm.train.model.flash import FlashAttention, Kernels

@@ -17,17 +17,11 @@ from zslurm.train.model.router import make_router
 
 
 class Stream(NamedTuple):
-    """What one layer hands to the next.
+    """What one layer hands to the next."""
 
-    Attributes:
-        hidden_BSD: output of the last stage, not yet added to the residual stream.
-        residual_BSD: the residual stream in at least fp32; None before the first stage.
-        router_TR: state of the last router; None before the first, and where routers are linear.
-    """
-
-    hidden_BSD: Tensor
-    residual_BSD: Tensor | None
-    router_TR: Tensor | None
+    hidden_BSD: Tensor  # output of the last stage, not yet added to the residual stream
+    residual_BSD: Tensor | None  # the residual stream in at least fp32; None before the first stage
+    router_TR: Tensor | None  # state of the last router; None before the first, and where routers are linear
 
 
 class Layer(nn.Module):

@@ -13,8 +13,8 @@ convolutions as one), so it belongs to the weights that it was made with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,12 +56,8 @@ class LayerCache:
             setattr(self, name, new)
 
 
-class Step(Protocol):
-    """Computes the normed hidden states [B, D] of one token of each sequence from their embeddings."""
-
-    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: int) -> Tensor:
-        """Compute the token at `position`."""
-        ...
+Step = Callable[[Tensor, RotaryTable, int], Tensor]
+"""Computes the normed hidden states [B, D] of the token at a position of each sequence from their embeddings."""
 
 
 class Cache:
@@ -85,15 +81,6 @@ class Cache:
     def room(self) -> int:
         """Return the tokens for which memory is allocated."""
         return self.layers[0].keys_BJSP.shape[2]
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes by which each sequence's share grows with every token, read off the tensors themselves."""
-        return sum(
-            part[0, :, 0].numel() * part.element_size()
-            for layer in self.layers
-            for part in (layer.keys_BJSP, layer.values_BJSP)
-        )
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more; memory is doubled when it is full."""

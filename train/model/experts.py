@@ -1,24 +1,24 @@
 """The experts: SwiGLU networks, each applied to the tokens routed to it. No token is ever dropped.
 
-Tokens are sorted by class, so that each expert's rows lie together and the skip class, being the last, at the
+Tokens are sorted by class, so that each expert's rows are together and the skip class, being the last, at the
 end. Only permutations move rows, forward and backward, so no sum depends on the order of atomic additions.
 
-Cost beyond the matrix products: two permutations of T*K rows of D. With grouped_mm the host does not wait for
-the device; the loop (see `kernels/grouped_gemm.py`) waits once per layer, to learn how many rows each expert
-has. The expert network is one autograd function: of its inside it keeps the first product and recomputes the
-activation from it.
+Cost beyond the matrix products: two permutations of T*K rows of D. The products are those of
+`kernels/grouped_gemm`: where they run in a loop, the host waits for the device once per layer, to learn how many
+rows each expert has. The expert network is one autograd function: of its inside it keeps the first product and
+recomputes the activation from it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
+from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.router import Routing
 
@@ -46,21 +46,13 @@ class StackedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """Sends tokens to their experts and adds up what comes back, weighted by the router.
-
-    Attributes:
-        grouped_gemm: whether the experts' products are one call of `grouped_mm` or a loop: "on" wherever the
-            operator applies, "auto" only on accelerators (on a CPU the loop is as fast or faster), "off" never.
-    """
-
-    grouped_gemm: Literal["auto", "on", "off"]
+    """Sends tokens to their experts and adds up what comes back, weighted by the router."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.experts = config.experts
         self.classes = config.router_classes
         self.skip_rule = config.skip_rule
-        self.grouped_gemm = "auto"
         hidden, inner = config.hidden_size, config.expert_hidden_size
         self.gate_up = StackedLinear(config.experts, hidden, 2 * inner, dtype)
         self.down = StackedLinear(config.experts, inner, hidden, dtype)
@@ -73,9 +65,10 @@ class Experts(nn.Module):
         choices = routing.classes_TK.shape[1]
         order_N, counts_C = dispatch_by_class(routing.classes_TK, self.classes)
         back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
+        groups = Groups(counts_C[: self.experts].cumsum(0).int())
         x_ND = _SortRows.apply(x_TD, order_N, back_N, choices)
         y_ND = _ExpertNetwork.apply(
-            x_ND, self.gate_up.weight, self.down.weight, self._groups(counts_C, x_ND), self.skip_rule == "identity"
+            x_ND, self.gate_up.weight, self.down.weight, groups, self.skip_rule == "identity"
         )
         y_TKD = _Permute.apply(y_ND, back_N, order_N).unflatten(0, (-1, choices))
         weights_TK1 = routing.weights_TK.to(y_TKD.dtype).unsqueeze(-1)
@@ -85,14 +78,6 @@ class Experts(nn.Module):
             chosen_TKC = routing.classes_TK.unsqueeze(-1) == torch.arange(self.classes, device=x_TD.device)
             counts_C = (chosen_TKC & valid_T[:, None, None]).sum(dim=(0, 1))
         return y_TD, counts_C
-
-    def _groups(self, counts_C: Tensor, x_ND: Tensor) -> Groups:
-        counts_E = counts_C[: self.experts]
-        wanted = self.grouped_gemm == "on" or (self.grouped_gemm == "auto" and x_ND.device.type != "cpu")
-        widths = (*self.gate_up.weight.shape[1:], self.down.weight.shape[-1])
-        one_call = wanted and grouped_mm_applies(x_ND.dtype, x_ND.device, widths)
-        on_device = one_call or torch.compiler.is_compiling()
-        return Groups(counts_E.cumsum(0).int(), None if on_device else counts_E.tolist(), one_call)
 
 
 class _SortRows(torch.autograd.Function):
@@ -145,7 +130,7 @@ class _ExpertNetwork(torch.autograd.Function):
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x_ND, gate_up_EOD, down_EDF, both_NO = ctx.saved_tensors
         groups = ctx.groups
-        grad_ND = grad_ND.contiguous()  # grouped_mm refuses expanded gradients
+        grad_ND = grad_ND.contiguous()  # kernels refuse expanded gradients
         grad_active_NF = multiply(grad_ND, down_EDF, groups)
         active_NF, grad_both_NO = _activate_again(grad_active_NF, both_NO)
         grad_down_EDF = weight_gradient(grad_ND, active_NF, groups)
@@ -169,10 +154,10 @@ def _activate_again(grad_NF: Tensor, both_NO: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fill_rest(y_ND: Tensor, x_ND: Tensor, groups: Groups, pass_on: bool) -> Tensor:
     """Define the rows behind the last group: those of x, or zero."""
-    if groups.rows is None:
+    if not groups.on_host:
         is_rest_N1 = (torch.arange(len(y_ND), device=y_ND.device) >= groups.ends_E[-1]).unsqueeze(1)
         return torch.where(is_rest_N1, x_ND, y_ND) if pass_on else y_ND.masked_fill(is_rest_N1, 0)
-    rest = slice(sum(groups.rows), None)
+    rest = slice(sum(groups.rows()), None)
     if pass_on:
         y_ND[rest] = x_ND[rest]
     else:

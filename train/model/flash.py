@@ -13,7 +13,7 @@ AITER's default (true) rules out its fast backward. AITER keeps what its backwar
 then returns a tuple. Arguments are passed by name, for their order is not the same.
 
 Not done here: padding (`valid_BS`) and tokens that follow a cache go to torch, with their mask. Nor are
-FlashAttention-3 and -4 looked for, which are packages of their own.
+FlashAttention-3 and -4 looked for, which are separate packages.
 """
 
 from __future__ import annotations
@@ -50,14 +50,10 @@ class FlashAttention:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, bounds_N: Tensor | None = None) -> Tensor:
-        """Causal grouped-query attention with scale 1 / sqrt(P); returns [B, S, H * P].
+        """Causal grouped-query attention with scale 1 / sqrt(P), in fp16 or bf16; returns [B, S, H * P].
 
-        Args:
-            q_BHSP: queries, fp16 or bf16, on a GPU.
-            k_BJSP: keys; H is a multiple of J.
-            v_BJSP: values.
-            bounds_N: where each document begins among the B * S tokens, and their number, int32; None where every
-                sequence is one document.
+        bounds_N is where each document begins among the B * S tokens, and their number, int32; None where every
+        sequence is one document.
         """
         batch, _, length, head_dim = q_BHSP.shape
         arguments: dict[str, Any] = {

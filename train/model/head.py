@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.matmul.dispatch import add_matmul, linear, matmul, matmul_into
+from zslurm.kernels.matmul import add_matmul, linear, matmul, matmul_into
 from zslurm.train.model.precision import at_least_fp32
 
 IGNORED_TARGET = -100
@@ -63,13 +63,6 @@ def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
     # A few rows at a time are widened in the cache; all of them would go through memory.
     chunks = embedding_VD.split(max(1, _WIDENED_ELEMENTS // embedding_VD.shape[1]))
     return torch.cat([F.linear(x_BSD, at_least_fp32(chunk)) for chunk in chunks], dim=-1)
-
-
-def summed_cross_entropy(
-    x_TD: Tensor, embedding_VD: Tensor, targets_T: Tensor, *, chunk_tokens: int | None = None
-) -> Tensor:
-    """Sum over tokens of -log softmax(logits)[target], in nats, a scalar in at least fp32; see `summed_losses`."""
-    return summed_losses(x_TD, embedding_VD, targets_T, chunk_tokens=chunk_tokens).objective
 
 
 def summed_losses(

@@ -11,7 +11,7 @@ Not published for ZAYA1; these are our choices:
     router.first, second,   normal, 1 / sqrt(fan in), where the router is an MLP: its logits then differ between
       output                  tokens by 0.3 at any width. With 0.02 they would by 0.0003 at width 32 and 0.009 at
                               256: all tokens prefer the same class, and the balancing biases, which shift all of
-                              them alike, only send them together from class to class
+                              them, only send them together from class to class
     norms, scales           1; so are the keys' temperatures (zero would erase every key)
     biases                  0
     balancing biases        0; the skip class -1, so that it starts unused

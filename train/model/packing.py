@@ -1,4 +1,4 @@
-"""How documents and padding lie in the sequences of a microbatch, and what attention must know of it.
+"""Documents and padding in the sequences of a microbatch, and what attention must know of them.
 
 A sequence is usually one stream: every token sees all before it. Two things change that:
 
@@ -7,7 +7,7 @@ A sequence is usually one stream: every token sees all before it. Two things cha
                   model returns for it means nothing.
     document_BS   numbers documents packed into one sequence; a new one begins wherever the number changes.
                   Attention, convolutions and the value shift then stay inside a document and positions start
-                  again at 0, so that each is computed as if it stood alone.
+                  again at 0, so that each is computed as if it were alone.
 
 Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
 documents (`flash.py`), and without padding, a list of the documents' bounds takes the mask's place: its length is
@@ -26,23 +26,15 @@ from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
 class Packing(NamedTuple):
-    """What every attention stage of one forward pass shares.
+    """What every attention stage of one forward pass shares."""
 
-    Attributes:
-        rotary: angles of all positions, [S, A] or [B, S, A].
-        attend_B1SS: which query (third dimension) sees which key; None where that is all up to itself.
-        linked: element j - 1 [B, S, 1] says whether the token j before belongs to the same document; None
-            where sequences are not divided.
-        valid_BS1: false for padding; None where there is none.
-        start: position of the first token; above 0 only when tokens before it are in a cache.
-        bounds_N: instead of a mask, where each document begins among the B * S tokens, and their number, int32.
-    """
-
-    rotary: RotaryTable
-    attend_B1SS: Tensor | None = None
+    rotary: RotaryTable  # angles of all positions, [S, A] or [B, S, A]
+    attend_B1SS: Tensor | None = None  # which query (third dimension) sees which key; None: all up to itself
+    # Element j - 1 [B, S, 1]: whether the token j before is of the same document; None: sequences are not divided.
     linked: tuple[Tensor, ...] | None = None
-    valid_BS1: Tensor | None = None
-    start: int = 0
+    valid_BS1: Tensor | None = None  # false for padding; None where there is none
+    start: int = 0  # position of the first token; above 0 only when tokens before it are in a cache
+    # Instead of a mask: where each document begins among the B * S tokens, and their number, int32.
     bounds_N: Tensor | None = None
 
 
@@ -57,17 +49,10 @@ def pack(
     document_BS: Tensor | None = None,
     by_bounds: bool = False,
 ) -> Packing:
-    """Work out masks and angles of one forward pass.
+    """Compute masks and angles of one forward pass over tokens at consecutive positions.
 
-    Args:
-        positions_S: positions of the tokens in their sequences, consecutive.
-        rotary_dim: channels of each head that rotate.
-        rope_base: base of the rotary embedding.
-        reach: how many tokens the convolutions and the value shift look back.
-        dtype: format of the angles, at least fp32.
-        valid_BS: bool, false for padding.
-        document_BS: integers that change where a new document begins.
-        by_bounds: list the bounds of documents instead of making a mask, where there is no padding.
+    `reach` is how many tokens the convolutions and the value shift look back, `dtype` the format of the angles, at
+    least fp32. With `by_bounds`, and without padding, bounds of documents take the place of a mask.
     """
     if valid_BS is None and document_BS is None:
         return Packing(rotary_table(positions_S, rotary_dim, rope_base, dtype))
@@ -76,7 +61,8 @@ def pack(
     if document_BS is not None:
         segment_BS = _segments(document_BS)
         linked = tuple(_same_as_before(segment_BS, distance) for distance in range(1, reach + 1))
-        positions = positions_S - _first_positions(segment_BS, positions_S)
+        # Less the position of the first token of each token's document.
+        positions = positions_S - torch.where(_starts(segment_BS), positions_S, 0).cummax(dim=1).values
     rotary = rotary_table(positions, rotary_dim, rope_base, dtype)
     if by_bounds and segment_BS is not None and valid_BS is None:
         return Packing(rotary, linked=linked, bounds_N=_bounds(segment_BS))
@@ -116,11 +102,6 @@ def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
     same_BS = torch.zeros_like(segment_BS, dtype=torch.bool)
     same_BS[:, distance:] = segment_BS[:, distance:] == segment_BS[:, :-distance]
     return same_BS.unsqueeze(-1)
-
-
-def _first_positions(segment_BS: Tensor, positions_S: Tensor) -> Tensor:
-    """Position of the first token of each token's document."""
-    return torch.where(_starts(segment_BS), positions_S, 0).cummax(dim=1).values
 
 
 def _bounds(segment_BS: Tensor) -> Tensor:

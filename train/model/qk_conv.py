@@ -1,6 +1,6 @@
 """From projections to queries and keys: two convolutions, mean skip, norm, temperature, rotation.
 
-Both convolutions are linear and nothing lies between them, so they are applied as one, of width w1 + w2 - 1
+Both convolutions are linear and nothing is between them, so they are applied as one, of width w1 + w2 - 1
 with one group per head: its kernel is their product (a few hundred thousand numbers, made anew in each forward)
 and the depthwise bias, carried through the grouped convolution, joins that one's bias. This is the published
 order exactly: zeros are put before the sequence once, and at its first tokens the second convolution sees the
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.matmul.dispatch import batched_matmul
+from zslurm.kernels.matmul import batched_matmul
 from zslurm.train.model.precision import at_least_fp32
 from zslurm.train.model.rope import RotaryTable, rotate
 
@@ -69,16 +69,11 @@ def mix(
     linked: Linked = None,
     before_BWQ: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries [B, H, S, P] and keys [B, J, S, P] ready for attention, in the format of z.
+    """Return queries [B, H, S, P] and keys [B, J, S, P] ready for attention, in the format of z.
 
-    Args:
-        z_BSQ: projected queries and keys, side by side.
-        kernel: from `joined_kernel`.
-        temperature_J: linear scale of each normalised key.
-        rotary: angles of the tokens' positions.
-        linked: where the sequence holds several documents.
-        before_BWQ: projections of the W - 1 tokens before the first; zeros where not given. No gradient
-            reaches them.
+    z_BSQ are projected queries and keys, side by side, temperature_J is a linear scale of each normalised key, and
+    before_BWQ are the projections of the W - 1 tokens before the first (zeros where not given; no gradient reaches
+    them).
     """
     q_BHSP, k_BJSP = _Mix.apply(z_BSQ, *kernel, temperature_J, *rotary, linked, before_BWQ)
     return q_BHSP, k_BJSP

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zslurm.kernels.matmul.dispatch import linear
+from zslurm.kernels.matmul import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.norm import RMSNorm
 from zslurm.train.model.precision import at_least_fp32

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.kernels.matmul.dispatch import batched_matmul
+from zslurm.kernels.matmul import batched_matmul
 from zslurm.train.model.precision import at_least_fp32
 
 _LONGEST = 1024

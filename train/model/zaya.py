@@ -9,7 +9,6 @@ Where the experts are a loop, one forward waits for the device once per layer (s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from zslurm.train.shapes import tensor_table
 
 
 class Zaya(nn.Module):
-    """A ZAYA1 model. Its parameters hold no useful values until `initialise` or a checkpoint fills them.
+    """A ZAYA1 model. Its parameters hold no useful values until `build` or a checkpoint fills them.
 
     Build it in the format it shall have: `Module.to(dtype)` would round `balancing_bias`, which stays fp32.
     """
@@ -53,21 +52,16 @@ class Zaya(nn.Module):
         self,
         *,
         attention: Kernels = "auto",
-        grouped_gemm: Literal["auto", "on", "off"] = "auto",
         recompute: bool = False,
         compile: bool = False,
         backend: str = "inductor",
     ) -> None:
         """Choose how the layers run; what they compute stays the same.
 
-        Args:
-            attention: what attention over whole sequences runs on, from `choose_kernels`. A package's kernels see
-                no mask: with padding, attention is torch's. Compiled layers are cut in two graphs around them.
-            grouped_gemm: when the experts' products are one call; see `Experts`.
-            recompute: keep only each layer's inputs for backward, and run the layer once more there. The
-                experts' load is counted in the first run alone.
-            compile: compile each layer as one graph, when it is first run.
-            backend: torch.compile's backend.
+        A package's attention kernels (from `choose_kernels`) see no mask: with padding, attention is torch's.
+        With `recompute` only each layer's inputs are kept for backward, where the layer runs once more; its first
+        run alone counts the experts' load. With `compile` each layer is one graph, or two around a package's
+        kernels, made by torch.compile's `backend` when it first runs.
         """
         self._recompute = recompute
         self._by_bounds = isinstance(attention, FlashAttention)
@@ -75,7 +69,6 @@ class Zaya(nn.Module):
             attention = attention.outside_of_graphs()
         for layer in self._layers():
             layer.attention.kernels = attention
-            layer.experts.grouped_gemm = grouped_gemm
             if compile:
                 layer.compile(fullgraph=not self._by_bounds, backend=backend)
 
@@ -88,14 +81,10 @@ class Zaya(nn.Module):
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the model over whole sequences, which start at position 0.
+        """Run the model over whole sequences of token ids (int64), which start at position 0.
 
-        Args:
-            tokens_BS: token ids, int64.
-            targets_BS: the tokens to predict; `head.IGNORED_TARGET` marks positions that do not count.
-            rope_base: base of the rotary embedding; it belongs to the phase of training.
-            valid_BS: bool, false for padding, before or after the tokens; see `packing.py`.
-            document_BS: integers that change where a new document begins; see `packing.py`.
+        In `targets_BS`, `head.IGNORED_TARGET` marks positions that do not count; `valid_BS` and `document_BS` mark
+        padding and documents, see `packing.py`.
 
         Returns:
             logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
@@ -139,15 +128,10 @@ class Zaya(nn.Module):
 
     @torch.inference_mode()
     def decode(self, tokens_BS: Tensor, cache: Cache, *, rope_base: float, last_only: bool = False) -> Tensor:
-        """Logits [B, S, V] of the next tokens of the cache's sequences, as `forward` on the whole would give them.
+        """Return logits of the next tokens of the cache's sequences, as `forward` on the whole would give them.
 
-        Any number of tokens at a time gives the same result. The cache is advanced.
-
-        Args:
-            tokens_BS: token ids, int64, the same number for every sequence.
-            cache: from `new_cache`, with the weights as they are now.
-            rope_base: base of the rotary embedding, the same in every call.
-            last_only: return the logits of the last token alone [B, 1, V].
+        [B, S, V], or with `last_only` those of the last token, [B, 1, V]. Any number of tokens at a time gives the
+        same result. The cache must be made with the weights as they are now, and is advanced.
         """
         length = tokens_BS.shape[1]
         cache.reserve(length)
@@ -202,19 +186,14 @@ class Zaya(nn.Module):
         return x_BSD, torch.stack(counts)
 
 
+@torch.no_grad()
 def build(config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Zaya:
-    """Make a model with its initial values, without allocating or filling anything twice."""
+    """Make a model with its initial values, which depend on the seed and each tensor's name alone."""
     with torch.device("meta"):
         model = Zaya(config, dtype)
     model.to_empty(device=device)
-    initialise(model, seed)
-    return model
-
-
-@torch.no_grad()
-def initialise(model: Zaya, seed: int) -> None:
-    """Fill every parameter and buffer; the values depend on the seed and each tensor's name alone."""
     parameters = dict(model.named_parameters())
-    for info in tensor_table(model.config):
-        parameters[info.name].copy_(initial_tensor(info, model.config, seed))
-    model.balancing_bias.copy_(initial_balancing_bias(model.config))
+    for info in tensor_table(config):
+        parameters[info.name].copy_(initial_tensor(info, config, seed))
+    model.balancing_bias.copy_(initial_balancing_bias(config))
+    return model

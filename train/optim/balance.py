@@ -5,7 +5,7 @@ that fell on class c, over all C classes, the skip class included (arXiv 2605.05
 more than its share is preferred less. No weight decay.
 
 The scope is a setting, for the two reports differ (2511.17127 balances each microbatch, 2605.05365 the whole
-batch). Either way the biases stand still during an optimizer step and are moved after it, with counts of all
+batch). Either way the biases are constant during an optimizer step and are moved after it, with counts of all
 ranks: once for the batch, or once for each of its microbatches in their order. How many ranks there are, and
 whether activations are recomputed, changes nothing. The state is [layers, classes] fp32, a few KiB, the same on
 every rank. Every operation is elementwise or a sum of integers, so equal counts give equal bits on every rank.
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.init import initial_balancing_bias
+
+BALANCE_TENSORS = ("bias", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,9 @@ def balance_step(
 ) -> BalanceState:
     """Return the state after one step; nothing is changed in place.
 
-    Args:
-        state: state before the step.
-        counts_LC: choices of each class in the whole step, over all ranks; integers or whole floats. Every
-            layer has some: each forward routes every token in every layer.
-        lr: learning rate, in units of router probability.
-        betas: decay rates of the mean and of the mean square.
-        eps: added to the root of the mean square.
+    counts_LC are the choices of each class in the whole step, over all ranks, integers or whole floats; every
+    layer has some. `lr` is in units of router probability, `betas` are the decay rates of the mean and of the
+    mean square.
     """
     counts_LC = counts_LC.double()  # a step has more tokens than fp32 has integers
     shares_LC = counts_LC / counts_LC.sum(dim=-1, keepdim=True)

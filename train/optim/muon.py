@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zslurm.kernels import muon as kernel
 from zslurm.train.config import MuonConfig
 from zslurm.train.optim.newton_schulz import coefficient_schedule, orthogonalise_
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
@@ -65,23 +66,10 @@ class MatrixBatch:
 
 
 class Muon:
-    """Muon over batches of matrices. The caller owns all tensors, and clips and reduces the gradients.
-
-    Attributes:
-        config: as given.
-    """
+    """Muon over batches of matrices. The caller owns all tensors, and clips and reduces the gradients."""
 
     def __init__(self, batches: Iterable[MatrixBatch], config: MuonConfig, weight_decay: float) -> None:
-        """Arrange the work; allocates nothing.
-
-        Args:
-            batches: what is optimised; the views are kept.
-            config: the settings of optim.muon.
-            weight_decay: decoupled decay.
-
-        Raises:
-            ValueError: a batch's tensors differ in shape or format.
-        """
+        """Arrange the work on `batches`, whose views are kept; allocates nothing. The decay is decoupled."""
         self.config, self._weight_decay = config, weight_decay
         self._schedule = coefficient_schedule(config.coefficients, config.steps)
         self._chunks = [_Chunk(parts, config) for parts in _arrange(batches, config)]
@@ -91,8 +79,8 @@ class Muon:
         """Update momentum and master weights from the gradients; `lr` is the schedule's learning rate."""
         lr *= self.config.lr_factor
         for chunk in self._chunks:
-            x_KMN = chunk.momentum_step(self.config.momentum, self.config.nesterov)
-            orthogonalise_(x_KMN, self._schedule)
+            x_KMN, norms_K = chunk.momentum_step(self.config.momentum, self.config.nesterov)
+            orthogonalise_(x_KMN, self._schedule, norms_K=norms_K)
             chunk.apply(x_KMN, decay=1 - lr * self._weight_decay, rate=lr * chunk.scale)
 
 
@@ -103,23 +91,19 @@ class _Chunk:
         self.masters = [part.master_KMN for part in parts]
         self.gradients = [part.gradient_KMN for part in parts]
         self.momenta = [part.momentum_KMN for part in parts]
-        self.counts = [part.count for part in parts]
+        self.count = sum(part.count for part in parts)
         self.dtype = _product_dtype(parts[0], config)
         self.shape = parts[0].master_KMN.shape[1:]
         self.scale = _scale(self.shape[0], self.shape[1], config)
 
-    def momentum_step(self, mu: float, nesterov: bool) -> Tensor:
-        """Update the momentum; return what is to be orthogonalised, [K, M, N] in the products' format."""
-        torch._foreach_lerp_(self.momenta, self.gradients, 1 - mu)
-        x_KMN = torch.empty((sum(self.counts), *self.shape), dtype=self.dtype, device=self.masters[0].device)
-        ahead = torch._foreach_lerp(self.gradients, self.momenta, mu) if nesterov else self.momenta
-        torch._foreach_copy_(x_KMN.split(self.counts), ahead)
-        return x_KMN
+    def momentum_step(self, mu: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+        """Update the momentum; return what is to be orthogonalised, in the products' format, and its norms."""
+        x_KMN = torch.empty((self.count, *self.shape), dtype=self.dtype, device=self.masters[0].device)
+        return x_KMN, kernel.momentum(self.momenta, self.gradients, x_KMN, mu=mu, nesterov=nesterov)
 
     def apply(self, x_KMN: Tensor, *, decay: float, rate: float) -> None:
         """Decay the masters and take a step of `rate` against x."""
-        torch._foreach_mul_(self.masters, decay)
-        torch._foreach_add_(self.masters, x_KMN.split(self.counts), alpha=-rate)
+        kernel.update(self.masters, x_KMN, decay=decay, rate=rate)
 
 
 def _arrange(batches: Iterable[MatrixBatch], config: MuonConfig) -> list[list[MatrixBatch]]:

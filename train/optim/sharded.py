@@ -55,7 +55,7 @@ class ShardedOptimizer:
     """AdamW and Muon for one rank's chunk of master weights.
 
     Attributes:
-        steps: optimizer steps taken.
+        steps: optimizer steps taken; set with the states from a checkpoint.
         states: all there is to save beside the number of steps.
     """
 
@@ -85,10 +85,6 @@ class ShardedOptimizer:
             *(OwnedState(name, 0, moment) for name, moment in self._adamw.moments.items()),
             OwnedState(MOMENTUM, share, momentum),
         )
-
-    def restore(self, steps: int) -> None:
-        """Continue after `steps` steps; master weights and states were filled by the caller."""
-        self.steps = steps
 
     def step(self, lr: float) -> None:
         """Update the master weights from the reduced gradient."""

@@ -20,15 +20,11 @@ CPU_CHUNK_BYTES = 8 * 2**20
 """Bytes of temporary tensors on a CPU."""
 
 
-def iteration_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """Return the bytes that the Newton-Schulz steps of one matrix take beside the matrix itself."""
-    return itemsize * (rows * columns + 2 * min(rows, columns) ** 2)
-
-
 def update_bytes(rows: int, columns: int, itemsize: int, master_itemsize: int) -> int:
     """Return the bytes of all temporary tensors of one matrix's Muon step."""
     elements = rows * columns
-    return itemsize * elements + max(iteration_bytes(rows, columns, itemsize), master_itemsize * elements)
+    steps = itemsize * (elements + 2 * min(rows, columns) ** 2)
+    return itemsize * elements + max(steps, master_itemsize * elements)
 
 
 def matrices_at_once(bytes_per_matrix: int, device_type: str) -> int:

@@ -1,6 +1,6 @@
-"""Where the gradients of matrices lie, in which portions they are reduced, and how they get to their owners.
+"""Where the gradients of matrices are, in which portions they are reduced, and how they get to their owners.
 
-Matrices lie end to end in a space of their own, last used first, which is the order in which backward finishes
+Matrices are end to end in a separate space, last used first, which is the order in which backward finishes
 their gradients. The space is cut into buckets of equal length, wherever that falls, and each bucket into one equal
 chunk per rank, its *held* elements: what one reduce-scatter per bucket leaves on that rank.
 
@@ -43,9 +43,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`numel` elements that lie at `start` in the matrix space, `offset` in their owner's chunk of the partition.
+    """`numel` elements at `start` in the matrix space, and at `offset` in their owner's chunk of the partition.
 
-    `in_share` is where they lie in what their holder holds, all its chunks one behind the other.
+    `in_share` is their offset in what their holder holds, all its chunks one after the other.
     """
 
     holder: int
@@ -71,7 +71,7 @@ class MatrixSpace:
 
     Attributes:
         ranks: how many there are.
-        placements: where each tensor of matrices lies, last used first.
+        placements: where each tensor of matrices is, last used first.
         length: elements of the space, padding included.
         bucket: elements of a bucket.
         buckets: all of them; the last one may be shorter.
@@ -107,12 +107,12 @@ class MatrixSpace:
         return range(place.offset // self.bucket, -(-(place.offset + place.numel) // self.bucket))
 
     def held_by(self, rank: int) -> tuple[Piece, ...]:
-        """Return the pieces that `rank` holds, in the order in which they are sent: by owner, then as they lie."""
+        """Return the pieces that `rank` holds, in the order in which they are sent: by owner, then by start."""
         pieces = (piece for bucket in self.buckets for piece in self._within(bucket, rank, bucket.held(rank)))
         return tuple(sorted(pieces, key=lambda piece: (piece.owner, piece.start)))
 
     def owned_by(self, rank: int) -> tuple[Piece, ...]:
-        """The pieces that `rank` owns, in the order in which they are received: by holder, then as they lie."""
+        """Return the pieces that `rank` owns, in the order in which they arrive: by holder, then by start."""
         pieces = (
             piece
             for matrix in self._matrices
@@ -144,7 +144,7 @@ class MatrixSpace:
             index += 1
 
     def _holders(self, matrix: _Placed) -> Iterator[tuple[int, Bucket, slice]]:
-        """Who holds what of a matrix."""
+        """Yield who holds what of a matrix."""
         for number in range(matrix.start // self.bucket, -(-matrix.stop // self.bucket)):
             bucket = self.buckets[number]
             first = max(0, matrix.start - bucket.start) // bucket.chunk

@@ -6,19 +6,18 @@ backend makes of it:
     reduce_scatter   n of input    n (N-1)/N          all_to_all   what goes to other ranks
     all_gather       n of output   n (N-1)/N          all_reduce   2 n (N-1)/N
 
-NCCL and RCCL reach these with rings. gloo has no reduce-scatter of its own and does an all-reduce's work for it,
-twice these bytes: on CPUs the count says what GPUs would send.
+NCCL and RCCL reach these with rings. gloo does an all-reduce's work for a reduce-scatter, twice these bytes: on
+CPUs the count is what GPUs would send.
 
-Every call takes tensors that the caller keeps: nothing is allocated here. `async_op=True` returns a handle, and
-the tensors may not be touched until its `wait()`; what the call does is then in order with the caller's stream.
-All ranks must make the same calls in the same order. On one rank nothing is sent and results are copied where they
-do not lie there already; where there are no elements, nothing is done.
+Every call takes tensors that the caller keeps: nothing is allocated here. `reduce_scatter` and `all_gather` return
+a handle, and the tensors may not be touched until its `wait()`; the collective is then in order with the caller's
+stream. All ranks must make the same calls in the same order. On one rank nothing is sent and results are copied
+where they are not in place already; where there are no elements, nothing is done.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch.distributed as dist
@@ -57,50 +56,39 @@ class Comm:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.sent: Counter[str] = Counter()
 
-    def reduce_scatter(self, out: Tensor, whole: Tensor, *, async_op: bool = False) -> Handle:
+    def reduce_scatter(self, out: Tensor, whole: Tensor) -> Handle:
         """Sum `whole` over all ranks; `out` is this rank's of `size` equal chunks of the sum. `whole` is kept."""
         if self.size == 1 or not whole.numel():
             return _copied(out, whole)
         self._count("reduce_scatter", _bytes(whole) * (self.size - 1) / self.size)
-        return _reduce_scatter(out, whole, group=self.group, async_op=async_op) or DONE
+        handle: Handle = _reduce_scatter(out, whole, group=self.group, async_op=True)
+        return handle
 
-    def all_gather(self, whole: Tensor, part: Tensor, *, async_op: bool = False) -> Handle:
-        """Fill `whole` with every rank's `part`, one behind the other; `part` may be its own place in `whole`."""
+    def all_gather(self, whole: Tensor, part: Tensor) -> Handle:
+        """Fill `whole` with every rank's `part`, one after the other; `part` may be its own view of `whole`."""
         if self.size == 1 or not whole.numel():
             return _copied(whole, part)
         self._count("all_gather", _bytes(whole) * (self.size - 1) / self.size)
-        return _all_gather(whole, part, group=self.group, async_op=async_op) or DONE
+        handle: Handle = _all_gather(whole, part, group=self.group, async_op=True)
+        return handle
 
-    def all_to_all(
-        self,
-        out: Tensor,
-        out_splits: Sequence[int],
-        source: Tensor,
-        source_splits: Sequence[int],
-        *,
-        async_op: bool = False,
-    ) -> Handle:
+    def all_to_all(self, out: Tensor, out_splits: list[int], source: Tensor, source_splits: list[int]) -> None:
         """Send source_splits[r] elements of `source`, in order, to each rank r; fill `out` with what they send.
 
         Any of the numbers may be 0.
         """
         if self.size == 1:
-            return _copied(out, source)
+            _copied(out, source)
+            return
         away = sum(source_splits) - source_splits[self.rank]
         self._count("all_to_all", away * source.element_size())
-        handle = dist.all_to_all_single(
-            out, source, list(out_splits), list(source_splits), group=self.group, async_op=async_op
-        )
-        return handle or DONE
+        dist.all_to_all_single(out, source, out_splits, source_splits, group=self.group)
 
-    def all_reduce(
-        self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, async_op: bool = False
-    ) -> Handle:
+    def all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
         """Replace `values` by their sum (or another `op`) over all ranks."""
-        if self.size == 1:
-            return DONE
-        self._count("all_reduce", 2 * _bytes(values) * (self.size - 1) / self.size)
-        return dist.all_reduce(values, op=op, group=self.group, async_op=async_op) or DONE
+        if self.size > 1:
+            self._count("all_reduce", 2 * _bytes(values) * (self.size - 1) / self.size)
+            dist.all_reduce(values, op=op, group=self.group)
 
     def _count(self, operation: str, sent: float) -> None:
         self.sent[operation] += round(sent)

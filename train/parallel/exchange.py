@@ -7,10 +7,10 @@ What each rank sends and gets is known from the plan (buckets.py). A rank sends 
 and gets what it owns, about as much: 2 P/N elements for both ways, on top of the reduction and the gathering.
 
 Memory: two buffers of 1/N of the matrices each, allocated once: one of what is held, packed, and one of what is
-owned, packed; they change places on the way back. In the second one lies, before it is packed, what this rank
-holds of the reduced gradients: the way to the owners is from there to the first, and back into it. Packing copies
-one piece after the other (in fused kernels on a GPU), and converts formats on the way if need be. On one rank
-pieces are copied to where they belong, and there are no buffers.
+owned, packed; they swap roles on the way back. Before it is packed, the second one holds what this rank holds of
+the reduced gradients: the way to the owners is from there to the first, and back into it. Packing copies one
+piece after the other (in fused kernels on a GPU), and converts formats on the way if need be. On one rank pieces
+are copied to where they belong, and there are no buffers.
 """
 
 from __future__ import annotations

@@ -11,10 +11,14 @@ from zslurm.train.config import ModelConfig, OptimConfig, ParallelConfig
 from zslurm.train.parallel.buckets import MatrixSpace
 from zslurm.train.shapes import owned_table
 
-_ITEMSIZE = {"fp32": 4, "bf16": 2, "fp64": 8}
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp64": 8}
+"""Bytes of an element in each of the formats that a configuration names."""
 
 STAGES = 2
 """Buckets that are being reduced at once, where they have to be converted."""
+
+NORM_ELEMENTS = 1 << 24
+"""Elements of the gradient that are squared in fp64 at a time."""
 
 
 def sharded_bytes(
@@ -23,9 +27,9 @@ def sharded_bytes(
     """Return the bytes of each buffer that a rank keeps for the whole run."""
     table = owned_table(model, optim)
     layout = partition(table, world_size)
-    weight = _ITEMSIZE[parallel.dtype]
-    gradient = 8 if weight == 8 else _ITEMSIZE[parallel.gradient_dtype]
-    reduced = 8 if weight == 8 else _ITEMSIZE[parallel.reduce_dtype or parallel.gradient_dtype]
+    weight = ITEMSIZE[parallel.dtype]
+    gradient = 8 if weight == 8 else ITEMSIZE[parallel.gradient_dtype]
+    reduced = 8 if weight == 8 else ITEMSIZE[parallel.reduce_dtype or parallel.gradient_dtype]
     master = max(weight, 4)
     space = MatrixSpace(table, layout, int(parallel.bucket_mb * 2**20 / reduced))
     length = layout.flat_length + space.length

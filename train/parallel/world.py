@@ -32,20 +32,18 @@ class World:
 
     rank: int
     size: int
-    local_rank: int
     local_size: int
     device: torch.device
     mesh: DeviceMesh
     store: dist.Store
-    threads: int
 
     @property
     def dp_group(self) -> dist.ProcessGroup:
         """Return the ranks among which data and optimizer state are divided."""
         return self.mesh.get_group("dp")
 
-    def store_of_its_own(self) -> dist.Store:
-        """Another connection to the store, for another thread: an operation holds its connection."""
+    def second_store(self) -> dist.Store:
+        """Return another connection to the store, for another thread: an operation holds its connection."""
         return self.store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
 
     @property
@@ -69,7 +67,7 @@ def _device(asked: str, local_rank: int) -> torch.device:
 def cpu_threads(asked: int) -> int:
     """Return the threads of this rank: as asked, else its share of the cores that this process may use."""
     cores = len(os.sched_getaffinity(0))
-    # A launcher that gives ranks cores of their own says how many of them share these.
+    # A launcher that gives ranks cores sets how many of them share these.
     sharing = os.environ.get("ZSLURM_CORE_RANKS") or os.environ.get("LOCAL_WORLD_SIZE", "1")
     return asked or max(1, cores // int(sharing))
 
@@ -97,8 +95,7 @@ def open_world(config: ParallelConfig) -> Iterator[World]:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = _device(config.device, local_rank)
-    threads = cpu_threads(config.threads)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(cpu_threads(config.threads))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=config.timeout_s)
@@ -114,8 +111,8 @@ def open_world(config: ParallelConfig) -> Iterator[World]:
         device_id=device if device.type == "cuda" else None,
     )
     mesh = init_device_mesh(device.type, (size, 1), mesh_dim_names=("dp", "cp"))
-    yield World(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), device, mesh, store, threads)
-    # The host of the store must not leave while others still talk through it. After an error there is nobody
-    # to wait for: the process ends, and its peers notice.
+    yield World(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), device, mesh, store)
+    # The host of the store must not leave while others still talk through it. After an error none is
+    # waited for: the process ends, and its peers notice.
     dist.barrier()
     dist.destroy_process_group()

@@ -38,27 +38,20 @@ from zslurm.checkpoint_tools import Extent, partition
 from zslurm.train.parallel.buckets import MatrixSpace
 from zslurm.train.parallel.comm import Comm, Handle
 from zslurm.train.parallel.exchange import Exchange
-from zslurm.train.parallel.memory import STAGES, stage_elements
+from zslurm.train.parallel.memory import NORM_ELEMENTS, STAGES, stage_elements
 from zslurm.train.shapes import TensorInfo
 
-_NORM_ELEMENTS = 1 << 24  # elements that are squared in fp64 at a time
 _NOWHERE = 2**62
 
 
 @dataclass
 class _Place:
-    """A parameter's gradient in the buffer, and how far it has come in this step.
-
-    Attributes:
-        total: the sum so far, a view of the buffer.
-        buckets: the buckets that it has elements in; none if it is flat.
-        added: backward passes that added to it.
-    """
+    """A parameter's gradient in the buffer, and how far it has come in this step."""
 
     name: str
-    total: Tensor
-    buckets: range
-    added: int = 0
+    total: Tensor  # the sum so far, a view of the buffer
+    buckets: range  # the buckets that it has elements in; none if it is flat
+    added: int = 0  # backward passes that added to it
 
 
 class ZeroShards:
@@ -87,15 +80,10 @@ class ZeroShards:
     ) -> None:
         """Move the model's parameters into a flat buffer and take this rank's chunk of it.
 
-        Args:
-            model: its parameters are those of `table`.
-            table: every parameter, with what one rank owns whole (`train.shapes.owned_table`).
-            group: the ranks.
-            gradient_dtype: format in which the gradients of microbatches are added up.
-            reduce_dtype: format in which they are summed over ranks; default: `gradient_dtype`. An fp64 model has
-                fp64 for both.
-            bucket_bytes: size of one reduction of matrices, rounded down to whole elements for every rank.
-            overlap: reduce buckets during the last backward of a step.
+        The gradients of microbatches are added up in `gradient_dtype`, and summed over ranks in `reduce_dtype`
+        (by default the same; fp64 for an fp64 model), with `overlap` during the last backward of a step.
+        `bucket_bytes` is the size of one reduction of matrices, rounded down to whole elements for every rank.
+        `table` is that of `train.shapes.owned_table`.
         """
         self.comm = Comm(group)
         self.rank, self.world_size = self.comm.rank, self.comm.size
@@ -154,7 +142,7 @@ class ZeroShards:
     def gradient_norm(self) -> Tensor:
         """The norm of the reduced gradient over all ranks, an fp64 scalar; not finite if any element is not."""
         total = torch.zeros((), dtype=torch.float64, device=self.master.device)
-        for part in self.master_gradient.split(_NORM_ELEMENTS):
+        for part in self.master_gradient.split(NORM_ELEMENTS):
             total += part.double().square().sum()
         self.comm.all_reduce(total)
         return total.sqrt()
@@ -189,13 +177,13 @@ class ZeroShards:
         """Round every rank's masters to the weights' format and collect all of them."""
         self._flat_weights.copy_(self.master[: self.layout.flat_share])
         flat = self.weights[: self.layout.flat_length]
-        handles = [self.comm.all_gather(flat, self._flat_weights, async_op=True)]
+        handles = [self.comm.all_gather(flat, self._flat_weights)]
         self._exchange.to_holders(self._owned_masters, self._held_weights)
         matrices = self.weights[self.layout.flat_length :]
         # What the next forward uses first was the last to get its gradient.
         for bucket in reversed(self._buckets):
             held = matrices[bucket.held(self.rank)]
-            handles.append(self.comm.all_gather(matrices[bucket.start : bucket.stop], held, async_op=True))
+            handles.append(self.comm.all_gather(matrices[bucket.start : bucket.stop], held))
         for handle in handles:
             handle.wait()
 
@@ -259,7 +247,7 @@ class ZeroShards:
 
         def add(finished: Tensor) -> None:
             assert finished.grad is not None
-            assert place.added < self._backwards, f"{place.name}: more backward passes than begin_step was told of"
+            assert place.added < self._backwards, f"{place.name}: more backward passes than begin_step announced"
             if place.added:
                 place.total.add_(finished.grad)
             else:
@@ -290,7 +278,7 @@ class ZeroShards:
             gradients = self._stage[slot : slot + len(gradients)].copy_(gradients)
         first = bucket.start // self.world_size
         held = self._exchange.share[first : first + bucket.chunk]
-        self._handles.append(self.comm.reduce_scatter(held, gradients, async_op=True))
+        self._handles.append(self.comm.reduce_scatter(held, gradients))
 
     def _reduce_flat(self) -> Handle:
         gradients = self.gradients[: self.layout.flat_length]
@@ -298,7 +286,7 @@ class ZeroShards:
             for handle in self._handles[-STAGES:]:
                 handle.wait()
             gradients = self._stage[: len(gradients)].copy_(gradients)
-        return self.comm.reduce_scatter(self._flat_sum, gradients, async_op=True)
+        return self.comm.reduce_scatter(self._flat_sum, gradients)
 
 
 def _views(buffer: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:

@@ -37,8 +37,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zslurm.kernels.matmul.limits import fewest_copied_terms
-from zslurm.train.config import ModelConfig, PhaseConfig
+from zslurm.kernels.matmul_limits import fewest_copied_terms
+from zslurm.train.config import ModelConfig, TrainConfig
+from zslurm.train.parallel.memory import ITEMSIZE
+from zslurm.train.phases import PhaseConfig
 
 # What train/model does: sdpa.py, head.py.
 LONGEST_IN_BLOCKS = 1024
@@ -54,19 +56,12 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class MicrobatchMemory:
-    """Bytes of a microbatch, beside all that lives longer than it.
+    """Bytes of a microbatch, beside all that lives longer than it."""
 
-    Attributes:
-        layers: kept of all layers between forward and backward.
-        head: at the peak of the head's forward pass, `layers` included.
-        last_layer: at the peak of the last layer's backward pass, likewise.
-        logits: of one part of the head's chunk, with the softmax of the chunk; in `head`.
-    """
-
-    layers: int
-    head: int
-    last_layer: int
-    logits: int
+    layers: int  # kept of all layers between forward and backward
+    head: int  # at the peak of the head's forward pass, `layers` included
+    last_layer: int  # at the peak of the last layer's backward pass, likewise
+    logits: int  # of one part of the head's chunk, with the softmax of the chunk; in `head`
 
     @property
     def peak(self) -> int:
@@ -131,40 +126,26 @@ def product_sums(elements: int, itemsize: int) -> int:
     return elements * _FP32 if itemsize < _FP32 else 0
 
 
-def microbatch_memory(
-    model: ModelConfig,
-    phase: PhaseConfig,
-    *,
-    itemsize: int,
-    on_cpu: bool,
-    recompute: bool = False,
-    isolate_documents: bool = False,
-) -> MicrobatchMemory:
-    """Return the bytes of forward and backward of one microbatch of `phase`.
-
-    Args:
-        model: the model.
-        phase: its micro_batch and context count.
-        itemsize: bytes of one element of the weights' format.
-        on_cpu: the kernels of CPUs, not of GPUs.
-        recompute: layers keep their inputs alone.
-        isolate_documents: attention gets a mask.
-    """
-    sizes = _Sizes(model, phase.micro_batch, phase.context, itemsize, isolate_documents, on_cpu)
+def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) -> MicrobatchMemory:
+    """Return the bytes of forward and backward of a microbatch of `phase`, with the kernels of CPUs or GPUs."""
+    model, narrow = config.model, ITEMSIZE[config.parallel.dtype]
+    sizes = _Sizes(model, phase.micro_batch, phase.context, narrow, config.data.isolate_documents, on_cpu)
     layer = _layer(sizes)
     layers, again = model.layers * layer, 0
     into_head = 2 * sizes.stream + sizes.wide_stream  # the last hidden state, x, and the stream
-    if recompute:
-        inputs = sizes.stream + sizes.wide_stream + _router_state(sizes)
+    if config.parallel.recompute:
+        inputs = sizes.stream + sizes.wide_stream
+        if model.router == "mlp":
+            inputs += sizes.tokens * model.router_hidden_size * narrow  # what a router hands to the next
         layers = model.layers * inputs - (inputs - sizes.stream)  # the first layer has the embedding only
         again = layer - sizes.stream  # its input is kept already
         into_head += sizes.wide_stream  # the stream before the last entry, which the last layer would have kept
-    layers += _mask(sizes)
-    last_layer = layers + again + _experts_backward(sizes) + sizes.table * sizes.narrow
+    if sizes.masked:
+        layers += sizes.tokens * sizes.context  # the mask of a forward pass, a byte for each pair of tokens
     return MicrobatchMemory(
         layers=layers,
         head=layers + into_head + _head(sizes),
-        last_layer=last_layer,
+        last_layer=layers + again + _experts_backward(sizes) + sizes.table * narrow,
         logits=(_chunk(sizes) + _part(sizes)) * model.vocab_size * sizes.wide,
     )
 
@@ -211,17 +192,10 @@ def _attention(sizes: _Sizes) -> int:
 
 def _probabilities(sizes: _Sizes) -> int:
     """Return the probabilities of every block of queries, for the keys up to the block's end."""
-    length = sizes.context
-    pairs = sum(
-        (min(start + ATTENTION_BLOCK, length) - start) * min(start + ATTENTION_BLOCK, length)
-        for start in range(0, length, ATTENTION_BLOCK)
-    )
+    starts = range(0, sizes.context, ATTENTION_BLOCK)
+    ends = [min(start + ATTENTION_BLOCK, sizes.context) for start in starts]
+    pairs = sum((end - start) * end for start, end in zip(starts, ends, strict=True))
     return sizes.sequences * sizes.model.query_heads * pairs * sizes.narrow
-
-
-def _router_state(sizes: _Sizes) -> int:
-    """Return what a router hands to the next."""
-    return 0 if sizes.model.router == "linear" else sizes.tokens * sizes.model.router_hidden_size * sizes.narrow
 
 
 def _router(sizes: _Sizes) -> int:
@@ -236,8 +210,7 @@ def _router(sizes: _Sizes) -> int:
 
 def _experts(sizes: _Sizes) -> int:
     """Rows sorted by expert, their first product, their results in order again, and both orders."""
-    model = sizes.model
-    width = 2 * model.hidden_size + 2 * model.expert_hidden_size
+    width = 2 * (sizes.model.hidden_size + sizes.model.expert_hidden_size)
     return sizes.rows * (width * sizes.narrow + 2 * _INDEX)
 
 
@@ -303,8 +276,3 @@ def _part(sizes: _Sizes) -> int:
     if not sizes.on_cpu:
         return _chunk(sizes)
     return min(_chunk(sizes), max(FEWEST_TOKENS, PART_OF_LOGITS_ON_CPU // sizes.model.vocab_size))
-
-
-def _mask(sizes: _Sizes) -> int:
-    """Return the mask of a forward pass, a byte for each pair of a sequence's tokens."""
-    return sizes.tokens * sizes.context if sizes.masked else 0

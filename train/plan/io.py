@@ -3,7 +3,7 @@
     pages per step        n = sigma G s b / P
     operations a second   n / t
 
-with G sequences of s tokens in a step, b bytes a token, pages of P bytes, and t seconds a step. sigma says how
+with G sequences of s tokens in a step, b bytes a token, pages of P bytes, and t seconds a step. sigma is how
 many times the pages are touched that the tokens would fill: 1 to 2 for bundled data, 2 to 8 for fragmented ones.
 Published for ZAYA1: G = s = 4,096, b = 4, P = 4,096 and t = 2.5 s give 64 MiB, 16,384 pages and 6,554 sigma
 operations a second, of 70,000 that the storage gives.
@@ -20,11 +20,9 @@ training waits. What is left out: evaluation, exports, and resuming.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from zslurm.train.config import CheckpointConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
+from zslurm.train.config import TrainConfig
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.shapes import owned_table
 
@@ -33,45 +31,9 @@ PUBLISHED_BUDGET = 70_000
 """Operations a second that the storage of ZAYA1's cluster gave."""
 
 
-class Run(Protocol):
-    """The sections of a run's configuration that decide its input and output."""
-
-    @property
-    def model(self) -> ModelConfig:
-        """Return the section `model`."""
-        ...
-
-    @property
-    def optim(self) -> OptimConfig:
-        """Return the section `optim`."""
-        ...
-
-    @property
-    def phases(self) -> Sequence[PhaseConfig]:
-        """Return the section `phases`."""
-        ...
-
-    @property
-    def parallel(self) -> ParallelConfig:
-        """Return the section `parallel`."""
-        ...
-
-    @property
-    def checkpoint(self) -> CheckpointConfig:
-        """Return the section `checkpoint`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Reads:
-    """What a step reads.
-
-    Attributes:
-        global_batch: sequences in the step.
-        context: tokens in one sequence.
-        token_bytes: bytes of a token.
-        step_time: seconds.
-    """
+    """What a step of `step_time` seconds reads."""
 
     global_batch: int
     context: int
@@ -89,23 +51,17 @@ class Reads:
         return 1 + PAGE_BYTES / (self.context * self.token_bytes)
 
     def pages(self, sigma: float) -> float:
-        """Pages that a step touches."""
+        """Return the pages that a step touches."""
         return sigma * self.bytes / PAGE_BYTES
 
     def iops(self, sigma: float) -> float:
-        """Pages a second."""
+        """Return the pages that are touched in a second."""
         return self.pages(sigma) / self.step_time
 
 
 @dataclass(frozen=True)
 class CheckpointWrites:
-    """What checkpoints write.
-
-    Attributes:
-        bytes: of one checkpoint.
-        every_s: seconds from one to the next.
-        ranks: that write it together.
-    """
+    """Bytes of a checkpoint that `ranks` write together every `every_s` seconds."""
 
     bytes: int
     every_s: float
@@ -125,14 +81,8 @@ class StoragePlan:
     saves: CheckpointWrites
 
 
-def plan_storage(run: Run, *, step_time: float, ranks: int) -> StoragePlan:
-    """Reads and checkpoints of a run.
-
-    Args:
-        run: its configuration.
-        step_time: seconds of a step.
-        ranks: data-parallel ranks.
-    """
+def plan_storage(run: TrainConfig, *, step_time: float, ranks: int) -> StoragePlan:
+    """Return reads and checkpoints of a run on so many ranks, with steps of `step_time` seconds."""
     token_bytes = BundleHeader(run.model.vocab_size, "", 0).token_dtype.itemsize
     reads = tuple(
         Reads(max(segment.global_batch for segment in phase.segments), phase.context, token_bytes, step_time)
@@ -142,7 +92,7 @@ def plan_storage(run: Run, *, step_time: float, ranks: int) -> StoragePlan:
     return StoragePlan(reads, saves)
 
 
-def checkpoint_bytes(run: Run) -> int:
+def checkpoint_bytes(run: TrainConfig) -> int:
     """Return the bytes of one checkpoint's tensors; headers and the manifest are not counted."""
     itemsize = 8 if run.parallel.dtype == "fp64" else 4
     return sum(row.numel * itemsize * (2 if row.whole else 3) for row in owned_table(run.model, run.optim))

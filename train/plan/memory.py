@@ -15,104 +15,50 @@ tensors, not what an allocator, the runtime or the collectives' library hold bes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from zslurm.checkpoint_tools import Balance, Partition, partition
-from zslurm.train.config import CheckpointConfig, DataConfig, ModelConfig, OptimConfig, ParallelConfig, PhaseConfig
+from zslurm.train.config import TrainConfig
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
-from zslurm.train.parallel.memory import sharded_bytes
+from zslurm.train.parallel.memory import ITEMSIZE, NORM_ELEMENTS, sharded_bytes
 from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
 from zslurm.train.shapes import owned_table
 
-_ITEMSIZE = {"bf16": 2, "fp32": 4, "fp64": 8}
 _EXACT = 8  # bytes of an element in fp64
-_NORM_ELEMENTS = 1 << 24  # elements that zero.py squares at a time
 _COPY = "copy for a checkpoint"
 _LATER = ("exchange of matrices", "staging", "optimizer state", _COPY)  # allocated when the weights have moved
 
 
-class Run(Protocol):
-    """The sections of a run's configuration that decide its memory."""
-
-    @property
-    def model(self) -> ModelConfig:
-        """Return the section `model`."""
-        ...
-
-    @property
-    def data(self) -> DataConfig:
-        """Return the section `data`."""
-        ...
-
-    @property
-    def optim(self) -> OptimConfig:
-        """Return the section `optim`."""
-        ...
-
-    @property
-    def phases(self) -> Sequence[PhaseConfig]:
-        """Return the section `phases`."""
-        ...
-
-    @property
-    def parallel(self) -> ParallelConfig:
-        """Return the section `parallel`."""
-        ...
-
-    @property
-    def checkpoint(self) -> CheckpointConfig:
-        """Return the section `checkpoint`."""
-        ...
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on the rank that owns most.
+    """Bytes on the rank that owns most."""
 
-    Attributes:
-        ranks: ranks of the run.
-        resident: what lives as long as the run, by name.
-        moments: what comes on top of that at one time, by name.
-        microbatch: forward and backward, of the phase that needs most.
-        staging: memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`.
-        matrices: matrices that one rank each owns whole; 0 if AdamW trains everything.
-        balance: how evenly these are divided.
-    """
-
-    ranks: int
-    resident: dict[str, int]
-    moments: dict[str, int]
-    microbatch: MicrobatchMemory
-    staging: int
-    matrices: int
-    balance: Balance
+    ranks: int  # data-parallel ranks of the run
+    resident: dict[str, int]  # what lives as long as the run, by name
+    moments: dict[str, int]  # what comes on top of that at one time, by name
+    microbatch: MicrobatchMemory  # forward and backward, of the phase that needs most
+    staging: int  # memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`
+    matrices: int  # matrices that one rank each owns whole; 0 if AdamW trains everything
+    balance: Balance  # how evenly these are divided
 
     @property
     def peak(self) -> int:
-        """Largest sum of what lives at one time."""
+        """Return the largest sum of what is allocated at one time."""
         return sum(self.resident.values()) + self.moments[self.peak_moment]
 
     @property
     def peak_moment(self) -> str:
-        """When the peak is."""
+        """Return when the peak is."""
         return max(self.moments, key=lambda name: self.moments[name])
 
     @property
     def idle_share(self) -> float:
-        """Share of the ranks' time that Newton-Schulz steps leave idle, waiting for the rank with most of them."""
+        """Return the share of time that ranks are idle while the one with most Newton-Schulz steps takes them."""
         return 1 - self.balance.cost_mean / self.balance.cost if self.balance.cost else 0.0
 
 
-def plan_memory(config: Run, ranks: int, *, on_cpu: bool) -> MemoryPlan:
-    """Return the memory of a run on so many ranks.
-
-    Args:
-        config: the run.
-        ranks: data-parallel ranks.
-        on_cpu: the ranks are CPUs, not GPUs.
-    """
+def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool) -> MemoryPlan:
+    """Return the memory of a run on so many data-parallel ranks, which are CPUs or GPUs."""
     table = owned_table(config.model, config.optim)
     layout = partition(table, ranks)
     rank = max(range(ranks), key=layout.chunk)
@@ -120,14 +66,17 @@ def plan_memory(config: Run, ranks: int, *, on_cpu: bool) -> MemoryPlan:
     copy = resident["master weights"] + resident["optimizer state"]
     if on_cpu and config.checkpoint.background:
         resident[_COPY] = copy
-    itemsize = _ITEMSIZE[config.parallel.dtype]
-    microbatch = max(_microbatches(config, itemsize, on_cpu=on_cpu), key=lambda memory: memory.peak)
+    itemsize = ITEMSIZE[config.parallel.dtype]
+    microbatch = max(
+        (microbatch_memory(config, phase, on_cpu=on_cpu) for phase in config.phases),
+        key=lambda memory: memory.peak,
+    )
     later = sum(resident.get(name, 0) for name in _LATER)
     moments = {
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
         "forward and backward": microbatch.peak,
         # A value and its square; an fp64 gradient is its own value.
-        "clipping": min(layout.chunk(rank), _NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
+        "clipping": min(layout.chunk(rank), NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
         "Muon": _muon(config, layout, rank, on_cpu=on_cpu),
     }
     return MemoryPlan(
@@ -141,28 +90,13 @@ def plan_memory(config: Run, ranks: int, *, on_cpu: bool) -> MemoryPlan:
     )
 
 
-def _microbatches(config: Run, itemsize: int, *, on_cpu: bool) -> list[MicrobatchMemory]:
-    """Return a microbatch of each phase."""
-    return [
-        microbatch_memory(
-            config.model,
-            phase,
-            itemsize=itemsize,
-            on_cpu=on_cpu,
-            recompute=config.parallel.recompute,
-            isolate_documents=config.data.isolate_documents,
-        )
-        for phase in config.phases
-    ]
-
-
-def _muon(config: Run, layout: Partition, rank: int, *, on_cpu: bool) -> int:
+def _muon(config: TrainConfig, layout: Partition, rank: int, *, on_cpu: bool) -> int:
     """Return the temporary tensors of the shape that needs most."""
     exact = config.parallel.dtype == "fp64"
-    product = _EXACT if exact else _ITEMSIZE[config.optim.muon.dtype]
+    product = _EXACT if exact else ITEMSIZE[config.optim.muon.dtype]
     most = 0
     for batch in layout.batches(rank):
-        each = update_bytes(batch.rows, batch.columns, product, _EXACT if exact else _ITEMSIZE["fp32"])
+        each = update_bytes(batch.rows, batch.columns, product, _EXACT if exact else ITEMSIZE["fp32"])
         together = min(batch.count, matrices_at_once(each, "cpu" if on_cpu else "cuda"))
         sums = product_sums(batch.rows * batch.columns, product) if on_cpu else 0  # CPUs multiply one by one
         most = max(most, each * together + sums)

@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -19,22 +18,13 @@ from zslurm.train.config import TrainConfig, load_train_config
 from zslurm.train.model.zaya import build
 from zslurm.train.parallel.world import DTYPES, cpu_threads
 
-SECONDS = 2.0
+_SECONDS = 2.0
 
 
-class Rate(NamedTuple):
-    """What was measured, and in how many seconds."""
+def microbatch_rate(config: TrainConfig) -> dict[str, float]:
+    """Measure the first phase's microbatches on the CPU: tokens a second, and the seconds that it took.
 
-    tokens_per_s: float
-    seconds: float
-
-
-def microbatch_rate(config: TrainConfig, seconds: float = SECONDS) -> Rate:
-    """Measure the first phase's microbatches on the CPU.
-
-    Args:
-        config: a run; its model, format, threads and first phase count.
-        seconds: how long to measure; at least one microbatch is run, after one that does not count.
+    At least one microbatch is run, after one that does not count.
     """
     torch.set_num_threads(cpu_threads(config.parallel.threads))
     phase = config.phases[0]
@@ -42,7 +32,7 @@ def microbatch_rate(config: TrainConfig, seconds: float = SECONDS) -> Rate:
     generator = torch.Generator().manual_seed(config.run.seed)
     shape = (phase.micro_batch, phase.context)
     count, started = -1, 0.0
-    while count < 1 or time.perf_counter() - started < seconds:
+    while count < 1 or time.perf_counter() - started < _SECONDS:
         if count == 0:
             started = time.perf_counter()
         tokens_BS = torch.randint(config.model.vocab_size, shape, generator=generator)
@@ -50,8 +40,8 @@ def microbatch_rate(config: TrainConfig, seconds: float = SECONDS) -> Rate:
         loss.backward()
         count += 1
     took = time.perf_counter() - started
-    return Rate(count * tokens_BS.numel() / took, took)
+    return {"tokens_per_s": count * tokens_BS.numel() / took, "seconds": took}
 
 
 if __name__ == "__main__":
-    print(json.dumps(microbatch_rate(load_train_config(Path(sys.argv[1])))._asdict()))
+    print(json.dumps(microbatch_rate(load_train_config(Path(sys.argv[1])))))

@@ -1,15 +1,15 @@
-"""Run evaluation.command: it judges an export of the weights, beside the training and never in its way.
+"""Run evaluation.command: it evaluates an export of the weights, beside the training and never in its way.
 
     trainer, rank 0     a checkpoint is committed -> starts one process and continues; checks on it at every step
     that process        see `train.evaluation.command`: exports the checkpoint, runs the user's command, leaves how
                         it went in RUN_DIR/exports/step-00000400.json
 
-The process has no torch and no GPU, a lower priority, a session of its own, and none of the variables by which a
+The process has no torch and no GPU, a lower priority, its own session, and none of the variables by which a
 program would think itself a rank of the run. One runs at a time; one that is due meanwhile is left out. No failure
 of it stops the training.
 
 No shell is involved: the command is split into words as a shell would, {model}, {step} and {run} are replaced
-inside of them, and the words are the arguments of one program. For pipes there is `bash -c '...' judge {model}`.
+inside of them, and the words are the arguments of one program. For pipes there is `bash -c '...' name {model}`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def command_words(command: str, *, model: str, step: int, run: str) -> list[str]
 
 
 class EvaluationCommand(Observer):
-    """Asks for the checkpoints that are to be judged; on rank 0 starts the process and records how it went."""
+    """Asks for the checkpoints to evaluate; on rank 0 starts the process and records how it went."""
 
     def __init__(
         self,
@@ -67,16 +67,7 @@ class EvaluationCommand(Observer):
         *,
         starts: bool = True,
     ) -> None:
-        """Prepare; nothing is started.
-
-        Args:
-            run_dir: the run.
-            name: what {run} is replaced by.
-            command: the command with its placeholders.
-            config: how often, and how many exports stay.
-            record: records how a command went.
-            starts: whether this rank starts processes.
-        """
+        """Prepare; nothing is started, and on a rank without `starts` never is. {run} is replaced by `name`."""
         self._run_dir, self._name, self._command, self._config = run_dir.absolute(), name, command, config
         self._record_line, self._starts = record, starts
         self._pending = False
@@ -103,7 +94,7 @@ class EvaluationCommand(Observer):
         return self._pending
 
     def checkpoint_requested(self, step: int) -> None:
-        """Judge this checkpoint, once it is complete, if a command waits for one."""
+        """Evaluate this checkpoint, once it is complete, if a command waits for one."""
         if self._pending:
             self._to_export.add(step)
             self._pending = False
@@ -120,27 +111,22 @@ class EvaluationCommand(Observer):
         return frozenset({self._step}) if exporting else frozenset()
 
     def start(self, step: int, checkpoint: Path) -> None:
-        """Export a committed checkpoint and judge it, in the background."""
+        """Export a committed checkpoint and run the command on it, in the background."""
         if self.poll():
             _LOG.info("evaluation.command: step %d is left out: that of step %d still runs", step, self._step)
             self._record(step, "skipped", reason=f"the command of step {self._step} still ran")
             return
         paths = ExportPaths(self._run_dir, step)
         words = command_words(self._command, model=str(paths.model), step=step, run=self._name)
-        arguments = [
-            str(self._run_dir),
-            str(step),
-            str(checkpoint.absolute()),
-            str(self._config.keep_exports),
-            str(os.getpid()),
-        ]
+        arguments = map(str, (self._run_dir, step, checkpoint.absolute(), self._config.keep_exports, os.getpid()))
+        environment = {name: value for name, value in os.environ.items() if not _RANKS_OWN.fullmatch(name)}
         try:
             paths.root.mkdir(exist_ok=True)
             paths.result.unlink(missing_ok=True)
             with paths.log.open("wb") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "zslurm.train.evaluation.command", *arguments, *words],
-                    env=_without_ranks_own(os.environ) | {"PYTHONSAFEPATH": "1"},
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -154,7 +140,7 @@ class EvaluationCommand(Observer):
         self._step = step
 
     def poll(self) -> bool:
-        """Return whether it runs; writes down how it ended once it has."""
+        """Return whether it runs; records how it ended once it has."""
         if self._process is None:
             return False
         if self._process.poll() is None:
@@ -163,7 +149,7 @@ class EvaluationCommand(Observer):
         return False
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """Wait for its end, or until `give_up` says so: then it is killed."""
+        """Wait for its end, or until `give_up()`: then it is killed."""
         if self.poll():
             _LOG.info("waiting for evaluation.command of step %d", self._step)
         while self.poll() and not give_up():
@@ -185,17 +171,15 @@ class EvaluationCommand(Observer):
         self._ended("killed")
 
     def _ended(self, otherwise: str) -> None:
-        """Write down how it ended; `otherwise` where it left no word."""
+        """Record how it ended: by what it left, `otherwise` where it left nothing."""
         assert self._process is not None
         code, self._process = self._process.returncode, None
         paths = ExportPaths(self._run_dir, self._step)
         try:
             result = json.loads(paths.result.read_text())
         except (OSError, ValueError):
-            result = {
-                "outcome": otherwise,
-                "reason": f"the process that exports ended with {code}; see {paths.log}",
-            }
+            reason = f"the process that exports ended with {code}; see {paths.log}"
+            result = {"outcome": otherwise, "reason": reason}
         if result["outcome"] == "failed":
             _LOG.info("evaluation.command of step %d failed: %s; see %s", self._step, result["reason"], paths.log)
         elif result["outcome"] == "done":
@@ -210,7 +194,3 @@ class EvaluationCommand(Observer):
         self._record_line(
             "evaluation_command", step=step, outcome=outcome, **row, model=str(paths.model), log=str(paths.log)
         )
-
-
-def _without_ranks_own(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not _RANKS_OWN.fullmatch(name)}

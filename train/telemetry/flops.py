@@ -25,55 +25,28 @@ from dataclasses import dataclass
 from zslurm.train.config import ModelConfig
 from zslurm.train.shapes import Kind, tensor_table
 
-_FLOPS_PER_WEIGHT = 6
 
+def token_flops(model: ModelConfig, context: int, skip_share: float) -> float:
+    """Return the FLOPs of the mean token, forward and backward, in sequences of `context` tokens.
 
-@dataclass(frozen=True)
-class TokenFlops:
-    """FLOPs of one token, forward and backward.
-
-    Attributes:
-        always: what every token costs.
-        expert: what each of its choices costs that falls on an expert.
-        choices: how many choices a token has.
+    `skip_share`, in [0, 1], is the share of all choices that fall on the skip class. Formula and sources are
+    above.
     """
-
-    always: float
-    expert: float
-    choices: int
-
-    def at(self, skip_share: float) -> float:
-        """FLOPs of the mean token where this share of all choices, in [0, 1], falls on the skip class."""
-        return self.always + self.choices * (1 - skip_share) * self.expert
-
-
-def token_flops(model: ModelConfig, context: int) -> TokenFlops:
-    """FLOPs of one token in sequences of `context` tokens; see above for the formula and its sources."""
     table = tensor_table(model)
     always = sum(row.numel for row in table if row.kind in (Kind.EMBEDDING, Kind.MATRIX, Kind.CONVOLUTION))
-    experts = sum(row.numel for row in table if row.kind is Kind.EXPERTS)
-    seen = (context + 1) / 2
-    attention = 2 * _FLOPS_PER_WEIGHT * model.layers * model.query_heads * model.head_dim * seen
-    return TokenFlops(
-        always=_FLOPS_PER_WEIGHT * always + attention,
-        expert=_FLOPS_PER_WEIGHT * experts / model.experts,
-        choices=model.experts_per_token,
-    )
+    expert = sum(row.numel for row in table if row.kind is Kind.EXPERTS) / model.experts
+    attention = 2 * model.layers * model.query_heads * model.head_dim * (context + 1) / 2
+    return 6 * (always + attention + model.experts_per_token * (1 - skip_share) * expert)
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak of a device: matrix products, dense, in TFLOP/s.
+    """Peak of a device: matrix products, dense, in TFLOP/s."""
 
-    Attributes:
-        words: words of torch's name for the device, in capitals.
-        source: where the figures come from.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # words of torch's name for the device, in capitals
     bf16: float
     fp32: float
-    source: str
+    source: str  # where the figures come from
 
 
 _AMD = "AMD's data sheet"
@@ -94,18 +67,13 @@ PEAKS = (
     Peak(("H100",), 989.4, 67.0, _NVIDIA),
     Peak(("A100",), 312.0, 19.5, _NVIDIA),
 )
-"""The first row whose words are all among the device's counts: rows of variants stand before their family's."""
+"""The first row whose words are all among the device's counts: rows of variants come before their family's."""
 
 
 def peak_of(device_name: str, dtype: str) -> float | None:
-    """Peak of a device in FLOP/s.
+    """Return the peak of a device in FLOP/s; None where the table does not know it in the format `dtype`.
 
-    Args:
-        device_name: as torch.cuda.get_device_name gives it, e.g. "AMD Instinct MI300X".
-        dtype: "bf16", "fp32" or "fp64".
-
-    Returns:
-        None where the table does not know the device, or not in this format.
+    The name is torch.cuda.get_device_name's, such as "AMD Instinct MI300X".
     """
     words = set(re.split(r"[\W_]+", device_name.upper()))
     for row in PEAKS:

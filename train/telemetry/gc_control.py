@@ -1,22 +1,21 @@
 """Make Python's garbage collector stop all ranks at once instead of one after the other.
 
 Left to itself it runs on each rank when that one has made enough objects, and everyone waits for it in the next
-collective: with many ranks nearly every step has somebody who collects. Here it runs on no rank by itself, and on
+collective: with many ranks, some rank collects in nearly every step. Here it runs on no rank by itself, and on
 all of them at the same step, every n steps. What was made before the first step (modules, the model, the
 compiler's tables: hundreds of thousands of objects that live to the end) is frozen, so that a collection looks
 only at what came since. In between, reference counts free nearly everything; what waits are cycles.
 
-benchmarks/garbage.py measures a collection with and without the freeze.
+benchmarks/training/garbage.py measures a collection with and without the freeze.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from zslurm.train.schedule import Position
+from zslurm.train.schedule import Position, due
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.timing import Part
 
@@ -44,17 +43,15 @@ class GarbageControl(Observer):
         return self
 
     def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
-        """Collect after the step; see `after_step`."""
+        """Collect if the step is one of those; the same on all ranks."""
         self.after_step(step)
 
     def after_step(self, step: int) -> None:
-        """Collect if `step` is one of those; the same on all ranks."""
-        if self._every and step % self._every == 0:
+        """Collect if `step` is one of those."""
+        if due(self._every, step):
             gc.collect()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         """Give the collector back as it was found."""
         if self._every:
             gc.unfreeze()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
@@ -24,46 +23,27 @@ from zslurm.train.telemetry.timing import Part
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did; the same on every rank.
+    """What one optimizer step did; the same on every rank."""
 
-    Attributes:
-        loss: mean cross-entropy of the step's targets, in nats.
-        z_loss: mean z-loss of the step's targets, with its weight; 0 without one.
-        grad_norm: global norm of the gradient, before clipping.
-        counts_LC: choices of each router class in each layer.
-        stop: some rank was asked to stop.
-        taken: the weights were updated; false where the step was skipped.
-    """
-
-    loss: float
-    z_loss: float
-    grad_norm: float
-    counts_LC: Tensor
-    stop: bool
-    taken: bool
+    loss: float  # mean cross-entropy of the step's targets, in nats
+    z_loss: float  # mean z-loss of the step's targets, with its weight; 0 without one
+    grad_norm: float  # global norm of the gradient, before clipping
+    counts_LC: Tensor  # choices of each router class in each layer
+    stop: bool  # some rank was asked to stop
+    taken: bool  # the weights were updated; false where the step was skipped
 
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """What an observer may know of the run when it is made.
+    """What an observer may know of the run when it is made."""
 
-    Attributes:
-        run_dir: the run's directory.
-        config: its configuration.
-        world: who takes part.
-        attempt: number of this start, from 1.
-        done: steps that a checkpoint brought along.
-        total_steps: steps of the whole run.
-        record: writes a line of metrics.jsonl, which all observers see.
-    """
-
-    run_dir: Path
-    config: TrainConfig
-    world: World
-    attempt: int
-    done: int
-    total_steps: int
-    record: Record
+    run_dir: Path  # the run's directory
+    config: TrainConfig  # its configuration
+    world: World  # who takes part
+    attempt: int  # number of this start, from 1
+    done: int  # steps that a checkpoint brought along
+    total_steps: int  # steps of the whole run
+    record: Record  # writes a line of metrics.jsonl, which all observers see
 
 
 class Observer:
@@ -83,23 +63,14 @@ class Observer:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Training begins."""
+        """Enter: training begins."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Training has ended, or failed."""
+    def __exit__(self, *failure: Any) -> None:
+        """Leave: training has ended, or failed (three arguments, as every context manager gets)."""
 
     def step_done(self, step: int, here: Position, result: StepResult, split: Mapping[Part, float]) -> None:
-        """Observe a step.
-
-        Args:
-            step: its number, from 1.
-            here: its place in the run.
-            result: what it did.
-            split: its seconds in each part.
-        """
+        """Observe a step: its number from 1, its place in the run, what it did, and its seconds in each part."""
 
     def recorded(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Observe a line of metrics: a step, a skipped step, an evaluation, a state of a save, and so on."""
@@ -119,8 +90,4 @@ class Observer:
         return frozenset()
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """End once the run has ended in order, when the other ranks may have left.
-
-        Args:
-            give_up: true when nothing is to be waited for any more; asked again and again.
-        """
+        """End after the run has ended in order; other ranks may have left. Wait until `give_up()` at most."""

@@ -1,18 +1,10 @@
-"""List the observers of a run, and hand each of them what the loop reports.
-
-observers = Observers(...)             all ranks together
-with observers:
-    for each step:
-        observers.step_done(...)       metrics, the profiler, the garbage collector, ...
-observers.finish(...)                  when the other ranks have left
-"""
+"""List the observers of a run, and hand each of them what the loop reports."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from zslurm.train.config import TrainConfig
@@ -63,18 +55,16 @@ class Observers:
                 self._all.append(observer)
 
     def __enter__(self) -> Observers:
-        """Training begins."""
+        """Enter them: training begins."""
         with contextlib.ExitStack() as opening:
             for observer in self._all:
                 opening.enter_context(observer)
             self._open = opening.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Training has ended, or failed."""
-        self._open.__exit__(kind, error, trace)
+    def __exit__(self, *failure: Any) -> None:
+        """Leave them: training has ended, or failed."""
+        self._open.__exit__(*failure)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Report a line of metrics."""

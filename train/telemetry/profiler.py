@@ -12,7 +12,6 @@ import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -27,30 +26,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class Profiler(Observer):
-    """Profiles its window inside of its `with` block; does nothing where there is no window."""
+    """Profiles its window inside of its `with` block."""
 
-    def __init__(
-        self, window: tuple[int, int] | None, *, done: int, directory: Path, device: torch.device
-    ) -> None:
-        """Prepare.
+    def __init__(self, window: tuple[int, int], *, done: int, directory: Path, device: torch.device) -> None:
+        """Prepare to trace the first to the last step of `window`, counted from 1, into `directory`.
 
-        Args:
-            window: first and last step, counted from 1.
-            done: steps that are done already; a window that lies behind them is left out, one that they have
-                begun starts at once.
-            directory: where the trace goes; it is made.
-            device: where the steps run.
+        Of the window, the steps that are `done` already are left out.
         """
         self._done, self._directory = done, directory
         self._profile: profile | None = None
         self._unwanted = False
-        if window is None:
-            return
         first, last = max(window[0], done + 1), window[1]
         if last < first:
-            _LOG.info(
-                "metrics.profile: steps %d to %d are done already; nothing is profiled", window[0], window[1]
-            )
+            _LOG.info("metrics.profile: steps %d to %d are done already; nothing is profiled", *window)
             return
         self._first, self._last = first, last
         ahead = first - 1 - done
@@ -91,14 +79,12 @@ class Profiler(Observer):
             if self._done >= self._last:
                 self._stop()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         """Stop: a run that is asked to stop leaves what it has; one that fails does not wait for a trace.
 
         Either way the profiler is stopped: torch 2.13 crashes at the end of a process in which one still runs.
         """
-        self._unwanted = kind is not None
+        self._unwanted = failure[0] is not None
         self._stop()
 
     def _stop(self) -> None:

@@ -60,15 +60,10 @@ class StepMetrics(Observer):
 
 
 def routing_metrics(counts_LC: Tensor, skip_expert: bool) -> dict[str, float]:
-    """Measure how evenly the experts are used.
+    """Measure how evenly the experts are used, from the choices of each class in each layer, over all ranks.
 
-    Args:
-        counts_LC: choices of each class in each layer, over all ranks.
-        skip_expert: whether the last class is the skip class.
-
-    Returns:
-        skip_share, the mean over layers, and load_entropy, the smallest over layers of H(p)/ln E in [0, 1], p the
-        share of tokens of each real expert.
+    Returns skip_share, the mean over layers (the last class skips where there is a skip class), and load_entropy,
+    the smallest over layers of H(p)/ln E in [0, 1], p the share of tokens of each real expert.
     """
     counts = counts_LC.double()
     real = counts[:, :-1] if skip_expert else counts

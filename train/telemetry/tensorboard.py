@@ -21,13 +21,7 @@ class TensorBoard(Observer):
     """One attempt's event file."""
 
     def __init__(self, directory: Path, *, first_step: int, attempt: int) -> None:
-        """Open a new file in `directory`, which is made.
-
-        Args:
-            directory: where TensorBoard looks.
-            first_step: the first step that will be written; later ones of earlier files no longer count.
-            attempt: part of the file's name.
-        """
+        """Open a new file in `directory`, which is made; steps from `first_step` on in earlier files are void."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(

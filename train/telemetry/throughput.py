@@ -1,8 +1,8 @@
 """Measure how fast a step was, in tokens and in FLOPs, and how near to what the devices can do.
 
-The peak of a device is, in this order: metrics.peak_tflops; on a CPU, which has no figure of its own, the rate
+The peak of a device is, in this order: metrics.peak_tflops; on a CPU, which no table covers, the rate
 of a matrix product that is measured once at the start, on all ranks at the same time, in the format of the run;
-on a GPU the table of `train.telemetry.flops`. A GPU that is not in the table has no MFU, and one line says so.
+on a GPU the table of `train.telemetry.flops`. A GPU that is not in it has no MFU, as one line of the log notes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from zslurm.kernels.matmul.dispatch import matmul
+from zslurm.kernels.matmul import matmul
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.world import DTYPES, World
 from zslurm.train.schedule import Position
@@ -63,15 +63,12 @@ class ThroughputMeter:
         self._model, self._ranks = config.model, world.size
 
     def of(self, here: Position, seconds: float, skip_share: float) -> dict[str, float | None]:
-        """Return tokens and FLOPs a second, per rank too, and MFU (None without a peak).
+        """Return tokens and FLOPs a second, per rank too, and MFU (None without a peak), of the step `here`.
 
-        Args:
-            here: the step.
-            seconds: how long it took.
-            skip_share: share of the choices in it that fell on the skip class.
+        `skip_share` is the share of its choices that fell on the skip class.
         """
         tokens_per_s = here.step_tokens / seconds
-        flops = token_flops(self._model, here.phase.context).at(skip_share) * tokens_per_s / self._ranks
+        flops = token_flops(self._model, here.phase.context, skip_share) * tokens_per_s / self._ranks
         return {
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_rank": tokens_per_s / self._ranks,

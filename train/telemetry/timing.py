@@ -5,7 +5,7 @@
     split = clock.end_step()       the step is over; the next one has begun
 
 Every moment is in exactly one part, so that the parts sum to the step's time, and every step begins where the one
-before ended; what lies between two steps and belongs to none (an evaluation) is put aside with `within(None)`.
+before ended; time between two steps that belongs to neither (an evaluation) is left out with `within(None)`.
 
 On a CPU the clock is the process's. On a GPU, whose work is only queued by the host, each change is an event in
 the current stream, and a part is the time between two events: work is counted where the GPU did it, and waiting
@@ -52,13 +52,7 @@ class StepClock:
     """One rank's clock."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
-        """Begin the first step.
-
-        Args:
-            device: where the steps run.
-            now: seconds, from anywhere; used on CPUs.
-        """
-        self._stamps: _HostStamps | _DeviceStamps
+        """Begin the first step; on CPUs, `now` gives the time in seconds."""
         self._stamps = _DeviceStamps() if device.type == "cuda" else _HostStamps(now)
         self._parts: list[Part | None] = []
         self.enter(Part.OTHER)
@@ -70,7 +64,7 @@ class StepClock:
 
     @contextmanager
     def within(self, part: Part | None) -> Iterator[None]:
-        """Yield the block is in `part`; what follows it is in the part that was left."""
+        """Time the block as `part`; what follows it is in the part that was left."""
         before = self._parts[-1]
         self.enter(part)
         try:

@@ -5,7 +5,7 @@ kind by its constant; events and logs hold its name, which is the kind itself, f
 
 Which nodes may be excluded is the heart of the responses. An innocent node that is excluded is lost for a week; a
 guilty one that is not costs one more restart. So a node is excluded at once only where a machine reports that it
-is broken (`exclude_after=1`); where the evidence is weaker it must point at the same node again (2, 3); and where
+is broken (`exclude_after=1`); where the sign is weaker it must name the same node again (2, 3); and where
 a program, a configuration or a whole service is at fault no node is excluded, however often it happens.
 
 Likewise a run that is stopped without need stays stopped until somebody looks, while one that is retried without
@@ -321,7 +321,7 @@ TEARDOWN = FaultKind(
     advice="Processes were ended after something else. Look for what was logged before.",
 )
 AGENT_LOST = FaultKind(
-    "agent_lost", "advisory", "node", "the agent of a node is silent", advisory=True,
+    "agent_lost", "advisory", "node", "the agent of a node sends no heartbeats", advisory=True,
 )
 GPU_RAS_CORRECTABLE = FaultKind(
     "gpu_ras_correctable", "advisory", "gpu", "corrected memory errors of a GPU", advisory=True,
@@ -366,7 +366,7 @@ BENIGN = FaultKind(
 )
 BENIGN_AFTER_FAULT = FaultKind(
     "benign_after_fault", "benign", "unknown", "nothing more", advisory=True,
-    advice="Nothing; it tells the end of an earlier fault.",
+    advice="Nothing; it reports the end of an earlier fault.",
 )
 # fmt: on
 

@@ -14,9 +14,9 @@ or a third party, wrote.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from zslurm.aegis.types import Fault
 from zslurm.train.progress import Phase
@@ -31,7 +31,7 @@ BATCH_NODE = "ZSLURM_BATCH_NODE"
 _LONGEST_TEXT = 260
 _LONGEST_NAME = 64
 
-CommandName = Literal["stacks", "sweep", "check", "quit"]
+CommandName = Literal["stacks", "clean_up", "check", "quit"]
 """What an agent can do: dump the ranks' stacks, kill orphans of an attempt, check its node, end."""
 
 
@@ -49,7 +49,7 @@ class RankProgress:
         committed_step: of the newest checkpoint that it knows to be complete; -1 before the first.
         age_s: seconds since it gave a sign of life, by the monotonic clock of its node.
         waiting: it has done its own part of the step and waits for its peers.
-        pace_s: seconds of its own work per microbatch, summed over the steps of the attempt.
+        work_s: seconds of its own work per microbatch, summed over the steps of the attempt.
         halted: its process is stopped, by SIGSTOP or a debugger.
     """
 
@@ -60,7 +60,7 @@ class RankProgress:
     committed_step: int
     age_s: float
     waiting: bool = False
-    pace_s: float = 0.0
+    work_s: float = 0.0
     halted: bool = False
 
 
@@ -149,7 +149,7 @@ class Answer:
         ok: whether the command succeeded: every rank was signalled, nothing is left, the node is healthy.
         why: why not, one line.
         values: particulars. Of stacks: `ranks`, those that were signalled, and `missed`, those that could not be.
-            Of sweep: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: not
+            Of clean_up: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: not
             known), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`.
         done: false where further lines of the same answer follow; see `joined`.
     """
@@ -166,7 +166,7 @@ Report = ProgressReport | SensorReport | AgentReport | Answer
 
 
 def joined(parts: Sequence[Answer]) -> Answer:
-    """One answer from its lines, in the order in which they came: lists are put together.
+    """Return one answer from its lines, in the order in which they came: lists are put together.
 
     Raises:
         IndexError: there are none.
@@ -180,7 +180,7 @@ def joined(parts: Sequence[Answer]) -> Answer:
 
 
 def encode_report(report: Report) -> list[str]:
-    """The lines of a report, each with MARK in front and a line break at its end.
+    """Return the lines of a report, each with MARK in front and a line break at its end.
 
     Text that alone would not fit a line is cut.
     """
@@ -199,7 +199,7 @@ def encode_report(report: Report) -> list[str]:
 
 
 def decode_report(line: str | bytes) -> Report | None:
-    """The report in a line; None where there is none. Text in front of MARK (a label of srun) is ignored."""
+    """Return the report in a line; None where there is none. Text before MARK (a label of srun) is ignored."""
     text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
     _, mark, rest = text.partition(MARK)
     body = _object(rest) if mark else None
@@ -236,7 +236,7 @@ class Command:
     Attributes:
         id: that the answer will bear.
         attempt: that it is about; 0 where it is about none.
-        kill: of sweep: kill what is found; otherwise it is only counted.
+        kill: of clean_up: kill what is found; otherwise it is only counted.
         nodes: for which nodes; empty for all: srun gives every line to every agent.
     """
 
@@ -248,7 +248,7 @@ class Command:
 
 
 def encode_command(command: Heartbeat | Command) -> str:
-    """The line of a command, with its line break."""
+    """Return the line of a command, with its line break."""
     if isinstance(command, Heartbeat):
         body: dict[str, Any] = {
             "heartbeat": round(command.time, 3), "attempt": command.attempt, "generation": command.generation,
@@ -260,7 +260,7 @@ def encode_command(command: Heartbeat | Command) -> str:
 
 
 def decode_command(line: str | bytes) -> Heartbeat | Command | None:
-    """The command in a line; None where there is none."""
+    """Return the command in a line; None where there is none."""
     body = _object(line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line)
     if body is None:
         return None
@@ -268,7 +268,7 @@ def decode_command(line: str | bytes) -> Heartbeat | Command | None:
         if "heartbeat" in body:
             return Heartbeat(float(body["heartbeat"]), int(body["attempt"]), str(body["generation"]))
         do = body["do"]
-        if do not in ("stacks", "sweep", "check", "quit"):
+        if do not in get_args(CommandName):
             return None
         return Command(
             do,
@@ -310,7 +310,7 @@ def _stamp_fields(stamp: Stamp) -> dict[str, Any]:
 
 def _row(rank: RankProgress) -> list[Any]:
     row = [rank.rank, rank.pid, int(rank.phase), rank.step, rank.committed_step, round(rank.age_s, 2)]
-    row += [int(rank.waiting), round(rank.pace_s, 4)]
+    row += [int(rank.waiting), round(rank.work_s, 4)]
     return [*row, 1] if rank.halted else row
 
 
@@ -360,7 +360,7 @@ def _split(
     pieces: Iterable[tuple[str, Any]],
     unfinished: tuple[str, bool] = ("more", True),
 ) -> list[str]:
-    """As many lines as it takes; all but the last say that they are not. A value that fits no line is left out."""
+    """Return as many lines as it takes, all but the last `unfinished`. A value that fits no line is left out."""
     bodies = [head | {"why": _short(why)} if why else head]
     room = LONGEST - len(MARK) - len(',"more":true')
     for name, piece in pieces:
@@ -391,17 +391,12 @@ def _report(body: Mapping[str, Any]) -> Report:
     return SensorReport(stamp, sensor, ok, why, faults, values, more, first)
 
 
+_OF_RANK: Sequence[Callable[[Any], Any]] = (
+    int, int, lambda phase: Phase(int(phase)), int, int, float, bool, float, bool,
+)  # fmt: skip
+"""Types of the values in the row of a rank, in the order of the fields of RankProgress."""
+
+
 def _rank(row: Sequence[Any]) -> RankProgress:
     whole = [*row, *(0, 0.0, 0)[len(row) - 6 :]]
-    rank, pid, phase, step, committed, age, waiting, pace, halted = whole
-    return RankProgress(
-        int(rank),
-        int(pid),
-        Phase(int(phase)),
-        int(step),
-        int(committed),
-        float(age),
-        bool(waiting),
-        float(pace),
-        bool(halted),
-    )
+    return RankProgress(*(kind(value) for kind, value in zip(_OF_RANK, whole, strict=True)))

@@ -1,6 +1,6 @@
 """Which fault is the root: decided here for a live run, for `logs --errors` and for `aegis classify`.
 
-There are three kinds of evidence, and a part of this module for each.
+Roots are found in three kinds of records, with a part of this module for each.
 
 **Faults of an attempt**, as sensors, logs and srun report them. The earliest root counts; never what the run
 overcame, which is what logs and sensors reported before all ranks finished another step. Clocks, sensors and
@@ -23,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SLURM_CANCELLED, STORAGE_FAULT, STRAGGLER
-from zslurm.aegis.types import Fault, Situation
+from zslurm.aegis.types import AttemptState, Fault
 from zslurm.core.errors import Exit
 from zslurm.slurm.srun_output import TaskFailure
 
@@ -40,30 +40,30 @@ _CLOCKS_S = 2.0
 """What the clocks of nodes and sensors may differ by."""
 
 
-def roots_of(situation: Situation, settings: AegisSection) -> list[Fault]:
+def roots_of(attempt_state: AttemptState, settings: AegisSection) -> list[Fault]:
     """Return the faults of an attempt that may be its root, by time."""
-    by_time = sorted(situation.faults, key=lambda fault: (fault.time, fault.rank is None, fault.rank or 0))
-    ends = ends_of(situation.faults)
-    return [fault for fault in by_time if _may_be_root(fault, ends, situation, settings)]
+    by_time = sorted(attempt_state.faults, key=lambda fault: (fault.time, fault.rank is None, fault.rank or 0))
+    ends = ends_of(attempt_state.faults)
+    return [fault for fault in by_time if _may_be_root(fault, ends, attempt_state, settings)]
 
 
-def without_overcome(situation: Situation, settings: AegisSection) -> list[Fault]:
+def without_overcome(attempt_state: AttemptState, settings: AegisSection) -> list[Fault]:
     """Return the faults of a running attempt without those that it overcame for good, and what took these back.
 
     None of them can be the root any more, and in weeks they become many.
     """
-    ends = ends_of(situation.faults)
+    ends = ends_of(attempt_state.faults)
 
     def is_open(fault: Fault) -> bool:
         if fault.kind == STRAGGLER or fault.source in _OF_SLURM:
             return True
         end = taken_back(fault, ends)
         lasts = end is None and _stays(fault)
-        return not fault.cleared and (lasts or not _overcome(fault, end, situation, settings))
+        return not fault.cleared and (lasts or not _overcome(fault, end, attempt_state, settings))
 
-    left = {fault for fault in situation.faults if is_open(fault)}
+    left = {fault for fault in attempt_state.faults if is_open(fault)}
     left |= {end for fault in left if (end := taken_back(fault, ends)) is not None}
-    return [fault for fault in situation.faults if fault in left]
+    return [fault for fault in attempt_state.faults if fault in left]
 
 
 def ends_of(faults: Sequence[Fault]) -> list[Fault]:
@@ -71,21 +71,21 @@ def ends_of(faults: Sequence[Fault]) -> list[Fault]:
     return sorted((fault for fault in faults if fault.cleared), key=lambda end: end.time)
 
 
-def _may_be_root(fault: Fault, ends: Sequence[Fault], situation: Situation, settings: AegisSection) -> bool:
-    running = situation.outcome is None
+def _may_be_root(fault: Fault, ends: Sequence[Fault], attempt_state: AttemptState, settings: AegisSection) -> bool:
+    running = attempt_state.outcome is None
     if fault.cleared:
         return False
     if fault.kind == STRAGGLER:
-        return settings.straggler.act and fault.node in situation.nodes
+        return settings.straggler.act and fault.node in attempt_state.nodes
     # While it runs, a collective operation that timed out is a reason to end the attempt, whoever it waited for.
     if fault.role != "root" and not (running and fault.kind.waits and fault.role == "cascade"):
         return False
-    elsewhere = fault.node is not None and fault.node not in situation.nodes
-    if situation.nodes and elsewhere and fault.kind.exclude_after is not None:
+    elsewhere = fault.node is not None and fault.node not in attempt_state.nodes
+    if attempt_state.nodes and elsewhere and fault.kind.exclude_after is not None:
         return False  # on a spare, perhaps
     if (end := taken_back(fault, ends)) is not None:
-        return not running and not _overcome(fault, end, situation, settings)
-    return _stays(fault) or not _overcome(fault, None, situation, settings)
+        return not running and not _overcome(fault, end, attempt_state, settings)
+    return _stays(fault) or not _overcome(fault, None, attempt_state, settings)
 
 
 def _stays(fault: Fault) -> bool:
@@ -106,17 +106,17 @@ def taken_back(fault: Fault, ends: Sequence[Fault]) -> Fault | None:
     return next((ends[i] for i in later if over(ends[i])), None)
 
 
-def _overcome(fault: Fault, end: Fault | None, situation: Situation, settings: AegisSection) -> bool:
+def _overcome(fault: Fault, end: Fault | None, attempt_state: AttemptState, settings: AegisSection) -> bool:
     """True where the run went on after a fault, so that it cannot be why it ended later."""
-    if situation.progressed_at is not None:
-        return situation.progressed_at > fault.time + _CLOCKS_S
-    return end is not None and situation.now - end.time > settings.tolerate_s
+    if attempt_state.progressed_at is not None:
+        return attempt_state.progressed_at > fault.time + _CLOCKS_S
+    return end is not None and attempt_state.now - end.time > settings.tolerate_s
 
 
-def believable(roots: Sequence[Fault], situation: Situation) -> list[Fault]:
+def believable(roots: Sequence[Fault], attempt_state: AttemptState) -> list[Fault]:
     """Return the roots without dead nodes where all of several are: then it is the reporter that is cut off."""
     dead = {fault.node for fault in roots if fault.kind == NODE_DEAD}
-    cut_off = len(situation.nodes) > 1 and dead >= set(situation.nodes)
+    cut_off = len(attempt_state.nodes) > 1 and dead >= set(attempt_state.nodes)
     return [fault for fault in roots if not (cut_off and fault.kind == NODE_DEAD)]
 
 

@@ -19,6 +19,10 @@ Action = Literal["finish", "restart", "swap", "shrink", "requeue", "stop"]
 same nodes, with a spare in place of a node, with fewer nodes, in a requeued job, or stop for good."""
 
 
+EndedAs = Literal["completed", "interrupted", "failed", "lost"]
+"""How an attempt ended."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that was noticed.
@@ -165,21 +169,9 @@ class Resources:
         """As a field of an event."""
         return {**asdict(self), "demanded": sorted(self.demanded)}
 
-    @classmethod
-    def of(cls, fields_of_event: Mapping[str, Any]) -> Resources:
-        """Back from `fields`, also from JSON; further keys are ignored.
-
-        Raises:
-            TypeError: a field that has no default is missing.
-        """
-        known = {field.name for field in fields(cls)}
-        body = {name: value for name, value in fields_of_event.items() if name in known}
-        kinds = {"nodes": tuple, "in_use": tuple, "demanded": frozenset}
-        return cls(**{name: kinds[name](value) if name in kinds else value for name, value in body.items()})
-
 
 @dataclass(frozen=True)
-class Situation:
+class AttemptState:
     """An attempt that is over, or that may have to be ended.
 
     Attributes:
@@ -199,7 +191,7 @@ class Situation:
 
     now: float
     attempt: int
-    outcome: Literal["completed", "interrupted", "failed", "lost"] | None
+    outcome: EndedAs | None
     faults: tuple[Fault, ...]
     committed_step: int = -1
     asked_to_stop: str | None = None

@@ -1,4 +1,4 @@
-"""The command line: one file for each command group, which parses, calls and prints. No logic lives here.
+"""The command line: rooms by command group; a command parses, calls and prints.
 
-What a command needs is imported inside its function: `zslurm --help` loads typer and nothing else.
+A command's module is imported when the command is called: `zslurm --help` loads typer and nothing else.
 """

@@ -26,73 +26,77 @@ class Command(NamedTuple):
     """One command or command group.
 
     Attributes:
-        name: as it is typed.
+        name: as it is typed; the name of its function, too.
+        module: in `zslurm.cli`; that of a group has the `typer.Typer` called `app`.
         help: the first sentence of its help; a test compares the two.
-        module: in `zslurm.cli`; empty where it has the command's name.
-        attribute: of the module: a function, or a `typer.Typer` where the command has commands below it; empty
-            where it has the command's name.
     """
 
     name: str
+    module: str
     help: str
-    module: str = ""
-    attribute: str = ""
 
 
-COMMANDS = {
-    command.name: command
-    for command in (
-        Command("init", "Write a cluster profile from what Slurm says."),
-        Command("doctor", "Check this machine and the nodes: GPUs, network, limits, software, storage."),
-        Command(
-            "rails", "Draw which GPU sends through which NIC, and say where the rails are incomplete or differ."
-        ),
-        Command("env", 'Print the environment of RCCL or NCCL on a cluster, for `eval "$(zslurm env)"`.'),
-        Command("submit", "Submit a run, or continue it."),
-        Command("status", "Show your runs, or everything about one."),
-        Command("watch", "Show your active runs, or those that are named until they rest."),
-        Command("logs", "Print the output of ranks: one rank's as it is, that of several with time and rank."),
-        Command("events", "Show what happened to runs, and who did what: starts, failures, requeues."),
-        Command("cancel", "Let runs save and stop; `submit` continues them.", module="control"),
-        Command("hold", "Keep runs that wait in the queue from starting.", module="control"),
-        Command("release", "Let held runs start.", module="control"),
-        Command("requeue", "Put a run's job back into the queue.", module="control"),
-        Command("generate", "Continue a text with a model; the continuation goes to stdout as it is made."),
-        Command(
-            "exec",
-            "Run a command once on each node of a running run, beside its ranks.",
-            module="exec_command",
-            attribute="exec_command",
-        ),
-        Command(
-            "completion", "Print the script with which a shell completes commands, options, runs and clusters."
-        ),
-        Command("demo", "Train a tiny ZAYA1 on real text, on this machine."),
-        Command("cluster", "Cluster profiles: list, show, edit, check, choose.", attribute="app"),
-        Command("config", "Show a run's configuration, its schema, and the recipes.", attribute="app"),
-        Command("template", "The templates of job scripts.", attribute="app"),
-        Command("data", "Token bundles: what runs are trained on.", attribute="app"),
-        Command(
-            "checkpoint",
-            "Checkpoints: list, look into, check, compare, reshape, publish, take in.",
-            attribute="app",
-        ),
-        Command("plan", "What a run will take, before it is submitted.", attribute="app"),
-        Command("aegis", "The supervisor beside a run: what it does, and would do.", attribute="app"),
-        Command("hostlist", "Slurm's lists of nodes, without asking Slurm.", attribute="app"),
-    )
-}
+_COMMANDS = (
+    Command("init", "cluster.init", "Write a cluster profile from what Slurm reports."),
+    Command(
+        "doctor", "cluster.doctor", "Check this machine and the nodes: GPUs, network, limits, software, storage."
+    ),
+    Command(
+        "rails",
+        "cluster.rails",
+        "Draw which GPU sends through which NIC, and where rails are incomplete or differ.",
+    ),
+    Command(
+        "env", "cluster.env", 'Print the environment of RCCL or NCCL on a cluster, for `eval "$(zslurm env)"`.'
+    ),
+    Command("submit", "run.submit", "Submit a run, or continue it."),
+    Command("status", "run.status", "Show your runs, or everything about one."),
+    Command("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
+    Command(
+        "logs", "logs.logs", "Print the output of ranks: one rank's as it is, that of several with time and rank."
+    ),
+    Command("events", "run.events", "Show what happened to runs, and who did what: starts, failures, requeues."),
+    Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
+    Command("hold", "run.control", "Keep runs that wait in the queue from starting."),
+    Command("release", "run.control", "Let held runs start."),
+    Command("requeue", "run.control", "Put a run's job back into the queue."),
+    Command(
+        "generate",
+        "checkpoint.generate",
+        "Continue a text with a model; the continuation goes to stdout as it is made.",
+    ),
+    Command("exec", "run.control", "Run a command once on each node of a running run, beside its ranks."),
+    Command(
+        "completion",
+        "completion",
+        "Print the script with which a shell completes commands, options, runs and clusters.",
+    ),
+    Command("demo", "demo.demo", "Train a tiny ZAYA1 on real text, on this machine."),
+    Command("cluster", "cluster.commands", "Cluster profiles: list, show, edit, check, choose."),
+    Command("config", "config", "Show a run's configuration, its schema, and the recipes."),
+    Command("template", "template", "The templates of job scripts."),
+    Command("data", "data.commands", "Token bundles: what runs are trained on."),
+    Command(
+        "checkpoint",
+        "checkpoint.commands",
+        "Checkpoints: list, look into, check, compare, reshape, publish, take in.",
+    ),
+    Command("plan", "plan", "What a run will take, before it is submitted."),
+    Command("aegis", "aegis.commands", "The supervisor beside a run: what it does, and would do."),
+    Command("hostlist", "cluster.hostlist", "Slurm's lists of nodes, without asking Slurm."),
+)
+COMMANDS = {command.name: command for command in _COMMANDS}
 
 
 RENAMED_OPTIONS = {
     "submit": {"--after": "--dependency", "--at-once": "--max-concurrent"},
     "doctor": {"--bars": "--benchmark"},
 }
-"""Old names of options, by command, and the names of today. Old names work for one version."""
+"""Old and present names of options, by command. Old names work for one version."""
 
 
 def with_current_names(command: str, arguments: list[str]) -> list[str]:
-    """Replace old names of options by those of today; each is reported in a line on stderr."""
+    """Replace old names of options by the present ones; each is reported in a line on stderr."""
     renamed = RENAMED_OPTIONS.get(command, {})
     end = arguments.index("--") if "--" in arguments else len(arguments)
     words = list(arguments)
@@ -126,7 +130,8 @@ class LazyGroup(TyperGroup):
 def load(name: str) -> Any:
     """Import a command's module; returns the click command of its function or its `typer.Typer`."""
     command = COMMANDS[name]
-    found = getattr(import_module(f"zslurm.cli.{command.module or name}"), command.attribute or name)
+    module = import_module(f"zslurm.cli.{command.module}")
+    found = getattr(module, "app", None) or getattr(module, name)
     holder = typer.Typer(add_completion=False, **SETTINGS)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)

@@ -17,7 +17,7 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.", show_default=False)]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> None:
     """Print the script with which a shell completes commands, options, runs and clusters.
 
     Into the shell's start file: eval "$(zslurm completion bash)"

@@ -1,4 +1,4 @@
-"""The shipped recipes: what a run file can extend."""
+"""`zslurm config`: a run's configuration, its schema, and the recipes that a run file can extend."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
-from zslurm.config import yaml12
-from zslurm.config.layers import show_path
-from zslurm.config.load import recipes as all_recipes
-from zslurm.config.load import resolve
-from zslurm.config.schema import run_file_schema
-from zslurm.config.spec import RunSpec
+from zslurm.cli.values import print_values, without_secrets
+from zslurm.config import load, yaml12
 from zslurm.core.console import print_json, print_table
 from zslurm.core.errors import NotFound
-from zslurm.core.redact import redact_mapping, redact_value
+from zslurm.core.redact import redact_mapping
 from zslurm.core.units import show_value
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.shapes import parameter_counts
@@ -40,19 +36,13 @@ def show(
     Example: zslurm config show run.yaml --origin
     """
     resolved = resolve_run(run_file, cluster=cluster, overrides=overrides or [])
-    rows = [(path, redact_value(str(path[-1]), value), source) for path, value, source in resolved.rows()]
-    if json and origin:
-        print_json({show_path(path): {"value": value, "origin": str(source)} for path, value, source in rows})
+    if origin:
+        print_values(resolved.rows(), as_json=json)
     elif json:
         print_json(redact_mapping(resolved.spec.model_dump(mode="json")))
-    elif origin:
-        print_table(
-            ["key", "value", "origin"],
-            [[show_path(path), show_value(value), str(source)] for path, value, source in rows],
-        )
     else:
-        for path, value, _ in rows:
-            print(f"{show_path(path)} = {show_value(value)}")
+        for key, value, _ in without_secrets(resolved.rows()):
+            print(f"{key} = {show_value(value)}")
 
 
 @app.command()
@@ -61,7 +51,7 @@ def schema() -> None:
 
     Example: zslurm config schema > zslurm.schema.json
     """
-    print_json(run_file_schema())
+    print_json(load.run_file_schema())
 
 
 @app.command()
@@ -75,66 +65,46 @@ def recipes(
 
     Example: zslurm config recipes zaya1-8b
     """
+    known = load.recipes()
     if name is None:
-        list_recipes(as_json=json)
-    else:
-        show_recipe(name, as_json=json)
-
-
-def list_recipes(*, as_json: bool) -> None:
-    """`zslurm config recipes`."""
-    facts = sorted((_facts(name, _spec_of(name)) for name in all_recipes()), key=lambda fact: fact["parameters"])
-    if as_json:
-        print_json(facts)
-        return
-    print_table(
-        "recipe parameters without-embedding active layers hidden experts contexts tokens".split(),
-        [
-            [
-                fact["name"],
-                *(show_count(fact[key]) for key in ("parameters", "without_embedding", "active")),
-                *(str(fact[key]) for key in ("layers", "hidden_size", "experts")),
-                ", ".join(map(str, fact["contexts"])),
-                show_count(fact["tokens"]),
-            ]
-            for fact in facts
-        ],
-    )
-
-
-def show_recipe(name: str, *, as_json: bool) -> None:
-    """`zslurm config recipes NAME`.
-
-    Raises:
-        NotFound: there is no such recipe.
-    """
-    known = all_recipes()
-    if name not in known:
+        _list_recipes(sorted(map(_facts, known), key=lambda fact: fact["parameters"]), as_json=json)
+    elif name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}"
         raise NotFound(f"no recipe is called `{name}`; {hint}")
-    if as_json:
-        print_json(_facts(name, _spec_of(name)) | {"text": known[name]})
+    elif json:
+        print_json(_facts(name) | {"text": known[name]})
     else:
         sys.stdout.write(known[name])
 
 
-def _spec_of(name: str) -> RunSpec:
-    return resolve(Path("-"), document=yaml12.parse(f"extends: {name}\n", "recipe")).spec
+def _list_recipes(facts: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    rows = [
+        [
+            fact["name"],
+            *(show_count(fact[key]) for key in ("parameters", "without_embedding", "active")),
+            *(str(fact[key]) for key in ("layers", "hidden_size", "experts")),
+            ", ".join(map(str, fact["contexts"])),
+            show_count(fact["tokens"]),
+        ]
+        for fact in facts
+    ]
+    print_table("recipe parameters without-embedding active layers hidden experts contexts tokens".split(), rows)
 
 
-def _facts(name: str, spec: RunSpec) -> dict[str, Any]:
-    """Sizes in parameters; `active` is what one token passes through, without the embedding."""
+def _facts(name: str) -> dict[str, Any]:
+    """Return a recipe's sizes in parameters; `active` is what one token passes through, without the embedding."""
+    spec = load.resolve(Path("-"), document=yaml12.parse(f"extends: {name}\n", "recipe")).spec
     counts = parameter_counts(spec.model)
     return {
         "name": name,
         "parameters": counts.total,
         "without_embedding": counts.without_embedding,
         "active": counts.active,
-        "layers": spec.model.layers,
-        "hidden_size": spec.model.hidden_size,
-        "experts": spec.model.experts,
-        "vocab_size": spec.model.vocab_size,
+        **{key: getattr(spec.model, key) for key in ("layers", "hidden_size", "experts", "vocab_size")},
         "contexts": [phase.context for phase in spec.phases],
         "tokens": sum(phase.tokens for phase in spec.phases),
     }

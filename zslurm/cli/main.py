@@ -59,7 +59,11 @@ def _run() -> int:
         _complain(str(error))
         return error.exit_code
     except TyperException as error:
-        _complain_of_usage(error.format_message())
+        message = error.format_message()
+        if message.startswith("Usage: "):  # there were no arguments at all: the help itself
+            print(message, file=sys.stderr)
+        else:
+            _complain(f"{' '.join(message.split()).rstrip('.')} (see zslurm --help, zslurm COMMAND --help)")
         return error.exit_code
     except typer.Abort:
         _complain("stopped")
@@ -68,14 +72,6 @@ def _run() -> int:
 
         _complain(reason_of(error))
     return Exit.FAILED
-
-
-def _complain_of_usage(message: str) -> None:
-    """One line; but the help itself where there were no arguments at all."""
-    if message.startswith("Usage: "):
-        print(message, file=sys.stderr)
-    else:
-        _complain(f"{' '.join(message.split()).rstrip('.')} (see zslurm --help, zslurm COMMAND --help)")
 
 
 def _complain(text: str) -> None:

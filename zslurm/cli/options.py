@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer import Argument, Option
 
 from zslurm.core.errors import ConfigError
-from zslurm.run.index import jobs
 from zslurm.train.niceness import BACKGROUND, in_slurm_job, lower_process
 
 _HIGHEST_NICENESS = 19
 
 
 def complete_runs(incomplete: str) -> list[tuple[str, str]]:
-    """Names of this user's runs with their job ids; job ids, once a digit is typed, with the run's name."""
+    """Return this user's runs with their job ids; job ids, once a digit is typed, with the run's name."""
+    from zslurm.run.index import jobs  # as below: the options alone must not cost what completing them takes
+
     try:
         known = jobs()
     except OSError:
@@ -32,8 +34,8 @@ def complete_runs(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_clusters(incomplete: str) -> list[str]:
-    """Names of cluster profiles."""
-    from zslurm.cluster.profile import LOCAL, profile_files  # YAML and pydantic, which few commands need
+    """Return the names of cluster profiles."""
+    from zslurm.cluster.profile import LOCAL, profile_files
 
     try:
         names = {*profile_files(), LOCAL}
@@ -42,65 +44,30 @@ def complete_clusters(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-RunFile = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The YAML run file.", show_default=False)]
+_RUNS = "Names, directories or job ids"
+
+RunFile = Annotated[Path, Argument(metavar="RUN_FILE", help="The YAML run file.")]
 Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="A run's name, its directory, or a job id.",
-        show_default=False,
-        autocompletion=complete_runs,
-    ),
+    str, Argument(metavar="RUN", help="A run's name, its directory, or a job id.", autocompletion=complete_runs)
 ]
-Runs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RUN...",
-        help="Names, directories or job ids.",
-        show_default=False,
-        autocompletion=complete_runs,
-    ),
-]
+Runs = Annotated[list[str], Argument(metavar="RUN...", help=f"{_RUNS}.", autocompletion=complete_runs)]
 SomeRuns = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[RUN]...",
-        help="Names, directories or job ids; default: all your runs.",
-        autocompletion=complete_runs,
-    ),
+    Argument(metavar="[RUN]...", help=f"{_RUNS}; default: all your runs.", autocompletion=complete_runs),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        "--cluster",
-        metavar="NAME",
-        help="Cluster profile; `local` trains on this machine.",
-        autocompletion=complete_clusters,
+    Option(
+        metavar="NAME", help="Cluster profile; `local` trains on this machine.", autocompletion=complete_clusters
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. phases[0].lr=3e-4 (repeatable)."),
+    Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. phases[0].lr=3e-4 (repeatable)."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TokenizerFile = Annotated[
-    Path | None,
-    typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json to use instead of the weights' own."),
-]
-NoTokenizer = Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out.")]
-RopeBase = Annotated[
-    float | None,
-    typer.Option(
-        "--rope-base", metavar="BASE", min=1, help="Base of the rotary embedding; default: that of the run."
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option("--context", metavar="TOKENS", min=1, help="Longest sequence; default: that of the run."),
-]
-
-
-Slurm = Annotated[bool, typer.Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Follow = Annotated[bool, Option("-f", "--follow", help="Keep printing until the run has ended.")]
+Slurm = Annotated[bool, Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
 
 
 def run_locally_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> None:

@@ -1,15 +1,14 @@
-"""`zslurm plan`: what a run will take."""
+"""`zslurm plan`: the memory and the storage traffic that a run will take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
-from zslurm.cli.checkpoint_convert import as_user_errors
+from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table, say
@@ -20,69 +19,48 @@ from zslurm.train.plan.memory import MemoryPlan, plan_memory
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
 
 
+BUNDLED, FRAGMENTED = 2.0, 8.0
+"""The largest sigma of bundled and of fragmented data, as published."""
+
+
 @app.command()
 def memory(
     run_file: RunFile,
     cluster: Cluster = None,
     dp: Annotated[
         list[int] | None,
-        typer.Option("--dp", metavar="RANKS", min=1, help="Number of ranks (repeatable); default: the run's own."),
+        typer.Option(metavar="RANKS", min=1, help="Number of ranks (repeatable); default: the run's own."),
     ] = None,
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Say what each rank's memory will hold, and how evenly matrices are divided.
+    """Show what each rank's memory will hold, and how evenly matrices are divided.
 
     Example: zslurm plan memory run.yaml --dp 8 --dp 1024
     """
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
-    show_memory(spec, dp or [spec.world_size], as_json=json)
-
-
-@app.command()
-def io(
-    run_file: RunFile,
-    step_time: Annotated[
-        float,
-        typer.Option("--step-time", metavar="SECONDS", min=1e-6, max=1e9, help="Time of one optimizer step."),
-    ],
-    cluster: Cluster = None,
-    budget: Annotated[
-        float,
-        typer.Option("--iops", metavar="IOPS", min=1, max=1e12, help="Pages a second that the storage gives."),
-    ] = 70_000,
-    overrides: Set = None,
-    json: Json = False,
-) -> None:
-    """Say what a run will ask of its storage: pages a second, and the bytes of checkpoints.
-
-    Example: zslurm plan io run.yaml --step-time 2.5
-    """
-    spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
-    show_io(spec, step_time=step_time, budget=budget, as_json=json)
-
-
-def show_memory(spec: RunSpec, ranks: Sequence[int], *, as_json: bool) -> None:
-    """`zslurm plan memory`: one column for each number of ranks."""
     on_cpu, recompute = trains_on_cpus(spec), spec.parallel.recompute
+    counts = dict.fromkeys(dp or [spec.world_size])
     with as_user_errors():
         plans, others = (
-            [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in dict.fromkeys(ranks)]
+            [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in counts]
             for value in (recompute, not recompute)
         )
-    if as_json:
+    if json:
         print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": [*map(_facts, plans)]})
         return
-    rows = _memory_rows(plans)
-    rows.append([f"  {'without' if recompute else 'with'} recompute", *(show_bytes(plan.peak) for plan in others)])
-    rows.append(["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)])
+    rows = [
+        *_memory_rows(plans),
+        [f"  {'without' if recompute else 'with'} recompute", *(show_bytes(plan.peak) for plan in others)],
+        ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
+    ]
     print_table(["ranks", *(str(plan.ranks) for plan in plans)], [*rows, *_packing_rows(plans)])
     for note in _notes(spec, plans, on_cpu=on_cpu):
         say(f"note: {note}")
 
 
 def trains_on_cpus(spec: RunSpec) -> bool:
-    """Whether the ranks will be CPUs: as asked, else where the cluster's nodes have no GPUs."""
+    """Return whether the ranks will be CPUs: as asked, else where the cluster's nodes have no GPUs."""
     return spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node)
 
 
@@ -106,7 +84,7 @@ def _facts(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _memory_rows(plans: list[MemoryPlan]) -> list[list[str]]:
-    """What lives throughout, the moments, and their sum."""
+    """Return what is allocated throughout, the moments, and their sum."""
 
     def row(name: str, values: list[int]) -> list[str]:
         return [name, *map(show_bytes, values)]
@@ -121,7 +99,7 @@ def _memory_rows(plans: list[MemoryPlan]) -> list[list[str]]:
 
 
 def _packing_rows(plans: list[MemoryPlan]) -> list[list[str]]:
-    """How evenly matrices are divided; nothing where AdamW trains them."""
+    """Return how evenly matrices are divided; nothing where AdamW trains them."""
     if not plans[0].matrices:
         return []
     balances = [plan.balance for plan in plans]
@@ -141,7 +119,7 @@ def _over(most: float, mean: float) -> str:
 
 
 def _notes(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool) -> list[str]:
-    """What a reader of the table must know."""
+    """Return what a reader of the table must know."""
     notes = [f"on {'CPUs' if on_cpu else 'GPUs'}; the rank that owns most; of the lines with +, one at a time"]
     if spec.parallel.compile:
         notes.append("compiled layers usually keep less than is counted here")
@@ -158,14 +136,27 @@ def _notes(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool) -> list[str]
     return notes
 
 
-BUNDLED, FRAGMENTED = 2.0, 8.0
-"""The largest sigma of bundled and of fragmented data, as published."""
+@app.command()
+def io(
+    run_file: RunFile,
+    step_time: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1e-6, max=1e9, help="Time of one optimizer step.")
+    ],
+    cluster: Cluster = None,
+    budget: Annotated[
+        float,
+        typer.Option("--iops", metavar="IOPS", min=1, max=1e12, help="Pages a second that the storage gives."),
+    ] = 70_000,
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Show what a run will ask of its storage: pages a second, and the bytes of checkpoints.
 
-
-def show_io(spec: RunSpec, *, step_time: float, budget: float, as_json: bool) -> None:
-    """`zslurm plan io`: a row for each phase, and what checkpoints need."""
+    Example: zslurm plan io run.yaml --step-time 2.5
+    """
+    spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     plan = plan_storage(spec, step_time=step_time, ranks=spec.world_size)
-    if as_json:
+    if json:
         print_json(_io_facts(spec, plan, step_time, budget))
         return
     phases = list(zip(spec.phases, plan.reads, strict=True))

@@ -34,10 +34,22 @@ from zslurm.submit.submit import run_dir_of
 
 app = typer.Typer(help="The templates of job scripts.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a template, or a path.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a template, or a path.")]
 RunFile = Annotated[
     Path | None, typer.Option("--run", metavar="RUN_FILE", help="Try it on this run; default: a sample run.")
 ]
+
+_COPY = """\
+{{# A script of your own. It extends the one that ships with zslurm: what you leave out stays as it is there, also
+   after an upgrade. Its blocks, in their order: {blocks}.
+   `super()` is what zslurm has in a block. #}}
+{{% extends "{base}" %}}
+
+{{% block setup %}}
+{{{{ super() }}}}
+# Your own lines; they run on the first node of the job, before the supervisor starts.
+{{% endblock %}}
+"""
 
 
 @app.command("ls")
@@ -46,7 +58,16 @@ def list_(json: Json = False) -> None:
 
     Example: zslurm template ls
     """
-    list_templates(as_json=json)
+    shipped, own = shipped_templates(), own_templates()
+    shown = [template for template in [*own.values(), *shipped.values()] if not template.name.startswith("_")]
+    shown.sort(key=lambda template: template.name)
+    used = shipped | own
+    if json:
+        facts = ("name", "owner", "place")
+        print_json([{**{name: getattr(t, name) for name in facts}, "used": used[t.name] == t} for t in shown])
+        return
+    rows = [[t.name, t.owner, t.place, "" if used[t.name] == t else "hidden by yours"] for t in shown]
+    print_table(["name", "owner", "place", ""], rows)
 
 
 @app.command()
@@ -63,7 +84,7 @@ def copy(
     name: Name,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="NAME|PATH", help="Another name, or a file; default: the same name, yours."),
+        typer.Option(metavar="NAME|PATH", help="Another name, or a file; default: the same name, yours."),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Copy the whole text; default: a short file that extends it.")
@@ -74,78 +95,12 @@ def copy(
 
     Example: zslurm template copy train
     """
-    copy_template(name, to=to, full=full, force=force)
-
-
-@app.command()
-def check(name: Name, run_file: RunFile = None, cluster: Cluster = None, json: Json = False) -> None:
-    """Render a template, check the script as shell, and look for what it must say; exit code 5 on errors.
-
-    Example: zslurm template check train
-    """
-    check_templates(name, run_file=run_file, cluster=cluster, as_json=json)
-
-
-@app.command()
-def diff(
-    name: Name,
-    source: Annotated[bool, typer.Option("--source", help="Compare the templates, not their scripts.")] = False,
-    run_file: RunFile = None,
-    cluster: Cluster = None,
-) -> None:
-    """Show how the script of your template differs from that of the shipped one.
-
-    Example: zslurm template diff train
-    """
-    show_diff(name, source=source, run_file=run_file, cluster=cluster)
-
-
-_COPY = """\
-{{# A script of your own. It extends the one that ships with zslurm: what you leave out stays as it is there, also
-   after an upgrade. Its blocks, in their order: {blocks}.
-   `super()` is what zslurm has in a block. #}}
-{{% extends "{base}" %}}
-
-{{% block setup %}}
-{{{{ super() }}}}
-# Your own lines; they run on the first node of the job, before the supervisor starts.
-{{% endblock %}}
-"""
-
-
-def list_templates(*, as_json: bool) -> None:
-    """`zslurm template ls`."""
-    shipped, own = shipped_templates(), own_templates()
-    shown = [template for template in [*own.values(), *shipped.values()] if not template.name.startswith("_")]
-    facts = [
-        {
-            "name": template.name,
-            "owner": template.owner,
-            "used": (shipped | own)[template.name] == template,
-            "place": template.place,
-        }
-        for template in sorted(shown, key=lambda template: template.name)
-    ]
-    if as_json:
-        print_json(facts)
-        return
-    words = {True: "", False: "hidden by yours"}
-    print_table(
-        ["name", "owner", "place", ""],
-        [[str(f["name"]), str(f["owner"]), str(f["place"]), words[bool(f["used"])]] for f in facts],
-    )
-
-
-def copy_template(name: str, *, to: str | None, full: bool, force: bool) -> None:
-    """`zslurm template copy`: prints the path of the new file.
-
-    Raises:
-        NotFound: no template has the name.
-        ConfigError: the file is there already.
-        ZslurmError: it cannot be written.
-    """
     template = find_template(name)
-    target = _target(template, to)
+    if to is not None and ("/" in to or to.endswith(SUFFIXES)):
+        target = expand(to).absolute()
+    else:
+        suffix = next((each for each in SUFFIXES if template.file_name.endswith(each)), SUFFIXES[-1])
+        target = user_templates_dir() / f"{to or template.name}{suffix}"
     if target.exists() and not force:
         raise ConfigError(f"{target}: is there already; edit it, or replace it with --force")
     text = template.source if full else _COPY.format(base=template.file_name, blocks=", ".join(_blocks(template)))
@@ -161,42 +116,26 @@ def copy_template(name: str, *, to: str | None, full: bool, force: bool) -> None
     say(f"check it after an edit: zslurm template check {word}")
 
 
-def _target(template: Template, to: str | None) -> Path:
-    if to is not None and ("/" in to or to.endswith(SUFFIXES)):
-        return expand(to).absolute()
-    suffix = next(suffix for suffix in SUFFIXES if template.file_name.endswith(suffix) or suffix == SUFFIXES[-1])
-    return user_templates_dir() / f"{to or template.name}{suffix}"
-
-
-def _blocks(template: Template) -> list[str]:
-    """The blocks that an heir of the template can replace, in their order in the script."""
-    from_base = shipped_templates()["train"]
+def _blocks(template: Template) -> dict[str, None]:
+    """Return the blocks that an heir of the template can replace, in their order in the script."""
     names: dict[str, None] = {}
-    for source in (from_base.source, template.source):
+    for source in (shipped_templates()["train"].source, template.source):
         tree = TemplateEnvironment(template).parse(source)
         names |= dict.fromkeys(block.name for block in tree.find_all(nodes.Block))
-    return list(names)
+    return names
 
 
-def _run_for(template: Template, run_file: Path | None, cluster: str | None) -> RunSpec:
-    """The run that a template is tried on: the given one with this template, else a sample."""
-    if run_file is not None:
-        return resolve_run(run_file, cluster=cluster).spec
-    return sample_run(cluster, local=template.file_name.endswith(".sh.j2")).spec
+@app.command()
+def check(name: Name, run_file: RunFile = None, cluster: Cluster = None, json: Json = False) -> None:
+    """Render a template, check the script as shell, and look for what it must have; exit code 5 on errors.
 
-
-def check_templates(name: str, *, run_file: Path | None, cluster: str | None, as_json: bool) -> None:
-    """`zslurm template check`.
-
-    Raises:
-        CheckFailed: the template has errors.
-        NotFound: no template has the name.
+    Example: zslurm template check train
     """
     template = find_template(name)
     spec = _run_for(template, run_file, cluster)
     _, findings = check_template(template, spec, run_dir_of(spec))
     errors = [finding for finding in findings if finding.level == "error"]
-    if as_json:
+    if json:
         print_json({"template": template.place, "ok": not errors, "findings": [asdict(f) for f in findings]})
     elif findings:
         print_table(["level", "place", "what"], [[f.level, f.place, f.message] for f in findings])
@@ -205,12 +144,16 @@ def check_templates(name: str, *, run_file: Path | None, cluster: str | None, as
     say(f"{template.place}: in order" + (f", {counted(len(findings), 'warning')}" if findings else ""))
 
 
-def show_diff(name: str, *, source: bool, run_file: Path | None, cluster: str | None) -> None:
-    """`zslurm template diff`: how the script of a template differs from that of the shipped one.
+@app.command()
+def diff(
+    name: Name,
+    source: Annotated[bool, typer.Option("--source", help="Compare the templates, not their scripts.")] = False,
+    run_file: RunFile = None,
+    cluster: Cluster = None,
+) -> None:
+    """Show how the script of your template differs from that of the shipped one.
 
-    Raises:
-        NotFound: no template has the name.
-        ConfigError: it cannot be rendered.
+    Example: zslurm template diff train
     """
     own = find_template(name)
     shipped = shipped_templates().get(own.name, shipped_templates()["train"])
@@ -221,6 +164,14 @@ def show_diff(name: str, *, source: bool, run_file: Path | None, cluster: str | 
     else:
         spec = _run_for(own, run_file, cluster)
         before, after = (render(spec, run_dir_of(spec), template=template).text for template in (shipped, own))
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), shipped.place, own.place, lineterm="")
-    for line in lines:
+    for line in difflib.unified_diff(
+        before.splitlines(), after.splitlines(), shipped.place, own.place, lineterm=""
+    ):
         print(line)
+
+
+def _run_for(template: Template, run_file: Path | None, cluster: str | None) -> RunSpec:
+    """Return the run that a template is tried on: the given one, else a sample."""
+    if run_file is not None:
+        return resolve_run(run_file, cluster=cluster).spec
+    return sample_run(cluster, local=template.file_name.endswith(".sh.j2")).spec

@@ -11,11 +11,10 @@ from zslurm.cluster.profile import profile_path
 from zslurm.cluster.profile_writer import Members, local_profile, slurm_profile
 from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
+from zslurm.hardware.gpus import read_gpus
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.inventory import Node, Partition
-from zslurm.slurm.topology import parse_topology
 
 if TYPE_CHECKING:
     from zslurm.cluster.probe import Probe
@@ -48,8 +47,8 @@ def detect(
     Args:
         name: name of the profile; default: Slurm's ClusterName, or `local`.
         partition: partition to describe; default: Slurm's default one, else the first with GPUs.
-        account: to charge, where the site wants one named.
-        probe_timeout_s: ask one node of it for its NICs and drivers too, and wait so long for the answer.
+        account: account to charge, where the site wants one named.
+        probe_timeout_s: read a node's NICs and drivers too, and wait this long for its answer.
 
     Raises:
         ConfigError: `name` cannot be a profile's.
@@ -77,21 +76,20 @@ def detect(
     cluster = name or config.get("ClusterName", "slurm")
     settings = read_settings(config)
     members = Members.of(chosen, nodes)
-    switches = _leaf_switches(settings)
+    switches = _leaf_switches(client, settings)
     found = None if probe_timeout_s is None else _probe(chosen, members, account, probe_timeout_s)
     text = slurm_profile(cluster, chosen, members, settings, switches, account, found)
     return Detected(cluster, text, choices)
 
 
-def _leaf_switches(settings: SlurmSettings) -> dict[str, str]:
+def _leaf_switches(client: SlurmClient, settings: SlurmSettings) -> dict[str, str]:
     """Leaf -> hostlist, where Slurm knows and shows them."""
     if settings.topology not in ("tree", "block"):
         return {}
     try:
-        leaves = parse_topology(SlurmCommands().run("scontrol", "show", "topology").stdout)
+        return {leaf: compress(nodes) for leaf, nodes in client.topology().items()}
     except SlurmRefused:
         return {}
-    return {leaf: compress(nodes) for leaf, nodes in leaves.items()}
 
 
 def _probe(partition: Partition, members: Members, account: str | None, timeout_s: float) -> Probe:
@@ -115,12 +113,5 @@ def _choices(partitions: list[Partition], nodes: list[Node]) -> list[str]:
 
 
 def _local_gpus() -> int:
-    """GPUs of this machine by what their drivers show: AMD's KFD topology, NVIDIA's proc directory."""
-    amd = 0
-    for properties in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        try:
-            text = properties.read_text()
-        except OSError:
-            continue  # nodes that the user may not see
-        amd += any(line.startswith("simd_count ") and line.split()[1] != "0" for line in text.splitlines())
-    return amd or len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    """GPUs of this machine that have a driver."""
+    return sum(gpu.driver in ("amdgpu", "nvidia") for gpu in read_gpus(Path("/")))

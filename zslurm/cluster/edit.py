@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import subprocess
@@ -10,22 +11,21 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.cluster.profile import Profile, config_dir, find_profile, profile_path
-from zslurm.cluster.resolved import resolve_text
+from zslurm.cluster.site import resolve_text
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.core.files import write_atomically
 
+_LOG = logging.getLogger(__name__)
 
-def edit_profile(
-    name: str, editor: Callable[[Path], None], report: Callable[[str], None] = lambda message: None
-) -> Path | None:
+
+def edit_profile(name: str, editor: Callable[[Path], None]) -> Path | None:
     """Let a person edit the user's own profile `name`; where there is none yet, one that extends what it hides.
 
     A copy that was refused is kept, and the next call continues with it.
 
     Args:
-        name: of the profile.
+        name: name of the profile.
         editor: edits a file, and returns when that is done.
-        report: called where the editing does not start from the profile.
 
     Returns:
         The profile's file; None where nothing was changed.
@@ -46,7 +46,7 @@ def edit_profile(
         if not copy.exists():
             write_atomically(copy, start)
         elif copy.read_text(encoding="utf-8") != start:
-            report(f"going on with the text that was not taken the last time: {copy}")
+            _LOG.info("continuing with the text that was not accepted the last time: %s", copy)
         editor(copy)
         text = copy.read_text(encoding="utf-8")
         if text == start:

@@ -21,7 +21,6 @@ from zslurm.core.errors import SlurmRefused
 from zslurm.hardware.facts import NodeFacts, from_json
 from zslurm.slurm.run_on_nodes import run_on_nodes
 
-_FACTS = "zslurm.hardware.facts"
 _DRIVERS: dict[str, Network] = {"ionic": "pollara", "bnxt_en": "broadcom", "mlx5_core": "cx7"}
 # `AMD Instinct MI300X OAM`, `NVIDIA H100 80GB HBM3`
 _MODEL = re.compile(r"\b(MI\d+\w*|(?:GB|GH|[ABHLV])\d+\w*)\b")
@@ -71,25 +70,21 @@ class Probe:
 
 
 def probe(options: Sequence[str], timeout_s: float) -> Probe:
-    """Run the question on one node.
-
-    Args:
-        options: of srun: partition, GPUs, account.
-        timeout_s: given up after this long, the wait in the queue included.
+    """Read one node, in a job with these options of srun; `timeout_s` includes its wait in the queue.
 
     Raises:
         SlurmUnavailable: no srun, or no answer from the controller.
         SlurmRefused: the node could not be asked, or its answer is none.
     """
-    (answer,) = run_on_nodes(_FACTS, count=1, options=options, timeout_s=timeout_s).values()
+    (answer,) = run_on_nodes("zslurm.hardware.facts", count=1, options=options, timeout_s=timeout_s).values()
     try:
-        return judge(from_json(answer.value))
+        return probe_of(from_json(answer.value))
     except ValueError as error:
         raise SlurmRefused(f"{answer.node}: its answer is not what this version of zslurm asks for") from error
 
 
-def judge(facts: NodeFacts) -> Probe:
-    """What the facts of a node say about its cluster."""
+def probe_of(facts: NodeFacts) -> Probe:
+    """Return what the facts of a node mean for the profile of its cluster."""
     network = _network(facts)
     family = _family(facts)
     rails = rail_map(facts, ClusterSection(network=network))
@@ -168,10 +163,7 @@ def _notes(facts: NodeFacts) -> list[str]:
     known = [f"{name} {version}" for name, version in versions if version]
     notes += [f"{', '.join(known)}."] if known else []
     if facts.memlock is not None:
-        limit = (
-            "unlimited"
-            if facts.memlock == "unlimited"
-            else f"{show_bytes(int(facts.memlock))}; RDMA needs unlimited"
-        )
+        few = facts.memlock != "unlimited"
+        limit = f"{show_bytes(int(facts.memlock))}; RDMA needs unlimited" if few else "unlimited"
         notes.append(f"memlock inside a job: {limit}.")
     return notes

@@ -1,8 +1,8 @@
 """Cluster profiles: YAML files with the sections `cluster` and `slurm`, laid under every run file.
 
-They lie in ~/.config/zslurm/clusters/NAME.yaml ($XDG_CONFIG_HOME is honoured), for everybody in
+They are in ~/.config/zslurm/clusters/NAME.yaml ($XDG_CONFIG_HOME is honoured), for everybody in
 /etc/zslurm/clusters, and in this package: those that ship describe kinds of machines, for others to extend with
-`cluster: {extends: NAME}`. A profile hides those of its name that lie further out, and may extend them.
+`cluster: {extends: NAME}`. A profile hides those of its name that are further out, and may extend them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zslurm.config import yaml12
-from zslurm.config.layers import Layers
 from zslurm.core.errors import ConfigError, NoProfile, NotFound, ZslurmError
-from zslurm.core.files import write_atomically
+from zslurm.core.files import read_text, write_atomically
 from zslurm.core.paths import LONGEST_NAME, home
 
 LOCAL = "local"
@@ -84,7 +83,7 @@ def profiles() -> list[Profile]:
 
 
 def profile_files() -> dict[str, Path]:
-    """The profiles of the user and the site, by name; a user's own hides the site's of the same name."""
+    """The profiles of the user and the site, by name; a user's hides the site's of the same name."""
     found: dict[str, Path] = {}
     for profile in profiles():
         if profile.path is not None:
@@ -114,13 +113,7 @@ def default_name() -> str:
         NoProfile: there is none.
         ConfigError: there are several and none is the default.
     """
-    chosen = os.environ.get("ZSLURM_CLUSTER")
-    if chosen:
-        return chosen
-    try:
-        chosen = (config_dir() / "default-cluster").read_text().strip()
-    except OSError:
-        chosen = ""
+    chosen = os.environ.get("ZSLURM_CLUSTER") or read_text(config_dir() / "default-cluster")
     if chosen:
         return chosen
     files = profile_files()
@@ -136,9 +129,7 @@ def default_name() -> str:
 def find_profile(name: str, *, below: Profile | None = None) -> Profile:
     """The profile that `name` means: the user's own, else the site's, else the one that ships.
 
-    Args:
-        name: of the profile.
-        below: only those that this one hides.
+    With `below` only the profiles that this one hides count.
 
     Raises:
         NotFound: there is none; the nearest name is suggested.
@@ -192,20 +183,6 @@ def layers_of(top: Profile, text: str) -> list[tuple[yaml12.Document, str]]:
     return stack
 
 
-def load_profile(name: str) -> tuple[yaml12.Document, str]:
-    """A profile laid over everything it extends, and what error messages call its file.
-
-    Raises:
-        NotFound, ConfigError: see `profile_layers`.
-    """
-    stack = profile_layers(name)
-    layers = Layers()
-    for document, file in stack:
-        layers.add(document, LAYER, file)
-    document, file = stack[-1]
-    return yaml12.Document(layers.data, document.lines), file
-
-
 def _open_section(document: yaml12.Document, file: str) -> tuple[Any, Any]:
     """A profile's data with a section `cluster` in it, and what that section extends."""
     data: Any = {} if document.data is None else document.data
@@ -235,7 +212,7 @@ def _base(extends: Any, heir: Profile, place: str) -> Profile:
 
 
 def _fill_in(name: str, stack: list[Any]) -> None:
-    """A profile is called by its file, and a cluster's, unless it says otherwise."""
+    """A profile is called by its file, and is a Slurm cluster's, unless it states otherwise."""
     top = stack[-1]
     if isinstance(top, dict):
         top["cluster"].setdefault("name", name)
@@ -253,10 +230,10 @@ def save_profile(name: str, text: str, *, make_default: bool) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
-        if make_default:
-            write_atomically(config_dir() / "default-cluster", name + "\n")
     except OSError as error:
         raise ZslurmError(f"{path}: cannot be written: {error.strerror}") from error
+    if make_default:
+        set_default(name)
     return path
 
 

@@ -9,8 +9,19 @@ from dataclasses import dataclass
 
 from zslurm.slurm.version import OLDEST, OVERLAP_SHARES_GPUS, Version, parse_version
 
-# Slurm sets SLURM_JOB_END_TIME in a job since this version (its RELEASE_NOTES).
-_GIVES_END_TIME = (23, 2, 0)
+# What a Slurm before each version lacks. It sets SLURM_JOB_END_TIME in a job since 23.02 (its RELEASE_NOTES).
+_LACKS = (
+    (OLDEST, ", the oldest whose output was looked at."),
+    (
+        OVERLAP_SHARES_GPUS,
+        ": spare nodes and agents beside the ranks need a step that shares their GPUs; a plainer watch takes "
+        "their place.",
+    ),
+    (
+        (23, 2, 0),
+        ": a job does not know its end (SLURM_JOB_END_TIME); it saves when Slurm's signal comes.",
+    ),
+)
 # Slurm 22.05 reads `preempt_send_user_signal` of the first, newer versions also `send_user_signal` of the second.
 _PREEMPT_SIGNAL_IN = ("SlurmctldParameters", "PreemptParameters")
 _SECONDS = re.compile(r"(\d+)")
@@ -24,7 +35,7 @@ class SlurmSettings:
         version: None where it cannot be read.
         accounting: whether jobs are remembered (slurmdbd).
         topology: the plugin: none, tree, block, ...
-        requeues: whether jobs are requeued unless they say otherwise; ours ask for it.
+        requeues: whether jobs are requeued unless they ask not to be; ours ask for it.
         preempt_mode: OFF, CANCEL, REQUEUE, SUSPEND, ...
         preempt_signal: whether a job is sent its --signal before it is preempted.
         kill_wait_s: seconds from SIGTERM to SIGKILL.
@@ -44,7 +55,7 @@ class SlurmSettings:
 
     @property
     def lost_peer_s(self) -> int | None:
-        """Seconds after which Slurm has surely named a dead node; None where it never does, or does not say.
+        """Seconds after which Slurm has surely named a dead node; None where it never does, or that is not known.
 
         A node is asked every third of SlurmdTimeout, is DOWN after the whole of it, and a message to it is tried
         for MessageTimeout, three times at most.
@@ -78,24 +89,8 @@ class SlurmSettings:
 
     def _on_version(self) -> list[str]:
         version = self.version
-        if version is None:
-            return []
-        notes = []
-        if version < OLDEST:
-            notes.append(
-                f"Slurm {version} is older than {Version(OLDEST)}, the oldest whose output was looked at."
-            )
-        if version < OVERLAP_SHARES_GPUS:
-            notes.append(
-                f"Slurm {version} is older than {Version(OVERLAP_SHARES_GPUS)}: spare nodes and agents beside the "
-                "ranks need a step that shares their GPUs; a plainer watch takes their place."
-            )
-        if version < _GIVES_END_TIME:
-            notes.append(
-                f"Slurm {version} is older than {Version(_GIVES_END_TIME)}: a job does not know its end "
-                "(SLURM_JOB_END_TIME); it saves when Slurm's signal comes."
-            )
-        return notes
+        older = [(since, lack) for since, lack in _LACKS if version is not None and version < since]
+        return [f"Slurm {version} is older than {Version(since)}{lack}" for since, lack in older]
 
 
 def read_settings(config: Mapping[str, str]) -> SlurmSettings:

@@ -18,19 +18,13 @@ _MESH = re.compile(r"(^|[^a-z0-9])mi3[02][05]x", re.IGNORECASE)
 
 
 def group_cost(cluster: ClusterSection, ranks: int) -> str | None:
-    """Return in one line what a group of `ranks` GPUs of a node costs; None where it costs nothing.
-
-    Args:
-        cluster: the profile, which names the GPUs.
-        ranks: that the run has on each node.
-    """
+    """Return in one line what a group of `ranks` GPUs of a node costs; None where it costs nothing."""
     name = cluster.gpu_family or cluster.gpu_type or ""
     if not _MESH.search(name) or ranks in (1, GPUS) or not 0 < ranks < GPUS:
         return None
     part, whole = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S
     return (
-        f"{counted(ranks, 'rank')} on each node: xGMI gives a group of n MI300X (n - 1) x {LINK_GB_S} GB/s "
-        f"each, {part} GB/s "
-        f"for {ranks} against {whole} GB/s for all {GPUS}, {whole / part:.1f} times as much; use {GPUS} ranks per "
-        "node, or 1"
+        f"{counted(ranks, 'rank')} on each node: xGMI gives a group of n MI300X (n - 1) x {LINK_GB_S} GB/s each, "
+        f"{part} GB/s for {ranks} against {whole} GB/s for all {GPUS}, {whole / part:.1f} times as much; "
+        f"use {GPUS} ranks per node, or 1"
     )

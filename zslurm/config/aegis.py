@@ -1,4 +1,4 @@
-"""The section `aegis` of a run: how the watchdog notices, what it may do, and when it gives up."""
+"""The section `aegis` of a run: when the watchdog acts, what it may do, and when it gives up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from zslurm.train.config import Count, Positive, Section, Whole
+from zslurm.train.section import Count, Positive, Section, Whole
 
 Mode = Literal["act", "observe", "off"]
 
@@ -24,7 +24,7 @@ def _web_address(value: str) -> str:
     if not (plain and port_is_fine) or not value.isascii() or not value.isprintable() or " " in value:
         raise ValueError("must be http:// or https://, a host (no user or password before it) and a path")
     if not Template(value).is_valid():
-        raise ValueError("`$` stands before the name of a variable; write `$$` for one that does not")
+        raise ValueError("`$` begins the name of a variable; write `$$` for one that does not")
     return value
 
 
@@ -43,7 +43,7 @@ class StragglerLimits(Section):
 
     factor: Annotated[float, Field(gt=1)] = Field(1.3, description="slower than the median of its peers by")
     after_s: Positive = Field(600.0, description="for so long without a pause")
-    act: bool = Field(False, description="exclude its node, where a spare can take its place; else only say so")
+    act: bool = Field(False, description="exclude its node, where a spare can take its place; else only report it")
 
 
 class SensorSettings(Section):
@@ -66,7 +66,7 @@ class SensorSettings(Section):
 
 
 class NotifySettings(Section):
-    """Who is told."""
+    """Who hears of events."""
 
     command: str | None = Field(
         None, description="shell command that gets the event as JSON on its standard input"
@@ -77,7 +77,8 @@ class NotifySettings(Section):
         "job's environment",
     )
     events: tuple[str, ...] = Field(
-        ("fault_detected", "decision", "nodes_excluded", "run_ended"), description="the kinds of events to tell of"
+        ("fault_detected", "decision", "nodes_excluded", "run_ended"),
+        description="kinds of events that are sent",
     )
     timeout_s: Positive = Field(10.0, description="after which one notification is given up")
 
@@ -136,7 +137,7 @@ class AegisSection(Section):
     exclude_for_s: Positive = Field(7 * 86400.0, description="seconds after which an exclusion expires")
     min_nodes: Count | None = Field(
         None,
-        description="fewest nodes to go on with, at the same global batch, where no spare is left; "
+        description="fewest nodes to continue with, at the same global batch, where no spare is left; "
         "default: as many as the run has, so the job is requeued",
     )
     gpu_oom: Literal["stop", "retry"] = Field("stop", description="what to do when a GPU runs out of memory")
@@ -148,4 +149,4 @@ class AegisSection(Section):
     hang: HangLimits = Field(HangLimits(), description="when a rank counts as hanging")
     straggler: StragglerLimits = Field(StragglerLimits(), description="when a rank counts as slow")
     sensors: SensorSettings = Field(SensorSettings(), description="what each node looks at")
-    notify: NotifySettings = Field(NotifySettings(), description="who is told")
+    notify: NotifySettings = Field(NotifySettings(), description="who hears of events")

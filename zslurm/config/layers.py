@@ -31,12 +31,12 @@ class Origin:
     line: int | None = None
 
     def __str__(self) -> str:
-        """`run file run.yaml:12`, or just the layer."""
+        """Return `run file run.yaml:12`, or just the layer."""
         return self.place if self.place.startswith(self.layer) else f"{self.layer} {self.place}"
 
     @property
     def place(self) -> str:
-        """What precedes an error message: `run.yaml:12`, or the layer."""
+        """Return what precedes an error message: `run.yaml:12`, or the layer."""
         return self.layer if self.file is None else f"{self.file}" + (f":{self.line}" if self.line else "")
 
 
@@ -73,7 +73,7 @@ class Layers:
 
         self.top = Origin(layer, file)
         data = present_names(data, {key: Origin(layer, file, document.lines.get(key)).place for key in RENAMED})
-        # A section whose every line is commented out says nothing.
+        # A section whose every line is commented out gives nothing.
         self._merge(self.data, {key: {} if value is None else value for key, value in data.items()}, (), origin)
 
     def _merge(
@@ -93,7 +93,7 @@ class Layers:
                 target[key] = self._adopt(value, here, origin)
 
     def _adopt(self, value: Any, path: KeyPath, origin: Callable[[KeyPath], Origin]) -> Any:
-        """A copy of `value`, with the origin of every part of it recorded."""
+        """Return a copy of `value`, with the origin of every part of it recorded."""
         self.origins[path] = origin(path)
         if isinstance(value, dict):
             return {key: self._adopt(item, (*path, key), origin) for key, item in value.items()}
@@ -138,7 +138,7 @@ class Layers:
         target[last] = self._adopt(value, path, lambda _: Origin(f"--set {text}"))
 
     def origin(self, path: KeyPath) -> Origin:
-        """Origin of the value at `path`: its own, else that of what was given inside it, else around it."""
+        """Return the origin of the value at `path`, else that of what was given inside it, else around it."""
         if path in self.origins:
             return self.origins[path]
         for known, origin in self.origins.items():
@@ -147,7 +147,7 @@ class Layers:
         return self.origin(path[:-1]) if path else DEFAULT
 
     def leaf_origin(self, path: KeyPath) -> Origin:
-        """Origin of a leaf of the resolved run: a default, unless it is in the layers' data."""
+        """Return the origin of a leaf of the resolved run: a default, unless it is in the layers' data."""
         value: Any = self.data
         for part in path:
             try:
@@ -165,14 +165,14 @@ def _check_index(target: Any, index: int, assignment: str) -> None:
 
 
 def parse_path(text: str) -> KeyPath:
-    """`a.b[0].c` as ("a", "b", 0, "c"); empty where it is not a path."""
+    """Return `a.b[0].c` as ("a", "b", 0, "c"); empty where it is not a path."""
     if not _PATH.fullmatch(text):
         return ()
     return tuple(word or int(index) for word, index in _PATH_PART.findall(text))
 
 
 def show_path(path: KeyPath) -> str:
-    """("a", "b", 0, "c") as `a.b[0].c`; a part that is no plain word is quoted."""
+    """Return ("a", "b", 0, "c") as `a.b[0].c`; a part that is no plain word is quoted."""
     shown = ""
     for part in path:
         if isinstance(part, int):

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.config import yaml12
@@ -24,7 +24,7 @@ from zslurm.core.errors import ConfigError
 from zslurm.core.paths import expand
 
 # Keys that hold paths: relative ones given in a file are relative to that file, others to the working directory.
-PATH_KEYS: tuple[KeyPath, ...] = (
+_PATH_KEYS = (
     ("run", "runs_dir"),
     ("data", "path"),
     ("checkpoint", "resume_from"),
@@ -36,7 +36,7 @@ PATH_KEYS: tuple[KeyPath, ...] = (
 )
 _FILE_LAYERS = ("cluster profile", "base file", "run file")
 # Paths end up in scripts and in Slurm's own patterns, where these characters cannot be written safely.
-FORBIDDEN_IN_PATHS = "%\\"
+_FORBIDDEN_IN_PATHS = "%\\"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Resolved:
     layers: Layers
 
     def rows(self) -> list[tuple[KeyPath, Any, Origin]]:
-        """Every leaf value of the run with its origin, in the order of the sections."""
+        """Return every leaf value of the run with its origin, in the order of the sections."""
         return list(_leaves(self.spec.model_dump(mode="json"), (), self.layers))
 
 
@@ -63,7 +63,7 @@ def _leaves(value: Any, path: KeyPath, layers: Layers) -> Any:
 
 
 def recipes() -> dict[str, str]:
-    """Names of the shipped recipes, each with its text."""
+    """Return the names of the shipped recipes, each with its text."""
     folder = resources.files("zslurm.train").joinpath("recipes")
     return {
         entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def recipes() -> dict[str, str]:
 
 
 def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.Document, str, Path | None]:
-    """The document that `extends: NAME` means: a shipped recipe, or a file beside the one that names it."""
+    """Return the document that `extends: NAME` means: a shipped recipe, or a file beside the one that names it."""
     where = f"{yaml12.called(user)}:{line}" if user else "extends"
     if not isinstance(name, str):
         raise ConfigError(f"{where}: extends: expected the name of a recipe or a file, got {json.dumps(name)}")
@@ -91,7 +91,7 @@ def _base_of(name: object, user: Path | None, line: int | None) -> tuple[yaml12.
 def _stack(
     document: yaml12.Document, layer: str, file: str, path: Path | None
 ) -> list[tuple[yaml12.Document, str, str]]:
-    """A document and everything it extends, the base first."""
+    """Return a document and everything it extends, the base first."""
     stack: list[tuple[yaml12.Document, str, str]] = []
     seen = {file if path is None else path.resolve()}
     while True:
@@ -147,10 +147,7 @@ def validate(layers: Layers) -> Resolved:
         ConfigError: one line for each problem.
     """
     data = copy.deepcopy(layers.data)
-    _anchor_init(data, layers)
-    _anchor_sources(data, layers)
-    for key in PATH_KEYS:
-        _anchor(data, layers, key)
+    _anchor_paths(data, layers)
     try:
         spec = RunSpec.model_validate(data)
     except ValidationError as error:
@@ -158,60 +155,48 @@ def validate(layers: Layers) -> Resolved:
     return Resolved(spec, layers)
 
 
-def _anchor_init(data: dict[str, Any], layers: Layers) -> None:
-    """Make the directory in `init: hf:DIR` or `init: ckpt:DIR` absolute, as `_anchor` does with paths."""
+def _anchor_paths(data: dict[str, Any], layers: Layers) -> None:
+    """Make paths absolute: relative to the file that gave them, else to the working directory.
+
+    Values of a wrong type stay as they are: validation names them.
+    """
     if data.get("init") == {}:
         data["init"] = None  # `init:` and nothing behind it
-    given = data.get("init")
-    kind, colon, place = given.partition(":") if isinstance(given, str) else ("", "", "")
+    init = data.get("init")
+    kind, colon, place = init.partition(":") if isinstance(init, str) else ("", "", "")
     if kind in ("hf", "ckpt") and place:
         data["init"] = kind + colon + _absolute(place, ("init",), layers)
-
-
-def _anchor_sources(data: dict[str, Any], layers: Layers) -> None:
-    """Make the paths of data.sources absolute, as `_anchor` does."""
-    section = data.get("data")
-    sources = section.get("sources") if isinstance(section, dict) else None
+    sources = data["data"].get("sources") if isinstance(data.get("data"), dict) else None
     if isinstance(sources, dict):
-        for name, given in sources.items():
+        for source, given in sources.items():
             if isinstance(given, str):
-                sources[name] = _absolute(given, ("data", "sources", name), layers)
-
-
-def _anchor(data: dict[str, Any], layers: Layers, key: KeyPath) -> None:
-    """Make the path at `key` absolute: relative to the file that gave it, else to the working directory."""
-    section = data.get(str(key[0]))
-    given = section.get(key[1]) if isinstance(section, dict) else None
-    if given is None and isinstance(section, dict | None):
-        given = _default_at(key)
+                sources[source] = _absolute(given, ("data", "sources", source), layers)
+    for name, key in _PATH_KEYS:
+        section = data.get(name, {})
+        if not isinstance(section, dict):
+            continue
+        given = section.get(key)
         if given is None:
-            return
-        section = data.setdefault(str(key[0]), {})
-    if not isinstance(given, str) or not isinstance(section, dict):
-        return  # validation names the wrong type
-    if key == ("cluster", "template") and "/" not in given and not given.endswith(".j2"):
-        return  # the name of a shipped template
-    section[str(key[1])] = _absolute(given, key, layers)
+            given = getattr(RunSpec.model_fields[name].default, key)
+        is_shipped_template = key == "template" and "/" not in str(given) and not str(given).endswith(".j2")
+        if isinstance(given, str) and not is_shipped_template:
+            section[key] = _absolute(given, (name, key), layers)
+            data[name] = section
 
 
 def _absolute(given: str, key: KeyPath, layers: Layers) -> str:
-    """The path at `key`, absolute."""
+    """Return the path at `key`, absolute."""
     origin = layers.leaf_origin(key)
     path = expand(given)
     if not path.is_absolute():
         base = Path(origin.file).parent if origin.layer in _FILE_LAYERS and origin.file else Path()
         path = base.absolute() / path
     text = str(path)
-    if any(character in text for character in FORBIDDEN_IN_PATHS) or CONTROL.search(text):
+    if any(character in text for character in _FORBIDDEN_IN_PATHS) or CONTROL.search(text):
         raise ConfigError(
             f"{origin.place}: {show_path(key)}: a path here cannot hold '%', '\\' or control characters: {text!a}"
         )
     return text
-
-
-def _default_at(key: KeyPath) -> Any:
-    section: Any = RunSpec.model_fields[str(key[0])].default
-    return getattr(section, str(key[1])) if isinstance(section, BaseModel) else None
 
 
 def load_spec(config_json: Path) -> RunSpec:
@@ -233,3 +218,17 @@ def load_spec(config_json: Path) -> RunSpec:
     except ValidationError as error:
         origin = Origin("run file", str(config_json))
         raise ConfigError(describe(error, Layers(data, {(): origin}, origin), RunSpec)[0]) from error
+
+
+def run_file_schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of run files: RunSpec with every section optional, and `extends`."""
+    schema = RunSpec.model_json_schema()
+    schema["title"] = "zslurm run file"
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema.pop("required", None)
+    schema["properties"]["extends"] = {
+        "type": "string",
+        "description": "a recipe or a file that this one is laid over",
+        "examples": sorted(recipes()),
+    }
+    return schema

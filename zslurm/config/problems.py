@@ -16,7 +16,7 @@ from zslurm.config.yaml12 import KeyPath
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The section inside `tuple[Section, ...]`, `Section | None`, `Annotated[Section, ...]`."""
+    """Return the section inside `tuple[Section, ...]`, `Section | None`, `Annotated[Section, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (tuple, list, Union, types.UnionType) or hasattr(annotation, "__metadata__"):
@@ -39,7 +39,7 @@ def _section_at(spec: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
 
 
 def _elsewhere(key: str, spec: type[BaseModel]) -> list[str]:
-    """The sections' keys of exactly this name: the commonest slip is a key in the wrong section."""
+    """Return the sections' keys of exactly this name: the commonest slip is a key in the wrong section."""
     found: list[str] = []
     for name, field in spec.model_fields.items():
         section = _model_in(field.annotation)
@@ -54,7 +54,7 @@ def _shown(value: Any) -> str:
 
 
 def _clean_path(location: tuple[str | int, ...], data: Any, *, missing: bool) -> KeyPath:
-    """Pydantic's location without the union members it appends: what addresses the data, or misses there."""
+    """Return pydantic's location without the union members it appends: what addresses the data."""
     path: list[str | int] = []
     value = data
     for part in location:
@@ -70,7 +70,7 @@ def _clean_path(location: tuple[str | int, ...], data: Any, *, missing: bool) ->
 
 
 def _latest_mentioned(message: str, path: KeyPath, layers: Layers, spec: type[BaseModel]) -> Origin:
-    """Where a rule over several keys was broken: of those that its message names, the one of the latest layer.
+    """Return where a rule over several keys was broken: of those in its message, the one of the latest layer.
 
     Within a layer it is the first that is named: the message's subject.
     """
@@ -84,7 +84,7 @@ def _latest_mentioned(message: str, path: KeyPath, layers: Layers, spec: type[Ba
 
 
 def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> list[str]:
-    """One line for each problem, in the order of the sections."""
+    """Return one line for each problem, in the order of the sections."""
     lines: list[str] = []
     reported: list[KeyPath] = []
     for item in error.errors():
@@ -100,7 +100,7 @@ def describe(error: ValidationError, layers: Layers, spec: type[BaseModel]) -> l
 
 
 def _problem(item: ErrorDetails, path: KeyPath, layers: Layers, spec: type[BaseModel]) -> tuple[str, str]:
-    """Where a problem was made, and what it is."""
+    """Return where a problem was made, and what it is."""
     kind, place = item["type"], layers.origin(path).place
     if kind == "extra_forbidden":
         return place, f"unknown key; {_nearest(path, spec)}"
@@ -121,7 +121,7 @@ def _problem(item: ErrorDetails, path: KeyPath, layers: Layers, spec: type[BaseM
 
 
 def _nearest(path: KeyPath, spec: type[BaseModel]) -> str:
-    """What may have been meant by an unknown key."""
+    """Return what may have been meant by an unknown key."""
     section = _section_at(spec, path[:-1])
     known = list(section.model_fields) if section else []
     if len(path) == 1:

@@ -18,25 +18,18 @@ RENAMED: Mapping[KeyPath, str] = {
 
 
 def present_path(path: KeyPath, place: str) -> KeyPath:
-    """Return a key path with today's name of its key; report an old name.
-
-    Args:
-        path: of a key.
-        place: where it is given, for the line.
-    """
+    """Return a key path with the present name of its key; report an old name, which is given at `place`."""
     new = RENAMED.get(path[:2])
     if new is None:
         return path
-    _report(place, f"{path[0]}.{path[1]}", f"{path[0]}.{new}")
+    report(place, f"{path[0]}.{path[1]}", f"{path[0]}.{new}")
     return (path[0], new, *path[2:])
 
 
 def present_names(data: Mapping[str, Any], places: Mapping[KeyPath, str] | None = None) -> dict[str, Any]:
-    """Return sections with today's names of their keys.
+    """Return sections with the present names of their keys.
 
-    Args:
-        data: sections by name.
-        places: where each key is given, by section and old name, to report old names; None reports nothing.
+    Report old names at the `places` where they are given, by section and old name; without `places` report none.
 
     Raises:
         ConfigError: a key is given by both names.
@@ -53,11 +46,12 @@ def present_names(data: Mapping[str, Any], places: Mapping[KeyPath, str] | None 
                 f"{place}: {section}.{old} is the old name of {section}.{new}; give only the new one"
             )
         if places is not None:
-            _report(place, f"{section}.{old}", f"{section}.{new}")
+            report(place, f"{section}.{old}", f"{section}.{new}")
         found[section] = {new if key == old else key: value for key, value in given.items()}
     return found
 
 
 @functools.cache  # a run file may be read more than once
-def _report(place: str, old: str, new: str) -> None:
+def report(place: str, old: str, new: str) -> None:
+    """Report an old name, in one line for each place."""
     say(f"{place}: {old} is called {new} now; a later version will refuse the old name")

@@ -11,7 +11,7 @@ import re
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from zslurm.checkpoint_tools.plain import shorten
 from zslurm.checkpoint_tools.quantities import counted
@@ -19,32 +19,20 @@ from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
-from zslurm.train.config import (
-    CheckpointConfig,
-    Count,
-    DataConfig,
-    EvaluationConfig,
-    Init,
-    MetricsConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    PhaseConfig,
-    RunIdentity,
-    Section,
-    Whole,
-    check_mixes,
-)
+from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
+from zslurm.train.section import Count, Section, Whole
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_TIME = re.compile(
-    r"\d{1,9}|\d{1,9}:\d\d(:\d\d)?|\d{1,9}-\d{1,9}(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII
-)
 _LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
 # Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD = "[A-Za-z_][A-Za-z0-9_]*"
+_JOB_ID = re.compile(r"[0-9]+|local-[0-9]+")
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
+_TIME = re.compile(
+    r"\d{1,9}|\d{1,9}:\d\d(:\d\d)?|\d{1,9}-\d{1,9}(:\d\d(:\d\d)?)?|UNLIMITED|INFINITE", re.IGNORECASE | re.ASCII
+)
+RECORDED = {"recorded": True}
+"""Validation context of a configuration that a run was submitted with: what was accepted then stays accepted."""
 
 
 def one_line(value: str) -> str:
@@ -54,25 +42,24 @@ def one_line(value: str) -> str:
     return value
 
 
-_JOB_ID = re.compile(r"[0-9]+|local-[0-9]+")
+def _matching(pattern: str, expected: str) -> AfterValidator:
+    """Return a validator that refuses what does not match; `expected` names what would."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{expected}, got {json.dumps(value)}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _name(value: str) -> str:
+def _not_too_long(value: str) -> str:
     if len(value) > LONGEST_NAME:
         raise ValueError(f"must have at most {LONGEST_NAME} characters, this has {len(value)}: {value[:20]}...")
-    if not _NAME.fullmatch(value):
-        raise ValueError(
-            "must be letters, digits, '.', '_' and '-', and begin with a letter or digit "
-            f"(it becomes a directory and a job name), got {json.dumps(value)}"
-        )
     return value
 
 
-RECORDED = {"recorded": True}
-"""Validation context of a configuration that a run was submitted with: what was accepted then stays accepted."""
-
-
-def _run_name(value: str, info: ValidationInfo) -> str:
+def _no_job_id(value: str, info: ValidationInfo) -> str:
     if _JOB_ID.fullmatch(value) and info.context != RECORDED:
         raise ValueError(
             f"must not be a job id, which commands would take it for: {value}; add a letter or a word"
@@ -93,53 +80,43 @@ def _time(value: object) -> object:
     return text
 
 
-def _variable(value: str) -> str:
-    if not _VARIABLE.fullmatch(value):
-        raise ValueError(f"is not a name of an environment variable: {value!r}")
-    return value
-
-
-def _word(value: object) -> object:
-    """Numbers that are names (an account `123`) are taken as they were typed."""
+def _as_word(value: object) -> object:
+    """Take numbers that are names (an account `123`) as they were typed."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-Line = Annotated[str, BeforeValidator(_word), AfterValidator(one_line)]
-Name = Annotated[str, BeforeValidator(_word), AfterValidator(_name)]
-RunName = Annotated[Name, AfterValidator(_run_name)]
+Line = Annotated[str, BeforeValidator(_as_word), AfterValidator(one_line)]
+Name = Annotated[
+    str,
+    BeforeValidator(_as_word),
+    AfterValidator(_not_too_long),
+    _matching(
+        "[A-Za-z0-9][A-Za-z0-9._-]*",
+        "must be letters, digits, '.', '_' and '-', and begin with a letter or digit (it becomes a directory and "
+        "a job name)",
+    ),
+]
+RunName = Annotated[Name, AfterValidator(_no_job_id)]
 SlurmTime = Annotated[str, BeforeValidator(_time)]
-VariableName = Annotated[str, AfterValidator(_variable)]
+VariableName = Annotated[str, _matching(_WORD, "must be the name of an environment variable")]
+Bind = Annotated[
+    Line,
+    _matching(
+        "/[^:,]*(:/[^:,]*(:[^:,]+)?)?", "must be /SOURCE, /SOURCE:/PLACE or /SOURCE:/PLACE:ro, without commas"
+    ),
+]
+Directory = Annotated[Line, _matching(r"/[^%\\]*", "must be an absolute path without '%' and '\\'")]
+Export = Annotated[
+    Line,
+    _matching(f"ALL|NONE|{_WORD}(,{_WORD})*", "must be ALL, NONE or names of variables with commas between them"),
+]
 
 # sbatch options that the template or a typed field decides; `slurm.flags` must not set them again.
 RESERVED_FLAGS = frozenset(
     "nodes ntasks ntasks-per-node cpus-per-task gpus-per-node time partition account qos job-name output error "
     "open-mode signal requeue no-requeue chdir array wrap parsable test-only export nodelist exclude mem "
-    "constraint no-kill export".split()
+    "constraint no-kill".split()
 )
-
-_BIND = re.compile(r"/[^:]*(:/[^:]*(:[^:]+)?)?")
-_EXPORT = re.compile(r"ALL|NONE|[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
-
-
-def _bind(value: str) -> str:
-    if not _BIND.fullmatch(value) or "," in value:
-        raise ValueError(f"must be /SOURCE, /SOURCE:/PLACE or /SOURCE:/PLACE:ro, without commas, got {value!r}")
-    return value
-
-
-def _absolute(value: str) -> str:
-    if not value.startswith("/") or set(value) & set("%\\"):
-        raise ValueError(f"must be an absolute path without '%' and '\\', got {value!r}")
-    return value
-
-
-def _export(value: str) -> str:
-    if not _EXPORT.fullmatch(value):
-        raise ValueError(f"must be ALL, NONE or names of variables with commas between them, got {value!r}")
-    return value
-
-
-Bind = Annotated[Line, AfterValidator(_bind)]
 
 
 class RunSection(RunIdentity):
@@ -183,7 +160,7 @@ class SlurmSection(Section):
     save_margin_s: Annotated[int, Field(ge=10, le=65535)] = Field(
         300, description="seconds before the time limit at which the run saves and stops"
     )
-    export: Annotated[Line, AfterValidator(_export)] = Field(
+    export: Export = Field(
         "ALL",
         description="what of the login environment reaches the job: ALL, NONE, or names of variables (A,B,C)",
     )
@@ -229,7 +206,7 @@ class ContainerSection(Section):
 
 
 class ClusterSection(Section):
-    """What the site knows. Lives in a cluster profile; a run file may override it."""
+    """What the site knows, as a cluster profile gives it; a run file may override it."""
 
     name: Name = Field("local", description="name of the cluster profile")
     launcher: Literal["slurm", "local"] = Field("local", description="run as a Slurm job, or on this machine")
@@ -270,20 +247,20 @@ class ClusterSection(Section):
     rail_policy: Literal["exclude", "refuse", "warn"] = Field(
         "exclude",
         description="what to do with a node whose rails are incomplete, before the ranks start: "
-        "exclude it and requeue, refuse to start, or go on with a warning",
+        "exclude it and requeue, refuse to start, or continue with a warning",
     )
     leaf_switches: dict[Line, Line] = Field(
-        default_factory=dict, description="leaf switch -> hostlist, where Slurm's topology does not say"
+        default_factory=dict, description="leaf switch -> hostlist, where Slurm has no topology"
     )
     setup: tuple[Line, ...] = Field(
         (), description="shell lines that run in the job before anything else (module load ...)"
     )
     modules: tuple[Line, ...] = Field((), description="modules to load before `setup` (module load ...)")
-    venv: Annotated[Line, AfterValidator(_absolute)] | None = Field(
+    venv: Directory | None = Field(
         None,
         description="virtual or conda environment whose Python runs the job; default: the one zslurm runs in",
     )
-    stage_env: Annotated[Line, AfterValidator(_absolute)] | None = Field(
+    stage_env: Directory | None = Field(
         None,
         description="node-local directory, e.g. /tmp: the Python environment is copied there, once per node, "
         "and the ranks run from it",
@@ -300,45 +277,33 @@ class ClusterSection(Section):
     doctor: DoctorSection = Field(DoctorSection(), description="limits of `zslurm doctor`")
 
     @model_validator(mode="after")
-    def _one_environment(self) -> ClusterSection:
+    def _fits_together(self) -> ClusterSection:
         if self.container is not None and self.stage_env is not None:
             raise ValueError(
                 "stage_env: a container brings its own Python environment; leave stage_env or container out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _every_gpu_has_a_numa_node(self) -> ClusterSection:
+        gpus = counted(self.gpus_per_node, "GPU")
         if self.gpu_numa and len(self.gpu_numa) != self.gpus_per_node:
-            raise ValueError(
-                f"gpu_numa: {counted(self.gpus_per_node, 'GPU')} but {counted(len(self.gpu_numa), 'entry')}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _every_gpu_has_a_nic(self) -> ClusterSection:
+            raise ValueError(f"gpu_numa: {gpus} but {counted(len(self.gpu_numa), 'entry')}")
         if not self.nics or not self.gpus_per_node:
             return self
+        nics = counted(len(self.nics), "NIC")
         if len(set(self.nics)) != len(self.nics):
             raise ValueError("nics: a device is listed twice")
         if not self.gpu_nics and len(self.nics) != self.gpus_per_node:
             raise ValueError(
-                f"nics: {counted(self.gpus_per_node, 'GPU')} but {counted(len(self.nics), 'NIC')}: list one for "
-                "each GPU in rail order, or say in gpu_nics which NIC each GPU uses"
+                f"nics: {gpus} but {nics}: list one for each GPU in rail order, or give in gpu_nics which NIC "
+                "each GPU uses"
             )
         if self.gpu_nics and len(self.gpu_nics) != self.gpus_per_node:
-            raise ValueError(
-                f"gpu_nics: {counted(self.gpus_per_node, 'GPU')} but {counted(len(self.gpu_nics), 'entry')}"
-            )
+            raise ValueError(f"gpu_nics: {gpus} but {counted(len(self.gpu_nics), 'entry')}")
         if self.gpu_nics and max(self.gpu_nics) >= len(self.nics):
-            raise ValueError(
-                f"gpu_nics: {max(self.gpu_nics)} is none of the {counted(len(self.nics), 'NIC')} (0 is the first)"
-            )
+            raise ValueError(f"gpu_nics: {max(self.gpu_nics)} is none of the {nics} (0 is the first)")
         return self
 
     @property
     def gpu_request(self) -> str | None:
-        """All GPUs of a node as --gpus-per-node takes them, such as mi300x:8; None where there are none."""
+        """Return all GPUs of a node as --gpus-per-node takes them, such as mi300x:8; None where there are none."""
         if not self.gpus_per_node:
             return None
         return f"{self.gpu_type}:{self.gpus_per_node}" if self.gpu_type else str(self.gpus_per_node)
@@ -348,66 +313,43 @@ class ClusterSection(Section):
         return [f"--gpus-per-node={self.gpu_request}", "--gpu-bind=none"] if self.gpu_request else []
 
 
-class RunSpec(Section):
-    """One run, resolved. RUN_DIR/config.json holds it as JSON."""
+class RunSpec(TrainConfig):
+    """One run, resolved: the trainer's sections and the launcher's. RUN_DIR/config.json holds it as JSON."""
+
+    model_config = ConfigDict(extra="forbid")
 
     run: RunSection = RunSection()
-    init: Init = None
     model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    optim: OptimConfig = OptimConfig()
-    phases: Annotated[tuple[PhaseConfig, ...], Field(min_length=1)]
-    parallel: ParallelConfig = ParallelConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    metrics: MetricsConfig = MetricsConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
     slurm: SlurmSection = SlurmSection()
     cluster: ClusterSection = ClusterSection()
     aegis: AegisSection = AegisSection()
 
-    @model_validator(mode="after")
-    def _mixes_its_own_sources(self) -> RunSpec:
-        check_mixes(self.data, self.phases)
-        return self
-
-    @model_validator(mode="after")
-    def _profiles_its_own_steps(self) -> RunSpec:
-        self.metrics.check_profile(self.total_steps)
-        return self
-
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node: as asked, else one for each GPU, else one."""
+        """Return the ranks on each node: as asked, else one for each GPU, else one."""
         return self.slurm.ranks_per_node or max(1, self.cluster.gpus_per_node)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole run."""
+        """Return the ranks of the whole run."""
         return self.slurm.nodes * self.ranks_per_node
 
     @property
     def wants_successor(self) -> bool:
-        """Whether a second job waits for the end of the first."""
-        if self.cluster.launcher != "slurm":
-            return False
-        return self.slurm.successor == "on" or (
-            self.slurm.successor == "auto" and self.cluster.scontrol_on_nodes is False
-        )
+        """Return whether a second job waits for the end of the first."""
+        wanted = self.slurm.successor
+        needed = wanted == "on" or (wanted == "auto" and self.cluster.scontrol_on_nodes is False)
+        return needed and self.cluster.launcher == "slurm"
 
     @property
     def outlives_nodes(self) -> bool:
-        """Whether the job continues when one of its nodes dies: there are spares, or fewer nodes will do."""
+        """Return whether the job continues when a node dies: there are spares, or fewer nodes will do."""
         least = self.aegis.min_nodes
         return bool(self.slurm.spares) or (least is not None and least < self.slurm.nodes)
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of all phases."""
-        return sum(phase.steps for phase in self.phases)
-
-    @property
     def cpus_per_task(self) -> int:
-        """Cores of each rank: as asked, else the node's share, else one."""
+        """Return the cores of each rank: as asked, else the node's share, else one."""
         if self.slurm.cpus_per_task:
             return self.slurm.cpus_per_task
         return max(1, (self.cluster.cpus_per_node or 0) // self.ranks_per_node)

@@ -97,25 +97,18 @@ def _build(
 
 
 def parse(text: str, name: str) -> Document:
-    """Parse one YAML document.
-
-    Args:
-        text: the document.
-        name: what error messages call it (a path, or `--set`).
+    """Parse one YAML document; `name` is what error messages call it (a path, or `--set`).
 
     Raises:
         ConfigError: not YAML, more than one document, a tag, a duplicate key, or a self-referring alias.
     """
-    try:
-        return _parse(text, name)
-    except RecursionError as error:
-        raise ConfigError(f"{name}: not valid YAML: lists or mappings are nested too deeply") from error
-
-
-def _parse(text: str, name: str) -> Document:
+    lines: dict[KeyPath, int] = {}
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        return Document(None if node is None else _build(loader, node, (), lines, name, frozenset()), lines)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: not valid YAML: lists or mappings are nested too deeply") from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
@@ -125,10 +118,6 @@ def _parse(text: str, name: str) -> Document:
         ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
-    lines: dict[KeyPath, int] = {}
-    if node is None:
-        return Document(None, lines)
-    return Document(_build(loader, node, (), lines, name, frozenset()), lines)
 
 
 def called(path: Path) -> str:

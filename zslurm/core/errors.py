@@ -57,7 +57,7 @@ class SlurmUnavailable(ZslurmError):
 
 
 class SlurmRefused(ZslurmError):
-    """Slurm answered, and said no; its own message is passed on."""
+    """Slurm answered, and refused; its message is passed on."""
 
 
 class RunCompleted(ZslurmError):

@@ -26,10 +26,7 @@ def read_text(path: Path) -> str | None:
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a file by rename: readers see the old or the new text, never a part; a failure leaves the old one.
 
-    Args:
-        path: the file.
-        text: its new content.
-        private: let its owner alone read it, from its first byte.
+    With `private` its owner alone can read it, from its first byte.
 
     Raises:
         OSError: the disk is full or the file system is gone.

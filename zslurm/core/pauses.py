@@ -1,7 +1,7 @@
 """How long this process itself was stopped: Slurm suspends jobs (SIGSTOP), and gang scheduling does so in turns.
 
 All processes of the job are stopped together, and the clocks run on. What was silent or made no progress meanwhile
-must not be taken for dead or hanging. Whoever looks at a clock regularly calls `tick`; a long time between two
+must not be taken for dead or hanging. What looks at a clock regularly calls `tick`; a long time between two
 calls is a pause.
 """
 
@@ -22,12 +22,7 @@ class Pauses:
     def __init__(
         self, longest_tick_s: float = _LONGEST_TICK_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin to look.
-
-        Args:
-            longest_tick_s: more than this between two ticks is a pause.
-            clock: monotonic seconds.
-        """
+        """Begin to look: more than `longest_tick_s` between two ticks is a pause."""
         self._longest_s, self._clock = longest_tick_s, clock
         self._lock = threading.Lock()
         self._last = clock()

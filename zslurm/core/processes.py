@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from zslurm.checkpoint_tools.lock import process_start
 from zslurm.core.files import read_json, read_text, write_atomically
 
 # Runs "$@" and leaves its exit code in a file, by rename. It waits for a line of its parent, which comes once the
@@ -36,8 +37,6 @@ echo "$code" > "$out.tmp" && mv "$out.tmp" "$out"
 """
 
 
-_PROC = Path("/proc")
-
 # Of records without `started`: creation times move a little when the clock is set.
 _SAME_CREATION_S = 2.0
 
@@ -48,7 +47,7 @@ class ProcessRecord:
 
     Attributes:
         created: when, in UNIX seconds by the clock of that time.
-        started: the same in clock ticks since the boot; None where the kernel does not say.
+        started: the same in clock ticks since the boot; None where the kernel does not show it.
         boot: the kernel's id of that boot; None with `started`.
     """
 
@@ -98,24 +97,22 @@ class ProcessRecord:
     @property
     def alive(self) -> bool:
         """True while the very process runs on this machine; a zombie has ended."""
-        if not self._same_boot:
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            return self._is(process) and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        return self._status() not in (None, psutil.STATUS_ZOMBIE)
 
     @property
     def is_stopped(self) -> bool:
         """True where the very process is on this machine, and stopped by SIGSTOP or a debugger."""
+        return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def _status(self) -> str | None:
+        """The process's status as psutil has it; None where it is gone."""
         if not self._same_boot:
-            return False
+            return None
         try:
             process = psutil.Process(self.pid)
-            return self._is(process) and process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return str(process.status()) if self._is(process) else None
         except psutil.Error:
-            return False
+            return None
 
     @property
     def owns_group(self) -> bool:
@@ -154,25 +151,34 @@ class ProcessRecord:
 
 @functools.cache
 def _boot_id() -> str | None:
-    return read_text(_PROC / "sys/kernel/random/boot_id") or None
+    return read_text(Path("/proc/sys/kernel/random/boot_id")) or None
 
 
 def _started(pid: int) -> int:
-    """When a process was started, in clock ticks since the boot.
+    """Return when a process was started, in clock ticks since the boot.
 
     Raises:
         psutil.NoSuchProcess: it is gone.
     """
-    try:
-        text = (_PROC / str(pid) / "stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        raise psutil.NoSuchProcess(pid) from None
-    return int(text.rpartition(b")")[2].split()[19])  # the second field is a name, and may hold anything
+    started = process_start(pid)
+    if started is None:
+        raise psutil.NoSuchProcess(pid)
+    return started
+
+
+def read_stat(process: Path) -> tuple[str, list[str]] | None:
+    """Return the name of a process and what /proc/PID/stat has behind it, its state first; None where it is gone.
+
+    The name may hold anything, also spaces and brackets (man 5 proc).
+    """
+    head, _, rest = (read_text(process / "stat") or "").rpartition(")")
+    fields = rest.split()
+    return (head.partition("(")[2], fields) if fields else None
 
 
 @dataclass(frozen=True)
 class DetachedProcess:
-    """A command in a session of its own, whose output goes to a file and whose exit code is left in another."""
+    """A command in a separate session, whose output goes to a file and whose exit code is left in another."""
 
     record: ProcessRecord
     exit_file: Path

@@ -36,17 +36,7 @@ _IN_HEADER = re.compile(
 # --- by name ---------------------------------------------------------------------------------------------------
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET_ENDS = (
-    "PASSWORD",
-    "PASSWD",
-    "PASSPHRASE",
-    "SECRET",
-    "TOKEN",
-    "APIKEY",
-    "JWT",
-    "CREDENTIAL",
-    "CREDENTIALS",
-)
+_SECRET_ENDS = tuple("PASSWORD PASSWD PASSPHRASE SECRET TOKEN APIKEY JWT CREDENTIAL CREDENTIALS".split())
 # What may follow the word without making the value harmless: AWS_SECRET_ACCESS_KEY, TOKEN_2.
 _BEHIND = {"ACCESS", "KEY", "VALUE", "ID", "STRING", "BASE64", "B64"}
 # A token of a tokenizer, a key of a mapping: words before TOKEN and KEY that make them ordinary.
@@ -66,8 +56,8 @@ def is_secret_name(name: str) -> bool:
     words = [word.upper() for word in _WORD.findall(name.replace("_", " ").replace("-", " "))]
     while len(words) > 1 and words[-1].isdigit():
         words.pop()
-    for place, word in enumerate(words):
-        rest, before = words[place + 1 :], words[place - 1] if place else ""
+    for index, word in enumerate(words):
+        rest, before = words[index + 1 :], words[index - 1] if index else ""
         if word == "TOKEN" and (before in _TEXT_TOKENS or rest == ["ID"]):  # of a tokenizer
             continue
         telling = word.endswith(_SECRET_ENDS) and all(later in _BEHIND for later in rest)
@@ -82,7 +72,7 @@ def is_secret_name(name: str) -> bool:
 
 _SHELL_WORD = r"(?:'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|\\.|[^\s'\"\\;&|<>()])+"
 # Bounded, and never given back: else a line of some 10,000 characters without a space takes seconds. Of a longer
-# name the end is looked at, which says what it is.
+# name the end is looked at, which shows what it is.
 _NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,200}+"
 # NAME=value in a shell; the name may be part of `export NAME=`, `--option=`, or of a URL's query.
 _ASSIGNED = re.compile(rf"(?P<before>(?:--)?(?P<name>{_NAME})=)(?P<value>{_SHELL_WORD})")
@@ -98,29 +88,13 @@ _SCALAR = re.compile(
     r"(?P<value>[^\s'\"\[\]{}()#&*,][^\n'\"(){}\[\]]*)$",
     re.MULTILINE,
 )
-_WORDS_OF_CODE = {
-    "str",
-    "int",
-    "float",
-    "bool",
-    "bytes",
-    "None",
-    "null",
-    "true",
-    "false",
-    "True",
-    "False",
-    "~",
-    "Any",
-}
+_KEYWORDS = frozenset("str int float bool bytes None null true false True False ~ Any".split())
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """The text with every secret that is recognized replaced; anything else stays as it is.
+    """Return the text with every secret that is recognized replaced; anything else stays as it is.
 
-    Args:
-        text: any text.
-        known: values that are secrets; those of a few characters are left alone, they are in every text.
+    Values in `known` are secrets too; those of a few characters are left alone, they are in every text.
     """
     for value in known:
         if len(value) >= _SHORTEST_KNOWN:
@@ -148,8 +122,8 @@ def _is_harmless(value: str) -> bool:
     return (
         not bare
         or bare.startswith(("$", "<", REDACTED))
-        or bare in _WORDS_OF_CODE
-        or bare.partition("|")[0].strip() in _WORDS_OF_CODE
+        or bare in _KEYWORDS
+        or bare.partition("|")[0].strip() in _KEYWORDS
         or (bare.isdigit() and len(bare) < 6)
     )
 

@@ -1,15 +1,16 @@
-"""Hands the task out to all nodes at once, as one short job, and says why it waits while it waits."""
+"""Ask all nodes at once, as one short job, and report why it waits while it waits."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from zslurm.cluster.rccl.environment import environment
+from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.site import Site
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable
 from zslurm.doctor.node import TASK_VARIABLE
@@ -20,33 +21,28 @@ from zslurm.slurm.hostlist import compress
 from zslurm.slurm.run_on_nodes import NodeAnswer, run_on_nodes
 from zslurm.slurm.srun_output import CANNOT_START
 
-Progress = Callable[[str], None]
+_LOG = logging.getLogger(__name__)
 
 _LAUNCH_TRIES = 4
 _REPORTED_EVERY_S = 10.0
 
 
 def ask(
-    site: Site, chosen: Chosen, task: Task, timeout_s: float, progress: Progress, *, inside: bool = False
+    site: Site, chosen: Chosen, task: Task, timeout_s: float, *, inside: bool = False
 ) -> dict[str, NodeAnswer]:
-    """Ask the nodes; those on which no task can be started are left out the next time.
+    """Give the chosen nodes a task; those on which no task can be started are left out the next time.
 
-    Args:
-        site: the profile.
-        chosen: the nodes.
-        task: what each of them is asked.
-        timeout_s: for all of it, the wait in the queue included.
-        progress: messages for a person.
-        inside: as a step of the job that this runs in.
+    All of it takes `timeout_s` at most, the wait in the queue included. With `inside` they are asked in a step of
+    the job that this runs in.
 
     Raises:
         SlurmUnavailable, SlurmRefused: none could be asked.
     """
     deadline = time.monotonic() + timeout_s
-    job = {setting.name: setting.value for setting in environment(site.cluster)}
-    said: dict[str, NodeAnswer] = {}
+    answered: dict[str, NodeAnswer] = {}
     lost: dict[str, NodeAnswer] = {}
     names, count = chosen.names, chosen.count
+    waiting = _waiting()
     for _ in range(_LAUNCH_TRIES):
         task = replace(task, sent=time.time())
         exclude = [f"--exclude={compress(lost)}"] if lost and not names else []
@@ -58,20 +54,20 @@ def ask(
             job_id=os.environ["SLURM_JOB_ID"] if inside else None,
             setup=site.cluster.setup,
             timeout_s=max(1.0, deadline - time.monotonic()),
-            environ={**os.environ, **job, TASK_VARIABLE: json.dumps(task.to_json())},
-            waiting=_Waiting(progress),
+            environ={**os.environ, **variables_of(site.cluster), TASK_VARIABLE: json.dumps(task.to_json())},
+            waiting=waiting,
         )
         refused = {name: answer for name, answer in answers.items() if CANNOT_START in (answer.error or "")}
-        answered = {name: answer for name, answer in answers.items() if answer.error is None}
-        said |= answered
+        new = {name: answer for name, answer in answers.items() if answer.error is None}
+        answered |= new
         lost |= refused
         # One node that takes no task ends the whole step: what had no time to answer is asked again.
-        names = tuple(name for name in names if name not in said and name not in lost)
-        count = None if count is None or answered else count - len(refused)
+        names = tuple(name for name in names if name not in answered and name not in lost)
+        count = None if count is None or new else count - len(refused)
         if not refused or not (names or count) or time.monotonic() > deadline:
-            return answers | lost | said
-        progress(f"{compress(refused)}: tasks cannot be started there; asking the others")
-    return answers | lost | said
+            break
+        _LOG.info("%s: tasks cannot be started there; asking the others", compress(refused))
+    return answers | lost | answered
 
 
 def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
@@ -85,19 +81,20 @@ def _options(site: Site, timeout_s: float, *, inside: bool) -> Iterator[str]:
         yield f"--reservation={reservation}"
 
 
-class _Waiting:
-    """Says at intervals why the job has not started."""
+def _waiting() -> Callable[[str], None]:
+    """Return what reports at intervals why the job has not started."""
+    report_at = 0.0
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._next = progress, 0.0
-
-    def __call__(self, job_id: str) -> None:
-        if time.monotonic() < self._next:
+    def report(job_id: str) -> None:
+        nonlocal report_at
+        if time.monotonic() < report_at:
             return
-        self._next = time.monotonic() + _REPORTED_EVERY_S
+        report_at = time.monotonic() + _REPORTED_EVERY_S
         try:
             job = SlurmClient().queue([job_id]).get(job_id)
         except (SlurmUnavailable, SlurmRefused):
             job = None
         reason = job.reason if job and job.reason else "no reason yet"
-        self._progress(f"job {job_id} waits in the queue ({reason}); Ctrl-C cancels it")
+        _LOG.info("job %s waits in the queue (%s); Ctrl-C cancels it", job_id, reason)
+
+    return report

@@ -1,4 +1,4 @@
-"""What a check is, what it finds, and how checks are found: one file for each in `checks/`."""
+"""What a check is, what it finds, and how checks are found: what `@check` decorates in a file of `checks/`."""
 
 from __future__ import annotations
 
@@ -81,11 +81,10 @@ def unavailable(reason: str, remedy: str = "", **more: Any) -> Outcome:
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
-    """Merge all outcomes of one check for one machine; the first is its own."""
-    own, problems = outcomes[0], [outcome for outcome in outcomes if outcome.status is not Status.PASS]
-    blames = any(outcome.blames for outcome in problems if outcome.status is Status.FAIL)
-    fine = outcomes[-1].reason
-    return worst(problems, fine, must_match=own.must_match, data=own.data, blames=blames or not problems)
+    """Merge all outcomes of one check for one machine; the first is the machine's."""
+    first, problems = outcomes[0], [outcome for outcome in outcomes if outcome.status is not Status.PASS]
+    blames = any(outcome.blames for outcome in problems if outcome.status is Status.FAIL) or not problems
+    return worst(problems, outcomes[-1].reason, must_match=first.must_match, data=first.data, blames=blames)
 
 
 def worst(problems: Sequence[Outcome], fine: str, **more: Any) -> Outcome:
@@ -96,6 +95,15 @@ def worst(problems: Sequence[Outcome], fine: str, **more: Any) -> Outcome:
     remedies = dict.fromkeys(problem.remedy for problem in ordered if problem.remedy)
     reasons = "; ".join(problem.reason for problem in ordered)
     return Outcome(ordered[0].status, reasons, "; ".join(remedies), **more)
+
+
+MOST_NAMED = 4
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Return names in one line, such as `a, b, c, d and 8 more`."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 @dataclass(frozen=True)
@@ -121,12 +129,12 @@ class Check:
     """One thing that is looked at.
 
     Attributes:
-        name: as in `--only NAME`; also its file's.
+        name: as in `--only NAME`.
         group: checks of one group are shown together.
         about: what it looks at, in one line.
         where: on the login node, on compute nodes, or both.
         run: looks, and returns what it found; None where the check does not apply to this cluster.
-        compare: looks at the data of all nodes together; says what is wrong, by node.
+        compare: looks at the data of all nodes together, and returns what is wrong, by node.
         inconsistent: what it is where a node's `must_match` differs from that of most nodes.
         on_request: runs only when it is asked for (--only, --benchmark).
         uses_gpus: takes GPU memory, so that it waits for the checks that look at idle GPUs.
@@ -144,22 +152,31 @@ class Check:
     uses_gpus: bool = False
     time_factor: float = 1.0
 
-    def runs_on(self, place: Literal["login", "node"]) -> bool:
+    def runs_on(self, machine: Literal["login", "node"]) -> bool:
         """Whether the check runs on a login node, or on a compute node."""
-        return self.where in (place, "both")
+        return self.where in (machine, "both")
+
+
+def check(
+    group: str, about: str, where: Literal["login", "node", "both"], **options: Any
+) -> Callable[[Callable[[Sources], Outcome | None]], Check]:
+    """Make a check of the function that this decorates: `gpu_ecc` is the check gpu-ecc.
+
+    `options` are the other fields of `Check`.
+    """
+    return lambda run: Check(run.__name__.replace("_", "-"), group, about, where, run, **options)
 
 
 GROUPS = ("slurm", "gpu", "network", "limits", "system", "storage", "benchmark")
 
 
 def all_checks() -> list[Check]:
-    """Every check: each module in `checks/` has one, called CHECK. Ordered by group, then by name."""
+    """Return the checks in all files of `checks/`, ordered by group, then by name."""
     from zslurm.doctor import checks
 
-    found = [
-        importlib.import_module(f"{checks.__name__}.{module.name}").CHECK
-        for module in pkgutil.iter_modules(checks.__path__)
-    ]
+    modules = [f"{checks.__name__}.{module.name}" for module in pkgutil.iter_modules(checks.__path__)]
+    defined = (value for name in modules for value in vars(importlib.import_module(name)).values())
+    found = [value for value in defined if isinstance(value, Check)]
     return sorted(found, key=lambda check: (GROUPS.index(check.group), check.name))
 
 
@@ -167,29 +184,26 @@ RENAMED = {"bars": "benchmark", "leftovers": "orphaned-processes"}
 """Old names of checks, which work for one version, and the names of today."""
 
 
-def _current_names(names: Iterable[str]) -> list[str]:
-    names = list(names)
-    for name in names:
-        if name in RENAMED:
-            say(
-                f"zslurm: the check {name} is called {RENAMED[name]} now; a later version will refuse the old name"
-            )
-    return [RENAMED.get(name, name) for name in names]
+def _current_name(name: str) -> str:
+    new = RENAMED.get(name, name)
+    if new != name:
+        say(f"zslurm: the check {name} is called {new} now; a later version will refuse the old name")
+    return new
 
 
 def chosen_checks(only: Iterable[str], skip: Iterable[str], *, benchmark: bool = False) -> list[Check]:
     """Return the checks that a user asked for.
 
     Args:
-        only: names; empty is all that need not be asked for.
-        skip: names.
-        benchmark: also those that load the machine.
+        only: their names; where there are none, all checks that run without being asked for.
+        skip: names of checks to leave out.
+        benchmark: whether the checks that load the machine run too.
 
     Raises:
         ConfigError: no check has this name.
     """
     known = all_checks()
-    only, skip = _current_names(only), _current_names(skip)
+    only, skip = [[_current_name(name) for name in names] for names in (only, skip)]
     for name in (*only, *skip):
         if name not in {check.name for check in known}:
             raise ConfigError(f"{name}: there is no such check; `zslurm doctor --list` shows them")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from zslurm.doctor.check import Check, Outcome
 from zslurm.slurm.hostlist import compress, natural_key
@@ -12,76 +11,42 @@ _REMEDY = "make them the same, or exclude them"
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True)
-class Inconsistency:
-    """Something that should be the same on all nodes and is not.
-
-    Attributes:
-        what: such as `kernel`.
-        values: the nodes that have each value.
-        usual: the value of more than half of them; None where there is none.
-    """
-
-    what: str
-    values: Mapping[str, tuple[str, ...]]
-    usual: str | None
-
-    @property
-    def others(self) -> int:
-        """How many nodes have the usual value."""
-        return len(self.values[self.usual]) if self.usual is not None else 0
-
-
-def find_inconsistent(outcomes: Mapping[str, Outcome]) -> list[Inconsistency]:
-    """Return what differs between nodes; what a node could not read is not compared.
-
-    Args:
-        outcomes: of one check, by node.
-    """
-    found = []
-    for what in dict.fromkeys(name for outcome in outcomes.values() for name in outcome.must_match):
-        values: dict[str, list[str]] = {}
-        for node in sorted(outcomes, key=natural_key):
-            if (value := outcomes[node].must_match.get(what)) is not None:
-                values.setdefault(value, []).append(node)
-        if len(values) > 1:
-            most = max(values, key=lambda value: len(values[value]))
-            usual = most if 2 * len(values[most]) > sum(map(len, values.values())) else None
-            found.append(Inconsistency(what, {value: tuple(nodes) for value, nodes in values.items()}, usual))
-    return found
-
-
 def inconsistent_nodes(check: Check, outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:
-    """Return outcomes of nodes that differ from most; and of all, without attribution, where no value is usual."""
-    said: dict[str, list[Outcome]] = {}
-    differing: dict[str, list[tuple[Inconsistency, str]]] = {}
-    for item in find_inconsistent(outcomes):
-        for value, nodes in item.values.items():
-            for node in nodes:
-                if item.usual is None:
-                    said.setdefault(node, []).append(_undecided(check, item))
-                elif value != item.usual:
-                    differing.setdefault(node, []).append((item, value))
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for node, found in differing.items():
-        groups.setdefault(tuple(f"{item.what} is {value}, not {item.usual}" for item, value in found), []).append(
-            node
-        )
-    for words, same in groups.items():
-        others = min(item.others for item, _ in differing[same[0]])
-        who = "this one differs" if len(same) == 1 else f"these {len(same)} differ"
-        more = f"; and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
-        reason = f"{who} from the other {others}: {'; '.join(words[:_MOST_NAMED])}{more}"
-        for node in same:
-            said.setdefault(node, []).append(Outcome(check.inconsistent, reason, _REMEDY))
-    return said
+    """Return outcomes of nodes that differ from most; and of all, without attribution, where no value is usual.
 
-
-def _undecided(check: Check, item: Inconsistency) -> Outcome:
-    listed = "; ".join(f"{value} on {compress(nodes)}" for value, nodes in item.values.items())
-    return Outcome(
-        check.inconsistent, f"{item.what} differs, and no value is usual: {listed}", _REMEDY, blames=False
-    )
+    What a node could not read is not compared.
+    """
+    found: dict[str, list[Outcome]] = {}
+    differing: dict[str, list[tuple[str, int]]] = {}  # node -> how it differs, and from how many
+    for name in dict.fromkeys(name for outcome in outcomes.values() for name in outcome.must_match):
+        nodes_of: dict[str, list[str]] = {}
+        for node in sorted(outcomes, key=natural_key):
+            if (value := outcomes[node].must_match.get(name)) is not None:
+                nodes_of.setdefault(value, []).append(node)
+        if len(nodes_of) < 2:
+            continue
+        usual = max(nodes_of, key=lambda value: len(nodes_of[value]))
+        others, in_all = len(nodes_of[usual]), sum(map(len, nodes_of.values()))
+        if 2 * others > in_all:
+            for value in nodes_of.keys() - {usual}:
+                for node in nodes_of[value]:
+                    differing.setdefault(node, []).append((f"{name} is {value}, not {usual}", others))
+        else:
+            listed = "; ".join(f"{value} on {compress(nodes)}" for value, nodes in nodes_of.items())
+            reason = f"{name} differs, and no value is usual: {listed}"
+            for node in (node for nodes in nodes_of.values() for node in nodes):
+                found.setdefault(node, []).append(Outcome(check.inconsistent, reason, _REMEDY, blames=False))
+    groups: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for node, differences in differing.items():
+        groups.setdefault(tuple(differences), []).append(node)
+    for group, nodes in groups.items():
+        which = "this one differs" if len(nodes) == 1 else f"these {len(nodes)} differ"
+        listed = "; ".join(difference for difference, _ in group[:_MOST_NAMED])
+        more = f"; and {len(group) - _MOST_NAMED} more" if len(group) > _MOST_NAMED else ""
+        reason = f"{which} from the other {min(others for _, others in group)}: {listed}{more}"
+        for node in nodes:
+            found.setdefault(node, []).append(Outcome(check.inconsistent, reason, _REMEDY))
+    return found
 
 
 def unlike_here(check: Check, here: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, list[Outcome]]:

@@ -1,6 +1,6 @@
-"""Runs the checks of one machine, all at once; `python -m zslurm.doctor.node` answers `run_on_nodes`.
+"""Run the checks of one machine, all at once; `python -m zslurm.doctor.node` answers `run_on_nodes`.
 
-Each check runs in a thread with a deadline of its own: one that hangs in a driver or a dead mount has failed, and
+Each check runs in a thread with its deadline: one that hangs in a driver or a dead mount has failed, and
 the others are reported all the same. What hangs like this cannot be ended, so the process leaves without it.
 """
 
@@ -11,8 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Iterable
 
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.doctor.check import Check, Outcome, all_checks, failed, unavailable
@@ -55,16 +54,9 @@ def _run(check: Check, sources: Sources, found: dict[str, Outcome | None]) -> No
     found.setdefault(check.name, outcome)
 
 
-def checks_of(names: Iterable[str], place: Literal["login", "node"]) -> list[Check]:
-    """Return the named checks that run at a place."""
-    wanted = set(names)
-    return [check for check in all_checks() if check.name in wanted and check.runs_on(place)]
-
-
-def read_task(environ: Mapping[str, str] = os.environ) -> Task:
-    """Read the task that the login node handed out."""
-    value: dict[str, Any] = json.loads(environ[TASK_VARIABLE])
-    return Task.from_json(value)
+def node_checks(names: Collection[str]) -> list[Check]:
+    """Return the checks of these names that run on compute nodes."""
+    return [check for check in all_checks() if check.name in names and check.runs_on("node")]
 
 
 def main() -> None:
@@ -72,8 +64,8 @@ def main() -> None:
     from zslurm.slurm.run_on_nodes import answer
 
     began = time.time()
-    sources = Sources(read_task())
-    found = run_checks(checks_of(sources.task.checks, "node"), sources)
+    sources = Sources(Task.from_json(json.loads(os.environ[TASK_VARIABLE])))
+    found = run_checks(node_checks(sources.task.checks), sources)
     outcomes = {name: outcome.to_json() for name, outcome in found.items() if outcome is not None}
     answer({"sent": sources.task.sent, "began": began, "ended": time.time(), "outcomes": outcomes})
     sys.stdout.flush()

@@ -42,10 +42,10 @@ def choose(
     """Choose nodes: those of a list, or so many, or all that are idle now.
 
     Args:
-        nodes: all of the cluster.
-        partition: of the profile; None is any.
-        count: so many of Slurm's choice.
-        nodelist: a hostlist.
+        nodes: all nodes of the cluster.
+        partition: where they are to be; None is any.
+        count: choose this number of nodes, by Slurm's choice.
+        nodelist: choose exactly these.
 
     Raises:
         NotFound: a named node does not exist.
@@ -66,7 +66,7 @@ def choose(
     idle = tuple(node.name for node in members if node.is_usable and node.state == "idle")
     busy = {node.name: f"busy ({node.state})" for node in members if node.is_usable and node.name not in idle}
     unusable = [node for node in members if not node.is_usable]
-    states = {node.name: warned(f"Slurm says {_state(node)}", _REMEDY) for node in unusable}
+    states = {node.name: warned(f"Slurm shows {_state(node)}", _REMEDY) for node in unusable}
     return Chosen(names=idle, states=states, not_asked=busy | {node.name: _state(node) for node in unusable})
 
 
@@ -77,12 +77,12 @@ def _listed(nodes: Sequence[Node], names: list[str]) -> Chosen:
     unusable = [known[name] for name in dict.fromkeys(names) if not known[name].is_usable]
     return Chosen(
         names=tuple(dict.fromkeys(name for name in names if known[name].is_usable)),
-        states={node.name: failed(f"Slurm says {_state(node)}", _REMEDY) for node in unusable},
+        states={node.name: failed(f"Slurm shows {_state(node)}", _REMEDY) for node in unusable},
         not_asked={node.name: _state(node) for node in unusable},
     )
 
 
 def _state(node: Node) -> str:
     """`idle+drain: bad fan`, as sinfo has it."""
-    words = "+".join([node.state, *sorted(node.flags)])
-    return f"{words}: {node.reason}" if node.reason else words
+    state = "+".join([node.state, *sorted(node.flags)])
+    return f"{state}: {node.reason}" if node.reason else state

@@ -16,12 +16,7 @@ LOGIN = "(login)"
 
 @dataclass(frozen=True)
 class Result:
-    """What one check found on one machine.
-
-    Attributes:
-        check: its name.
-        node: the machine; LOGIN for the one that the doctor runs on.
-    """
+    """What one check found on one machine, which is LOGIN where the doctor runs."""
 
     check: str
     node: str

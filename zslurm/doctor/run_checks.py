@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import shutil
 import tempfile
@@ -13,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zslurm.cluster.site import Site
-from zslurm.core.errors import SlurmRefused, SlurmUnavailable
-from zslurm.doctor.ask import Progress, ask
+from zslurm.cluster.profile import LOCAL
+from zslurm.cluster.site import Site, load_site
+from zslurm.core.errors import NoProfile, SlurmRefused, SlurmUnavailable
+from zslurm.doctor.ask import ask
 from zslurm.doctor.check import Check, NodeData, Outcome, Status, failed, merged
-from zslurm.doctor.checks.shared_files import TOKEN
+from zslurm.doctor.checks.storage import TOKEN
 from zslurm.doctor.compare import inconsistent_nodes, unlike_here
 from zslurm.doctor.node import run_checks
 from zslurm.doctor.nodes import Chosen, choose
@@ -27,8 +29,10 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.run_on_nodes import NodeAnswer
 
+_LOG = logging.getLogger(__name__)
+
 STATE, ANSWER = "state", "answer"
-"""Names of what is no check of its own: Slurm's view of a node, and whether the node answers at all."""
+"""Names of results that no check gives: Slurm's view of a node, and whether the node answers at all."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,24 @@ class Wanted:
     timeout_s: float = 300.0
 
 
-def run_doctor(site: Site, wanted: Wanted, progress: Progress = lambda text: None) -> Report:
-    """Check this machine, and the nodes where the profile has Slurm.
+def site_to_check(name: str | None) -> Site:
+    """Return the named profile, the default one, or that of this machine where it has neither profile nor Slurm.
 
-    Args:
-        site: the profile.
-        wanted: what to look at.
-        progress: messages for a person, while it runs.
+    Raises:
+        ConfigError: it is not valid.
+        NotFound: there is none of this name.
+        NoProfile: there is a Slurm, but no profile of it yet.
+    """
+    try:
+        return load_site(name)
+    except NoProfile:
+        if name is not None or SlurmClient().available():
+            raise
+        return load_site(LOCAL)
+
+
+def run_doctor(site: Site, wanted: Wanted) -> Report:
+    """Check this machine, and the nodes where the profile has Slurm; what it waits for is logged.
 
     Raises:
         ConfigError, NotFound: the nodes that were asked for do not exist.
@@ -68,7 +83,7 @@ def run_doctor(site: Site, wanted: Wanted, progress: Progress = lambda text: Non
     if site.cluster.launcher == "local":
         _check_here(site, wanted, report)
     else:
-        _check_cluster(site, wanted, report, progress)
+        _check_cluster(site, wanted, report)
     report.took_s = time.monotonic() - began
     return report
 
@@ -81,8 +96,8 @@ def _check_here(site: Site, wanted: Wanted, report: Report) -> None:
             report.add(name, {LOGIN: outcome})
 
 
-def _check_cluster(site: Site, wanted: Wanted, report: Report, progress: Progress) -> None:
-    client = SlurmClient(on_retry=progress)
+def _check_cluster(site: Site, wanted: Wanted, report: Report) -> None:
+    client = SlurmClient()
     with _probe(wanted.directory) as (probe, token):
         task = _task(site, wanted, probe, token)
         try:
@@ -95,14 +110,14 @@ def _check_cluster(site: Site, wanted: Wanted, report: Report, progress: Progres
             report.slurm_error = str(error)
             inside, chosen = None, Chosen()
         if not chosen.any and wanted.nodelist is None and report.slurm_error is None:
-            progress("no node of the partition is idle; name some with --nodelist to wait for them")
+            _LOG.info("no node of the partition is idle; name some with --nodelist to wait for them")
         here = [check for check in wanted.checks if check.runs_on("login")]
         with ThreadPoolExecutor(1) as beside:
             login = beside.submit(run_checks, here, Sources(task))
             answers: dict[str, NodeAnswer] = {}
             if chosen.any and any(check.runs_on("node") for check in wanted.checks):
                 try:
-                    answers = ask(site, chosen, task, wanted.timeout_s, progress, inside=inside is not None)
+                    answers = ask(site, chosen, task, wanted.timeout_s, inside=inside is not None)
                 except (SlurmUnavailable, SlurmRefused) as error:
                     report.slurm_error = str(error)
             outcomes_here = login.result()
@@ -170,47 +185,32 @@ def _add_results(
     sources: Sources,
     report: Report,
 ) -> None:
-    """Results of the nodes: their own outcomes, what comparing them shows, and who did not answer."""
+    """Add the outcomes of the nodes, what comparing them shows, and which nodes did not answer."""
+    remedy = "look at the node (scontrol show node); it is in the list to exclude"
     for name, answer in answers.items():
         if answer.error is not None:
-            remedy = "look at the node (scontrol show node); it is in the list to exclude"
             report.add(ANSWER, {name: failed(f"the node does not answer: {answer.error}", remedy)})
-    said = {name: answer for name, answer in answers.items() if answer.error is None}
+    answered = {name: answer for name, answer in answers.items() if answer.error is None}
     for check in checks:
         outcomes = {
             name: Outcome.from_json(answer.value["outcomes"][check.name])
-            for name, answer in said.items()
+            for name, answer in answered.items()
             if check.name in answer.value["outcomes"]
         }
+        data = {
+            name: NodeData(
+                data=outcome.data,
+                received=answered[name].received,
+                **{when: answered[name].value[when] for when in ("sent", "began", "ended")},
+            )
+            for name, outcome in outcomes.items()
+            if outcome.status is not Status.FAIL
+        }
+        compared = check.compare(data, sources) if check.compare is not None else {}
         mine = here.get(check.name)
-        words = [
-            {name: [outcome] for name, outcome in _compared(check, outcomes, said, sources).items()},
-            inconsistent_nodes(check, outcomes),
-            unlike_here(check, mine, outcomes) if mine is not None else {},
-        ]
-        report.add(
-            check.name,
-            {
-                name: merged([outcome, *(further for word in words for further in word.get(name, []))])
-                for name, outcome in outcomes.items()
-            },
-        )
-
-
-def _compared(
-    check: Check, outcomes: Mapping[str, Outcome], said: Mapping[str, NodeAnswer], sources: Sources
-) -> Mapping[str, Outcome]:
-    if check.compare is None:
-        return {}
-    nodes = {
-        name: NodeData(
-            data=outcome.data,
-            sent=said[name].value["sent"],
-            began=said[name].value["began"],
-            ended=said[name].value["ended"],
-            received=said[name].received,
-        )
-        for name, outcome in outcomes.items()
-        if outcome.status is not Status.FAIL
-    }
-    return check.compare(nodes, sources)
+        inconsistent = inconsistent_nodes(check, outcomes)
+        unlike = unlike_here(check, mine, outcomes) if mine is not None else {}
+        for name, outcome in outcomes.items():
+            further = [compared[name]] if name in compared else []
+            further += inconsistent.get(name, []) + unlike.get(name, [])
+            report.add(check.name, {name: merged([outcome, *further])})

@@ -74,7 +74,7 @@ def run(folder: Path) -> dict[str, Any]:
     """All ranks of this node.
 
     Raises:
-        SystemExit: one of them failed; its last words are in the message.
+        SystemExit: one of them failed; its last line is in the message.
     """
     import torch
 
@@ -87,12 +87,12 @@ def run(folder: Path) -> dict[str, Any]:
         )
         for rank in range(world)
     ]  # fmt: skip
-    said = [process.communicate() for process in ranks]
-    for rank, (process, (_, err)) in enumerate(zip(ranks, said, strict=True)):
+    printed = [process.communicate() for process in ranks]
+    for rank, (process, (_, err)) in enumerate(zip(ranks, printed, strict=True)):
         if process.returncode != 0:
-            words = err.strip().splitlines()
-            raise SystemExit(f"GPU {rank}: {words[-1] if words else f'ended with {process.returncode}'}")
-    figures = [json.loads(out.splitlines()[-1]) for out, _ in said]
+            lines = err.strip().splitlines() or [f"ended with {process.returncode}"]
+            raise SystemExit(f"GPU {rank}: {lines[-1]}")
+    figures = [json.loads(out.splitlines()[-1]) for out, _ in printed]
     return {
         "device": figures[0]["device"],
         "gemm_tflops": [figure["gemm_tflops"] for figure in figures],

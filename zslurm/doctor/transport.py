@@ -1,4 +1,4 @@
-"""Read which network RCCL or NCCL opened from its log, and judge whether it is the profile's.
+"""Read which network RCCL or NCCL opened from its log, and compare it with the profile's.
 
 The log is what NCCL_DEBUG=INFO prints with the subsystems INIT and NET. RCCL falls back to TCP without an error:
 one line, `Using network Socket`, is all that shows it.
@@ -33,15 +33,15 @@ _BUILT_IN = ("IB-CAST", "IB-ROCM", "ROCM-IB")
 
 @dataclass(frozen=True)
 class Opened:
-    """What a rank's log says of its network.
+    """The network in a rank's log.
 
     Attributes:
-        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None where the log does not say.
+        network: such as `IB`, `IB-CAST`, `RCCL-ANP`, `Socket`; None where the log does not show it.
         plugin: the network plugin that was loaded.
         devices: RDMA devices in use.
         ainic: whether RCCL's own transport for AMD's NICs is on.
         gpu_direct: whether every channel through the network reaches GPU memory; None where there is no channel.
-        trouble: lines that say why another network was not opened.
+        trouble: lines that show why another network was not opened.
     """
 
     network: str | None = None
@@ -89,26 +89,19 @@ def expected(cluster: ClusterSection, given: Mapping[str, str]) -> str:
 def problems(opened: Opened, cluster: ClusterSection, given: Mapping[str, str]) -> list[Outcome]:
     """Return what is wrong with the network that a rank opened; nothing where it is the profile's.
 
-    Args:
-        opened: what its log says.
-        cluster: the profile; it has GPUs and names its network.
-        given: the environment of the rank.
+    The profile has GPUs and names its network; `given` is the environment of the rank.
     """
     wanted = expected(cluster, given)
     why = f" ({'; '.join(opened.trouble)})" if opened.trouble else ""
     if opened.network is None:
-        return [
-            failed(f"RCCL's log does not show which network it opened{why}", "run it by hand with NCCL_DEBUG=INFO")
-        ]
+        reason = f"RCCL's log does not show which network it opened{why}"
+        return [failed(reason, "run it by hand with NCCL_DEBUG=INFO")]
     if not _is_right(opened, cluster, given):
         found = "TCP sockets" if opened.network == "Socket" else opened.network
-        remedy = (
-            "see the checks nics, rdma-abi and environment; `zslurm env --explain` shows what RCCL is asked for"
-        )
+        remedy = "see the checks nics, rdma-abi, environment; `zslurm env --explain` shows what RCCL is asked for"
         return [failed(f"RCCL opened {found}, not {wanted}{why}", remedy)]
     found_problems = []
-    missing = [nic for nic in cluster.nics if nic not in opened.devices] if opened.devices else []
-    if missing:
+    if opened.devices and (missing := [nic for nic in cluster.nics if nic not in opened.devices]):
         used = f"{len(cluster.nics) - len(missing)} of {counted(len(cluster.nics), 'NIC')}"
         reason = f"RCCL uses {used}, without {', '.join(missing)}"
         found_problems.append(failed(reason, "see the checks nics and environment (NCCL_IB_HCA)"))

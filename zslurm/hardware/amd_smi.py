@@ -1,4 +1,4 @@
-"""What amd-smi says. Its JSON has had several forms, and all of them are read.
+"""Read the answers of amd-smi. Its JSON has had several forms, and all of them are read.
 
 A document is a list of GPUs, or `{"gpu_data": [...]}` since ROCm 7, or one document for each GPU after the other,
 with warnings and legends between them. A number is a number, `"N/A"`, or `{"value": 283, "unit": "MB"}`.
@@ -14,36 +14,24 @@ import json
 import re
 from typing import Any
 
-from zslurm.hardware.command import CommandHung
-from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus
-from zslurm.hardware.machine import Machine
+from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus, Run, ask_tool
 
 _START = re.compile(r"[\[{]")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_NO_BAD_PAGES = "no bad pages"
 _PAGE_KINDS = {"retired": "retired", "pending": "pending", "un_res": "unreservable"}
-_PATIENCE = 3
-"""The real questions may take so many times as long as the canary."""
+_QUESTIONS = ("metric --ecc --ecc-blocks --mem-usage", "bad-pages", "process", "list")
 
 
-def read(sources: Machine) -> Gpus:
-    """Ask amd-smi; one question at a time, and none more once it has fallen silent."""
-    patience = sources.limits.canary_s
-    try:
-        canary = sources.run("amd-smi", "version", "--json", timeout_s=patience)
-        if canary is None:
-            return Gpus(why="amd-smi is neither on PATH nor in /opt/rocm/bin")
-        answers = []
-        for question in ("metric --ecc --ecc-blocks --mem-usage", "bad-pages", "process", "list"):
-            said = sources.run("amd-smi", *question.split(), "--json", timeout_s=_PATIENCE * patience)
-            answers.append((said.out, said.err) if said else ("", ""))
-    except CommandHung as error:
-        return Gpus(hung=str(error), why=str(error))
-    health = parse(*(out for out, _ in answers))
-    if not health:
-        words = (answers[0][1] or answers[0][0] or canary.err).strip().splitlines()
-        return Gpus(why=f"amd-smi names no GPU: {words[-1].strip()}" if words else "amd-smi printed nothing")
-    return Gpus(health, source="amd-smi")
+def read(run: Run, canary_s: float) -> Gpus:
+    """Ask amd-smi for the health of the GPUs."""
+    return ask_tool(
+        run,
+        "amd-smi",
+        ["version", "--json"],
+        [[*question.split(), "--json"] for question in _QUESTIONS],
+        lambda answers: parse(*(answer.out for answer in answers)),
+        canary_s=canary_s,
+    )
 
 
 def parse(metric: str, bad_pages: str = "", process: str = "", listing: str = "") -> tuple[GpuHealth, ...]:
@@ -58,7 +46,7 @@ def parse(metric: str, bad_pages: str = "", process: str = "", listing: str = ""
             uncorrectable=_known_sum(row, "uncorrectable"),
             correctable=_known_sum(row, "correctable"),
             deferred=_known_sum(row, "deferred"),
-            blocks=_blocks(row, "uncorrectable"),
+            blocks={block: count for block, count in _blocks(row, "uncorrectable").items() if count},
             bad_pages=pages.get(row["gpu"]),
             vram_used=size(_section(row, "mem_usage").get("used_vram")),
             processes=processes.get(row["gpu"]),
@@ -114,24 +102,19 @@ def _section(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _blocks(row: dict[str, Any], kind: str) -> dict[str, int]:
-    counts = {
-        block: number(counters.get(f"{kind}_count")) or 0
+    """The errors of each hardware block whose count is known."""
+    return {
+        block: count
         for block, counters in _section(row, "ecc_blocks").items()
-        if isinstance(counters, dict)
+        if isinstance(counters, dict) and (count := number(counters.get(f"{kind}_count"))) is not None
     }
-    return {block: count for block, count in counts.items() if count}
 
 
 def _known_sum(row: dict[str, Any], kind: str) -> int | None:
     """The total; or the sum over blocks where it is more, or where the total is not known."""
-    total = number(_section(row, "ecc").get(f"total_{kind}_count"))
-    blocks = [
-        counted
-        for counters in _section(row, "ecc_blocks").values()
-        if isinstance(counters, dict) and (counted := number(counters.get(f"{kind}_count"))) is not None
-    ]
-    known = ([] if total is None else [total]) + ([sum(blocks)] if blocks else [])
-    return max(known, default=None)
+    total, blocks = number(_section(row, "ecc").get(f"total_{kind}_count")), _blocks(row, kind)
+    known = [total] if total is not None else []
+    return max([*known, sum(blocks.values())] if blocks else known, default=None)
 
 
 def _bad_pages(row: dict[str, Any]) -> dict[str, int] | None:
@@ -140,7 +123,7 @@ def _bad_pages(row: dict[str, Any]) -> dict[str, int] | None:
         entry = row.get(key)
         if isinstance(entry, list):
             counts[name] = len(entry)
-        elif isinstance(entry, str) and _NO_BAD_PAGES in entry.lower():
+        elif isinstance(entry, str) and "no bad pages" in entry.lower():
             counts[name] = 0
     return counts or None
 
@@ -153,7 +136,7 @@ def _processes(row: dict[str, Any]) -> tuple[GpuProcess, ...] | None:
     for entry in listed:
         info = entry.get("process_info", entry) if isinstance(entry, dict) else entry
         if isinstance(info, dict) and (pid := number(info.get("pid"))) is not None:
-            # mem_usage may say 0 where memory_usage.vram_mem says what is held (ROCm/amdsmi#130).
+            # mem_usage may be 0 where memory_usage.vram_mem is what is held (ROCm/amdsmi#130).
             held = [size(_section(info, "memory_usage").get("vram_mem")), size(info.get("mem_usage"))]
             name = info.get("name")
             vram = max((count for count in held if count is not None), default=None)

@@ -16,15 +16,20 @@ class CommandHung(Exception):
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command said."""
+class CommandResult:
+    """What a command wrote, and its exit code."""
 
     code: int
     out: str
     err: str
 
+    @property
+    def message(self) -> str:
+        """The last line that it wrote to stderr, or else to stdout; empty where it wrote nothing."""
+        return (self.err.strip() or self.out.strip()).rpartition("\n")[2].strip()
 
-def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Said:
+
+def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> CommandResult:
     """Run a program to its end, or leave it.
 
     Raises:
@@ -41,4 +46,4 @@ def run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Sa
             os.killpg(process.pid, signal.SIGKILL)
         called = " ".join([Path(argv[0]).name, *argv[1:2]])
         raise CommandHung(f"`{called}` did not answer within {timeout_s:g} s") from None
-    return Said(process.returncode, out, err)
+    return CommandResult(process.returncode, out, err)

@@ -9,6 +9,7 @@ the same card is `ionic_3`, `rdma3`, `rocep195s0` or `roce_ai3`, as the site lik
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,8 +18,9 @@ from typing import Any, Literal
 
 from zslurm.core.files import read_text
 from zslurm.hardware.gpus import Gpu, read_gpus
-from zslurm.hardware.nics import Gid, Nic, read_nics
-from zslurm.hardware.sysfs import names, node_name, read_int, sysroot
+from zslurm.hardware.nics import Nic, read_nics
+from zslurm.hardware.sysfs import names, read_int, sysroot
+from zslurm.slurm.environment import node_name
 
 # Where `make install` of ROCm/amd-anp puts the plugin, and where AMD's scripts look for it (Primus, hook 03).
 _ANP = ("opt/rocm/lib/librccl-anp.so", "opt/amd-anp/build/librccl-anp.so")
@@ -27,8 +29,6 @@ _ANP = ("opt/rocm/lib/librccl-anp.so", "opt/amd-anp/build/librccl-anp.so")
 _PEERS = ("sys/kernel/mm/memory_peers", "sys/kernel/memory_peers", "sys/memory_peers")
 _CLIENT = "amdkfd"
 _SYMBOL = " ib_register_peer_memory_client"
-
-__all__ = ["Gid", "Gpu", "Nic", "NodeFacts", "from_json", "read_facts", "to_json"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class NodeFacts:
         command_line: of that kernel.
         numa_balancing: kernel.numa_balancing; 0 is off.
         memlock: most bytes that this very process may pin; `unlimited` where there is no limit. Inside a Slurm
-            step this is what the ranks get, whatever a login shell says.
+            step this is what the ranks get, whatever a login shell shows.
         rocm: version of ROCm in /opt/rocm.
         anp: whether AMD's network plugin librccl-anp.so is in ROCm's lib, or where its own build leaves it.
         peermem: whether the kernel lets NICs reach the memory of AMD's GPUs by peer memory; None where it cannot
@@ -74,19 +74,9 @@ class NodeFacts:
         words = self.command_line.split()
         return "iommu=pt" in words or "iommu.passthrough=1" in words
 
-    @property
-    def numa_nodes(self) -> tuple[int, ...]:
-        """NUMA nodes that GPUs and NICs hang on."""
-        found = {gpu.numa for gpu in self.gpus} | {nic.numa for nic in self.nics}
-        return tuple(sorted(numa for numa in found if numa is not None))
-
 
 def read_facts(root: Path | None = None) -> NodeFacts:
-    """Look at this node.
-
-    Args:
-        root: where /sys, /proc and /opt are; default: `sysroot()`.
-    """
+    """Look at this node, with /sys, /proc and /opt below `root` (default: `sysroot()`)."""
     root = root or sysroot()
     proc, sys = root / "proc", root / "sys"
     loaded = read_text(proc / "modules")
@@ -126,20 +116,12 @@ def _peermem(root: Path) -> bool | None:
 
 def _memlock(proc: Path) -> int | Literal["unlimited"] | None:
     """The soft limit: `Max locked memory     8388608     8388608     bytes`."""
-    for line in (read_text(proc / "self/limits") or "").splitlines():
-        if line.startswith("Max locked memory"):
-            soft = line.removeprefix("Max locked memory").split()[0]
-            return "unlimited" if soft == "unlimited" else int(soft)
-    return None
-
-
-def to_json(facts: NodeFacts) -> dict[str, Any]:
-    """The facts as plain values; `from_json` gives them back."""
-    return asdict(facts)
+    match = re.search(r"^Max locked memory +(\d+|unlimited)", read_text(proc / "self/limits") or "", re.MULTILINE)
+    return None if match is None else "unlimited" if match[1] == "unlimited" else int(match[1])
 
 
 def from_json(value: Any) -> NodeFacts:
-    """The facts of `to_json`, also after a way through JSON.
+    """The facts of `asdict`, also after a way through JSON.
 
     Raises:
         ValueError: it is something else.
@@ -153,4 +135,4 @@ def from_json(value: Any) -> NodeFacts:
 if __name__ == "__main__":
     from zslurm.slurm.run_on_nodes import answer
 
-    answer(to_json(read_facts()))
+    answer(asdict(read_facts()))

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from zslurm.hardware.command import CommandHung, CommandResult
+
+Run = Callable[..., CommandResult | None]
+"""As `Sources.run`: a program and its arguments, and `timeout_s`; None where there is no such program."""
+
+_REAL_QUESTIONS = 3
+"""The questions may take this many times as long as the canary."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Gpus:
 
     Attributes:
         source: where it comes from, for people.
-        hung: what the tool was asked when it fell silent: a wedged driver.
+        hung: the question that the tool did not answer in time: the driver is wedged.
         why: why the tool gave no answer, where it did not.
     """
 
@@ -58,3 +66,35 @@ class Gpus:
     source: str = ""
     hung: str | None = None
     why: str = ""
+
+
+def ask_tool(
+    run: Run,
+    tool: str,
+    canary: Sequence[str],
+    questions: Iterable[Sequence[str]],
+    parse: Callable[[Sequence[CommandResult]], tuple[GpuHealth, ...]],
+    *,
+    canary_s: float,
+) -> Gpus:
+    """Ask a GPU tool one question at a time, and none more once it has not answered in time.
+
+    Args:
+        run: runs the tool.
+        tool: the program.
+        canary: arguments of a question that costs nothing: where the driver is wedged, it is the one that hangs.
+        questions: arguments of each question.
+        parse: reads the answers to all of them.
+        canary_s: time limit of the canary.
+    """
+    try:
+        first = run(tool, *canary, timeout_s=canary_s)
+        if first is None:
+            return Gpus(why=f"{tool} is neither on PATH nor in /opt/rocm/bin")
+        answers = [run(tool, *asked, timeout_s=_REAL_QUESTIONS * canary_s) or first for asked in questions]
+    except CommandHung as error:
+        return Gpus(hung=str(error), why=str(error))
+    if health := parse(answers):
+        return Gpus(health, source=tool)
+    message = answers[0].message or first.err.strip().rpartition("\n")[2]
+    return Gpus(why=f"{tool} names no GPU: {message}" if message else f"{tool} printed nothing")

@@ -1,6 +1,6 @@
 """The GPUs of a node, from sysfs: AMD through the KFD, NVIDIA through its own /proc.
 
-Where these are out of reach (a container without /sys/class/kfd, say) the PCI devices themselves are counted.
+Where these are out of reach (as in a container without /sys/class/kfd) the PCI devices themselves are counted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pci_id(root: Path, address: str) -> str | None:
 
 
 def numa_node(root: Path, address: str) -> int | None:
-    """NUMA node of a PCI device; the kernel has -1 where the firmware does not say."""
+    """NUMA node of a PCI device; the kernel has -1 where the firmware does not give it."""
     numa = read_int(root / "sys/bus/pci/devices" / address / "numa_node")
     return None if numa is None or numa < 0 else numa
 
@@ -101,7 +101,9 @@ def _of_kfd(root: Path) -> list[str]:
 
 def _gpu(root: Path, index: int, kind: str, address: str) -> Gpu:
     device = root / "sys/bus/pci/devices" / address
-    model = read_text(device / "product_name") if kind == "amd" else _nvidia_model(root, address)
+    # `Model: NVIDIA H100 80GB HBM3` of the driver's /proc.
+    nvidia = key_values(root / "proc/driver/nvidia/gpus" / address / "information").get("Model")
+    model = read_text(device / "product_name") if kind == "amd" else nvidia
     identity = pci_id(root, address)
     return Gpu(
         index=index,
@@ -113,11 +115,6 @@ def _gpu(root: Path, index: int, kind: str, address: str) -> Gpu:
         pci_id=identity,
         driver=target_name(device / "driver"),
     )
-
-
-def _nvidia_model(root: Path, address: str) -> str | None:
-    """`Model: NVIDIA H100 80GB HBM3` of the driver's /proc."""
-    return key_values(root / "proc/driver/nvidia/gpus" / address / "information").get("Model")
 
 
 def _model_by_id(root: Path, identity: str | None) -> str | None:

@@ -11,19 +11,7 @@ from zslurm.core.files import read_text
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _NFS = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:/\[\]]+)):/")
 _LUSTRE = re.compile(r"(?P<host>[^@:,/]+)@\w+")
-_NETWORKED = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "beegfs",
-    "ceph",
-    "gpfs",
-    "cifs",
-    "smb3",
-    "9p",
-    "glusterfs",
-    "fuse.glusterfs",
-)
+_NETWORKED = frozenset("nfs nfs4 lustre beegfs ceph gpfs cifs smb3 9p glusterfs fuse.glusterfs".split())
 
 
 @dataclass(frozen=True)
@@ -54,12 +42,7 @@ class Mount:
 
 
 def mount_of(directory: str, root: Path) -> Mount | None:
-    """Return the mount that a directory is on; None where it is not known.
-
-    Args:
-        directory: absolute, without links.
-        root: of the machine's files.
-    """
+    """Return the mount that a directory (absolute, without links) is on; None where it is not known."""
     mounts = [
         Mount(_unescape(fields[0]), _unescape(fields[1]), fields[2])
         for line in (read_text(root / "proc/self/mounts") or "").splitlines()

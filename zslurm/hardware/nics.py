@@ -109,7 +109,7 @@ def _gids(port: Path) -> dict[int, Gid]:
 
 
 def _abis(root: Path) -> dict[str, int | None]:
-    """ABI of each device: uverbs devices are numbered on their own, and say which one they belong to."""
+    """ABI of each device: uverbs devices are numbered separately, and name the one that they belong to."""
     verbs = root / "sys/class/infiniband_verbs"
     return {
         device: read_int(verbs / name / "abi_version")

@@ -10,17 +10,19 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from zslurm.config.doctor import DoctorSection
+from pydantic import TypeAdapter
+
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.command import Said, run
+from zslurm.hardware import amd_smi, nvidia_smi, ras
+from zslurm.hardware.command import CommandResult, run
 from zslurm.hardware.facts import NodeFacts, read_facts
 from zslurm.hardware.gpu_health import Gpus
-from zslurm.hardware.gpu_reading import read_gpu_health
-from zslurm.hardware.sysfs import node_name, sysroot
+from zslurm.hardware.sysfs import sysroot
+from zslurm.slurm.environment import node_name
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ _ROCM_BIN = "opt/rocm/bin"
 
 @dataclass(frozen=True)
 class Task:
-    """What a machine is asked to look at.
+    """What a machine is to look at.
 
     Attributes:
         cluster: the profile, without what may be secret (env, setup).
@@ -65,9 +67,7 @@ class Task:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:
         """Return the task that `to_json` gave."""
-        lists = {name: tuple(value[name]) for name in ("checks", "paths", "peers")}
-        jobs = None if value["jobs"] is None else tuple(value["jobs"])
-        return cls(**{**value, **lists, "jobs": jobs, "cluster": ClusterSection.model_validate(value["cluster"])})
+        return TypeAdapter(cls).validate_python(value)
 
 
 class Once(Generic[T]):
@@ -90,9 +90,12 @@ class Sources:
     """One machine, as checks see it.
 
     Attributes:
-        task: what it is asked.
+        task: what it is to look at.
         root: where /sys, /proc, /dev, /etc and /opt are.
         environ: of this process.
+        cluster: the profile.
+        limits: what is good enough, by the profile.
+        node: this machine's name in Slurm, or the host's.
     """
 
     task: Task = field(default_factory=Task)
@@ -100,32 +103,24 @@ class Sources:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def __post_init__(self) -> None:
+        self.cluster, self.limits = self.task.cluster, self.task.cluster.doctor
+        self.node = node_name(self.environ)
         self._facts = Once(lambda: read_facts(self.root))
-        self._gpus = Once(lambda: read_gpu_health(self))
+        self._gpus = Once(self._read_gpus)
 
     @property
-    def cluster(self) -> ClusterSection:
-        """The profile."""
-        return self.task.cluster
-
-    @property
-    def limits(self) -> DoctorSection:
-        """What is good enough."""
-        return self.task.cluster.doctor
-
-    @property
-    def node(self) -> str:
-        """This machine's name in Slurm, or the host's."""
-        return node_name(self.environ)
+    def has_gpus(self) -> bool:
+        """Whether this machine has GPUs, or should have by the profile."""
+        return bool(self.cluster.gpus_per_node or self.facts.gpus)
 
     @property
     def facts(self) -> NodeFacts:
-        """What sysfs says."""
+        """What sysfs has."""
         return self._facts()
 
     @property
     def gpus(self) -> Gpus:
-        """What the GPUs' own tools say."""
+        """The health of the GPUs, by their maker's tool and sysfs."""
         return self._gpus()
 
     def path(self, place: str) -> Path:
@@ -137,7 +132,7 @@ class Sources:
         places = self.environ.get("PATH", os.defpath)
         return shutil.which(program, path=f"{places}{os.pathsep}{self.root / _ROCM_BIN}")
 
-    def run(self, program: str, *arguments: str, timeout_s: float) -> Said | None:
+    def run(self, program: str, *arguments: str, timeout_s: float) -> CommandResult | None:
         """Run a program; None where there is none.
 
         Raises:
@@ -145,3 +140,17 @@ class Sources:
         """
         found = self.find(program)
         return None if found is None else run([found, *arguments], self.environ, timeout_s)
+
+    def _read_gpus(self) -> Gpus:
+        """Ask the tool of the GPUs' maker; a field that it leaves open (`N/A`), and only that, is sysfs's."""
+        gpus, canary_s = self.facts.gpus, self.limits.canary_s
+        nvidia = any(gpu.kind == "nvidia" for gpu in gpus)
+        if nvidia or (not gpus and self.find("nvidia-smi") and not self.find("amd-smi")):
+            return nvidia_smi.read(self.run, canary_s)
+        found = amd_smi.read(self.run, canary_s)
+        fallback = ras.read(self.root, gpus)
+        if not found.health:
+            return replace(found, health=tuple(fallback), source="sysfs" if fallback else found.source)
+        by_pci = {gpu.pci: gpu for gpu in fallback}
+        health = (gpu.filled_from(by_pci[gpu.pci]) if gpu.pci in by_pci else gpu for gpu in found.health)
+        return replace(found, health=tuple(health))

@@ -1,42 +1,32 @@
-"""What nvidia-smi says, asked for single fields as CSV: `0, 00000000:18:00.0, 4, 0, [N/A]`.
+"""Read the answers of nvidia-smi, which is asked for single fields as CSV: `0, 00000000:18:00.0, 4, 0, [N/A]`.
 
 Fields and their meaning: `nvidia-smi --help-query-gpu` and its kin. Volatile counters count since the driver was
-loaded. A GPU without a field says `[N/A]`, a field that a driver does not know fails the whole question: rows
+loaded. A GPU without a field has `[N/A]`, a field that a driver does not know fails the whole question: rows
 remapped and pages retired are therefore asked for separately.
 """
 
 from __future__ import annotations
 
-from zslurm.hardware.command import CommandHung
-from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus
-from zslurm.hardware.machine import Machine
+from collections.abc import Sequence
+
+from zslurm.hardware.command import CommandResult
+from zslurm.hardware.gpu_health import GpuHealth, GpuProcess, Gpus, Run, ask_tool
 
 _GPU = "index,pci.bus_id,memory.used,ecc.errors.uncorrected.volatile.total,ecc.errors.corrected.volatile.total"
 _ROWS = "gpu_bus_id,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
 _APPS = "gpu_bus_id,pid,used_memory,process_name"
-_FORMAT = "--format=csv,noheader,nounits"
-_MIB = 1 << 20
-_PATIENCE = 3
 
 
-def read(sources: Machine) -> Gpus:
-    """Ask nvidia-smi; not again once it has fallen silent."""
-    patience = sources.limits.canary_s
-    try:
-        listed = sources.run("nvidia-smi", "--list-gpus", timeout_s=patience)
-        if listed is None:
-            return Gpus(why="nvidia-smi is not on PATH")
-        answers = []
-        for question in (f"--query-gpu={_GPU}", f"--query-remapped-rows={_ROWS}", f"--query-compute-apps={_APPS}"):
-            said = sources.run("nvidia-smi", question, _FORMAT, timeout_s=_PATIENCE * patience)
-            answers.append(said.out if said and said.code == 0 else None)
-    except CommandHung as error:
-        return Gpus(hung=str(error), why=str(error))
-    health = parse(answers[0] or "", answers[1], answers[2])
-    words = (listed.err or listed.out).strip().splitlines()
-    if not health:
-        return Gpus(why=f"nvidia-smi names no GPU: {words[-1]}" if words else "nvidia-smi printed nothing")
-    return Gpus(health, source="nvidia-smi")
+def read(run: Run, canary_s: float) -> Gpus:
+    """Ask nvidia-smi for the health of the GPUs."""
+    queries = (f"--query-gpu={_GPU}", f"--query-remapped-rows={_ROWS}", f"--query-compute-apps={_APPS}")
+
+    def read_answers(answers: Sequence[CommandResult]) -> tuple[GpuHealth, ...]:
+        gpus, rows, apps = (answer.out if answer.code == 0 else None for answer in answers)
+        return parse(gpus or "", rows, apps)
+
+    questions = [[query, "--format=csv,noheader,nounits"] for query in queries]
+    return ask_tool(run, "nvidia-smi", ["--list-gpus"], questions, read_answers, canary_s=canary_s)
 
 
 def parse(gpus: str, rows: str | None = None, apps: str | None = None) -> tuple[GpuHealth, ...]:
@@ -44,31 +34,30 @@ def parse(gpus: str, rows: str | None = None, apps: str | None = None) -> tuple[
     remapped = {cells[0].lower(): cells[1:] for cells in _cells(rows or "", 4)}
     processes: dict[str, list[GpuProcess]] = {}
     for bus, pid, used, name in _cells(apps or "", 4):
-        held = number(used)
-        processes.setdefault(bus.lower(), []).append(
-            GpuProcess(int(pid), name, None if held is None else held * _MIB)
+        processes.setdefault(bus.lower(), []).append(GpuProcess(int(pid), name, _mib(used)))
+    return tuple(
+        GpuHealth(
+            index=int(index),
+            pci=bus.lower().removeprefix("0000") if bus.startswith("0000") and len(bus) == 16 else bus.lower(),
+            uncorrectable=number(uncorrected),
+            correctable=number(corrected),
+            bad_pages=_rows(remapped.get(bus.lower())),
+            vram_used=_mib(used),
+            processes=None if apps is None else tuple(processes.get(bus.lower(), ())),
         )
-    found = []
-    for index, bus, used, uncorrected, corrected in _cells(gpus, 5):
-        memory = number(used)
-        found.append(
-            GpuHealth(
-                index=int(index),
-                pci=bus.lower().removeprefix("0000") if bus.startswith("0000") and len(bus) == 16 else bus.lower(),
-                uncorrectable=number(uncorrected),
-                correctable=number(corrected),
-                bad_pages=_rows(remapped.get(bus.lower())),
-                vram_used=None if memory is None else memory * _MIB,
-                processes=None if apps is None else tuple(processes.get(bus.lower(), ())),
-            )
-        )
-    return tuple(found)
+        for index, bus, used, uncorrected, corrected in _cells(gpus, 5)
+    )
+
+
+def _mib(text: str) -> int | None:
+    """Bytes of a number of MiB."""
+    count = number(text)
+    return None if count is None else count << 20
 
 
 def number(text: str) -> int | None:
     """A count; None for `[N/A]`, `[Not Supported]` and the like. `Yes` and `No` are 1 and 0."""
-    words = {"yes": 1, "no": 0}
-    return int(text) if text.isdecimal() else words.get(text.lower())
+    return int(text) if text.isdecimal() else {"yes": 1, "no": 0}.get(text.lower())
 
 
 def _rows(cells: list[str] | None) -> dict[str, int] | None:

@@ -1,4 +1,4 @@
-"""Which NIC is a GPU's: the one that the fewest PCIe bridges lie between, as NCCL and RCCL choose it.
+"""Which NIC is a GPU's: the one with the fewest PCIe bridges between, as NCCL and RCCL choose it.
 
 Devices are as close as the common start of their paths in sysfs is long (`sysfs.pci_path`). Names play no part, so
 a map found here is the same however udev named the devices.
@@ -6,6 +6,7 @@ a map found here is the same however udev named the devices.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -21,12 +22,8 @@ _LEVEL: dict[Near, int] = {"switch": 3, "root complex": 2, "numa": 1, "far": 0}
 
 def common_path(gpu: Gpu, nic: Nic) -> tuple[str, ...]:
     """The common start of the two devices' paths: root complex, then bridges."""
-    length = 0
-    for one, other in zip(gpu.path, nic.path, strict=False):
-        if one != other:
-            break
-        length += 1
-    return gpu.path[:length]
+    pairs = itertools.takewhile(lambda both: both[0] == both[1], zip(gpu.path, nic.path, strict=False))
+    return tuple(shared for shared, _ in pairs)
 
 
 def near(gpu: Gpu, nic: Nic) -> Near:

@@ -1,4 +1,4 @@
-"""The health of AMD GPUs from sysfs: what is left where amd-smi is missing, silent or says `N/A`.
+"""The health of AMD GPUs from sysfs: what is left where amd-smi is missing, silent or prints `N/A`.
 
 `ras/BLOCK_err_count` holds lines `ue: 0` and `ce: 0` (newer kernels: `ras/aca_BLOCK`, with `de: 0`);
 `ras/gpu_vram_bad_pages` a line for each page, `0x027f5d43 : 0x00001000 : R`, whose last letter is R for retired, P
@@ -10,36 +10,42 @@ bytes, and holds nothing (ROCm/legacy-rocm-build#4411).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from zslurm.core.files import read_text
 from zslurm.hardware.gpu_health import GpuHealth, GpuProcess
-from zslurm.hardware.machine import Machine
+from zslurm.hardware.gpus import Gpu
 from zslurm.hardware.sysfs import key_values, names, read_int
 
-_COUNTERS = re.compile(r"(?:aca_)?(\w+?)(?:_err_count)?")
+_COUNTERS = re.compile(r"aca_(?P<aca>\w+?)(?:_err_count)?|(?P<block>\w+)_err_count")
 _PAGE_LETTERS = {"R": "retired", "P": "pending", "F": "unreservable"}
 
 
-def read(sources: Machine) -> list[GpuHealth]:
-    """Every AMD GPU, in the order of the facts."""
+def read(root: Path, gpus: Sequence[Gpu]) -> list[GpuHealth]:
+    """Read the counters of the AMD GPUs among these, in their order."""
     return [
-        _health(gpu.index, gpu.pci, sources.root / "sys/bus/pci/devices" / gpu.pci)
-        for gpu in sources.facts.gpus
+        _health(gpu.index, gpu.pci, root / "sys/bus/pci/devices" / gpu.pci)
+        for gpu in gpus
         if gpu.kind == "amd" and gpu.pci
     ]
 
 
 def _health(index: int, pci: str, device: Path) -> GpuHealth:
-    counts = {name: _counts(device / "ras" / name) for name in names(device / "ras") if _is_counter(name)}
-    known = [count for count in counts.values() if count]
+    counts: list[tuple[str, dict[str, int]]] = []
+    for name in names(device / "ras"):
+        if match := _COUNTERS.fullmatch(name):
+            values = key_values(device / "ras" / name)
+            block = (match["aca"] or match["block"]).upper()
+            counts.append((block, {kind: int(value) for kind, value in values.items() if value.isdecimal()}))
+    known = [count for _, count in counts if count]
     return GpuHealth(
         index=index,
         pci=pci,
         uncorrectable=sum(count.get("ue", 0) for count in known) if known else None,
         correctable=sum(count.get("ce", 0) for count in known) if known else None,
         deferred=sum(count["de"] for count in known if "de" in count) if any("de" in c for c in known) else None,
-        blocks={_block(name): count["ue"] for name, count in counts.items() if count.get("ue")},
+        blocks={block: count["ue"] for block, count in counts if count.get("ue")},
         bad_pages=parse_bad_pages(read_text(device / "ras/gpu_vram_bad_pages")),
         vram_used=read_int(device / "mem_info_vram_used"),
     )
@@ -53,32 +59,14 @@ def parse_bad_pages(text: str | None) -> dict[str, int] | None:
     return {name: letters.count(letter) for letter, name in _PAGE_LETTERS.items()}
 
 
-def kfd_processes(sources: Machine) -> dict[int, int] | None:
-    """Bytes of GPU memory that each process holds, by pid; None where the KFD does not show it."""
-    place = sources.root / "sys/class/kfd/kfd/proc"
+def kfd_processes(root: Path) -> list[GpuProcess] | None:
+    """The processes that hold GPU memory; None where the KFD does not show them."""
+    place = root / "sys/class/kfd/kfd/proc"
     if not place.is_dir():
         return None
-    held = {}
-    for pid in (name for name in names(place) if name.isdecimal()):
-        files = [name for name in names(place / pid) if name.startswith("vram_")]
-        held[int(pid)] = sum(read_int(place / pid / name) or 0 for name in files)
-    return held
-
-
-def as_processes(held: dict[int, int]) -> tuple[GpuProcess, ...]:
-    """The processes that hold memory."""
-    return tuple(GpuProcess(pid, None, vram) for pid, vram in held.items() if vram)
-
-
-def _is_counter(name: str) -> bool:
-    return name.endswith("_err_count") or name.startswith("aca_")
-
-
-def _block(name: str) -> str:
-    match = _COUNTERS.fullmatch(name)
-    return (match[1] if match else name).upper()
-
-
-def _counts(file: Path) -> dict[str, int]:
-    values = key_values(file)
-    return {name: int(value) for name, value in values.items() if value.isdecimal()}
+    held = {
+        int(pid): sum(read_int(place / pid / name) or 0 for name in names(place / pid) if name.startswith("vram_"))
+        for pid in names(place)
+        if pid.isdecimal()
+    }
+    return [GpuProcess(pid, None, vram) for pid, vram in held.items() if vram]

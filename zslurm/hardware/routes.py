@@ -38,11 +38,14 @@ def interface_to(address: str, root: Path) -> str | None:
 Route = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, int, str]
 
 
+def _rows(file: Path) -> list[list[str]]:
+    return [line.split() for line in (read_text(file) or "").splitlines()]
+
+
 def _routes_v4(root: Path) -> list[Route]:
     """/proc/net/route: interface, destination and mask as little-endian hexadecimal."""
     found: list[Route] = []
-    for line in (read_text(root / "proc/net/route") or "").splitlines()[1:]:
-        fields = line.split()
+    for fields in _rows(root / "proc/net/route")[1:]:
         if len(fields) >= 8 and int(fields[3], 16) & _UP:
             destination, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
             network = ipaddress.IPv4Network((destination & mask, mask.bit_count()))
@@ -53,8 +56,7 @@ def _routes_v4(root: Path) -> list[Route]:
 def _routes_v6(root: Path) -> list[Route]:
     """/proc/net/ipv6_route: destination, prefix length, source, its length, next hop, metric, ..., interface."""
     found: list[Route] = []
-    for line in (read_text(root / "proc/net/ipv6_route") or "").splitlines():
-        fields = line.split()
+    for fields in _rows(root / "proc/net/ipv6_route"):
         if len(fields) == 10 and int(fields[8], 16) & _UP and fields[9] != "lo":
             network = ipaddress.IPv6Network((int(fields[0], 16), int(fields[1], 16)), strict=False)
             found.append((network, int(fields[5], 16), fields[9]))

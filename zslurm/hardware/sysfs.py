@@ -1,7 +1,7 @@
 """Reading sysfs and procfs below a movable root. What cannot be read is None, never a guess.
 
-On a real node the root is `/`. Tests, and the nodes of a test cluster that share one kernel, have trees of their
-own: ZSLURM_SYSROOT names one, and `%n` in it is the node's name.
+On a real node the root is `/`. Tests, and the nodes of a test cluster that share one kernel, have separate
+trees: ZSLURM_SYSROOT names one, and `%n` in it is the node's name.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from zslurm.core.files import read_text
+from zslurm.slurm.environment import node_name
 
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
-def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This node's name as Slurm has it, or the host's short name outside Slurm."""
-    return environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-
-
 def sysroot(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where /sys, /proc and /opt of this node are found: `/`, unless ZSLURM_SYSROOT says otherwise."""
+    """Where /sys, /proc and /opt of this node are found: `/`, unless ZSLURM_SYSROOT names another."""
     return Path((environ.get("ZSLURM_SYSROOT") or "/").replace("%n", node_name(environ)))
 
 
@@ -60,14 +56,8 @@ def pci_path(root: Path, entry: Path) -> tuple[str, ...]:
     """The way to a device from its root complex, itself last: `pci0000:00`, bridges, ..., `0000:c1:00.0`.
 
     Two devices are as close as the common start of their paths is long: the same switch, the same root port, the
-    same root complex, nothing.
-
-    Args:
-        root: see `sysroot`.
-        entry: anything below the device in sysfs, by any link.
-
-    Returns:
-        Nothing where the device is not on PCI (a software device) or does not exist.
+    same root complex, nothing. `entry` is anything below the device in sysfs, by any link; the path is empty where
+    the device is not on PCI (a software device) or does not exist.
     """
     real = Path(os.path.realpath(entry))
     try:

@@ -39,12 +39,12 @@ class JobCode:
 
 
 def packages_dir(run: RunDir) -> Path:
-    """The location of the copy of our package."""
+    """Return the location of the copy of our package."""
     return run.code_copy / "packages"
 
 
 def job_code(spec: RunSpec, run: RunDir) -> JobCode | None:
-    """Where the job of a run finds its code; None where it runs what is installed at that time."""
+    """Return where the job of a run finds its code; None where it runs what is installed at that time."""
     if spec.run.snapshot != "copy":
         return None
     packages, checkout = packages_dir(run), checkout_around(Path.cwd())
@@ -55,13 +55,13 @@ def job_code(spec: RunSpec, run: RunDir) -> JobCode | None:
 
 
 def checkout_around(directory: Path) -> Path | None:
-    """The root of the git checkout that a directory is in."""
+    """Return the root of the git checkout that a directory is in."""
     return next((place for place in (directory, *directory.parents) if (place / ".git").exists()), None)
 
 
 @contextmanager
 def copied_code(spec: RunSpec, run: RunDir) -> Iterator[list[str]]:
-    """RUN_DIR/code for the time of a submission, which takes it over; where that fails the older copy comes back.
+    """Make RUN_DIR/code for a submission, which keeps it; where that fails the older copy comes back.
 
     Yields:
         what was left out of the copy, a line each.
@@ -146,17 +146,15 @@ def _copy_checkout(checkout: Path, target: Path, runs: Path) -> list[str]:
 
 
 def _files(checkout: Path) -> Iterator[tuple[str, bool]]:
-    """The files of a checkout, and whether git tracks them."""
-    for arguments, tracked in (
-        (["--cached", "--recurse-submodules"], True),
-        (["--others", "--exclude-standard"], False),
-    ):
+    """Yield the files of a checkout, and whether git tracks them."""
+    listings = (["--cached", "--recurse-submodules"], True), (["--others", "--exclude-standard"], False)
+    for arguments, tracked in listings:
         command = ["git", "-C", str(checkout), "ls-files", "-z", *arguments]
         try:
             done = subprocess.run(command, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            words = getattr(error, "stderr", b"").decode(errors="replace").strip() or reason_of(error)
-            raise ZslurmError(f"{checkout}: git cannot list its files: {' '.join(words.split())}") from error
+            reason = getattr(error, "stderr", b"").decode(errors="replace").strip() or reason_of(error)
+            raise ZslurmError(f"{checkout}: git cannot list its files: {' '.join(reason.split())}") from error
         for name in done.stdout.split(b"\0"):
             if name:
                 yield os.fsdecode(name), tracked

@@ -28,7 +28,7 @@ _HOST_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "COND
 def container_interpreter(
     spec: RunSpec, run: RunDir, environ: Mapping[str, str], *, exists: Callable[[Path], bool] = Path.exists
 ) -> Interpreter:
-    """The Python inside the run's container.
+    """Return the Python inside the run's container.
 
     Args:
         spec: of a run with a container.
@@ -41,17 +41,15 @@ def container_interpreter(
     inside = {name: value for name, value in environ.items() if name not in _HOST_PYTHON}
     if container.packages == "host":
         inside["PYTHONPATH"] = str(packages_dir(run))
-    places = [*container.binds]
-    if container.default_binds:
-        places += default_binds(spec, run, exists=exists)
+    binds = [*container.binds, *(default_binds(spec, run, exists=exists) if container.default_binds else ())]
     if container.engine == "pyxis":
-        return Interpreter((container.python,), inside, tuple(_pyxis(container, places, inside)))
-    return Interpreter((*_apptainer(container, places), container.python), inside)
+        return Interpreter((container.python,), inside, tuple(_pyxis(container, binds, inside)))
+    return Interpreter((*_apptainer(container, binds), container.python), inside)
 
 
 def _apptainer(container: ContainerSection, binds: Iterable[str]) -> list[str]:
-    words = [word for bind in binds for word in ("--bind", bind)]
-    return [container.engine, "exec", *words, "--pwd", str(Path.cwd()), *container.options, container.image]
+    options = [option for bind in binds for option in ("--bind", bind)]
+    return [container.engine, "exec", *options, "--pwd", str(Path.cwd()), *container.options, container.image]
 
 
 def _pyxis(container: ContainerSection, binds: Iterable[str], environ: Mapping[str, str]) -> list[str]:
@@ -68,23 +66,27 @@ def _pyxis(container: ContainerSection, binds: Iterable[str], environ: Mapping[s
 
 
 def default_binds(spec: RunSpec, run: RunDir, *, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
-    """The run, everything that it reads and writes, and the devices; outermost directories only, that exist."""
-    wanted = [run.path, Path.cwd(), *_places_of_run(spec), *map(Path, _DEVICES)]
+    """Return the run, what it reads and writes, and the devices; outermost directories only, that exist."""
+    wanted = [run.path, Path.cwd(), *_directories_of(spec), *map(Path, _DEVICES)]
     there = [path for path in dict.fromkeys(wanted) if exists(path)]
     return [str(path) for path in there if not any(other in path.parents for other in there)]
 
 
-def _places_of_run(spec: RunSpec) -> list[Path]:
-    """Directories of the data, of checkpoints elsewhere and of weights to start from."""
+def _directories_of(spec: RunSpec) -> list[Path]:
+    """Return the directories of the data, of checkpoints elsewhere and of weights to start from."""
     given = [spec.data.path, *(spec.data.sources or {}).values(), spec.evaluation.data]
     given += [spec.checkpoint.resume_from, spec.checkpoint.local_dir]
     given += [spec.init.partition(":")[2] if spec.init else None]
-    paths = [Path(str(place)) for place in given if place]
+    paths = [Path(str(path)) for path in given if path]
     return [path if path.is_dir() else path.parent for path in paths]
 
 
 def check_container(spec: RunSpec, run: RunDir) -> None:
-    """Raises ConfigError where the run cannot be bound into its container, whatever node it starts on."""
+    """Check that the run can be bound into its container, whatever node it starts on.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     container = spec.cluster.container
     if container is None:
         return
@@ -92,7 +94,7 @@ def check_container(spec: RunSpec, run: RunDir) -> None:
         raise ConfigError(
             "cluster.container.engine: pyxis is a part of srun, and this run starts on this machine; use apptainer"
         )
-    for path in (run.path, Path.cwd(), *_places_of_run(spec)):
+    for path in (run.path, Path.cwd(), *_directories_of(spec)):
         if set(str(path)) & set(":,"):
             raise ConfigError(
                 f"{path}: a path with ':' or ',' cannot be bound into a container; choose another directory"

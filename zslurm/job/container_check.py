@@ -1,6 +1,6 @@
 """`python -m zslurm.job.container_check`: whether this container can train here; asked once on each node.
 
-It must have what the ranks import, and its RDMA library must speak the ABI of the host's driver: where it does
+It must have what the ranks import, and its RDMA library must have the ABI of the host's driver: where it does
 not, libibverbs drops every device, and RCCL falls back to sockets or dies with "Connection refused".
 """
 
@@ -16,11 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from zslurm.core.files import read_text
 from zslurm.slurm.run_on_nodes import answer
 
-NEEDED = ("torch", "numpy", "h5py", "psutil", "pydantic", "train", "checkpoint_tools", "zslurm")
+NEEDED = ("torch", "numpy", "h5py", "psutil", "pydantic", "zslurm")
 VERBS = Path("/sys/class/infiniband_verbs")
-# In a process of its own: libibverbs talks to stderr, and a broken provider may take its process along.
+# In a separate process: libibverbs prints to stderr, and a broken provider may take its process along.
 _LIST_DEVICES = """
 import ctypes, json
 lib = ctypes.CDLL("libibverbs.so.1")
@@ -47,12 +48,9 @@ class AbiCheck:
 
 
 def check_rdma_abi(verbs: Path = VERBS) -> AbiCheck:
-    """Compare the devices that the kernel shows with those that libibverbs can open.
-
-    Args:
-        verbs: the kernel's list of devices.
-    """
-    kernel = {_text(entry / "ibdev"): _text(entry / "abi_version") for entry in sorted(verbs.glob("uverbs*"))}
+    """Compare the devices that the kernel lists in `verbs` with those that libibverbs can open."""
+    entries = sorted(verbs.glob("uverbs*"))
+    kernel = {read_text(entry / "ibdev") or "": read_text(entry / "abi_version") or "" for entry in entries}
     kernel.pop("", None)
     if not kernel:
         return AbiCheck("unavailable", "no RDMA devices to be seen")
@@ -63,31 +61,24 @@ def check_rdma_abi(verbs: Path = VERBS) -> AbiCheck:
     except subprocess.TimeoutExpired:
         return AbiCheck("unavailable", "libibverbs did not list its devices within 60 s")
     if done.returncode != 0:
-        words = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return AbiCheck("unavailable", f"libibverbs cannot be asked: {words[0]}")
+        (reason,) = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return AbiCheck("unavailable", f"libibverbs cannot be asked: {reason}")
     return compare(kernel, json.loads(done.stdout), done.stderr)
 
 
-def compare(kernel: dict[str, str], usable: list[str], said: str) -> AbiCheck:
-    """Judge the kernel's devices (name -> ABI) by those that libibverbs lists, and what it said meanwhile."""
+def compare(kernel: dict[str, str], usable: list[str], errors: str) -> AbiCheck:
+    """Compare the kernel's devices (name -> ABI) with those that libibverbs lists and what it prints meanwhile."""
     dropped = [device for device in kernel if device not in usable]
     if not dropped:
         return AbiCheck("ok", f"{len(kernel)} RDMA devices can be used")
     named = f"{len(dropped)} of {len(kernel)} RDMA devices cannot be used ({', '.join(dropped)})"
-    if wrong := _WRONG_ABI.search(said):
+    if wrong := _WRONG_ABI.search(errors):
         return AbiCheck(
             "mismatch",
             f"{named}: the driver {wrong['driver']} in here speaks ABI {wrong['least']} to {wrong['most']}, the "
             f"host's kernel ABI {wrong['abi']}; take an image with the host's version of lib{wrong['driver']}",
         )
     return AbiCheck("mismatch", f"{named}: the libibverbs in here has no working driver for them")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def main() -> None:

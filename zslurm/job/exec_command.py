@@ -23,9 +23,10 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.environment import scrubbed
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.run_on_nodes import beside_ranks
 from zslurm.slurm.version import OVERLAP_SHARES_GPUS
 
-# What each task says first: srun labels lines with the task's number, and only the task knows its node.
+# What each task prints first: srun labels lines with the task's number, and only the task knows its node.
 _HELLO = "zslurm-exec-node "
 _SAY_HELLO = f'echo "{_HELLO}$SLURMD_NODENAME"; echo "{_HELLO}$SLURMD_NODENAME" >&2; exec "$@"'
 _LABELLED = re.compile(rb"\s*(\d+): (.*\n?)", re.DOTALL)
@@ -49,15 +50,13 @@ def exec_on_nodes(run: RunDir, command: Sequence[str], nodes: str | None = None)
     program = SlurmCommands().find("srun")
     if program is None:
         raise SlurmUnavailable("srun: not found on PATH; run this on a machine of the Slurm cluster")
-    argv = [program, f"--jobid={job_id}", "--overlap", f"--nodes={len(on)}", f"--ntasks={len(on)}"]
-    argv += ["--ntasks-per-node=1", f"--nodelist={compress(on)}", "--mem=0", "--cpu-bind=none"]
-    argv += [
-        "--kill-on-bad-exit=0",
-        "--wait=0",
+    argv = [
+        program,
+        f"--jobid={job_id}",
+        *beside_ranks(on, "zslurm-exec"),
         "--input=none",
         "--label",
         "--unbuffered",
-        "--job-name=zslurm-exec",
     ]
     # Where --overlap does not share GPUs, the step would wait for the ranks to end.
     argv += [] if SlurmClient().version() >= OVERLAP_SHARES_GPUS else ["--gres=none"]
@@ -65,7 +64,7 @@ def exec_on_nodes(run: RunDir, command: Sequence[str], nodes: str | None = None)
 
 
 def _where(run: RunDir, nodes: str | None) -> tuple[str, list[str]]:
-    """The job of a running run, and the nodes that are meant."""
+    """Return the job of a running run, and the nodes that are meant."""
     state = look(run)
     if state.state == "unknown":
         raise SlurmUnavailable(f"{run.name}: {state.reason}")
@@ -83,7 +82,7 @@ def _where(run: RunDir, nodes: str | None) -> tuple[str, list[str]]:
 
 
 def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run srun in a session of its own; Ctrl-C reaches it as SIGTERM, with which it ends its tasks."""
+    """Run srun in a new session; Ctrl-C reaches it as SIGTERM, with which it ends its tasks."""
     names: dict[bytes, bytes] = {}
     with subprocess.Popen(
         argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -109,7 +108,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _relabel(source: IO[bytes], target: IO[bytes], names: dict[bytes, bytes]) -> None:
-    """Pass lines on, with the node's name where srun put the task's number; srun's own words pass as they are."""
+    """Pass lines on, with the node's name in place of the task's number; srun's own messages pass as they are."""
     hello = _HELLO.encode()
     for line in source:
         match = _LABELLED.fullmatch(line)

@@ -12,16 +12,16 @@ class Interpreter:
     """A Python as a step starts it.
 
     Attributes:
-        words: what precedes `-m MODULE`; the last one is the Python.
+        command: what precedes `-m MODULE`; the last one is the Python.
         environ: the environment that it gets.
         srun_options: further options of srun.
     """
 
-    words: tuple[str, ...]
+    command: tuple[str, ...]
     environ: Mapping[str, str]
     srun_options: tuple[str, ...] = ()
 
     @classmethod
     def own(cls, environ: Mapping[str, str]) -> Interpreter:
-        """The Python that runs this process."""
+        """Return the Python that runs this process."""
         return cls((sys.executable,), environ)

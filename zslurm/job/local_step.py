@@ -1,7 +1,7 @@
 """`python -m zslurm.job.local_step --ranks N --output DIR -- COMMAND`: srun's part on one machine.
 
 Starts N copies of COMMAND with the variables that torchrun would set, one output file each, forwards signals,
-reports each copy that fails in the words of srun (so one parser reads both), and exits with the highest exit
+reports each copy that fails as srun does (so one parser reads both), and exits with the highest exit
 code, 128 + signal for a killed one. It leaves the other copies alone when one fails, as srun does with
 --kill-on-bad-exit=0: the supervisor decides.
 """

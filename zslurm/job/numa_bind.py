@@ -11,9 +11,11 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.spec import RunSpec
+from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_text
 from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import sysroot
+from zslurm.slurm.hostlist import expand_ranges
 
 VARIABLE = "ZSLURM_NUMA_BIND"
 """Environment variable of the ranks: `auto`, or the NUMA node of each GPU (`0,0,0,0,1,1,1,1`)."""
@@ -40,7 +42,7 @@ def bind_variable(spec: RunSpec) -> dict[str, str]:
 
 
 def cores_of(spec: RunSpec, gpu: int | None) -> str:
-    """Return in words which cores the rank on a GPU gets, for the dry run."""
+    """Describe which cores the rank on a GPU gets, for the dry run."""
     if spec.slurm.cpu_bind != "none":
         return f"cores by srun --cpu-bind={spec.slurm.cpu_bind}"
     if not binds(spec) or gpu is None:
@@ -78,7 +80,7 @@ def bind(environ: MutableMapping[str, str], root: Path | None = None) -> str | N
 
 
 def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:
-    """The NUMA node of each GPU that the step sees, in the order in which the runtime counts them."""
+    """Return the NUMA node of each GPU that the step sees, in the order in which the runtime counts them."""
     asked = environ[VARIABLE]
     gpus = read_gpus(root)
     of_gpu: list[int | None] = (
@@ -93,10 +95,8 @@ def _numa_nodes(environ: Mapping[str, str], root: Path) -> list[int | None]:
 
 
 def _cores(root: Path, numa: int) -> set[int]:
-    """The cores of a NUMA node, from a list such as `0-55,112-167`."""
-    found: set[int] = set()
-    for part in (read_text(root / f"sys/devices/system/node/node{numa}/cpulist") or "").split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal():
-            found.update(range(int(first), int(last or first) + 1))
-    return found
+    """Return the cores of a NUMA node, from a list such as `0-55,112-167`; none where it cannot be read."""
+    try:
+        return set(expand_ranges(read_text(root / f"sys/devices/system/node/node{numa}/cpulist") or ""))
+    except ZslurmError:
+        return set()

@@ -13,7 +13,7 @@ from zslurm.job.container import container_interpreter
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.staged_environment import stage, unstage
 from zslurm.run.run_dir import RunDir
-from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.hostlist import by_reason, compress, expand
 from zslurm.slurm.run_on_nodes import NodeAnswer, run_here, run_on_nodes
 
 _CHECK = "zslurm.job.container_check"
@@ -29,15 +29,7 @@ def prepare(
     environ: Mapping[str, str],
     event: Callable[..., None],
 ) -> Interpreter:
-    """Make the ranks' Python ready on nodes of the job that this process runs in.
-
-    Args:
-        spec: the run.
-        run: its directory.
-        job_id: the job.
-        nodes: those on which ranks may be started.
-        environ: the environment of the job.
-        event: records what was done.
+    """Make the ranks' Python ready on these nodes of the job that this process runs in; `event` records it.
 
     Raises:
         CheckFailed: the container does not work on some node.
@@ -64,14 +56,14 @@ def clear_up(spec: RunSpec, job_id: str, nodes: Sequence[str], environ: Mapping[
 
 
 def _ask_here(python: Interpreter) -> dict[str, NodeAnswer]:
-    answer = run_here(_CHECK, timeout_s=_CONTAINER_TIMEOUT_S, environ=python.environ, python=python.words)
+    answer = run_here(_CHECK, timeout_s=_CONTAINER_TIMEOUT_S, environ=python.environ, python=python.command)
     return {answer.node: answer}
 
 
 def _ask_nodes(
     python: Interpreter, run: RunDir, job_id: str, nodes: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, NodeAnswer]:
-    """Ask these nodes. What the engine says where it fails comes back through a file for each node."""
+    """Ask these nodes. What the engine prints where it fails comes back through a file for each node."""
     nodes = expand(compress(nodes))  # as srun numbers them
     logs = [run.logs / f"container-{job_id}-{index}.log" for index in range(len(nodes))]
     for log in logs:
@@ -84,18 +76,18 @@ def _ask_nodes(
             job_id=job_id,
             timeout_s=_CONTAINER_TIMEOUT_S,
             environ=python.environ,
-            python=python.words,
+            python=python.command,
         )
     except SlurmRefused as error:  # not one node answered
         answers = {node: NodeAnswer(node, None, str(error)) for node in nodes}
     for node, log in zip(nodes, logs, strict=True):
         if (why := answers[node].error) is not None:
-            answers[node] = NodeAnswer(node, None, _engines_words(log) or why)
+            answers[node] = NodeAnswer(node, None, _engine_error(log) or why)
     return answers
 
 
-def _engines_words(log: Path) -> str:
-    """Why a container did not start: what the engine calls fatal, else the last line that it wrote."""
+def _engine_error(log: Path) -> str:
+    """Return why a container did not start: what the engine calls fatal, else the last line that it wrote."""
     try:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
@@ -106,7 +98,7 @@ def _engines_words(log: Path) -> str:
 
 
 def _findings(spec: RunSpec, answers: Mapping[str, NodeAnswer]) -> dict[str, Any]:
-    """What the nodes said, as fields of an event.
+    """Return what the nodes answered, as fields of an event.
 
     Raises:
         CheckFailed: on some node the container does not start, lacks a module, or cannot drive the RDMA devices
@@ -114,19 +106,19 @@ def _findings(spec: RunSpec, answers: Mapping[str, NodeAnswer]) -> dict[str, Any
     """
     container = spec.cluster.container
     assert container is not None
-    faults: dict[str, list[str]] = {}
-    abi: dict[str, list[str]] = {}
+    faults: list[tuple[str, str]] = []
+    abi: list[tuple[str, str]] = []
     for node, answer in answers.items():
         if answer.error is not None:
-            faults.setdefault(f"does not start: {answer.error}", []).append(node)
+            faults.append((f"does not start: {answer.error}", node))
             continue
         if missing := answer.value["missing"]:
-            faults.setdefault(f"its {container.python} has no {', '.join(missing)}", []).append(node)
+            faults.append((f"its {container.python} has no {', '.join(missing)}", node))
         state, detail = answer.value["abi"]["state"], answer.value["abi"]["detail"]
-        abi.setdefault(f"{state}: {detail}", []).append(node)
+        abi.append((f"{state}: {detail}", node))
         if state == "mismatch" and spec.slurm.nodes > 1:
-            faults.setdefault(f"it cannot drive the host's RDMA devices: {detail}", []).append(node)
+            faults.append((f"it cannot drive the host's RDMA devices: {detail}", node))
     if faults:
-        listed = "; ".join(f"{what} (on {compress(nodes)})" for what, nodes in faults.items())
+        listed = "; ".join(f"{reason} (on {nodes})" for reason, nodes in by_reason(faults).items())
         raise CheckFailed(f"container {container.image}: {listed}")
-    return {"rdma_abi": {what: compress(nodes) for what, nodes in abi.items()}}
+    return {"rdma_abi": by_reason(abi)}

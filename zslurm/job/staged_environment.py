@@ -22,7 +22,7 @@ from pathlib import Path
 from zslurm.core.errors import ZslurmError
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
-from zslurm.slurm.hostlist import compress
+from zslurm.slurm.hostlist import by_reason
 from zslurm.slurm.run_on_nodes import answer, run_on_nodes
 
 _TIMEOUT_S = 3600.0
@@ -34,7 +34,7 @@ def stage(place: str, run: RunDir, job_id: str, nodes: Sequence[str], environ: M
     Raises:
         ZslurmError: it cannot be packed, sent or unpacked; each node that failed is named.
     """
-    archive = _archive(run)
+    archive = environment_archive(run)
     target = _target(place, job_id)
     undelivered: ZslurmError | None = None
     try:
@@ -72,17 +72,14 @@ def _on_nodes(
         "zslurm.job.staged_environment", action, target, mark, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S,
         environ=environ,
     )  # fmt: skip
-    faults: dict[str, list[str]] = {}
-    for node, said in answers.items():
-        if fault := said.error or said.value:
-            faults.setdefault(str(fault), []).append(node)
+    faults = by_reason((str(fault), node) for node, a in answers.items() if (fault := a.error or a.value))
     if faults:
-        listed = "; ".join(f"{what} (on {compress(names)})" for what, names in faults.items())
+        listed = "; ".join(f"{reason} (on {names})" for reason, names in faults.items())
         raise ZslurmError(f"cluster.stage_env: cannot {action} the Python environment in {target}: {listed}")
 
 
-def _archive(run: RunDir) -> Path:
-    """The archive of this environment; made where there is none yet, or packages were installed since."""
+def environment_archive(run: RunDir) -> Path:
+    """Return the archive of this environment; made where there is none yet, or packages were installed since."""
     prefix = Path(sys.prefix)
     archive = run.path / f"env-{_fingerprint(prefix)}.tar"
     if archive.exists():
@@ -96,13 +93,12 @@ def _archive(run: RunDir) -> Path:
         temporary.replace(archive)
     except (OSError, subprocess.CalledProcessError) as error:
         temporary.unlink(missing_ok=True)
-        words = " ".join(str(getattr(error, "stderr", None) or error).split())
-        raise ZslurmError(f"{archive}: cannot pack {prefix}: {words}") from error
+        raise ZslurmError(f"{archive}: cannot pack {prefix}: {_reason(error)}") from error
     return archive
 
 
 def _fingerprint(prefix: Path) -> str:
-    """Changes when a package comes, goes or is replaced; without a look at each of its files."""
+    """Return what changes when a package comes, goes or is replaced; without a look at each of its files."""
     digest = hashlib.sha256(str(prefix).encode())
     for folder in sorted(prefix.glob("lib/python*/site-packages")):
         for entry in sorted(folder.iterdir()):
@@ -139,13 +135,18 @@ def remove(target: Path) -> None:
             target.with_name(target.name + suffix).unlink(missing_ok=True)
 
 
+def _reason(error: OSError | subprocess.CalledProcessError) -> str:
+    """Return what tar printed, or the error of the system, in one line."""
+    return " ".join(str(getattr(error, "stderr", None) or error).split())
+
+
 def main(argv: list[str]) -> None:
     """Answer `run_on_nodes`: nothing where it went well, else what went wrong."""
     action, target, mark = argv
     try:
         remove(Path(target)) if action == "remove" else unpack(Path(target), mark)
     except (OSError, subprocess.CalledProcessError) as error:
-        answer(" ".join(str(getattr(error, "stderr", None) or error).split()))
+        answer(_reason(error))
     else:
         answer("")
 

@@ -1,6 +1,6 @@
 """The step that holds the ranks: an srun on Slurm, the local launcher elsewhere.
 
-Both run in a session of their own with their output in files, so the supervisor that started them may die and
+Both run in a separate session with their output in files, so the supervisor that started them may die and
 its successor finds them again.
 """
 
@@ -58,7 +58,7 @@ def attempt_mark(attempt: AttemptDir) -> str:
 def _rank_command(run: RunDir, attempt: AttemptDir, python: Interpreter) -> list[str]:
     # Set here and not in the environment of the step, or the process that holds the ranks would bear it too.
     mark = ["env", f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}"]
-    return [*mark, *python.words, "-u", "-m", "zslurm.job.rank", str(run.path), str(attempt.number)]
+    return [*mark, *python.command, "-u", "-m", "zslurm.job.rank", str(run.path), str(attempt.number)]
 
 
 def step_name(attempt: AttemptDir) -> str:
@@ -67,7 +67,7 @@ def step_name(attempt: AttemptDir) -> str:
 
 
 def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter) -> StepPlan:
-    """Ranks on this machine."""
+    """Return the step whose ranks run on this machine."""
     command = [
         sys.executable, "-u", "-m", "zslurm.job.local_step",
         f"--ranks={spec.world_size}", f"--output={attempt.logs}", "--",
@@ -79,7 +79,7 @@ def local_step(spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpre
 def slurm_step(
     spec: RunSpec, run: RunDir, attempt: AttemptDir, python: Interpreter, nodes: Sequence[str]
 ) -> StepPlan:
-    """Ranks on these nodes of the Slurm job that this process runs in; the others stay idle.
+    """Return the step whose ranks run on these nodes of this process's Slurm job; the others stay idle.
 
     The step shares its nodes with other steps of the job: with the agents, and with what a dead node's step before
     it still holds in Slurm's books.
@@ -113,7 +113,7 @@ def slurm_step(
 
 
 def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_per_node: int) -> StepPlan:
-    """The same Slurm step with its ranks on its nodes in this order, the first node's first.
+    """Return the same Slurm step with its ranks on its nodes in this order, the first node's first.
 
     srun sorts every list of nodes that it is given. Only a file with one line for each task decides the order.
 
@@ -122,8 +122,9 @@ def in_order(plan: StepPlan, attempt: AttemptDir, nodes: Sequence[str], ranks_pe
     """
     lines = [node for node in nodes for _ in range(ranks_per_node)]
     attempt.hostfile.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = ["--distribution=arbitrary" if word.startswith("--distribution=") else word for word in plan.command]
-    command = [word for word in command if not word.startswith("--nodelist=")]
+    order = "--distribution=arbitrary"
+    options = [word for word in plan.command if not word.startswith("--nodelist=")]
+    command = [order if option.startswith("--distribution=") else option for option in options]
     return StepPlan(command, plan.env | {"SLURM_HOSTFILE": str(attempt.hostfile)})
 
 
@@ -136,14 +137,10 @@ def kill_step(process: DetachedProcess, attempt: AttemptDir, job_id: str | None)
     if job_id is not None:
         try:
             SlurmClient().kill_step(job_id, step_name(attempt))
-        except ZslurmError:  # not there, away, or of another opinion
+        except ZslurmError:  # not there, away, or it refuses
             process.signal_group(signal.SIGTERM)
-            _wait_for_srun(process)
+            deadline = time.monotonic() + _SRUN_ENDS_S
+            while process.poll() is None and time.monotonic() < deadline:
+                process.reap()
+                time.sleep(0.1)
     process.signal_group(signal.SIGKILL)
-
-
-def _wait_for_srun(process: DetachedProcess) -> None:
-    deadline = time.monotonic() + _SRUN_ENDS_S
-    while process.poll() is None and time.monotonic() < deadline:
-        process.reap()
-        time.sleep(0.1)

@@ -51,7 +51,7 @@ def add_to_key(host: str, port: int, key: str = KEY, timeout_s: float = _TIMEOUT
 
 
 def address_of(host: str, port: int) -> dict[str, Any]:
-    """What rank 0 publishes of its store, with whether `add_to_key` works on it."""
+    """Return what rank 0 publishes of its store, with whether `add_to_key` works on it."""
     return {"host": host, "port": port, "takes_stop": add_to_key(host, port, _TRIAL_KEY, _TRIAL_S)}
 
 

@@ -24,7 +24,7 @@ SUCCESSOR_OF = "ZSLURM_SUCCESSOR_OF"
 
 
 def successor_spec(spec: RunSpec, job_id: str) -> RunSpec:
-    """The run as the successor of a job is submitted: it waits for every job of its name to be over."""
+    """Return the run as the successor of a job is submitted: it waits for every job of its name to be over."""
     slurm, cluster = spec.slurm, spec.cluster
     flags = {**slurm.flags, "dependency": "singleton"}
     env = {**cluster.env, SUCCESSOR_OF: job_id}
@@ -37,7 +37,7 @@ def successor_spec(spec: RunSpec, job_id: str) -> RunSpec:
 
 
 def why_not_needed(run: RunDir, environ: Mapping[str, str]) -> str | None:
-    """Why this job has nothing to continue; None where it has, and in every job that is no successor."""
+    """Return why this job has nothing to continue; None where it has, and in every job that is no successor."""
     predecessor = environ.get(SUCCESSOR_OF)
     job = last_job(run)
     if predecessor is None or job is None:
@@ -62,9 +62,9 @@ def cancel_successor(client: SlurmClient, job_id: str) -> None:
 
 
 def dismiss_successor(run: RunDir, job_id: str) -> None:
-    """From inside the job in which the run came to its end: no job has to continue it.
+    """Cancel the successor from inside the job in which the run came to its end.
 
-    Where this node has no scancel, the successor finds that out by itself.
+    Where this node has no scancel, the successor finds by itself that it has nothing to do.
     """
     job = last_job(run)
     if job is not None and job.job_id == job_id:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from zslurm.checkpoint_tools import CheckpointError, Listing, list_checkpoints
+from zslurm.checkpoint_tools.format.layout import MANIFEST
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.core.paths import expand
 from zslurm.run.index import find_run
 
 _PUBLISHED = ("model.safetensors", "model.safetensors.index.json")
-_MANIFEST = "manifest.json"
 
 
 def is_published(path: Path) -> bool:
@@ -41,7 +41,7 @@ def find_checkpoint(reference: str) -> Path:
         ZslurmError: the directory cannot be read.
     """
     path = expand(reference)
-    if (path / _MANIFEST).exists():
+    if (path / MANIFEST).exists():
         return path
     root, found = find_checkpoints(reference)
     for listing in found:
@@ -58,7 +58,7 @@ def find_newest(reference: str) -> Path:
         NotFound, ZslurmError: as `find_checkpoint`.
     """
     path = expand(reference)
-    if (path / _MANIFEST).exists():
+    if (path / MANIFEST).exists():
         return path
     root, found = find_checkpoints(reference)
     if not found:

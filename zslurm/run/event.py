@@ -27,9 +27,12 @@ from typing import (
 )
 
 from zslurm.core.errors import ZslurmError
+from zslurm.run import event_text
 
 Row = Mapping[str, Any]
 E = TypeVar("E", bound="Event")
+Nodes = str | list[str]
+"""Nodes as Slurm writes them, or their names."""
 
 _HEADER = ("time", "event", "job_id", "attempt", "action")
 
@@ -41,14 +44,25 @@ class Event:
     Attributes:
         NAME: of the kind of event; the tag of its rows.
         CHANGES_STATE: it changes the state of the run, as `zslurm status` shows it.
+        TEXT: the sentence that describes it, for `str.format` with the event as `event`; a kind whose sentence
+            depends on more overrides `_sentence`.
+        FORMER: what fields were called in the rows of earlier versions.
         time: UNIX seconds; 0 where a damaged row has none.
         job_id: the job in which it happened.
+        attempt: the attempt in which it happened, where it belongs to one.
+        nodes: the nodes that it is about, where there are any.
+        reason: why, in one line, where that is known.
     """
 
     NAME: ClassVar[str] = ""
     CHANGES_STATE: ClassVar[bool] = False
+    TEXT: ClassVar[str] = ""
+    FORMER: ClassVar[Mapping[str, str]] = {}
     time: float = 0.0
     job_id: str = ""
+    attempt: int | None = None
+    nodes: Nodes | None = None
+    reason: str | None = None
 
     def __init_subclass__(cls, *, name: str = "", changes_state: bool = False) -> None:
         """Enter a class into the union under the name of its kind."""
@@ -71,14 +85,32 @@ class Event:
         """What the row calls itself, which for an unknown event is no kind of this version."""
         return _tag(self.row) or "?"
 
+    @property
+    def because(self) -> str:
+        """The end of a sentence that gives the reason; empty where there is none."""
+        return f": {self.reason}" if self.reason else ""
+
+    @property
+    def on_nodes(self) -> str:
+        """The part of a sentence that names the nodes; empty where there are none."""
+        return f" on {self.node_list}" if self.nodes else ""
+
+    @property
+    def node_list(self) -> str:
+        """The nodes as a hostlist."""
+        return event_text.node_list(self.nodes)
+
     def describe(self) -> str:
         """Return what happened as a sentence for a person who was just woken, or as fields where that fails."""
         try:
             return self._sentence()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZslurmError):  # damaged fields
-            return Event._sentence(self)
+            return self._as_fields()
 
     def _sentence(self) -> str:
+        return self.TEXT.format(event=self) if self.TEXT else self._as_fields()
+
+    def _as_fields(self) -> str:
         shown = {name: value for name, value in self.row.items() if name not in _HEADER and value is not None}
         return " ".join(
             f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()
@@ -97,10 +129,13 @@ CLASSES: dict[str, type[Event]] = {}
 def fields_of(name: str) -> Mapping[str, tuple[Any, bool]]:
     """Return type and necessity of each field of a kind of event."""
     cls = CLASSES.get(name, UnknownEvent)
-    hints = get_type_hints(cls)
-    return {
-        name: (hint, not hasattr(cls, name)) for name, hint in hints.items() if get_origin(hint) is not ClassVar
-    }
+
+    def is_needed(name: str) -> bool:
+        owner = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
+        return name not in vars(owner)
+
+    hints = {name: hint for name, hint in get_type_hints(cls).items() if get_origin(hint) is not ClassVar}
+    return {name: (hint, is_needed(name)) for name, hint in hints.items()}
 
 
 def from_row(row: Row) -> Event:
@@ -108,8 +143,9 @@ def from_row(row: Row) -> Event:
     cls = CLASSES.get(_tag(row), UnknownEvent)
     body = {}
     for name, (hint, needed) in fields_of(cls.NAME).items():
-        if name in row and _fits(row[name], hint):
-            body[name] = row[name]
+        key = name if name in row else cls.FORMER.get(name, name)
+        if key in row and _fits(row[key], hint):
+            body[name] = row[key]
         elif needed:
             cls, body = UnknownEvent, {}
             break

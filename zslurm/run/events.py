@@ -6,112 +6,28 @@ and one line in docs/run-directory.md. How rows become objects is in event.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.core.errors import ZslurmError
 from zslurm.core.units import show_time
-from zslurm.run.event import CLASSES, Event, Row, from_row
-from zslurm.slurm.hostlist import compress, expand
+from zslurm.run.event import CLASSES, Event, Nodes, Row, from_row
+from zslurm.run.event_text import ROLES, cause_of, describe_cause, describe_fault, node_list, rank_list
 
-Nodes = str | list[str]
-"""Nodes as Slurm writes them, or their names."""
-
-
-def describe(row: Row) -> str:
-    """Return the event of a row as a sentence; one of an unknown kind, or that has no sense, as its fields."""
-    return from_row(row).describe()
-
-
-# --- parts of sentences ----------------------------------------------------------------------------------------
-
-_ACRONYMS = {
-    word.lower(): word
-    for word in "GPU NIC RAS OOM NaN XGMI PCIe RCCL NCCL IO ECC CPU memlock xGMI SIGSEGV".split()
-}
-_ROLES = {
-    "root": "fault",
-    "cascade": "follows from another fault",
-    "teardown": "part of the end that was asked for",
-    "advisory": "to note",
-    "benign": "harmless",
-}
 _ACTIONS = {
     "finish": "nothing more to do",
     "restart": "start again in place",
     "swap": "start again with a spare node",
-    "shrink": "go on with fewer nodes",
+    "shrink": "continue with fewer nodes",
     "requeue": "requeue the job",
     "stop": "stop for good",
 }
 _NOT_DONE = {"observe": "would (mode observe)", "off": "would (mode off)"}
 
 
-def describe_cause(cause: Row) -> str:
-    """Return the root of a failure in one line: who, when, what."""
-    where = [f"rank {cause['rank']}" if cause.get("rank") is not None else ""]
-    where.append(f"on {cause['node']}" if cause.get("node") else "")
-    where.append(f"after step {cause['step']}" if (cause.get("step") or -1) > 0 else "")
-    location = " ".join(word for word in where if word)
-    return f"{location}: {cause['message']}" if location else str(cause["message"])
-
-
-def cause_of(row: Row) -> dict[str, Any] | None:
-    """Return the cause in a row of an end; None where it has none, or a damaged one without a message."""
-    cause = row.get("cause")
-    if not isinstance(cause, dict) or not cause.get("message"):
-        return None
-    if cause.get("step") is None or isinstance(cause["step"], int | float):
-        return cause
-    return {name: value for name, value in cause.items() if name != "step"}
-
-
-def kind_in_words(kind: str) -> str:
-    """Return `gpu_ras_uncorrectable` as `GPU RAS uncorrectable`."""
-    return " ".join(_ACRONYMS.get(word, word) for word in kind.split("_"))
-
-
-def describe_fault(fault: Row) -> str:
-    """Return a fault in one line: what, where, and the line that shows it."""
-    devices = [f"GPU {fault['gpu']}" if fault.get("gpu") is not None else ""]
-    devices.append(f"NIC {fault['nic']}" if fault.get("nic") is not None else "")
-    devices.append(f"rank {fault['rank']}" if fault.get("rank") is not None else "")
-    on_node = f"on {fault['node']}" if fault.get("node") else ""
-    location = ", ".join(word for word in (on_node, *devices) if word)
-    after = f" after step {fault['step']}" if (fault.get("step") or -1) > 0 else ""
-    line = f": {fault['line']}" if fault.get("line") else ""
-    return (
-        f"{kind_in_words(str(fault['kind']))}{' ' if on_node else ', ' if location else ''}{location}{after}{line}"
-    )
-
-
-def node_list(nodes: object) -> str:
-    """Return nodes, in an event a hostlist or a list of names, as a hostlist."""
-    return nodes if isinstance(nodes, str) else compress(map(str, nodes)) if isinstance(nodes, Iterable) else "?"
-
-
-def node_names(nodes: object) -> list[str]:
-    """Return the names of the nodes of an event, a list or a hostlist; none where it is neither."""
-    if isinstance(nodes, list | tuple):
-        return [str(node) for node in nodes]
-    try:
-        return expand(nodes) if isinstance(nodes, str) else []
-    except ZslurmError:
-        return []
-
-
-def _because(reason: object) -> str:
-    return f": {reason}" if reason else ""
-
-
-def _on(nodes: object) -> str:
-    return f" on {node_list(nodes)}" if nodes else ""
-
-
-def _ranks(ranks: list[Any]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"
+def describe(row: Row) -> str:
+    """Return the event of a row as a sentence; one of an unknown kind, or that has no sense, as its fields."""
+    return from_row(row).describe()
 
 
 # --- the supervisor and its agents -----------------------------------------------------------------------------
@@ -125,7 +41,7 @@ class SupervisorStarted(Event, name="supervisor_started", changes_state=True):
     adopted: int | None = None
 
     def _sentence(self) -> str:
-        adopted = "" if self.adopted is None else f" and took attempt {self.adopted} up"
+        adopted = "" if self.adopted is None else f" and took over attempt {self.adopted}"
         return f"the supervisor started on {self.host}{adopted}"
 
 
@@ -133,67 +49,48 @@ class AgentsStarted(Event, name="agents_started"):
     """The agents run on the nodes."""
 
     generation: str | None = None
-    nodes: Nodes | None = None
 
     def _sentence(self) -> str:
-        return f"agents watch{_on(self.nodes) or ' the nodes'}"
+        return f"agents watch{self.on_nodes or ' the nodes'}"
 
 
 class AgentLost(Event, name="agent_lost"):
     """The agent of a node sends no heartbeats, while the node's ranks run."""
 
+    TEXT = "the agent on {event.node} sends no heartbeats{event.because}"
     node: str
-    reason: str | None = None
-
-    def _sentence(self) -> str:
-        return f"the agent on {self.node} is silent{_because(self.reason)}"
 
 
 class AgentRestarted(Event, name="agent_restarted"):
     """A lost agent was started again."""
 
-    nodes: Nodes | None = None
-
-    def _sentence(self) -> str:
-        return f"the agents were started again{_on(self.nodes)}"
+    TEXT = "the agents were started again{event.on_nodes}"
 
 
 class AgentsUnavailable(Event, name="agents_unavailable"):
     """The agents cannot be started; the run continues without."""
 
-    reason: str | None = None
-
-    def _sentence(self) -> str:
-        return f"no agents watch the nodes{_because(self.reason)}"
+    TEXT = "no agents watch the nodes{event.because}"
 
 
 class LeaseLost(Event, name="lease_lost"):
     """Another supervisor holds the run's lease."""
 
+    TEXT = "another supervisor has taken over the run"
     generation: str | None = None
-
-    def _sentence(self) -> str:
-        return "another supervisor has taken over the run"
 
 
 class RunDirLost(Event, name="run_dir_lost"):
     """The run directory was moved or removed."""
 
-    attempt: int | None = None
-    reason: str | None = None
+    TEXT = "the run directory is gone, and the ranks are ended{event.because}"
     rescue_dir: str | None = None
-
-    def _sentence(self) -> str:
-        return f"the run directory is gone, and the ranks are ended{_because(self.reason)}"
 
 
 class StartPostponed(Event, name="start_postponed"):
     """The ranks cannot be started yet."""
 
-    reason: str | None = None
-
-    def _sentence(self) -> str:
-        return f"the ranks cannot be started yet{_because(self.reason)}"
+    TEXT = "the ranks cannot be started yet{event.because}"
 
 
 class DeputyActed(Event, name="deputy_acted"):
@@ -201,27 +98,23 @@ class DeputyActed(Event, name="deputy_acted"):
 
     node: str
     batch_node: str | None = None
-    reason: str | None = None
 
     def _sentence(self) -> str:
         where = f" on {self.batch_node}" if self.batch_node else ""
-        return f"the agent on {self.node} acted in place of the lost supervisor{where}{_because(self.reason)}"
+        return f"the agent on {self.node} acted in place of the lost supervisor{where}{self.because}"
 
 
 class NotifyFailed(Event, name="notify_failed"):
     """A hook of aegis.notify, or the job's comment, did not work."""
 
+    TEXT = "a notification was not delivered: {event.reason}"
     reason: str
-
-    def _sentence(self) -> str:
-        return f"could not tell anybody: {self.reason}"
 
 
 class NotifyTest(Event, name="notify_test"):
     """What `zslurm aegis notify` sends; in no file."""
 
-    def _sentence(self) -> str:
-        return "a test of aegis.notify: this hook works"
+    TEXT = "a test of aegis.notify: this hook works"
 
 
 # --- before the ranks start ------------------------------------------------------------------------------------
@@ -230,65 +123,48 @@ class NotifyTest(Event, name="notify_test"):
 class RailsUnknown(Event, name="rails_unknown"):
     """Rails of some nodes could not be checked."""
 
-    reason: str | None = None
-    nodes: Nodes | None = None
-
-    def _sentence(self) -> str:
-        return f"rails could not be checked{_on(self.nodes)}{_because(self.reason)}"
+    TEXT = "rails could not be checked{event.on_nodes}{event.because}"
 
 
 class RailsDiffer(Event, name="rails_differ"):
     """Rails of some nodes differ from those of the others."""
 
-    nodes: Nodes | None = None
-    reason: str | None = None
-
-    def _sentence(self) -> str:
-        return f"rails differ from those of other nodes{_on(self.nodes)}{_because(self.reason)}"
+    TEXT = "rails differ from those of other nodes{event.on_nodes}{event.because}"
 
 
 class RailsDoubtful(Event, name="rails_doubtful"):
     """Rails of some nodes may be wrong."""
 
-    nodes: Nodes | None = None
-    reason: str | None = None
-
-    def _sentence(self) -> str:
-        return f"rails look doubtful{_on(self.nodes)}{_because(self.reason)}"
+    TEXT = "rails look doubtful{event.on_nodes}{event.because}"
 
 
 class RailsIncomplete(Event, name="rails_incomplete"):
     """Some nodes lack rails."""
 
-    nodes: Nodes | None = None
-    reason: str | None = None
     policy: str | None = None
     action: str | None = None
 
     def _sentence(self) -> str:
         done = {"start": "the ranks start all the same", "refuse": "the run stops", "exclude": "excluding"}
         action = done.get(str(self.action), str(self.action))
-        return f"rails are incomplete{_on(self.nodes)}{_because(self.reason)} ({action})"
+        return f"rails are incomplete{self.on_nodes}{self.because} ({action})"
 
 
 class ContainerChecked(Event, name="container_checked"):
     """The container runs on the nodes."""
 
-    nodes: Nodes | None = None
     rdma_abi: dict[str, Any] | None = None
 
     def _sentence(self) -> str:
         abi = "; ".join(f"RDMA {what} (on {nodes})" for what, nodes in (self.rdma_abi or {}).items())
-        return f"the container works{_on(self.nodes)}{': ' + abi if abi else ''}"
+        return f"the container works{self.on_nodes}{': ' + abi if abi else ''}"
 
 
 class EnvironmentStaged(Event, name="environment_staged"):
     """The Python environment was copied to the nodes."""
 
+    TEXT = "the Python environment is in {event.path} on each node"
     path: str
-
-    def _sentence(self) -> str:
-        return f"the Python environment is in {self.path} on each node"
 
 
 class SpareChecked(Event, name="spare_checked"):
@@ -296,10 +172,9 @@ class SpareChecked(Event, name="spare_checked"):
 
     node: str
     ok: bool
-    reason: str | None = None
 
     def _sentence(self) -> str:
-        return f"spare node {self.node} {'is in order' if self.ok else 'is not usable'}{_because(self.reason)}"
+        return f"spare node {self.node} {'is in order' if self.ok else 'is not usable'}{self.because}"
 
 
 class GpuTested(Event, name="gpu_tested"):
@@ -308,27 +183,24 @@ class GpuTested(Event, name="gpu_tested"):
     node: str
     ok: bool | None
     gpu: str | None = None
-    reason: str | None = None
     device: str | None = ""
 
     def _sentence(self) -> str:
         results = {True: "computes correctly", False: "computes wrongly", None: "could not be tested"}
         result = results[self.ok]
         if self.device == "CPU":
-            return f"the CPU of {self.node}, on which the run computes, {result}{_because(self.reason)}"
+            return f"the CPU of {self.node}, on which the run computes, {result}{self.because}"
         if self.ok is False and self.device is None:  # nothing ran
             result = "fails its test"
         what = self.device or f"GPU {self.gpu}"
-        return f"{what} of {self.node} {result}{_because(self.reason)}"
+        return f"{what} of {self.node} {result}{self.because}"
 
 
 class LockTakenOver(Event, name="lock_taken_over"):
     """A dead job held the lock on the checkpoints."""
 
+    TEXT = "took the checkpoints' lock over from {event.holder}, which is gone"
     holder: str
-
-    def _sentence(self) -> str:
-        return f"took the checkpoints' lock over from {self.holder}, which is gone"
 
 
 # --- an attempt ------------------------------------------------------------------------------------------------
@@ -338,19 +210,17 @@ class AttemptStarted(Event, name="attempt_started", changes_state=True):
     """The ranks were started."""
 
     attempt: int
-    nodes: Nodes | None = None
     world_size: int | None = None
 
     def _sentence(self) -> str:
         ranks = "" if self.world_size is None else f", {counted(self.world_size, 'rank')}"
-        return f"attempt {self.attempt} started{_on(self.nodes)}{ranks}"
+        return f"attempt {self.attempt} started{self.on_nodes}{ranks}"
 
 
 class StopAsked(Event, name="signal"):
     """The ranks are asked to save and stop."""
 
     signal: str
-    attempt: int | None = None
     to: str | None = None
 
     def _sentence(self) -> str:
@@ -374,7 +244,6 @@ class FaultDetected(Event, name="fault_detected"):
     """A fault was noticed; `fault_time` is the fault's own time, and the other fields are those of the fault."""
 
     kind: str
-    attempt: int | None = None
     fault_time: float | None = None
     role: str | None = None
     scope: str | None = None
@@ -389,7 +258,7 @@ class FaultDetected(Event, name="fault_detected"):
     fingerprint: str | None = None
 
     def _sentence(self) -> str:
-        role = "over" if self.cleared else _ROLES.get(str(self.role), "fault")
+        role = "over" if self.cleared else ROLES.get(str(self.role), "fault")
         return f"{role}: {describe_fault(vars(self))}"
 
 
@@ -399,33 +268,28 @@ class RanksEnded(Event, name="ranks_ended"):
     ranks: list[int]
     node: str
     what: str
-    attempt: int | None = None
 
     def _sentence(self) -> str:
-        return f"{_ranks(self.ranks)} on {self.node}: {self.what}"
+        return f"{rank_list(self.ranks)} on {self.node}: {self.what}"
 
 
 class StacksDumped(Event, name="stacks_dumped"):
     """Ranks wrote the stacks of their threads to their logs."""
 
-    attempt: int | None = None
-    nodes: Nodes | None = None
     ranks: list[int] | None = None
 
     def _sentence(self) -> str:
-        which = _ranks(self.ranks) if self.ranks else "every rank"
-        return f"the stacks of {which}{_on(self.nodes)} are in the ranks' logs"
+        which = rank_list(self.ranks) if self.ranks else "every rank"
+        return f"the stacks of {which}{self.on_nodes} are in the ranks' logs"
 
 
 class StepKilled(Event, name="step_killed"):
     """The supervisor ended an attempt; `root` is the fault for which, where it is one."""
 
+    TEXT = "attempt {event.attempt} was torn down: {event.reason}"
     attempt: int
     reason: str
     root: dict[str, Any] | None = None
-
-    def _sentence(self) -> str:
-        return f"attempt {self.attempt} was torn down: {self.reason}"
 
 
 class Ended(Event):
@@ -433,7 +297,6 @@ class Ended(Event):
 
     outcome: str
     exit_code: int | None = None
-    attempt: int | None = None
     cause: dict[str, Any] | None = None
 
     def __init__(self, **fields: Any) -> None:
@@ -467,14 +330,11 @@ class AttemptCleared(Event, name="attempt_cleared"):
 
     def _sentence(self) -> str:
         took = f" in {self.seconds:.1f} s" if self.seconds is not None else ""
-        killed = f", {counted(self.killed, 'left-over process')} killed" if self.killed else ""
-        unseen = f"; nobody could look on {node_list(self.unseen)}" if self.unseen else ""
+        killed = f", {counted(self.killed, 'orphaned process')} killed" if self.killed else ""
+        unseen = f"; not checked: {node_list(self.unseen)}" if self.unseen else ""
         if left := self.left:
-            where = (
-                "; ".join(f"{node}: {why}" for node, why in left.items())
-                if isinstance(left, Mapping)
-                else str(left)
-            )
+            by_node = left.items() if isinstance(left, Mapping) else ()
+            where = "; ".join(f"{node}: {why}" for node, why in by_node) or left
             return f"attempt {self.attempt} could not be ended everywhere{took}{killed}{unseen}: {where}"
         return f"every process of attempt {self.attempt} is gone{took}{killed}{unseen}"
 
@@ -485,18 +345,16 @@ class AttemptCleared(Event, name="attempt_cleared"):
 class Decided(Event, name="decision", changes_state=True):
     """What the policy decided after an attempt, and from what; done only where `mode` is `act`."""
 
+    FORMER: ClassVar[Mapping[str, str]] = {"attempt_state": "situation"}
     action: str
-    attempt: int | None = None
     mode: str = "act"
-    reason: str | None = None
     root: dict[str, Any] | None = None
     exclude: list[str] | None = None
-    nodes: Nodes | None = None
     n_nodes: int | None = None
     test_gpu: list[str] | None = None
     wait_s: float | None = None
     committed_step: int | None = None
-    situation: dict[str, Any] | None = None
+    attempt_state: dict[str, Any] | None = None
     resources: dict[str, Any] | None = None
 
     @property
@@ -510,7 +368,7 @@ class Decided(Event, name="decision", changes_state=True):
         which = f"attempt {self.attempt}: " if self.attempt is not None else ""
         text = f"{which}{verb} {_ACTIONS.get(action, action)}"
         if action in ("swap", "shrink", "restart"):
-            text += _on(self.nodes)
+            text += self.on_nodes
         if action == "requeue" and self.n_nodes:
             text += f" with {counted(self.n_nodes, 'node')}"
         if self.exclude:
@@ -531,124 +389,109 @@ class NodesExcluded(Event, name="nodes_excluded", changes_state=True):
     """The run does not use some nodes any more, until `expires`; without it, never in this job."""
 
     nodes: Nodes
-    reason: str | None = None
-    attempt: int | None = None
     expires: float | None = None
 
     def _sentence(self) -> str:
         until = f" until {show_time(self.expires)}" if self.expires else ""
-        return f"the run does not use {node_list(self.nodes)} any more{until}{_because(self.reason)}"
+        return f"the run does not use {node_list(self.nodes)} any more{until}{self.because}"
 
 
 class ExcludedNodesUsed(Event, name="excluded_nodes_used"):
     """Excluded nodes are used all the same, because there are no others."""
 
+    TEXT = "{event.node_list} is used although excluded: there are no others"
     nodes: Nodes
-
-    def _sentence(self) -> str:
-        return f"{node_list(self.nodes)} is used although excluded: there are no others"
 
 
 class ExclusionFailed(Event, name="exclusion_failed", changes_state=True):
     """Slurm did not take an exclusion."""
 
+    TEXT = "{event.node_list} could not be excluded{event.because}"
     nodes: Nodes
-    reason: str | None = None
-
-    def _sentence(self) -> str:
-        return f"{node_list(self.nodes)} could not be excluded{_because(self.reason)}"
 
 
 class RequeueFailed(Event, name="requeue_failed"):
     """Slurm did not requeue the job."""
 
+    TEXT = "the job could not be requeued{event.because}"
     excluded: str | None = None
-    reason: str | None = None
-
-    def _sentence(self) -> str:
-        return f"the job could not be requeued{_because(self.reason)}"
 
 
 class Requeued(Event, name="requeued", changes_state=True):
     """The job is back in the queue."""
 
     excluded: Nodes | None = None
-    reason: str | None = None
 
     def _sentence(self) -> str:
         without = f", without {node_list(self.excluded)}" if self.excluded else ""
-        return f"put back into the queue{without}{_because(self.reason)}"
+        return f"put back into the queue{without}{self.because}"
 
 
 class SuccessorEnded(Event, name="successor_ended", changes_state=True):
     """A successor job had nothing to continue."""
 
+    TEXT = "job {event.job_id} had nothing to continue: {event.reason}"
     reason: str
-
-    def _sentence(self) -> str:
-        return f"job {self.job_id} had nothing to continue: {self.reason}"
 
 
 # --- what people did: rows of submissions.jsonl ----------------------------------------------------------------
 
 
 class Action(Event):
-    """Somebody did something to the run."""
+    """A user did something to the run; versions before recorded no `user`."""
 
-    VERB: ClassVar[str] = ""
-    user: str
+    user: str | None = None
     launcher: str | None = None
     cluster: str | None = None
     excluded: str | None = None
 
     def _sentence(self) -> str:
         without = f", without {self.excluded} from now on" if self.excluded else ""
-        return f"{self.VERB} by {self.user} as job {self.job_id}{without}"
+        who = f" by {self.user}" if self.user else ""
+        return f"{self.TEXT}{who} as job {self.job_id}{without}"
 
 
 class Submitted(Action, name="submit"):
     """The run was submitted."""
 
-    VERB = "submitted"
+    TEXT = "submitted"
 
 
 class RequeuedByUser(Action, name="requeue"):
     """The job was requeued by hand."""
 
-    VERB = "requeued"
+    TEXT = "requeued"
 
 
 class ExcludedByUser(Action, name="exclude"):
     """Nodes were excluded by hand."""
 
-    VERB = "changed"
+    TEXT = "changed"
 
 
 class Cancelled(Action, name="cancel"):
     """The job was cancelled."""
 
-    VERB = "cancelled"
+    TEXT = "cancelled"
 
 
 class Held(Action, name="hold"):
     """The job was held."""
 
-    VERB = "held"
+    TEXT = "held"
 
 
 class Released(Action, name="release"):
     """The job was released."""
 
-    VERB = "released"
+    TEXT = "released"
 
 
 class SuccessorSubmitted(Event, name="successor"):
     """A job was submitted that waits for the end of this one, to continue the run."""
 
+    TEXT = "job {event.successor} waits to continue the run if job {event.job_id} ends early"
     successor: str
-
-    def _sentence(self) -> str:
-        return f"job {self.successor} waits to continue the run if job {self.job_id} ends early"
 
 
 KINDS = tuple(CLASSES)

@@ -69,9 +69,7 @@ class OrphanJob(NotFound):
 def find_to_change(reference: str, command: str) -> RunDir:
     """As `find`, for a command that acts on the run's job: an id of an earlier job does not mean the present one.
 
-    Args:
-        reference: what the user typed.
-        command: the command, for the message.
+    `command` is named in the message.
 
     Raises:
         NotFound, OrphanJob: as `find`.

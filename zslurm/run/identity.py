@@ -3,7 +3,7 @@
 Each submission records the directory that its job works in: its path, and its inode. A directory that was moved
 (`mv`) keeps the inode and its jobs. A copy (`cp -a`) takes the records along, but the jobs, process ids and locks
 in them are the original's: a copy never acts on them. Submitted under its new name, it continues from the copied
-checkpoints as a run with jobs of its own.
+checkpoints as a run with its own jobs.
 
     the recorded path leads here                                    the job is ours
     same inode, and the recorded path does not hold this run        moved: the job is ours
@@ -15,11 +15,13 @@ A directory that is moved to another file system gets a new inode, so it counts 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zslurm.core.files import read_json
+from zslurm.run.event import select
+from zslurm.run.events import Submitted, SuccessorSubmitted
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 
@@ -30,11 +32,9 @@ def location(run: RunDir) -> dict[str, Any]:
 
 
 def original_of(run: RunDir, submission: Mapping[str, Any]) -> Path | None:
-    """The directory that a submission's job works in, where `run` is a copy of it; None where it is `run` itself.
+    """Return the directory that a submission's job works in, where `run`, which records it, is a copy of it.
 
-    Args:
-        run: the directory in which the submission was found.
-        submission: a row of submissions.jsonl.
+    None where that directory is `run` itself.
     """
     recorded = _recorded_dir(run, submission)
     if recorded is None or recorded == str(run.path.absolute()):
@@ -74,14 +74,16 @@ def _holds(run: RunDir, submission: Mapping[str, Any]) -> bool:
 
 
 def job_ids(run: RunDir) -> set[str]:
-    """Every job that a run was ever submitted as, those of a run that it is a copy of included."""
-    found: set[str] = set()
-    for row in read_jsonl(run.submissions):
-        names = {"submit": "job_id", "successor": "successor"}
-        name = names.get(str(row.get("action")))
-        if name is not None and isinstance(row.get(name), str):
-            found.add(row[name])
-    return found
+    """Return every job that a run was ever submitted as, those of a run that it is a copy of included."""
+    return {job_id for job_id, _ in submitted_jobs(run)}
+
+
+def submitted_jobs(run: RunDir) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each job that a run was submitted as, and the row of submissions.jsonl that records it."""
+    for event in select(read_jsonl(run.submissions), Submitted, SuccessorSubmitted):
+        job_id = event.successor if isinstance(event, SuccessorSubmitted) else event.job_id
+        if job_id:
+            yield job_id, event.row
 
 
 def forget_original(run: RunDir) -> None:

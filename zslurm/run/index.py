@@ -11,13 +11,13 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zslurm.core.errors import NotFound, ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.paths import LONGEST_NAME, expand, home
-from zslurm.run.identity import job_ids, original_of
+from zslurm.run.identity import job_ids, original_of, submitted_jobs
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
 
@@ -90,16 +90,9 @@ def record(job: IndexedJob) -> None:
         ZslurmError: the index cannot be written.
     """
     name = job.job_id if job.launcher == "local" else f"{job.cluster}-{job.job_id}"
-    body = {
-        "job_id": job.job_id,
-        "run_dir": str(job.run_dir),
-        "cluster": job.cluster,
-        "launcher": job.launcher,
-        "submitted": job.submitted,
-    }
     path = _folder() / f"{name}.json"
     try:
-        write_atomically(path, json.dumps(body) + "\n")
+        write_atomically(path, json.dumps(asdict(job), default=str) + "\n")
     except OSError as error:
         raise ZslurmError(
             f"{path}: cannot be written: {error.strerror}; set XDG_STATE_HOME to a directory of yours"
@@ -110,13 +103,8 @@ def _read(path: Path) -> IndexedJob | None:
     """An entry; None for an id that is being claimed this moment, and for a damaged one."""
     body = read_json(path) or {}
     try:
-        return IndexedJob(
-            job_id=str(body["job_id"]),
-            run_dir=Path(body["run_dir"]),
-            cluster=str(body["cluster"]),
-            launcher=str(body["launcher"]),
-            submitted=float(body["submitted"]),
-        )
+        names = str(body["cluster"]), str(body["launcher"])
+        return IndexedJob(str(body["job_id"]), Path(body["run_dir"]), *names, float(body["submitted"]))
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -153,11 +141,8 @@ def _is_job_of(job_id: str, run: RunDir, *, indexed: bool) -> bool:
     """Whether a run was submitted as this job, and is no copy of the run that was."""
     if not run.submitted:
         return indexed  # an entry is all that is left of it
-    for row in read_jsonl(run.submissions):
-        name = "successor" if row.get("action") == "successor" else "job_id"
-        if row.get("action") in ("submit", "successor") and row.get(name) == job_id:
-            return indexed or original_of(run, row) is None
-    return False
+    row = next((row for found, row in submitted_jobs(run) if found == job_id), None)
+    return row is not None and (indexed or original_of(run, row) is None)
 
 
 def known_runs() -> list[RunDir]:

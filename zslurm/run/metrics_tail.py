@@ -9,7 +9,7 @@ from typing import Any
 
 from zslurm.train.jsonl import parse_line
 
-_STEPS_TO_JUDGE_BY = 10  # one step's time may hold a checkpoint
+_STEPS_TO_AVERAGE = 10  # one step's time may hold a checkpoint
 _BLOCK = 1 << 18
 
 
@@ -35,7 +35,7 @@ def newest_rows(path: Path) -> NewestRows:
     """The newest rows of `metrics.jsonl`; all empty where there is no such file."""
     found = NewestRows()
     for line in _lines_backwards(path):
-        if b'"step"' in line and len(found.step_times) < _STEPS_TO_JUDGE_BY:
+        if b'"step"' in line and len(found.step_times) < _STEPS_TO_AVERAGE:
             _take_step(found, line)
         if not found.evaluation and b'"evaluation"' in line:
             row = parse_line(line)
@@ -43,7 +43,7 @@ def newest_rows(path: Path) -> NewestRows:
         if not found.checkpoint and b'"COMMITTED"' in line:
             row = parse_line(line)
             found.checkpoint = row if row is not None and row.get("kind") == "checkpoint" else {}
-        if len(found.step_times) == _STEPS_TO_JUDGE_BY and found.evaluation and found.checkpoint:
+        if len(found.step_times) == _STEPS_TO_AVERAGE and found.evaluation and found.checkpoint:
             break
     return found
 

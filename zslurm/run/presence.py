@@ -20,13 +20,7 @@ class Presence:
     """Watches over one run directory."""
 
     def __init__(self, path: Path, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Remember which directory is at `path` now.
-
-        Args:
-            path: the run directory.
-            patience_s: seconds for which it must be missing before it counts as lost.
-            clock: monotonic seconds.
-        """
+        """Remember which directory is at `path` now; missing for `patience_s` seconds, it counts as lost."""
         self._path, self._patience_s, self._clock = path, patience_s, clock
         self._inode: int | None = None
         self._descriptor = -1
@@ -53,7 +47,7 @@ class Presence:
     def settled(self, pause: Callable[[float], None] = time.sleep) -> str | None:
         """Wait until a directory that is missing is back or counts as lost; returns why it is lost, or None.
 
-        Ranks whose directory vanished can end before it counts as lost: their end says nothing then.
+        Ranks whose directory vanished can end before it counts as lost: their end proves nothing then.
         """
         self._look_at = 0.0
         while (why := self.lost()) is None and self._missing_since is not None:

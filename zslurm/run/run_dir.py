@@ -17,7 +17,7 @@ RUN/
   metrics.jsonl         loss, speed, checkpoints, evaluations            rank 0
   tensorboard/          the same for TensorBoard, where asked for        rank 0
   profile/              traces, where asked for                          rank 0
-  exports/              what evaluation.command judges, and its output   rank 0's command
+  exports/              for evaluation.command, with its output          rank 0's command
   checkpoints/          step-00000400/ ...                               all ranks
   attempts/000001/
     attempt.json        job, nodes, world size, command                  supervisor
@@ -38,6 +38,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zslurm.core.errors import ConfigError, NotFound, ZslurmError
 from zslurm.core.files import write_atomically
@@ -50,56 +51,43 @@ def _node_local(path: Path, name: str) -> Path:
     return root / f"zslurm-{os.getuid()}-{owner}-{name}"
 
 
+class _Below:
+    """A path in a directory, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: AttemptDir | RunDir, kind: type[Any]) -> Path:
+        return owner.path / self._name
+
+
 @dataclass(frozen=True)
 class AttemptDir:
     """Paths of one attempt (one start of the ranks)."""
 
     path: Path
 
+    description = _Below("attempt.json")
+    """What the attempt was started with: number, nodes, ranks."""
+    step_process = _Below("step.json")
+    """The process that holds the ranks: srun, or the local launcher."""
+    step_log = _Below("step.log")
+    """The output of that process."""
+    step_exit = _Below("step.exit")
+    """The exit code of that process, once it has ended."""
+    hostfile = _Below("hostfile")
+    """The nodes of the ranks, in order, for srun."""
+    rendezvous = _Below("rendezvous.json")
+    """The address at which the ranks meet."""
+    ranks = _Below("ranks")
+    """The directory of the records that ranks leave when they end."""
+    logs = _Below("logs")
+    """The directory of the ranks' output."""
+
     @property
     def number(self) -> int:
         """Number of the attempt, from 1."""
         return int(self.path.name)
-
-    @property
-    def description(self) -> Path:
-        """What the attempt was started with: number, nodes, ranks."""
-        return self.path / "attempt.json"
-
-    @property
-    def step_process(self) -> Path:
-        """The process that holds the ranks: srun, or the local launcher."""
-        return self.path / "step.json"
-
-    @property
-    def step_log(self) -> Path:
-        """The output of that process."""
-        return self.path / "step.log"
-
-    @property
-    def step_exit(self) -> Path:
-        """The exit code of that process, once it has ended."""
-        return self.path / "step.exit"
-
-    @property
-    def hostfile(self) -> Path:
-        """The nodes of the ranks, in order, for srun."""
-        return self.path / "hostfile"
-
-    @property
-    def rendezvous(self) -> Path:
-        """The address at which the ranks meet."""
-        return self.path / "rendezvous.json"
-
-    @property
-    def ranks(self) -> Path:
-        """The directory of the records that ranks leave when they end."""
-        return self.path / "ranks"
-
-    @property
-    def logs(self) -> Path:
-        """The directory of the ranks' output."""
-        return self.path / "logs"
 
     def progress(self, environ: Mapping[str, str]) -> Path:
         """Where the ranks of this node keep their progress: in its memory, and like no other run's."""
@@ -125,80 +113,39 @@ class RunDir:
 
     path: Path
 
+    config = _Below("config.json")
+    """The run as it was submitted last, without secrets."""
+    submissions = _Below("submissions.jsonl")
+    """Submissions and other actions of users, a line each."""
+    code = _Below("code.json")
+    """The version of the code that the run was submitted with."""
+    code_diff = _Below("code.diff")
+    """Changes of the checkout that were not committed."""
+    code_copy = _Below("code")
+    """The copy of the code, where run.snapshot asks for one."""
+    secrets = _Below("secrets.env")
+    """The secret variables of the job, for its owner alone."""
+    script = _Below("script.sh")
+    """The script of the job."""
+    submitit = _Below("submitit")
+    """The directory of the call that submitit pickled."""
+    supervisor = _Below("supervisor.json")
+    """The supervisor's lease."""
+    events = _Below("events.jsonl")
+    """Events of the supervisor, a line each."""
+    metrics = _Below("metrics.jsonl")
+    """Metrics of the training steps, a line each."""
+    logs = _Below("logs")
+    """The directory of the jobs' output."""
+    checkpoints = _Below("checkpoints")
+    """The directory of checkpoints."""
+    attempts = _Below("attempts")
+    """The directory of attempts."""
+
     @property
     def name(self) -> str:
         """The name of the run."""
         return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """The run as it was submitted last, without secrets."""
-        return self.path / "config.json"
-
-    @property
-    def submissions(self) -> Path:
-        """Submissions and other actions of users, a line each."""
-        return self.path / "submissions.jsonl"
-
-    @property
-    def code(self) -> Path:
-        """The version of the code that the run was submitted with."""
-        return self.path / "code.json"
-
-    @property
-    def code_diff(self) -> Path:
-        """Changes of the checkout that were not committed."""
-        return self.path / "code.diff"
-
-    @property
-    def code_copy(self) -> Path:
-        """The copy of the code, where run.snapshot asks for one."""
-        return self.path / "code"
-
-    @property
-    def secrets(self) -> Path:
-        """The secret variables of the job, for its owner alone."""
-        return self.path / "secrets.env"
-
-    @property
-    def script(self) -> Path:
-        """The script of the job."""
-        return self.path / "script.sh"
-
-    @property
-    def submitit(self) -> Path:
-        """The directory of the call that submitit pickled."""
-        return self.path / "submitit"
-
-    @property
-    def supervisor(self) -> Path:
-        """The supervisor's lease."""
-        return self.path / "supervisor.json"
-
-    @property
-    def events(self) -> Path:
-        """Events of the supervisor, a line each."""
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """Metrics of the training steps, a line each."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        """The directory of the jobs' output."""
-        return self.path / "logs"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def attempts(self) -> Path:
-        """The directory of attempts."""
-        return self.path / "attempts"
 
     def job_exit(self, job_id: str) -> Path:
         """The exit code that the supervisor leaves for the script of a job."""

@@ -1,8 +1,8 @@
-"""The state of a run: what Slurm (or the process table) says of its job, and what its own files say.
+"""The state of a run: what Slurm (or the process table) reports of its job, and what its own files hold.
 
 Slurm is asked once for all runs. Where it has forgotten a job (some minutes after its end, without accounting),
-the verdict that the supervisor left decides; where there is none, the state says so instead of guessing. Where
-Slurm does not answer, a state may be as old as `RunState.as_of` says, or unknown.
+the outcome that the supervisor recorded decides; where there is none, the state is `lost` instead of a guess.
+Where Slurm does not answer, a state may be as old as `RunState.as_of`, or unknown.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from typing import Any, Literal
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.processes import ProcessRecord
-from zslurm.run.event import Event
-from zslurm.run.events import AttemptStarted, Decided, Ended
+from zslurm.run.event import Event, from_row
+from zslurm.run.events import (
+    AttemptStarted,
+    Cancelled,
+    Decided,
+    Ended,
+    RequeuedByUser,
+    Submitted,
+    SuccessorSubmitted,
+)
 from zslurm.run.identity import original_of
 from zslurm.run.metrics_tail import newest_rows
 from zslurm.run.run_dir import RunDir
@@ -55,7 +63,7 @@ ACTIVE: frozenset[State] = frozenset({"pending", "requeued", "held", "running", 
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything that can be said of a run now."""
+    """Everything that is known of a run now."""
 
     run: RunDir
     state: State
@@ -66,7 +74,7 @@ class RunState:
     expected_start: float | None = None
     """When Slurm means to start a job that waits (UNIX seconds), where it has planned that."""
     as_of: float | None = None
-    """When Slurm said so, where it does not answer now; None where it did."""
+    """When Slurm reported it, where it does not answer now; None where it did."""
     nodes: str | None = None
     restarts: int = 0
     submitted: float | None = None
@@ -122,7 +130,7 @@ class _Job:
     successor: str | None = None
     """The job that waits for the end of this one, to continue the run (job/successor.py)."""
     acted: float = 0.0
-    """When somebody last did something to it."""
+    """When a user last did something to it."""
     original: Path | None = None
     """The directory that the job works in, where the run is a copy of that."""
 
@@ -144,20 +152,19 @@ def recorded_job(run: RunDir) -> _Job | None:
     for row in read_jsonl(run.submissions):
         if not row.keys() >= _SUBMISSION:
             continue  # damaged
-        if row["action"] == "submit":
+        event = from_row(row)
+        if isinstance(event, Submitted):
             process = ProcessRecord.of_fields(row)
-            user = row.get("user") or getpass.getuser()
-            job = _Job(row["job_id"], row["launcher"], row["cluster"], user, row["time"], process)
+            user = event.user or getpass.getuser()
+            job = _Job(event.job_id, row["launcher"], row["cluster"], user, event.time, process)
             submission = row
-        elif job is None or row["job_id"] not in (job.job_id, job.successor):
+        elif job is None or event.job_id not in (job.job_id, job.successor):
             continue
-        elif row.get("action") == "successor":
-            job = replace(job, successor=row["successor"])
-        elif row.get("action") == "cancel":
-            job = replace(job, cancelled=True)
-        elif row.get("action") == "requeue":  # takes an earlier cancel back
-            job = replace(job, cancelled=False)
-        job = replace(job, acted=row["time"])
+        elif isinstance(event, SuccessorSubmitted):
+            job = replace(job, successor=event.successor)
+        elif isinstance(event, Cancelled | RequeuedByUser):  # a requeue takes an earlier cancel back
+            job = replace(job, cancelled=isinstance(event, Cancelled))
+        job = replace(job, acted=event.time)
     return job if job is None else replace(job, original=original_of(run, submission))
 
 
@@ -169,10 +176,8 @@ def look(run: RunDir) -> RunState:
 def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
     """The states of many runs, with one question to Slurm.
 
-    Args:
-        runs: the runs.
-        cached: an answer that Slurm gave some seconds ago will do, or an older one where it does not answer: for
-            what is shown to a person. Whatever decides something asks anew.
+    With `cached`, for what is shown to a person, an answer that Slurm gave some seconds ago will do, or an older
+    one where it does not answer. What decides something asks anew.
     """
     jobs = [recorded_job(run) for run in runs]
     on_slurm = [job for job in jobs if job is not None and job.original is None and job.launcher == "slurm"]
@@ -211,26 +216,26 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         why = f"a copy of {job.original}; submit it under its own name to continue it from its checkpoints"
         return RunState(run, "copied", reason=why, last_event=events.newest, **_progress(run))
     job = _present_job(job, events.events, seen)
-    verdict = _verdict_of(job.job_id, events.events)
+    end = _end_of(job.job_id, events.events)
     record = seen.jobs.get(job.job_id)
     nodes, restarts, reason, expected, as_of = None, 0, None, None, None
     state: State
     if job.launcher == "local":
-        state, reason = _local_state(run, job, verdict)
+        state, reason = _local_state(run, job, end)
     elif record is not None:
-        state, reason = _slurm_state(job, record, verdict)
+        state, reason = _slurm_state(job, record, end)
         nodes, restarts = record.nodes or None, record.restarts
         if record.state.is_waiting and record.start_time is not None:
             expected = record.start_time.timestamp()
         as_of = seen.asked if seen.problem else None
     elif (problem := seen.problem or seen.no_history) is not None:
-        state, reason = _unanswered_state(job, verdict, problem)
+        state, reason = _unanswered_state(job, end, problem)
     else:
-        state, reason = _forgotten_state(job, verdict)
+        state, reason = _forgotten_state(job, end)
     aegis = aegis_view(events.events, job.job_id)
     if state == "interrupted" and aegis.preempted is not None:
         state = "preempted"
-    ended = verdict if state not in ACTIVE else None
+    ended = end if state not in ACTIVE else None
     return RunState(
         run,
         state,
@@ -254,8 +259,8 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
 
 def is_settled(job: _Job, events: Sequence[Event]) -> bool:
     """Whether the run came to its end in this job, so that no successor has to continue it."""
-    verdict = _verdict_of(job.job_id, events)
-    return job.cancelled or (verdict is not None and verdict.outcome in ("completed", "failed"))
+    end = _end_of(job.job_id, events)
+    return job.cancelled or (end is not None and end.outcome in ("completed", "failed"))
 
 
 def _present_job(job: _Job, events: Sequence[Event], seen: QueueView) -> _Job:
@@ -270,40 +275,40 @@ def _present_job(job: _Job, events: Sequence[Event], seen: QueueView) -> _Job:
     return replace(job, job_id=job.successor, successor=None)
 
 
-def _verdict_of(job_id: str, events: Sequence[Event]) -> Ended | None:
-    return _last_verdict([event for event in events if event.job_id == job_id])
+def _end_of(job_id: str, events: Sequence[Event]) -> Ended | None:
+    return _last_end([event for event in events if event.job_id == job_id])
 
 
-def _last_verdict(events: Sequence[Event]) -> Ended | None:
+def _last_end(events: Sequence[Event]) -> Ended | None:
     """How the job ended, or its last attempt where no later one was started."""
-    verdict: Ended | None = None
+    end: Ended | None = None
     for event in events:
         if isinstance(event, Ended):
-            verdict = event
-        elif isinstance(event, AttemptStarted) or _goes_on(event):
-            verdict = None
-    return verdict
+            end = event
+        elif isinstance(event, AttemptStarted) or _is_followed(event):
+            end = None
+    return end
 
 
-def _goes_on(event: Event) -> bool:
-    """Whether it is the decision that the end of an attempt is not that of the run."""
+def _is_followed(event: Event) -> bool:
+    """Return whether a decision lets the run continue after the end of an attempt."""
     return isinstance(event, Decided) and event.acted and event.action in (*IN_PLACE, "requeue")
 
 
-def _from_verdict(job: _Job, verdict: Ended) -> State:
-    outcome = verdict.outcome
+def _state_at_end(job: _Job, end: Ended) -> State:
+    outcome = end.outcome
     if outcome == "interrupted" and job.cancelled:
         return "cancelled"
     known: dict[str, State] = {"completed": "completed", "interrupted": "interrupted", "failed": "failed"}
     return known.get(outcome, "lost")
 
 
-def _local_state(run: RunDir, job: _Job, verdict: Ended | None) -> tuple[State, str | None]:
-    if job.process is not None and not job.process.here and verdict is None:
+def _local_state(run: RunDir, job: _Job, end: Ended | None) -> tuple[State, str | None]:
+    if job.process is not None and not job.process.here and end is None:
         return "unknown", f"it was started on {job.process.host}: ask there"
     if any(process.alive for process in _local_processes(run, job)):
-        return ("completing" if verdict else "running"), None
-    return _forgotten_state(job, verdict)
+        return ("completing" if end else "running"), None
+    return _forgotten_state(job, end)
 
 
 def _local_processes(run: RunDir, job: _Job) -> list[ProcessRecord]:
@@ -313,22 +318,22 @@ def _local_processes(run: RunDir, job: _Job) -> list[ProcessRecord]:
     return [found for found in (job.process, ProcessRecord.read(run.supervisor), step) if found is not None]
 
 
-def _forgotten_state(job: _Job, verdict: Ended | None) -> tuple[State, str | None]:
-    if verdict is not None:
-        return _from_verdict(job, verdict), None
+def _forgotten_state(job: _Job, end: Ended | None) -> tuple[State, str | None]:
+    if end is not None:
+        return _state_at_end(job, end), None
     if job.cancelled:
         return "cancelled", None
-    return "lost", f"job {job.job_id} is gone and left no verdict; see `zslurm logs --supervisor`"
+    return "lost", f"job {job.job_id} is gone and did not record its outcome; see `zslurm logs --supervisor`"
 
 
-def _unanswered_state(job: _Job, verdict: Ended | None, problem: str) -> tuple[State, str | None]:
+def _unanswered_state(job: _Job, end: Ended | None, problem: str) -> tuple[State, str | None]:
     """A run that ended for good, and that was not touched since, has ended; of others it is not known."""
-    if verdict is not None and verdict.outcome in ("completed", "failed") and verdict.time > job.acted:
-        return _from_verdict(job, verdict), None
+    if end is not None and end.outcome in ("completed", "failed") and end.time > job.acted:
+        return _state_at_end(job, end), None
     return "unknown", problem
 
 
-def _slurm_state(job: _Job, record: JobRecord, verdict: Ended | None) -> tuple[State, str | None]:
+def _slurm_state(job: _Job, record: JobRecord, end: Ended | None) -> tuple[State, str | None]:
     reason, state = record.reason or None, record.state
     if state.is_waiting:
         if state is JobState.REQUEUE_HOLD or "held" in record.reason.lower():
@@ -341,8 +346,8 @@ def _slurm_state(job: _Job, record: JobRecord, verdict: Ended | None) -> tuple[S
             JobState.STOPPED: "suspended",
         }
         return known.get(state, "running"), None
-    if state in (JobState.COMPLETED, JobState.FAILED) and verdict is not None:
-        return _from_verdict(job, verdict), None
+    if state in (JobState.COMPLETED, JobState.FAILED) and end is not None:
+        return _state_at_end(job, end), None
     if state is JobState.COMPLETED:
         return "completed", None
     return _SLURM_STATES.get(state, "failed" if state.is_over else "unknown"), reason
@@ -362,7 +367,7 @@ def _progress(run: RunDir) -> dict[str, Any]:
     return {
         "attempt": attempts[-1].number if attempts else None,
         "step": rows.step.get("step"),
-        "total_steps": _total_steps(config),
+        "total_steps": total_steps(config),
         "loss": rows.step.get("loss"),
         "tokens_per_s": rows.step.get("tokens_per_s"),
         "mfu": rows.step.get("mfu"),
@@ -374,7 +379,7 @@ def _progress(run: RunDir) -> dict[str, Any]:
     }
 
 
-def _total_steps(config: dict[str, Any]) -> int | None:
+def total_steps(config: dict[str, Any]) -> int | None:
     """As PhaseConfig.steps, without loading pydantic for each of many runs."""
     try:
         return sum(segment.steps for phase in config["phases"] for segment in _segments(phase))

@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.run.event import CLASSES, Event, from_row
-from zslurm.run.events import (
-    AttemptStarted,
-    Decided,
-    Ended,
-    ExclusionFailed,
-    NodesExcluded,
-    Preempted,
-    RunEnded,
-    node_names,
-)
+from zslurm.run.event_text import node_names
+from zslurm.run.events import AttemptStarted, Decided, Ended, ExclusionFailed, NodesExcluded, Preempted, RunEnded
 from zslurm.train.jsonl import parse_line
 
 _KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)
@@ -79,7 +71,7 @@ class AegisView:
     Attributes:
         last_cause: the root of the last failure in this job: `message`, `attempt`, `time`, and where known
             `kind`, `rank`, `node`, `gpu`, `nic`, `step`, `exit_code`.
-        last_decision: the newest event `decision` of this job, without its evidence.
+        last_decision: the newest event `decision` of this job, without the fields for a replay.
         excluded: nodes that the run does not use now.
         preempted: the event `preempted` of this job, where no attempt has started since.
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
@@ -93,18 +85,12 @@ class AegisView:
 
 
 def aegis_view(events: Sequence[Event], job_id: str, now: float | None = None) -> AegisView:
-    """Return what the events say of a job and of its run's nodes.
-
-    Args:
-        events: those that change the state.
-        job_id: the run's present job.
-        now: UNIX seconds, to tell which exclusions have expired; default: now.
-    """
+    """Return what the state-changing events show of a run's present job, and of its nodes now (UNIX seconds)."""
     mine = [event for event in events if event.job_id == job_id]
     decisions = [event for event in mine if isinstance(event, Decided)]
     return AegisView(
         last_cause=_last_cause(mine),
-        last_decision=without_evidence(decisions[-1].row) if decisions else None,
+        last_decision=without_replay_fields(decisions[-1].row) if decisions else None,
         preempted=_preempted(mine),
         excluded=_excluded(events, job_id, time.time() if now is None else now),
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
@@ -122,9 +108,12 @@ def _preempted(events: Sequence[Event]) -> dict[str, Any] | None:
     return found
 
 
-def without_evidence(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a decision without what it was taken on: every fault of the attempt, which is for a replay of it."""
-    return {name: value for name, value in decision.items() if name not in ("situation", "resources")}
+_FOR_REPLAY = ("attempt_state", "situation", "resources")
+
+
+def without_replay_fields(decision: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a decision without the fields that only a replay of it needs."""
+    return {name: value for name, value in decision.items() if name not in _FOR_REPLAY}
 
 
 def _last_cause(events: Sequence[Event]) -> dict[str, Any] | None:

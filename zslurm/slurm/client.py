@@ -3,58 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from zslurm.core.errors import NotFound, SlurmRefused
 from zslurm.slurm import inventory, jobs
-from zslurm.slurm.commands import Retries, SlurmCommands, said
-from zslurm.slurm.estimate import StartEstimate, parse_estimate
-from zslurm.slurm.jobs import FIELD_END, RECORD_END, JobRecord
+from zslurm.slurm.commands import UNKNOWN_JOB, SlurmCommands, message_of
+from zslurm.slurm.jobs import FIELD_END, JobRecord
 from zslurm.slurm.topology import parse_topology
 from zslurm.slurm.version import Version, parse_version
 
-# What sacct says where the site keeps no accounts.
+# Messages of sacct where the site keeps no accounts.
 _NO_ACCOUNTING = ("accounting storage is disabled", "not running a supported accounting_storage plugin")
+# Of sbatch --test-only.
+_START = re.compile(
+    r"Job \d+ to start at (?P<time>\S+) .*?\bon (?:nodes? )?(?P<nodes>\S+)(?: in partition (?P<part>\S+))?"
+)
 
 
-class SlurmClient:
+@dataclass(frozen=True)
+class StartEstimate:
+    """Where and when; the time is in UTC, and a promise only as far as running jobs end by their limits."""
+
+    time: datetime
+    nodes: str
+    partition: str | None
+
+
+def parse_estimate(text: str) -> StartEstimate | None:
+    """Read the estimate in sbatch's message, which was written with TZ=UTC; None where there is none."""
+    found = _START.search(text)
+    start = jobs.parse_time(found["time"]) if found else None
+    return StartEstimate(start, found["nodes"], found["part"]) if found and start else None
+
+
+class SlurmClient(SlurmCommands):
     """Everything zslurm asks of Slurm. Times in answers are UTC.
 
     Every method raises SlurmUnavailable where a command is missing or the controller does not answer after the
-    retries, and SlurmRefused where Slurm says no; each with Slurm's own words in one line.
+    retries, SlurmRefused where Slurm refuses, and NotFound where it does not know a job that is to be changed or
+    asked for by `excluded_nodes` and `output_file`; each with Slurm's message in one line.
     """
 
-    def __init__(
-        self,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float = 30.0,
-        *,
-        retries: Retries | None = None,
-        on_retry: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        """Start nothing yet.
-
-        Args:
-            environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
-            timeout_s: one attempt of one command is given up after this long.
-            retries: how often to try again.
-            on_retry: called with one line that says why a command is repeated.
-        """
-        self._commands = SlurmCommands(environment, timeout_s=timeout_s, retries=retries, on_retry=on_retry)
-        self._queue_fields: Sequence[str] = jobs.QUEUE_FIELDS
-        self._version: Version | None = None
+    _queue_fields: Sequence[str] = jobs.QUEUE_FIELDS
+    _version: Version | None = None
 
     def available(self) -> bool:
-        """Whether Slurm's commands are on this machine. Says nothing about the controller; costs no call."""
-        return all(self._commands.find(program) for program in ("sbatch", "squeue", "scontrol"))
+        """Whether Slurm's commands are on this machine. The controller is not asked."""
+        return all(self.find(program) for program in ("sbatch", "squeue", "scontrol"))
 
     def can_control(self) -> bool:
         """Whether jobs can be asked about and changed from here: compute nodes often have no sbatch."""
-        return all(self._commands.find(program) for program in ("squeue", "scontrol"))
+        return all(self.find(program) for program in ("squeue", "scontrol"))
 
     def version(self) -> Version:
         """The version of Slurm's commands here. Asks no controller.
@@ -63,14 +68,14 @@ class SlurmClient:
             SlurmRefused: squeue names no version that can be read.
         """
         if self._version is None:
-            text = self._commands.run("squeue", "--version").stdout
+            text = self.run("squeue", "--version").stdout
             self._version = parse_version(text)
             if self._version is None:
                 raise SlurmRefused(f"squeue --version: no version in `{' '.join(text.split())[:80]}`")
         return self._version
 
     def estimate_start(self, script: str) -> StartEstimate | None:
-        """When and where Slurm would start a batch script; None where it does not say. Nothing is submitted.
+        """When and where Slurm would start a batch script; None where it does not show it. Nothing is submitted.
 
         Raises:
             SlurmRefused: it would never start; Slurm's reason.
@@ -78,7 +83,7 @@ class SlurmClient:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".sh") as file:
             file.write(script)
             file.flush()
-            done = self._commands.run("sbatch", "--test-only", file.name)
+            done = self.run("sbatch", "--test-only", file.name)
         return parse_estimate(done.stderr + done.stdout)
 
     # --- jobs: asking ---------------------------------------------------------------------------------------
@@ -88,9 +93,8 @@ class SlurmClient:
 
         A field that this version of squeue does not know costs one more call, once: it is asked without.
 
-        Args:
-            job_ids: only these; unknown ones are left out of the answer.
-            user: only this user's, or those of several, with commas between them.
+        With `job_ids` only these, of which unknown ones are left out; with `user` only this user's, or those of
+        several, with commas between them.
         """
         if job_ids is not None and not job_ids:
             return {}
@@ -107,7 +111,7 @@ class SlurmClient:
 
     def _ask_queue(self, chosen: Sequence[str]) -> subprocess.CompletedProcess[str]:
         arguments = ["--noheader", "--states=all", f"--Format={jobs.queue_format(self._queue_fields)}"]
-        return self._commands.run("squeue", *arguments, *chosen)
+        return self.run("squeue", *arguments, *chosen)
 
     def job(self, job_id: str) -> JobRecord | None:
         """One job; what the controller has forgotten comes from accounting where there is any. None if unknown."""
@@ -118,12 +122,12 @@ class SlurmClient:
 
     def history(self, job_ids: Sequence[str]) -> dict[str, list[JobRecord]]:
         """Every run of the jobs, oldest first: a requeued job has several. Empty without accounting."""
-        if not job_ids or self._commands.find("sacct") is None:
+        if not job_ids or self.find("sacct") is None:
             return {}
         arguments = ["--allocations", "--duplicates", "--noheader", "--parsable2", f"--delimiter={FIELD_END}"]
         arguments += [f"--jobs={','.join(job_ids)}", f"--format={jobs.HISTORY_FORMAT}"]
         try:
-            return jobs.parse_history(self._commands.run("sacct", *arguments).stdout)
+            return jobs.parse_history(self.run("sacct", *arguments).stdout)
         except SlurmRefused as error:
             if any(words in str(error) for words in _NO_ACCOUNTING):
                 return {}
@@ -136,7 +140,7 @@ class SlurmClient:
             NotFound: the controller does not know the job.
         """
         arguments = ["--noheader", "--states=all", f"--jobs={job_id}", "--format=%x"]
-        answer = self._commands.run("squeue", *arguments).stdout.strip()
+        answer = self.run("squeue", *arguments).stdout.strip()
         return "" if answer in ("(null)", "n/a") else answer
 
     def output_file(self, job_id: str) -> str:
@@ -145,7 +149,7 @@ class SlurmClient:
         Raises:
             NotFound: the controller does not know the job.
         """
-        shown = self._commands.run("scontrol", "show", "job", job_id).stdout
+        shown = self.run("scontrol", "show", "job", job_id).stdout
         found = [line.strip().removeprefix("StdOut=") for line in shown.splitlines() if "StdOut=" in line]
         return found[0] if found else ""
 
@@ -154,45 +158,41 @@ class SlurmClient:
         return jobs.parse_time(self._field(job_id, "PreemptTime"))
 
     def qos_preempt_mode(self, job_id: str) -> str:
-        """The PreemptMode of a job's QoS; empty where it has none or accounting does not say."""
+        """The PreemptMode of a job's QoS; empty where it has none or accounting does not show it."""
         qos = self._field(job_id, "QOS")
-        if qos in ("", "(null)", "N/A") or self._commands.find("sacctmgr") is None:
+        if qos in ("", "(null)", "N/A") or self.find("sacctmgr") is None:
             return ""
         arguments = ["--noheader", "--parsable2", "show", "qos", f"name={qos}", "format=PreemptMode"]
-        return self._commands.run("sacctmgr", *arguments).stdout.strip()
+        return self.run("sacctmgr", *arguments).stdout.strip()
 
     def _field(self, job_id: str, name: str) -> str:
         """One field of squeue for one job; empty where it knows neither."""
         arguments = ["--noheader", "--states=all", f"--jobs={job_id}", f"--Format={name}:0"]
         try:
-            return self._commands.run("squeue", *arguments).stdout.strip()
+            return self.run("squeue", *arguments).stdout.strip()
         except NotFound:
             return ""
 
     def steps(self, job_id: str) -> dict[str, str]:
         """The live Slurm steps of a job: step id (`12.0`, `12.batch`) -> step name."""
-        arguments = ["--steps", "--noheader", f"--jobs={job_id}"]
-        arguments += [f"--Format=StepID:0{FIELD_END},StepName:0{RECORD_END}"]
+        fields = ("StepID", "StepName")
+        arguments = ["--steps", "--noheader", f"--jobs={job_id}", f"--Format={jobs.queue_format(fields)}"]
         try:
-            answer = self._commands.run("squeue", *arguments).stdout
+            answer = self.run("squeue", *arguments).stdout
         except NotFound:
             return {}
-        records = (record.removeprefix("\n") for record in answer.split(RECORD_END) if record.strip())
-        return dict(record.split(FIELD_END, 1) for record in records)
+        steps = jobs.split_records(answer, fields, "squeue")
+        return {step["StepID"]: step["StepName"] for step in steps}
 
-    # --- jobs: telling --------------------------------------------------------------------------------------
+    # --- jobs: changing -------------------------------------------------------------------------------------
 
     def submit(self, script: Path) -> str:
         """Submit a batch script; returns the job id."""
-        answer = self._commands.run("sbatch", "--parsable", str(script), repeatable=False).stdout
+        answer = self.run("sbatch", "--parsable", str(script), repeatable=False).stdout
         return answer.strip().partition(";")[0]
 
     def cancel(self, job_id: str) -> None:
-        """End a job. One that has ended already is fine.
-
-        Raises:
-            NotFound: Slurm does not know the job.
-        """
+        """End a job. One that has ended already is fine."""
         self._scancel(job_id)
 
     def kill_step(self, job_id: str, name: str) -> None:
@@ -206,43 +206,27 @@ class SlurmClient:
         """Put a batch job back into the queue; it keeps its id and starts from its beginning.
 
         Raises:
-            NotFound: Slurm does not know the job.
             SlurmUnavailable: it may have been done. A second try would be refused, or bring a cancelled job back.
         """
-        self._commands.run("scontrol", "requeue", job_id, repeatable=False)
+        self.run("scontrol", "requeue", job_id, repeatable=False)
 
     def requeue_hold(self, job_id: str) -> None:
-        """As `requeue`, but held: change it with `update`, then `release` it.
-
-        Raises:
-            NotFound: Slurm does not know the job.
-        """
-        self._commands.run("scontrol", "requeuehold", job_id, repeatable=False)
+        """As `requeue`, but held: change it with `update`, then `release` it."""
+        self.run("scontrol", "requeuehold", job_id, repeatable=False)
 
     def hold(self, job_id: str) -> None:
-        """Keep a waiting job from starting.
-
-        Raises:
-            NotFound: Slurm does not know the job.
-        """
-        self._commands.run("scontrol", "hold", job_id)
+        """Keep a waiting job from starting."""
+        self.run("scontrol", "hold", job_id)
 
     def release(self, job_id: str) -> None:
-        """Let a held job start.
-
-        Raises:
-            NotFound: Slurm does not know the job.
-        """
-        self._commands.run("scontrol", "release", job_id)
+        """Let a held job start."""
+        self.run("scontrol", "release", job_id)
 
     def start_in(self, job_id: str, seconds: int) -> None:
         """Let a requeued job, once it is PENDING, start after this time in place of Slurm's two minutes.
 
         Not at once: a node refuses a job that starts again within the second in which its run before ended ("Job
         credential revoked"), and the job FAILS. Add the seconds by which the clocks of the cluster may differ.
-
-        Raises:
-            NotFound: Slurm does not know the job.
         """
         self.update(job_id, StartTime=f"now+{seconds}")
 
@@ -250,38 +234,35 @@ class SlurmClient:
         """Change a job's settings by scontrol's names: `update("12", ExcNodeList="node3", Comment="...")`.
 
         Times are read as UTC.
-
-        Raises:
-            NotFound: Slurm does not know the job.
         """
         changes = [f"{name}={value}" for name, value in settings.items()]
-        self._commands.run("scontrol", "update", f"JobId={job_id}", *changes)
+        self.run("scontrol", "update", f"JobId={job_id}", *changes)
 
     def broadcast(self, job_id: str, source: str, target: str) -> None:
         """Copy a file to the same place on the disk of every node of a job; nodes pass it on to each other."""
-        self._commands.run("sbcast", "--force", f"--jobid={job_id}", source, target)
+        self.run("sbcast", "--force", f"--jobid={job_id}", source, target)
 
     # --- the cluster ----------------------------------------------------------------------------------------
 
     def scontrol_config(self) -> dict[str, str]:
         """Slurm's own configuration: setting -> text."""
-        return inventory.parse_config(self._commands.run("scontrol", "show", "config").stdout)
+        return inventory.parse_config(self.run("scontrol", "show", "config").stdout)
 
     def partitions(self) -> list[inventory.Partition]:
         """The partitions that this user may see."""
-        return inventory.parse_partitions(self._commands.run("scontrol", "--oneliner", "show", "partition").stdout)
+        return inventory.parse_partitions(self.run("scontrol", "--oneliner", "show", "partition").stdout)
 
     def nodes(self) -> list[inventory.Node]:
         """The nodes that this user may see."""
         arguments = ["--Node", "--noheader", f"--Format={inventory.NODE_FORMAT}"]
-        return inventory.parse_nodes(self._commands.run("sinfo", *arguments).stdout)
+        return inventory.parse_nodes(self.run("sinfo", *arguments).stdout)
 
     def topology(self) -> dict[str, list[str]]:
         """Leaf switch -> its nodes, neighbours beside each other; empty where the site has no topology."""
-        return parse_topology(self._commands.run("scontrol", "show", "topology").stdout)
+        return parse_topology(self.run("scontrol", "show", "topology").stdout)
 
     def _scancel(self, *arguments: str) -> None:
-        # Without --verbose, scancel says nothing of an unknown job, and ends with 0 in either case.
-        result = self._commands.run("scancel", "--verbose", *arguments)
-        if "Invalid job id specified" in result.stderr:
-            raise NotFound(said(result))
+        # Without --verbose, scancel prints nothing about an unknown job, and ends with 0 in either case.
+        result = self.run("scancel", "--verbose", *arguments)
+        if UNKNOWN_JOB in result.stderr:
+            raise NotFound(message_of(result))

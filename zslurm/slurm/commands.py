@@ -1,4 +1,4 @@
-"""Runs one Slurm command: clean environment, one timeout, bounded retries, and errors in one clear line.
+"""Run one Slurm command: clean environment, one timeout, bounded retries, and errors in one clear line.
 
 slurmctld is shared by everyone and is sometimes slow. A request that surely did not reach it is sent again with
 growing pauses; one that may have been carried out is repeated only where doing it twice is harmless.
@@ -6,21 +6,22 @@ growing pauses; one that may have been carried out is repeated only where doing 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.core.errors import NotFound, SlurmRefused, SlurmUnavailable
 from zslurm.slurm.environment import scrubbed
 
-# Slurm's words (src/common/slurm_errno.c and the commands). The request did not arrive:
+# Slurm's messages (src/common/slurm_errno.c and the commands). The request did not arrive:
 _UNREACHED = (
     "Unable to contact slurm controller",
-    "Unexpected message received",  # how scontrol requeue and suspend say that the controller is away (22.05)
+    "Unexpected message received",  # of scontrol requeue and suspend where the controller is away (22.05)
     "Slurm backup controller in standby mode",
     "Connection refused",
     "Unable to connect to database",
@@ -37,7 +38,9 @@ _UNANSWERED = (
     "Connection timed out reading",
 )
 _NO_CLUSTER = ("Could not establish a configuration source", "Unable to process configuration file")
-_UNKNOWN_JOB = "Invalid job id specified"
+UNKNOWN_JOB = "Invalid job id specified"
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,9 @@ class SlurmCommands:
     def __init__(
         self,
         environment: Mapping[str, str] | None = None,
-        *,
         timeout_s: float = 30.0,
+        *,
         retries: Retries | None = None,
-        on_retry: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Start nothing yet.
 
@@ -74,7 +76,6 @@ class SlurmCommands:
             environment: where PATH and SLURM_CONF are taken from; this process's own if not given.
             timeout_s: one attempt is given up after this long.
             retries: how often to try again.
-            on_retry: called with one line that says why a command is repeated.
         """
         environment = os.environ if environment is None else environment
         # Slurm prints local times without their zone.
@@ -82,7 +83,6 @@ class SlurmCommands:
         self._environment = scrubbed(environment) | fixed
         self._timeout_s = timeout_s
         self._retries = retries or Retries()
-        self._on_retry = on_retry
 
     def find(self, program: str) -> str | None:
         """Where a program is, or None."""
@@ -91,43 +91,34 @@ class SlurmCommands:
     def run(self, program: str, *arguments: str, repeatable: bool = True) -> subprocess.CompletedProcess[str]:
         """Run one command to success.
 
-        Args:
-            program: one of Slurm's commands.
-            arguments: its arguments.
-            repeatable: whether doing it twice does no harm.
-
         Raises:
             SlurmUnavailable: it is not installed, no cluster is configured, or the controller does not answer.
+                Where it is not `repeatable`, doing it twice would do harm, it may have been done.
             NotFound: Slurm does not know the job.
-            SlurmRefused: Slurm said no; its message is in the error's.
+            SlurmRefused: Slurm refused; its message is in the error's.
         """
         if (path := self.find(program)) is None:
             raise SlurmUnavailable(
                 f"{program}: not found on PATH; run this on a machine of the Slurm cluster, or load its module"
             )
-        attempt = 0
+        attempt = 1
         while True:
             try:
                 return self._run_once(program, [path, *arguments], repeatable=repeatable)
             except _Unanswered as error:
-                if attempt + 1 >= self._retries.attempts:
-                    tries = "" if attempt == 0 else f" ({counted(attempt + 1, 'try')})"
+                if attempt >= self._retries.attempts:
+                    tries = "" if attempt == 1 else f" ({counted(attempt, 'try')})"
                     raise SlurmUnavailable(f"the Slurm controller does not answer{tries}: {error}") from None
-                self._on_retry(f"the Slurm controller does not answer, trying again: {error}")
-                time.sleep(self._retries.pause_after(attempt))
+                _LOG.debug("the Slurm controller does not answer, trying again: %s", error)
+                time.sleep(self._retries.pause_after(attempt - 1))
                 attempt += 1
 
     def _run_once(self, program: str, argv: list[str], *, repeatable: bool) -> subprocess.CompletedProcess[str]:
         try:
             result = subprocess.run(
-                argv,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._timeout_s,
-            )
+                argv, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                errors="replace", timeout=self._timeout_s,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             message = f"{program} did not answer within {self._timeout_s:g} s"
             if repeatable:
@@ -137,12 +128,12 @@ class SlurmCommands:
             raise SlurmUnavailable(f"{argv[0]}: {error.strerror}") from error
         if result.returncode != 0:
             verb = "" if argv[1].startswith("-") else f" {argv[1]}"
-            raise _failure(f"{program}{verb}", said(result), repeatable=repeatable)
+            raise _failure(f"{program}{verb}", message_of(result), repeatable=repeatable)
         return result
 
 
-def said(result: subprocess.CompletedProcess[str]) -> str:
-    """What a command wrote to stderr (or else to stdout) in one line; only its errors, where it marks them."""
+def message_of(result: subprocess.CompletedProcess[str]) -> str:
+    """Return the stderr of a command (or else its stdout) in one line; only its errors, where it marks them."""
     lines = [line.strip() for line in (result.stderr.strip() or result.stdout).splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line or "fatal:" in line]
     return "; ".join(errors or lines) or f"exit code {result.returncode}, no message"
@@ -157,6 +148,6 @@ def _failure(command: str, message: str, *, repeatable: bool) -> Exception:
         return _Unanswered(line) if repeatable else SlurmUnavailable(f"{line}; it may have been done")
     if any(words in message for words in _NO_CLUSTER):
         return SlurmUnavailable(f"{line}; is SLURM_CONF right, and is this a machine of the cluster?")
-    if _UNKNOWN_JOB in message:
+    if UNKNOWN_JOB in message:
         return NotFound(line)
     return SlurmRefused(line)

@@ -1,17 +1,20 @@
-"""Slurm's environment variables: which to take away before calling Slurm, and what they say inside a step.
+"""Slurm's environment variables: which to take away before calling Slurm, and which a task reads its ranks from.
 
 Variables of a job leak into whatever is started from it. sbatch then copies the outer job's CPU binding or node
 count into the new job, and srun takes the batch script's task count for a step of another shape. So each kind of
-call gets an environment of its own.
+call gets a separate environment.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from zslurm.core.errors import SlurmUnavailable
+
+T = TypeVar("T")
 
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_")
 _LAUNCHER_PREFIXES = ("PMI_", "PMI2_", "PMIX_")
@@ -63,25 +66,41 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """This node's name as Slurm has it, or the host's short name outside Slurm."""
+    return environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+
+
 @dataclass(frozen=True)
 class StepInfo:
-    """What a task knows about its place from Slurm. Times are UNIX seconds."""
+    """A task of a Slurm step: its ranks, and how many tasks there are in the step and on its node."""
 
     rank: int
     world_size: int
     local_rank: int
-    node_index: int
-    node_name: str
-    job_id: str
-    tasks_per_node: tuple[int, ...]
-    restart_count: int = 0
-    job_end_time: int | None = None
-    """None before Slurm 23.02, which does not say: ask squeue for the job's end."""
+    local_world_size: int
 
-    @property
-    def local_world_size(self) -> int:
-        """Tasks of this step on this node."""
-        return self.tasks_per_node[self.node_index]
+
+def step_info(environ: Mapping[str, str]) -> StepInfo:
+    """Read the ranks of this task from Slurm's variables.
+
+    Raises:
+        SlurmUnavailable: a variable is missing or not a number: this is no task of a Slurm step.
+    """
+
+    def read(name: str, parse: Callable[[str], T]) -> T:
+        try:
+            return parse(environ.get(name, ""))
+        except ValueError as error:
+            shown = f"is `{environ[name]}`" if name in environ else "is not set"
+            raise SlurmUnavailable(f"not in a Slurm step: {name} {shown}; start tasks with srun") from error
+
+    return StepInfo(
+        read("SLURM_PROCID", int),
+        read("SLURM_NTASKS", int),
+        read("SLURM_LOCALID", int),
+        read("SLURM_STEP_TASKS_PER_NODE", expand_counts)[read("SLURM_NODEID", int)],
+    )
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
@@ -95,43 +114,3 @@ def expand_counts(text: str) -> tuple[int, ...]:
         count, _, repeat = part.removesuffix(")").partition("(x")
         counts += [int(count)] * int(repeat or 1)
     return tuple(counts)
-
-
-STEP_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "rank": ("SLURM_PROCID", int),
-    "world_size": ("SLURM_NTASKS", int),
-    "local_rank": ("SLURM_LOCALID", int),
-    "node_index": ("SLURM_NODEID", int),
-    "node_name": ("SLURMD_NODENAME", str),
-    "job_id": ("SLURM_JOB_ID", str),
-    "tasks_per_node": ("SLURM_STEP_TASKS_PER_NODE", expand_counts),
-    "restart_count": ("SLURM_RESTART_COUNT", int),
-    "job_end_time": ("SLURM_JOB_END_TIME", int),
-}
-"""Field of StepInfo -> Slurm's variable, and how its text is read."""
-
-_OPTIONAL = {"restart_count", "job_end_time"}
-
-
-def step_info(environ: Mapping[str, str]) -> StepInfo:
-    """This task's place in its step.
-
-    Raises:
-        SlurmUnavailable: a variable is missing or not a number: this is no task of a Slurm step.
-    """
-    values: dict[str, Any] = {}
-    for field, (name, read) in STEP_VARIABLES.items():
-        text = environ.get(name)
-        if text is None and field in _OPTIONAL:
-            continue
-        try:
-            values[field] = read(text or "")
-        except ValueError as error:
-            shown = "is not set" if text is None else f"is `{text}`"
-            raise SlurmUnavailable(f"not in a Slurm step: {name} {shown}; start tasks with srun") from error
-    for name in ("node_name", "job_id"):
-        if not values[name]:
-            raise SlurmUnavailable(
-                f"not in a Slurm step: {STEP_VARIABLES[name][0]} is not set; start tasks with srun"
-            )
-    return StepInfo(**values)

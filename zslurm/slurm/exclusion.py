@@ -16,13 +16,7 @@ from zslurm.slurm.states import JobState
 
 @dataclass(frozen=True)
 class Size:
-    """How much a job asks for.
-
-    Attributes:
-        nodes: that it wants.
-        tasks_per_node: of the job.
-        cpus_per_task: of the job.
-    """
+    """The nodes that a job asks for, its tasks on each, and the CPUs of each task."""
 
     nodes: int
     tasks_per_node: int
@@ -60,7 +54,7 @@ def requeue_excluding(
     job_id: str,
     nodes: Iterable[str],
     *,
-    forgiven: Collection[str] = (),
+    expired: Collection[str] = (),
     size: Size | None = None,
 ) -> str:
     """Requeue a job without these nodes and those that it excludes already; returns all of them, as a hostlist.
@@ -71,28 +65,23 @@ def requeue_excluding(
     the caller ignores SIGTERM first, which its children inherit. Where the job was requeued already, by Slurm
     itself or unseen because Slurm did not answer, only its settings are changed.
 
-    Args:
-        client: asks Slurm.
-        job_id: the job.
-        nodes: to exclude from now on.
-        forgiven: nodes that it may use again.
-        size: ask for so much from now on; default: as much as before. A job that fills its partition, and excludes
-            a node of it, would wait for ever.
+    It may use the nodes in `expired` again. With `size` it asks for that much from now on, instead of as much as
+    before: a job that fills its partition, and excludes a node of it, would wait for ever.
 
     Raises:
         NotFound: Slurm does not know the job.
         SlurmUnavailable: the job may be requeued, and held; call it again.
         SlurmRefused: from Slurm.
     """
-    union, changes = _changes(client, job_id, nodes, forgiven, size)
+    union, changes = _changes(client, job_id, nodes, expired, size)
+    held = True
     try:
         client.requeue_hold(job_id)
     except (SlurmRefused, SlurmUnavailable) as error:
         if not has_left(client.queue([job_id]).get(job_id)):
             raise
-        _change(client, job_id, changes, held=isinstance(error, SlurmUnavailable))
-    else:
-        _change(client, job_id, changes, held=True)
+        held = isinstance(error, SlurmUnavailable)
+    _change(client, job_id, changes, held=held)
     return union
 
 
@@ -101,30 +90,24 @@ def exclude_requeued(
     job_id: str,
     nodes: Iterable[str],
     *,
-    forgiven: Collection[str] = (),
+    expired: Collection[str] = (),
     size: Size | None = None,
     held: bool = False,
 ) -> str:
     """As `requeue_excluding`, for a job that `has_left` already: only its settings are changed.
 
-    Args:
-        client: as there.
-        job_id: as there.
-        nodes: as there.
-        forgiven: as there.
-        size: as there.
-        held: it is held already. Once this process's own job was requeued, each call may be the last.
+    Where it is `held` already that is not done again: once this job was requeued, each call may be the last.
     """
-    union, changes = _changes(client, job_id, nodes, forgiven, size)
+    union, changes = _changes(client, job_id, nodes, expired, size)
     _change(client, job_id, changes, held=held)
     return union
 
 
 def _changes(
-    client: SlurmClient, job_id: str, nodes: Iterable[str], forgiven: Collection[str], size: Size | None
+    client: SlurmClient, job_id: str, nodes: Iterable[str], expired: Collection[str], size: Size | None
 ) -> tuple[str, dict[str, str]]:
     """The nodes that the job is to exclude, and all that changes."""
-    already = [node for node in expand(client.excluded_nodes(job_id)) if node not in forgiven]
+    already = [node for node in expand(client.excluded_nodes(job_id)) if node not in expired]
     union = compress([*already, *nodes])
     return union, {"ExcNodeList": union} | (size.settings() if size is not None else {})
 
@@ -152,29 +135,25 @@ def wait_until_down(
     given_up: Callable[[], bool] = lambda: False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> set[str]:
-    """Wait until Slurm itself calls dead nodes down: SlurmdTimeout after their last word, and up to a minute more.
+    """Wait until Slurm itself calls dead nodes down: SlurmdTimeout after their last message, up to a minute more.
 
     A job that is requeued before that keeps a part of its books on the dead node, and starts again without its
     GPUs: `JOB_GRES=(null)`, and every srun in it fails with "Invalid generic resource (gres) specification" (seen
     with Slurm 22.05).
 
+    `dead_s` are the seconds for which a node has been dead already: one that Slurm did not call down in all that
+    time it never will, or it has come back since. Waiting ends where `given_up` returns True.
+
     Returns:
         Those that are down. They need not be excluded: Slurm starts nothing there. And they cannot be: a job that
         lost a node is changed only once it has left the others too ("the DB index is being set").
-
-    Args:
-        client: asks Slurm.
-        nodes: that are dead.
-        dead_s: node -> seconds for which it has been dead already; default: none. One that Slurm did not call down
-            in all that time it never will, or it has come back since.
-        given_up: whether it is of no use any more.
-        sleep: waits.
     """
     down: set[str] = set()
     waited, patience_s = 0.0, _SLURMD_TIMEOUT_S + _NOTICES_S
     if nodes:
         with contextlib.suppress(ZslurmError):
-            patience_s = _slurmd_timeout(client) + _NOTICES_S
+            timeout = client.scontrol_config().get("SlurmdTimeout", "").partition(" ")[0]
+            patience_s = (float(timeout) if timeout.isdigit() else _SLURMD_TIMEOUT_S) + _NOTICES_S
     dead_s = dead_s or {}
     while nodes:
         with contextlib.suppress(ZslurmError):
@@ -185,8 +164,3 @@ def wait_until_down(
         sleep(_LOOK_S)
         waited += _LOOK_S
     return down
-
-
-def _slurmd_timeout(client: SlurmClient) -> float:
-    words = client.scontrol_config().get("SlurmdTimeout", "").split()
-    return float(words[0]) if words and words[0].isdigit() else _SLURMD_TIMEOUT_S

@@ -8,8 +8,9 @@ In pure Python, because compute nodes and laptops may have no scontrol.
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from zslurm.checkpoint_tools.plain import shorten
 from zslurm.core.errors import ConfigError
@@ -17,7 +18,9 @@ from zslurm.core.errors import ConfigError
 MAX_HOSTS = 1 << 20
 """A list of more names is refused: it is a typing error, and would fill the memory."""
 
-_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # outside of brackets
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]++)")
+_WORD = re.compile(rf"(?:{_PIECE.pattern})*")
 # A longer run of digits numbers no node: it is refused in a range, and is plain text in a name.
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _DIGITS = re.compile(r"((?<![0-9])[0-9]{1,18}(?![0-9]))")
@@ -34,14 +37,11 @@ def expand(hostlist: str) -> list[str]:
         HostlistError: brackets or ranges are wrong, or the list has more than MAX_HOSTS names.
     """
     names: list[str] = []
-    for word in _split_outside_brackets(hostlist):
-        parts: list[Sequence[str]] = []
-        size = 1
-        for numbers, text in _pieces(word, hostlist):
-            part = [text] if text else _padded_numbers(numbers)
-            size *= len(part)
-            parts.append(part)
-        if len(names) + size > MAX_HOSTS:
+    for word in filter(None, map(str.strip, _COMMA.split(hostlist))):
+        if not _WORD.fullmatch(word):
+            raise HostlistError(f"hostlist `{shorten(hostlist)}`: brackets do not match in `{shorten(word)}`")
+        parts = [[text] if text else _padded_numbers(numbers) for numbers, text in _PIECE.findall(word)]
+        if len(names) + math.prod(map(len, parts)) > MAX_HOSTS:
             raise HostlistError(f"hostlist `{shorten(hostlist)}`: more than {MAX_HOSTS} names")
         names.extend("".join(chosen) for chosen in itertools.product(*parts))
     return names
@@ -54,6 +54,11 @@ def expand_ranges(ranges: str) -> list[int]:
         HostlistError: not a list of numbers and rising ranges.
     """
     return [int(number) for number in _padded_numbers(ranges)]
+
+
+def compress_ranges(numbers: Iterable[int]) -> str:
+    """Return `0-3,7` for numbers in any order; empty for none."""
+    return compress(f"r{number}" for number in numbers).removeprefix("r").strip("[]")
 
 
 def compress(names: Iterable[str]) -> str:
@@ -73,29 +78,20 @@ def compress(names: Iterable[str]) -> str:
     return ",".join(_group_text(key, numbers) for key, numbers in groups.items())
 
 
+def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the nodes of each reason, as a hostlist, from pairs of a reason and a node."""
+    found: dict[str, list[str]] = {}
+    for reason, node in reasons:
+        found.setdefault(reason, []).append(node)
+    return {reason: compress(nodes) for reason, nodes in found.items()}
+
+
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """A sort key that puts node2 before node10."""
     return [
         (0, 0, piece) if index % 2 == 0 else (1, int(piece), piece)
         for index, piece in enumerate(_DIGITS.split(name))
     ]
-
-
-def _split_outside_brackets(hostlist: str) -> Iterator[str]:
-    for word in re.split(r",(?![^\[\]]*\])", hostlist.strip()):
-        if word.strip():
-            yield word.strip()
-
-
-def _pieces(word: str, hostlist: str) -> Iterator[tuple[str, str]]:
-    """(ranges, "") for each bracket and ("", text) for each text between them."""
-    position = 0
-    while position < len(word):
-        match = _PIECE.match(word, position)
-        if match is None:
-            raise HostlistError(f"hostlist `{shorten(hostlist)}`: brackets do not match in `{shorten(word)}`")
-        position = match.end()
-        yield match[1] or "", match[2] or ""
 
 
 def _padded_numbers(ranges: str) -> list[str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from zslurm.core.errors import SlurmRefused
-from zslurm.slurm.jobs import FIELD_END, RECORD_END, parse_duration
+from zslurm.slurm.jobs import parse_duration, queue_format, split_records
 
 _NODE_FIELDS = ("NodeList", "StateComplete", "Gres", "CPUs", "Memory", "PartitionName", "Reason")
-NODE_FORMAT = ",".join(
-    f"{field}:0{RECORD_END if field == _NODE_FIELDS[-1] else FIELD_END}" for field in _NODE_FIELDS
-)
+NODE_FORMAT = queue_format(_NODE_FIELDS)
 """For sinfo --Node --Format."""
 
 _USABLE = {"idle", "mixed", "allocated", "completing"}
@@ -44,7 +42,7 @@ class Partition:
     max_nodes: int | None
     """Most nodes for one job; None is no limit."""
     preempt_mode: str = ""
-    """What Slurm does with its jobs when it preempts them; empty where it does not say."""
+    """What Slurm does with its jobs when it preempts them; empty where it does not show that."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,12 @@ class Node:
     def is_usable(self) -> bool:
         """Whether a job could run here now or after the present one."""
         return self.state in _USABLE and "not_responding" not in self.flags and not (self.flags & _UNUSABLE_FLAGS)
+
+
+def usable_nodes(nodes: Iterable[Node], partitions: str) -> set[str]:
+    """Return the names of the usable nodes of some partitions, given with commas between them."""
+    wanted = set(partitions.split(","))
+    return {node.name for node in nodes if node.is_usable and wanted & set(node.partitions)}
 
 
 def parse_partitions(text: str) -> list[Partition]:
@@ -103,16 +107,9 @@ def parse_nodes(text: str) -> list[Node]:
     """
     rows: dict[str, dict[str, str]] = {}
     partitions: dict[str, list[str]] = {}
-    for record in text.split(RECORD_END):
-        if record.strip():
-            values = record.removeprefix("\n").split(FIELD_END)
-            if len(values) != len(_NODE_FIELDS):
-                raise SlurmRefused(
-                    f"sinfo: expected {len(_NODE_FIELDS)} fields, got {len(values)}: {record[:200]!r}"
-                )
-            row = dict(zip(_NODE_FIELDS, values, strict=True))
-            rows[row["NodeList"]] = row
-            partitions.setdefault(row["NodeList"], []).append(row["PartitionName"])
+    for row in split_records(text, _NODE_FIELDS, "sinfo"):
+        rows[row["NodeList"]] = row
+        partitions.setdefault(row["NodeList"], []).append(row["PartitionName"])
     return [_node(row, tuple(partitions[name])) for name, row in rows.items()]
 
 

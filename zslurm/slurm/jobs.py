@@ -1,4 +1,4 @@
-"""What squeue and sacct say about jobs, as records.
+"""Read the answers of squeue and sacct about jobs into records.
 
 Both are asked for named fields between control characters that no job name, path or comment holds in practice, so
 that spaces, commas, pipes and line breaks in them do no harm. scontrol's `Key=Value` lines are not used for this:
@@ -8,10 +8,10 @@ a job called `x JobState=FAILED` would read as failed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zslurm.core.errors import SlurmRefused
 from zslurm.slurm.states import JobState, parse_state
@@ -28,16 +28,22 @@ _NO_SUCH_FIELD = re.compile(r"Invalid job format specification: (\w+)")
 
 def queue_format(fields: Sequence[str] = QUEUE_FIELDS) -> str:
     """The fields for squeue --Format; the separators follow them as suffixes, which squeue knows since 19.05."""
-    # `:0` is squeue's word for the field's own length: without it, 20 characters are shown.
+    # `:0` is the field's full length: without it, 20 characters are shown.
     return ",".join(f"{field}:0{RECORD_END if field == fields[-1] else FIELD_END}" for field in fields)
 
 
 QUEUE_FORMAT = queue_format()
 """For squeue --Format, where squeue knows every field."""
 
-_HISTORY_FIELDS = (
-    "JobID State Reason User NodeList NNodes ExitCode Submit Start End Timelimit Partition JobName Comment WorkDir"
-).split()
+# Of sacct, with their names in squeue.
+_HISTORY_FIELDS = dict(
+    zip(
+        "JobID State Reason User NodeList NNodes ExitCode Submit Start End Timelimit Partition JobName Comment "
+        "WorkDir".split(),
+        (field for field in QUEUE_FIELDS if field != "RestartCnt"),
+        strict=True,
+    )
+)
 HISTORY_FORMAT = ",".join(_HISTORY_FIELDS)
 """For sacct --format; records end with a line break there."""
 
@@ -77,27 +83,6 @@ class JobRecord:
     work_dir: str
     comment: str
 
-    def as_json(self) -> dict[str, Any]:
-        """The record for a file; `from_json` reads it."""
-        times = {name: getattr(self, name) for name in ("submit_time", "start_time", "end_time")}
-        shown = {name: when.isoformat() if when else None for name, when in times.items()}
-        limit = self.time_limit.total_seconds() if self.time_limit is not None else None
-        return asdict(self) | shown | {"state": str(self.state), "time_limit": limit}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> JobRecord:
-        """The record in what `as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is none.
-        """
-        times = {name: body[name] for name in ("submit_time", "start_time", "end_time")}
-        read = {name: datetime.fromisoformat(text) if text else None for name, text in times.items()}
-        limit = body["time_limit"]
-        fields: dict[str, Any] = {**body, **read, "state": JobState(body["state"])}
-        fields["time_limit"] = None if limit is None else timedelta(seconds=limit)
-        return cls(**fields | {"exit_code": ExitCode(*body["exit_code"])})
-
 
 def unknown_fields(stderr: str) -> set[str]:
     """The fields that squeue of an older or newer Slurm does not know, in lower case, by its own complaint."""
@@ -107,38 +92,24 @@ def unknown_fields(stderr: str) -> set[str]:
 def parse_queue(text: str, fields: Sequence[str] = QUEUE_FIELDS) -> dict[str, JobRecord]:
     """The answer of `squeue --noheader --Format=QUEUE_FORMAT`, by job id.
 
-    Args:
-        text: the answer.
-        fields: what was asked for, where squeue does not know them all; the others are empty in the records.
+    `fields` are those that were asked for, where squeue does not know them all; the others are empty.
 
     Raises:
         SlurmRefused: the fields are not the ones asked for (an unknown one is left out by squeue).
     """
-    nothing = dict.fromkeys(QUEUE_FIELDS, "")
-    records: dict[str, JobRecord] = {}
-    for line in text.split(RECORD_END):
-        if line.strip():
-            values = nothing | _named(line.removeprefix("\n").split(FIELD_END), fields, "squeue")
-            record = JobRecord(
-                job_id=values["JobArrayID"],
-                name=values["Name"],
-                user=values["UserName"],
-                state=parse_state(values["State"]),
-                reason=_or_empty(values["Reason"]),
-                nodes=_or_empty(values["NodeList"]),
-                n_nodes=_number(values["NumNodes"]),
-                restarts=_number(values["RestartCnt"]),
-                exit_code=_exit_code(values["exit_code"]),
-                submit_time=parse_time(values["SubmitTime"]),
-                start_time=parse_time(values["StartTime"]),
-                end_time=parse_time(values["EndTime"]),
-                time_limit=parse_duration(values["TimeLimit"]),
-                partition=values["Partition"],
-                work_dir=values["WorkDir"],
-                comment=_or_empty(values["Comment"]),
-            )
-            records[record.job_id] = record
-    return records
+    found = [_record(values) for values in split_records(text, fields, "squeue")]
+    return {record.job_id: record for record in found}
+
+
+def split_records(text: str, fields: Collection[str], program: str) -> Iterator[dict[str, str]]:
+    """Yield the values of each record in the answer to a `queue_format`, by field.
+
+    Raises:
+        SlurmRefused: the fields are not the ones asked for.
+    """
+    for record in text.split(RECORD_END):
+        if record.strip():
+            yield _named(record.removeprefix("\n").split(FIELD_END), fields, program)
 
 
 def parse_history(text: str) -> dict[str, list[JobRecord]]:
@@ -150,28 +121,33 @@ def parse_history(text: str) -> dict[str, list[JobRecord]]:
     runs: dict[str, list[JobRecord]] = {}
     for line in _history_lines(text):
         values = _named(line.split(FIELD_END), _HISTORY_FIELDS, "sacct")
-        earlier = runs.setdefault(values["JobID"], [])
-        earlier.append(
-            JobRecord(
-                job_id=values["JobID"],
-                name=values["JobName"],
-                user=values["User"],
-                state=parse_state(values["State"]),
-                reason=_or_empty(values["Reason"]),
-                nodes=_or_empty(values["NodeList"]),
-                n_nodes=_number(values["NNodes"]),
-                restarts=len(earlier),
-                exit_code=_exit_code(values["ExitCode"]),
-                submit_time=parse_time(values["Submit"]),
-                start_time=parse_time(values["Start"]),
-                end_time=parse_time(values["End"]),
-                time_limit=parse_duration(values["Timelimit"]),
-                partition=values["Partition"],
-                work_dir=values["WorkDir"],
-                comment=_or_empty(values["Comment"]),
-            )
-        )
+        values = {_HISTORY_FIELDS[name]: value for name, value in values.items()}
+        earlier = runs.setdefault(values["JobArrayID"], [])
+        earlier.append(_record(values | {"RestartCnt": str(len(earlier))}))
     return runs
+
+
+def _record(values: Mapping[str, str]) -> JobRecord:
+    """Return the record of squeue's fields; one that is not there is empty."""
+    given = dict.fromkeys(QUEUE_FIELDS, "") | dict(values)
+    return JobRecord(
+        job_id=given["JobArrayID"],
+        name=given["Name"],
+        user=given["UserName"],
+        state=parse_state(given["State"]),
+        reason=_or_empty(given["Reason"]),
+        nodes=_or_empty(given["NodeList"]),
+        n_nodes=_number(given["NumNodes"]),
+        restarts=_number(given["RestartCnt"]),
+        exit_code=_exit_code(given["exit_code"]),
+        submit_time=parse_time(given["SubmitTime"]),
+        start_time=parse_time(given["StartTime"]),
+        end_time=parse_time(given["EndTime"]),
+        time_limit=parse_duration(given["TimeLimit"]),
+        partition=given["Partition"],
+        work_dir=given["WorkDir"],
+        comment=_or_empty(given["Comment"]),
+    )
 
 
 def parse_time(text: str) -> datetime | None:
@@ -211,7 +187,7 @@ def _history_lines(text: str) -> Iterator[str]:
         yield pending
 
 
-def _named(values: Sequence[str], fields: Sequence[str], program: str) -> dict[str, str]:
+def _named(values: Sequence[str], fields: Collection[str], program: str) -> dict[str, str]:
     if len(values) != len(fields):
         shown = FIELD_END.join(values).replace(FIELD_END, "|")
         raise SlurmRefused(f"{program}: expected {len(fields)} fields, got {len(values)}: {shown[:200]}")

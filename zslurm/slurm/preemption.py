@@ -10,7 +10,6 @@ nodes. A job that waits in the queue again has none. All seen with Slurm 22.05.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 from zslurm.core.errors import ZslurmError
@@ -43,12 +42,7 @@ class Preemption:
 
 
 def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemption | None:
-    """Ask Slurm; None where it does not preempt this start of the job.
-
-    Args:
-        client: asks Slurm.
-        job_id: the job.
-        restart: how often it had been requeued when this start of it began.
+    """Ask Slurm; None where it does not preempt this start of the job, which began after `restart` requeues.
 
     Raises:
         SlurmUnavailable, SlurmRefused: from Slurm.
@@ -58,7 +52,7 @@ def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemptio
     if began is None or record is None:
         return None
     if not record.state.is_over and record.restarts <= restart and _runs(record):
-        ends_at = _seconds(record.end_time)
+        ends_at = record.end_time.timestamp() if record.end_time is not None else None
         return Preemption(began.timestamp(), _mode(client, record), done=False, ends_at=ends_at)
     requeued = record.restarts > restart or record.state.is_waiting
     return Preemption(began.timestamp(), "requeue" if requeued else "cancel", done=True)
@@ -67,10 +61,6 @@ def find_preemption(client: SlurmClient, job_id: str, restart: int) -> Preemptio
 def _runs(record: JobRecord) -> bool:
     """Whether the job is not on its way out of its nodes."""
     return record.state.is_on_nodes and record.state.name not in ("COMPLETING", "STAGE_OUT")
-
-
-def _seconds(when: datetime | None) -> float | None:
-    return when.timestamp() if when is not None else None
 
 
 def _mode(client: SlurmClient, record: JobRecord) -> Mode:

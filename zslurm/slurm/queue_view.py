@@ -11,16 +11,16 @@ One file for each user and cluster below $XDG_CACHE_HOME/zslurm (default ~/.cach
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import json
 import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from zslurm.checkpoint_tools.plain import load_json
+from pydantic import TypeAdapter
+
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.paths import home
@@ -40,11 +40,11 @@ _PATIENCE_S = 8.0
 
 @dataclass(frozen=True)
 class QueueView:
-    """What Slurm said of a user's jobs."""
+    """Slurm's last answer about a user's jobs."""
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     asked: float = 0.0
-    """When it said so (UNIX seconds); 0 for never."""
+    """When it was asked (UNIX seconds); 0 for never."""
     problem: str | None = None
     """Why this is not newer, where the controller did not answer."""
     no_history: str | None = None
@@ -71,22 +71,15 @@ class _Kept:
     def read(cls, path: Path) -> _Kept:
         """What is kept; nothing where there is no such file, or one of another version."""
         try:
-            body: dict[str, Any] = load_json(path.read_bytes())
-            for name in ("jobs", "ended"):
-                body[name] = {job_id: JobRecord.from_json(row) for job_id, row in body[name].items()}
-            return cls(**body)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return _adapter().validate_json(path.read_bytes())
+        except (OSError, ValueError):
             return cls()
 
     def write(self, path: Path) -> None:
         """Keep it; a cache that cannot be written is none, and no reason to stop."""
-        body = vars(self) | {
-            name: {job_id: job.as_json() for job_id, job in getattr(self, name).items()}
-            for name in ("jobs", "ended")
-        }
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(body))
+            write_atomically(path, _adapter().dump_json(self).decode())
 
     def is_fresh(self, now: float, not_before: float) -> bool:
         """Whether the answer is young enough, and younger than what was last done."""
@@ -98,13 +91,16 @@ class _Kept:
         return self.failures > 0 and 0 <= now - self.failed < pause
 
 
-def view(job_ids: Collection[str], users: Collection[str], not_before: float) -> QueueView:
-    """What Slurm says of jobs, or said when it last answered.
+@functools.cache
+def _adapter() -> TypeAdapter[_Kept]:
+    return TypeAdapter(_Kept)
 
-    Args:
-        job_ids: the jobs of interest; accounting is asked about those that the controller has forgotten.
-        users: whose they are.
-        not_before: an older view will not do (UNIX seconds): something was submitted or cancelled since.
+
+def view(job_ids: Collection[str], users: Collection[str], not_before: float) -> QueueView:
+    """Return Slurm's answer about jobs of these users, or its last one.
+
+    Accounting is asked about those of `job_ids` that the controller has forgotten. A view that is older than
+    `not_before` (UNIX seconds) will not do: something was submitted or cancelled since.
     """
     path, now = cache_file(), time.time()
     kept = _Kept.read(path)

@@ -62,8 +62,8 @@ def explain(reason: str) -> str:
     if meaning is None:
         meaning = _MEANINGS.get(reason.strip("() ")) or _of_family(code.strip())
     nodes = details.strip().removeprefix("UnavailableNodes:")
-    said = f"{meaning} ({nodes})" if meaning and nodes else meaning
-    return f"{code.strip()}: {said}" if said else reason
+    shown = f"{meaning} ({nodes})" if meaning and nodes else meaning
+    return f"{code.strip()}: {shown}" if shown else reason
 
 
 def _of_family(code: str) -> str | None:

@@ -1,8 +1,8 @@
 """Ask every node the same question at once: one task per node prints one JSON document.
 
-From a login node this is a short job of its own (`srun`, which waits in the queue like any other); inside a job it
+From a login node this is a short separate job (`srun`, which waits in the queue like any other); inside a job it
 is a step beside whatever runs there. What the tasks print comes back through Slurm's own I/O: no port is opened,
-no file is shared. A node without a readable answer is an answer too: `NodeAnswer.error` says why.
+no file is shared. A node without a readable answer is an answer too: `NodeAnswer.error` is the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.commands import Retries, SlurmCommands
-from zslurm.slurm.environment import scrubbed, step_environment
+from zslurm.slurm.environment import node_name, scrubbed, step_environment
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failures
 
@@ -36,7 +36,8 @@ _QUEUED = re.compile(r"srun: job (\d+) queued and waiting for resources")
 _STARTED = "has been allocated resources"
 _LOOK_S, _END_S = 0.1, 30.0
 _MARK = "zslurm-answer "
-"""What an answering line starts with: prologs and modules print lines of their own."""
+"""What the part of a line with an answer starts with: prologs and modules print lines too."""
+_ANSWER = re.compile(rf"{_MARK}(?P<node>\S+) (?P<index>\d+) (?P<count>\d+) (?P<part>.*)")
 
 _PART = 700
 """Characters of an answer in one line. Slurm cuts lines at 1,024, and mixes the pieces of several nodes."""
@@ -44,7 +45,7 @@ _PART = 700
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """What one node said.
+    """The answer of one node.
 
     Attributes:
         value: the document; None without one.
@@ -58,10 +59,17 @@ class NodeAnswer:
     received: float = 0.0
 
 
+def beside_ranks(nodes: Sequence[str], name: str) -> list[str]:
+    """Return srun's options for a step with one task on each of these nodes of a job, beside what runs there."""
+    return [
+        f"--job-name={name}", f"--nodelist={compress(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1", "--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0",
+    ]  # fmt: skip
+
+
 def answer(value: Any, environ: Mapping[str, str] = os.environ) -> None:
     """Print a node's answer. What the asked module calls, once, at its end."""
-    node = environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-    text = json.dumps(value)
+    node, text = node_name(environ), json.dumps(value)
     parts = [text[at : at + _PART] for at in range(0, len(text), _PART)]
     lines = [f"{_MARK}{node} {index} {len(parts)} {part}\n" for index, part in enumerate(parts)]
     sys.stdout.write("".join(lines))
@@ -84,12 +92,12 @@ def run_on_nodes(
     """Run `python -m MODULE ARGUMENTS` once on each node and collect the answers, by node.
 
     Args:
-        module: calls `answer` once.
-        arguments: for the module.
+        module: a module that calls `answer` once.
+        arguments: of the module.
         nodes: on exactly these nodes; those that do not answer are in the result, with the reason.
         count: on so many nodes of Slurm's choice, where none are named.
         options: further options of srun (partition, account, GPUs, ...).
-        job_id: as a step of this job, which this process runs in; default: as a job of its own.
+        job_id: as a step of this job, which this process runs in; default: as a separate job.
         setup: shell lines that each node runs first (`module load rocm`).
         timeout_s: all is given up after this long, its wait in the queue included.
         environ: the environment to start from.
@@ -123,7 +131,7 @@ def run_on_nodes(
             try:
                 out, err = _Listener(process.stdout), _Listener(process.stderr)
                 while process.poll() is None and not late:
-                    if queued := _queued(err.lines()):
+                    if queued := _queued(list(err.heard)):
                         waiting(queued)
                     late = time.monotonic() > deadline
                     with suppress(subprocess.TimeoutExpired):
@@ -137,11 +145,11 @@ def run_on_nodes(
         if job_id is None:  # it may have come while Popen had started srun and had not yet returned it
             _cancel(name, environ)
         raise
-    if late and (queued := _queued(err.lines())):
+    if late and (queued := _queued(list(err.heard))):
         raise SlurmRefused(
             f"the nodes could not be asked: job {queued} did not start within {max(1.0, timeout_s):.0f} s"
         )
-    return _collect(out, err.text(), nodes, f"no answer within {timeout_s:.3g} s" if late else None, process)
+    return _collect(out, err, nodes, f"no answer within {timeout_s:.3g} s" if late else None, process)
 
 
 def run_here(
@@ -152,7 +160,7 @@ def run_here(
     python: Sequence[str] = (sys.executable,),
 ) -> NodeAnswer:
     """Ask this machine the same, without Slurm; the arguments are those of `run_on_nodes`."""
-    here = os.uname().nodename.split(".")[0]
+    here = node_name(environ)
     try:
         done = subprocess.run(
             [*python, "-P", "-m", module, *arguments], env=dict(environ), text=True, errors="replace",
@@ -162,58 +170,47 @@ def run_here(
         return NodeAnswer(here, None, f"no answer within {timeout_s:g} s")
     except OSError as error:
         return NodeAnswer(here, None, f"{python[0]}: {error.strerror}")
-    found = list(_answers(done.stdout).values())
-    return found[0] if found else NodeAnswer(here, None, _words(done.stderr) or f"exit code {done.returncode}")
+    found = read_answers((0.0, line) for line in done.stdout.splitlines())
+    failure = NodeAnswer(here, None, _message(done.stderr) or f"exit code {done.returncode}")
+    return next(iter(found.values()), failure)
 
 
 class _Listener(threading.Thread):
-    """Reads a pipe to its end; lines with the times at which they came."""
+    """Reads a pipe to its end: `heard` are its lines so far, each with the time at which it came."""
 
     def __init__(self, pipe: IO[str] | None) -> None:
         super().__init__(daemon=True)
         self._pipe = pipe
-        self._heard: list[tuple[float, str]] = []
+        self.heard: list[tuple[float, str]] = []
         self.start()
 
     def run(self) -> None:
         for line in self._pipe or ():
-            self._heard.append((time.time(), line))
-
-    def heard(self) -> list[tuple[float, str]]:
-        """Lines so far."""
-        return list(self._heard)
-
-    def lines(self) -> list[str]:
-        """Their text."""
-        return [line for _, line in self.heard()]
-
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.lines())
+            self.heard.append((time.time(), line))
 
 
-def _queued(lines: Sequence[str]) -> str | None:
+def _queued(heard: Iterable[tuple[float, str]]) -> str | None:
     """The job that waits in the queue, if it does."""
     found = None
-    for line in lines:
+    for _, line in heard:
         match = _QUEUED.search(line)
         found = match[1] if match else None if _STARTED in line else found
     return found
 
 
 def _collect(
-    out: _Listener, err: str, nodes: Sequence[str], late: str | None, process: subprocess.Popen[str]
+    out: _Listener, err: _Listener, nodes: Sequence[str], late: str | None, process: subprocess.Popen[str]
 ) -> dict[str, NodeAnswer]:
     """The answers, and what is known of nodes without one.
 
     Raises:
         SlurmUnavailable, SlurmRefused: no node answered.
     """
-    answers = _timed_answers(out.heard())
-    lost = launch_failures(err) | dict.fromkeys(failed_nodes(err), "Slurm declared it failed")
+    answers, text = read_answers(out.heard), "".join(line for _, line in err.heard)
+    lost = launch_failures(text) | dict.fromkeys(failed_nodes(text), "Slurm declared it failed")
     if not late:  # or we ended them ourselves
-        lost |= {failure.node: f"the question ended badly: {failure.what}" for failure in task_failures(err)}
-    missing = late or _words(err) or f"srun ended with {process.returncode}"
+        lost |= {failure.node: f"the question ended badly: {failure.what}" for failure in task_failures(text)}
+    missing = late or _message(text) or f"srun ended with {process.returncode}"
     if not answers and not lost and not (late and nodes):
         raise _refusal(missing)
     for node in (*lost, *nodes):
@@ -247,20 +244,15 @@ def _cancel(name: str, environ: Mapping[str, str]) -> None:
         SlurmCommands(environ, timeout_s=10.0, retries=Retries(attempts=2)).run("scancel", f"--name={name}")
 
 
-def _answers(text: str) -> dict[str, NodeAnswer]:
-    return _timed_answers((0.0, line) for line in text.splitlines())
-
-
-def _timed_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
-    """The answers that are whole; one came when its last part did."""
+def read_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
+    """Return the answers that are whole, by node; one came when the last of its lines did."""
     parts: dict[str, dict[int, str]] = {}
     found = {}
     for received, line in heard:
-        words = line.rstrip("\n").partition(_MARK)[2].split(" ", 3)
-        if len(words) == 4 and words[1].isdecimal() and words[2].isdecimal():
-            node, index, count, part = words[0], int(words[1]), int(words[2]), words[3]
+        if match := _ANSWER.search(line.rstrip("\n")):
+            node, count = match["node"], int(match["count"])
             so_far = parts.setdefault(node, {})
-            so_far[index] = part
+            so_far[int(match["index"])] = match["part"]
             if len(so_far) == count:
                 with suppress(ValueError):
                     value = json.loads("".join(so_far[index] for index in range(count)))
@@ -268,15 +260,15 @@ def _timed_answers(heard: Iterable[tuple[float, str]]) -> dict[str, NodeAnswer]:
     return found
 
 
-def _words(err: str) -> str:
-    """What went wrong: where a program said it is fatal, its message rather than srun's about its exit code."""
+def _message(err: str) -> str:
+    """What went wrong: where a program called it fatal, its message rather than srun's about its exit code."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     fatal = [line for line in lines if line.upper().startswith("FATAL")]
     return "; ".join(dict.fromkeys(fatal or [line for line in lines if "error:" in line] or lines[-1:]))
 
 
-def _refusal(words: str) -> SlurmRefused | SlurmUnavailable:
+def _refusal(message: str) -> SlurmRefused | SlurmUnavailable:
     unreachable = ("Unable to contact slurm controller", "Socket timed out", "Could not establish a configuration")
-    if any(phrase in words for phrase in unreachable):
-        return SlurmUnavailable(f"srun: the Slurm controller does not answer: {words}")
-    return SlurmRefused(f"the nodes could not be asked: {words}")
+    if any(phrase in message for phrase in unreachable):
+        return SlurmUnavailable(f"srun: the Slurm controller does not answer: {message}")
+    return SlurmRefused(f"the nodes could not be asked: {message}")

@@ -1,4 +1,4 @@
-"""What srun (and the local launcher) says about tasks that failed.
+"""Read what srun (and the local launcher) prints about tasks that failed.
 
 Formats from srun's own sources (src/srun/libsrun/launch.c and task_state.c): `srun: error: NODE: task 3: Exited
 with exit code 1`, `tasks 2-3,5: Killed`, `Out Of Memory`, `Segmentation fault (core dumped)`. The local step
@@ -65,17 +65,15 @@ def launch_failures(text: str) -> dict[str, str]:
 def cancelled_step(text: str, first_task: str) -> str | None:
     """Return the step that was cancelled (`scancel JOB.STEP`), such as `4711.2`, or `` where it is not named.
 
-    Slurm ends steps in the same way for its own reasons: the time limit, a preemption, a node that failed. Then it
-    says so, and this is None, as for a step that ended by itself and for one whose tasks got SIGKILL
+    Slurm ends steps in the same way for other reasons: the time limit, a preemption, a node that failed. Then it
+    prints the reason, and this is None, as for a step that ended by itself and for one whose tasks got SIGKILL
     (`scancel --signal=KILL JOB.STEP`): that looks like ranks that were killed.
 
-    Args:
-        text: what srun printed.
-        first_task: the last lines of the output of task 0, where slurmstepd writes.
+    `text` is what srun printed, `first_task` the last lines of the output of task 0, where slurmstepd writes.
     """
     if not _ENDED_FROM_OUTSIDE.search(text) or failed_nodes(text):
         return None
-    said = list(_CANCELLED.finditer(f"{text}\n{first_task}"))
-    if any(match["due"] for match in said):
+    cancelled = list(_CANCELLED.finditer(f"{text}\n{first_task}"))
+    if any(match["due"] for match in cancelled):
         return None
-    return said[-1]["step"] if said else ""
+    return cancelled[-1]["step"] if cancelled else ""

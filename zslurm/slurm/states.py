@@ -1,6 +1,6 @@
 """The states of a Slurm job, and the words that squeue, scontrol and sacct use for them.
 
-A job has a base state and flags; the commands show one word, and a flag may hide the base state: COMPLETING says
+A job has a base state and flags; the commands show one word, and a flag may hide the base state: COMPLETING means
 that nodes are being cleaned up, not how the job ended.
 """
 
@@ -65,46 +65,15 @@ class JobState(StrEnum):
         return not self.is_over
 
 
-_OVER = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.CANCELLED,
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.NODE_FAIL,
-        JobState.PREEMPTED,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-        JobState.OUT_OF_MEMORY,
-        JobState.REVOKED,
-    }
+def _states(names: str) -> frozenset[JobState]:
+    return frozenset(map(JobState, names.split()))
+
+
+_OVER = _states("COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY REVOKED")
+_WAITING = _states(
+    "PENDING EXPEDITING LAUNCH_FAILED RECONFIG_FAIL REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT"
 )
-_WAITING = frozenset(
-    {
-        JobState.PENDING,
-        JobState.EXPEDITING,
-        JobState.LAUNCH_FAILED,
-        JobState.RECONFIG_FAIL,
-        JobState.REQUEUED,
-        JobState.REQUEUE_FED,
-        JobState.REQUEUE_HOLD,
-        JobState.RESV_DEL_HOLD,
-        JobState.SPECIAL_EXIT,
-    }
-)
-_ON_NODES = frozenset(
-    {
-        JobState.RUNNING,
-        JobState.SUSPENDED,
-        JobState.COMPLETING,
-        JobState.CONFIGURING,
-        JobState.POWER_UP_NODE,
-        JobState.RESIZING,
-        JobState.SIGNALING,
-        JobState.STAGE_OUT,
-        JobState.STOPPED,
-    }
-)
+_ON_NODES = _states("RUNNING SUSPENDED COMPLETING CONFIGURING POWER_UP_NODE RESIZING SIGNALING STAGE_OUT STOPPED")
 
 
 def parse_state(text: str) -> JobState:

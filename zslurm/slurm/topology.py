@@ -55,16 +55,14 @@ def _leaves(name: str, switches: Mapping[str, _Switch]) -> Iterator[tuple[str, l
 def order_by_leaf(nodes: Sequence[str], leaves: Mapping[str, Sequence[str]]) -> list[str]:
     """The nodes leaf by leaf, in natural order within each; nodes of no leaf come last.
 
-    Args:
-        nodes: in any order, each once.
-        leaves: leaf -> its nodes, in the order in which the leaves are wanted. A node that is on several, as with
-            rails, counts for the first.
+    `leaves` (leaf -> its nodes) are in the order in which they are wanted. A node that is on several of them, as
+    with rails, counts for the first.
     """
-    place: dict[str, int] = {}
+    leaf_of: dict[str, int] = {}
     for index, members in enumerate(leaves.values()):
         for node in members:
-            place.setdefault(node, index)
-    return sorted(nodes, key=lambda node: (place.get(node, len(leaves)), natural_key(node)))
+            leaf_of.setdefault(node, index)
+    return sorted(nodes, key=lambda node: (leaf_of.get(node, len(leaves)), natural_key(node)))
 
 
 def hostlist_in_order(nodes: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What is checked before a run is submitted, and what is worth knowing about it."""
+"""Check a run before it is submitted, and collect what is worth knowing about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
-from zslurm.cluster.rccl.environment import lint, overridden, read_conf
+from zslurm.cluster.rccl.conf_files import read_conf
+from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.xgmi import group_cost
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
@@ -41,7 +42,7 @@ def check_before_submission(spec: RunSpec, run: RunDir, *, start_over: bool = Fa
 
 
 def _check_time(spec: RunSpec) -> None:
-    """Raises ConfigError where the run would be asked to save and stop as soon as it has started."""
+    """Raise ConfigError where the run would be asked to save and stop as soon as it has started."""
     limit = time_limit(spec.slurm.time) if spec.slurm.time else None
     if limit is not None and limit.total_seconds() <= spec.slurm.save_margin_s:
         raise ConfigError(
@@ -51,7 +52,7 @@ def _check_time(spec: RunSpec) -> None:
 
 
 def check_data(spec: RunSpec) -> DataOrder:
-    """Open the run's data, and its held-out text if it has any, as the trainer will; returns the data's order.
+    """Open the run's data, and its validation data if it has any, as the trainer will; returns the data's order.
 
     Raises:
         ConfigError: there is none, it is damaged, it does not fit the model or the phases, or its parts were made
@@ -72,10 +73,7 @@ def check_data(spec: RunSpec) -> DataOrder:
 def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> list[str]:
     """Check the run's steps, and what it starts or continues from; returns what is worth knowing, a line each.
 
-    Args:
-        spec: the run.
-        order: of the run's data.
-        continues: the run that is continued, if it exists; without a checkpoint of its own it starts anew.
+    A run that is continued without having a checkpoint starts anew.
 
     Raises:
         ConfigError: a batch has fewer sequences than there are ranks; steps that are done would move; the
@@ -105,21 +103,23 @@ def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> li
     Raises:
         ConfigError: see `check_steps`.
     """
-    steps = check_steps(spec, order, continues=continues)
-    return [*steps, *lint_cores(spec), *lint_groups(spec), *lint_environment(spec)]
+    notes = check_steps(spec, order, continues=continues)
+    cluster = spec.cluster
+    cores_are_known = cluster.launcher == "local" or spec.slurm.cpus_per_task or cluster.cpus_per_node
+    if cluster.gpus_per_node and not cores_are_known:
+        notes.append(
+            "each rank gets 1 core, which starves its GPU: set cluster.cpus_per_node in the profile "
+            "(`zslurm init` does), or slurm.cpus_per_task"
+        )
+    cost = group_cost(cluster, spec.ranks_per_node) if spec.parallel.device != "cpu" else None
+    return [*notes, *([cost] if cost is not None else []), *_lint_environment(spec)]
 
 
-def lint_environment(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return what is wrong with the variables of RCCL, NCCL and PyTorch that the ranks will see, a line each.
-
-    Args:
-        spec: the run.
-        environ: the environment that the job inherits where it sets nothing itself.
-    """
-    job, inherited = job_environment(spec), _exported(spec, environ)
-    given = {"HOME": environ.get("HOME", ""), **inherited, **job}
-    conf = read_conf(given, spec.cluster, sysroot())
-    findings = [*lint(given, spec.cluster, conf), *overridden(inherited, job)]
+def _lint_environment(spec: RunSpec) -> list[str]:
+    """Return what is wrong with the variables of RCCL, NCCL and PyTorch that the ranks will see, a line each."""
+    job, inherited = job_environment(spec), _exported(spec, os.environ)
+    given = {"HOME": os.environ.get("HOME", ""), **inherited, **job}
+    findings = [*lint(given, spec.cluster, read_conf(given, spec.cluster, sysroot())), *overridden(inherited, job)]
     return [finding.line for finding in findings]
 
 
@@ -129,23 +129,6 @@ def _exported(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
         return dict(environ)
     names = () if spec.slurm.export == "NONE" else spec.slurm.export.split(",")
     return {name: environ[name] for name in names if name in environ}
-
-
-def lint_cores(spec: RunSpec) -> list[str]:
-    """Return a note where ranks with a GPU get a single core because the cores of a node are not known."""
-    known = spec.slurm.cpus_per_task or spec.cluster.cpus_per_node
-    if spec.cluster.launcher == "local" or not spec.cluster.gpus_per_node or known:
-        return []
-    return [
-        "each rank gets 1 core, which starves its GPU: set cluster.cpus_per_node in the profile (`zslurm init` "
-        "does), or slurm.cpus_per_task"
-    ]
-
-
-def lint_groups(spec: RunSpec) -> list[str]:
-    """Return what ranks per node cost that use only some of a node's xGMI links."""
-    cost = group_cost(spec.cluster, spec.ranks_per_node) if spec.parallel.device != "cpu" else None
-    return [cost] if cost is not None else []
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def code_version(directory: Path) -> tuple[dict[str, Any], str]:
-    """What runs: versions, and for the git checkout around `directory` its commit, local changes and new files.
+    """Return versions, and the commit, local changes and new files of the git checkout around `directory`.
 
     Returns:
         a description for code.json, and the diff (empty where there is none, or no git), without secrets.

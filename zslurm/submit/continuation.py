@@ -1,4 +1,4 @@
-"""What submitting a run again means: which keys change, and when it is refused."""
+"""Submit a run again: which keys change, and when it is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
+from zslurm.checkpoint_tools import Checkpoint, CheckpointError, Manifest, list_checkpoints
 from zslurm.config.layers import show_path
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
@@ -16,21 +16,21 @@ from zslurm.core.redact import redact_value
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import with_secrets
 from zslurm.run.state import look
-from zslurm.train.config import RESUMED_FROM, model_fingerprint
+from zslurm.train.config import RESUMED_FROM, model_differences
 
 
 def changed_keys(old: RunSpec, new: RunSpec) -> list[str]:
     """Return every key whose value differs, as `key: old -> new`."""
     before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+
+    def shown(key: str, value: Any) -> str:
+        return json.dumps(redact_value(key.rpartition(".")[2], value))
+
     return [
-        f"{key}: {_shown(key, before.get(key))} -> {_shown(key, after.get(key))}"
+        f"{key}: {shown(key, before.get(key))} -> {shown(key, after.get(key))}"
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key)
     ]
-
-
-def _shown(key: str, value: Any) -> str:
-    return json.dumps(redact_value(key.rpartition(".")[2], value))
 
 
 def _flat(value: Any, path: tuple[str | int, ...] = ()) -> dict[str, Any]:
@@ -52,21 +52,24 @@ def last_spec(run: RunDir) -> RunSpec:
         return old
 
 
-def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[str]:
-    """Return what would change if `spec` were submitted to an existing run.
-
-    Raises:
-        RunActive: it is being trained right now.
-        ConfigError: it is of another model or tokenizer.
-    """
+def refuse_active(run: RunDir) -> None:
+    """Raise RunActive while the run is being trained."""
     state = look(run)
     if state.active:
         raise RunActive(
             f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel {run.name}` first, "
             "or give the new run another name"
         )
+
+
+def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[str]:
+    """Return what would change if `spec` were submitted to an existing run.
+
+    Raises:
+        ConfigError: it is of another model or tokenizer.
+    """
     old = last_spec(run)
-    if model_fingerprint(old.model) != model_fingerprint(spec.model):
+    if model_differences(spec.model, old.model.model_dump(mode="json")):
         differing = [line for line in changed_keys(old, spec) if line.startswith("model.")]
         raise ConfigError(
             f"{run.path}: the run has another model ({'; '.join(differing)}); "
@@ -79,13 +82,6 @@ def check_continues(run: RunDir, spec: RunSpec, tokenizer_sha256: str) -> list[s
             "set data.path back, choose another run.name, or start over with --new"
         )
     return changed_keys(old, spec)
-
-
-def check_idle(run: RunDir) -> None:
-    """Raises RunActive while the run is being trained."""
-    state = look(run)
-    if state.active:
-        raise RunActive(f"{run.name}: the run is {state.state} as job {state.job_id}; `zslurm cancel` it first")
 
 
 def refuse_completed(spec: RunSpec, run: RunDir) -> None:
@@ -111,22 +107,17 @@ def refuse_completed(spec: RunSpec, run: RunDir) -> None:
 
 
 def _resumes_at(spec: RunSpec, run: RunDir) -> int | None:
-    """The step that the trainer would resume at, as the trainer chooses; None where it would start anew."""
+    """Return the step that the trainer would resume at, as the trainer chooses; None where it would start anew."""
     asked = spec.checkpoint.resume_from
     for listing in list_checkpoints(run.checkpoints):
-        if listing.complete and (asked is None or _cursor(listing.path).get(RESUMED_FROM) == asked):
+        if listing.complete and (asked is None or _manifest(listing.path).cursor.get(RESUMED_FROM) == asked):
             return listing.step
-    return _step_of(Path(asked)) if asked is not None else None
-
-
-def _cursor(path: Path) -> dict[str, object]:
-    with Checkpoint.open(path, check_files=False) as checkpoint:
-        return dict(checkpoint.manifest.cursor)
-
-
-def _step_of(path: Path) -> int | None:
     try:
-        with Checkpoint.open(path, check_files=False) as checkpoint:
-            return checkpoint.manifest.step
+        return _manifest(Path(asked)).step if asked is not None else None
     except CheckpointError:  # the trainer names what is wrong with it
         return None
+
+
+def _manifest(path: Path) -> Manifest:
+    with Checkpoint.open(path, check_files=False) as checkpoint:
+        return checkpoint.manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zslurm.config.load import load_spec
@@ -26,23 +26,20 @@ from zslurm.submit.submit import record_action, spec_of, submit
 
 _POLL_S = 0.2
 _STARTS_S = 60.0
+_STOPS_S = 300.0
 # A start in the very second in which the job's earlier run ended on a node fails there ("Job credential revoked").
-RESTART_AFTER_S = 5
+_RESTART_AFTER_S = 5
 
 
 def cancel(run: RunDir, *, wait: bool = False) -> str | None:
-    """Ask the run's job to save and stop; returns its id, None where nothing is active.
-
-    Args:
-        run: the run.
-        wait: return when the job is over.
+    """Ask the run's job to save and stop, with `wait` until it has; returns its id, None where nothing is active.
 
     Raises:
         SlurmUnavailable, SlurmRefused: from Slurm.
         ZslurmError: a local run's processes are on another machine.
     """
     state = look(run)
-    refuse_copy(run, "cancel")
+    _refuse_copy(run, "cancel")
     if not state.active or state.job_id is None:
         return None
     spec = load_spec(run.config)
@@ -126,9 +123,9 @@ def release(run: RunDir) -> str:
 
 
 def _waiting_state(run: RunDir, what: str) -> RunState:
-    """The state of a run whose job waits in Slurm's queue."""
+    """Return the state of a run whose job waits in Slurm's queue; raises as `hold`."""
     state = look(run)
-    refuse_copy(run, what)
+    _refuse_copy(run, what)
     if state.job_id is None:
         raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
     if state.launcher != "slurm":
@@ -145,7 +142,7 @@ def _waiting_state(run: RunDir, what: str) -> RunState:
     return state
 
 
-def refuse_copy(run: RunDir, what: str) -> None:
+def _refuse_copy(run: RunDir, what: str) -> None:
     """Refuse to act on the job in the files of a copied run: it is the original's.
 
     Raises:
@@ -171,10 +168,8 @@ class Requeued(NamedTuple):
 def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Requeued:
     """Start the run's job again: it continues from its last checkpoint.
 
-    Args:
-        run: the run.
-        now: on Slurm, do not wait for the pause that Slurm makes before a requeued job may start.
-        exclude: a hostlist of nodes that it must not use from now on, besides those excluded already.
+    With `now` without the pause that Slurm makes before a requeued job may start. `exclude` is a hostlist of
+    nodes that it must not use from now on, besides those excluded already.
 
     Raises:
         NotFound: the run was never submitted, Slurm has forgotten its job, or a node does not exist.
@@ -183,7 +178,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         ZslurmError: it is a copy of another run, whose job it is.
         SlurmUnavailable, SlurmRefused: from Slurm.
     """
-    refuse_copy(run, "requeue")
+    _refuse_copy(run, "requeue")
     job = last_job(run)
     if job is None:
         raise NotFound(f"{run.name}: it was never submitted; `zslurm submit` starts it")
@@ -201,13 +196,13 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
         raise NotFound(
             f"{run.name}: Slurm has forgotten job {job_id}; `zslurm submit` continues the run as a new job"
         )
-    action = "requeue"
     if exclude is None:
+        action = "requeue"
         client.requeue(job_id)
         record_action(run, action, job_id, spec)
     else:
         nodes = _nodes_to_exclude(client, exclude, spec)
-        action = requeue_without(client, record, nodes)
+        action = _requeue_without(client, record, nodes)
         record_action(run, action, job_id, spec, excluded=compress(nodes))
     if now and action == "requeue":
         _start_now(client, job_id)
@@ -215,7 +210,7 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
 
 
 def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> list[str]:
-    """The nodes of a hostlist, checked before anything is done to the job."""
+    """Return the nodes of a hostlist, checked before anything is done to the job."""
     nodes = expand(exclude)
     if not nodes:
         raise ConfigError("--exclude: no node is named")
@@ -228,21 +223,22 @@ def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> list[
     return nodes
 
 
-def requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) -> str:
+def _requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) -> str:
     """Move a job off nodes for good: held while its list of excluded nodes grows, it cannot start on them.
 
     Returns:
         What was done: `requeue`, or `exclude` where the job only waited in the queue.
 
     Raises:
-        ZslurmError: Slurm refused or did not answer; the message says where the job was left.
+        ZslurmError: Slurm refused or did not answer; the message has the state in which the job was left.
     """
     job_id, requeued = job.job_id, not job.state.is_waiting
     if requeued:
         client.requeue_hold(job_id)
     try:
-        if requeued:
-            _wait_until_held(client, job_id)
+        # Before the job has left its nodes, its settings are those of a running job.
+        if requeued and _await_job(client, job_id, lambda record: record.state.is_waiting) is None:
+            raise NotFound(f"job {job_id}: Slurm does not know it any more")
         excluded = compress([*expand(client.excluded_nodes(job_id)), *nodes])
         client.update(job_id, ExcNodeList=excluded)
         if requeued:
@@ -255,28 +251,24 @@ def requeue_without(client: SlurmClient, job: JobRecord, nodes: Sequence[str]) -
     return "requeue" if requeued else "exclude"
 
 
-def _wait_until_held(client: SlurmClient, job_id: str) -> None:
-    """Wait until the job has left its nodes: before that, its settings are those of a running job."""
-    deadline = time.monotonic() + 300.0
-    while time.monotonic() < deadline:
-        record = client.job(job_id)
-        if record is None:
-            raise NotFound(f"job {job_id}: Slurm does not know it any more")
-        if record.state.is_waiting:
-            return
-        time.sleep(1.0)
-    raise RunActive(f"job {job_id} did not stop within 5 minutes")
-
-
 def _start_now(client: SlurmClient, job_id: str) -> None:
     """Once the job is pending again, lift the start time that Slurm set (earlier it would be overwritten)."""
-    deadline = time.monotonic() + 300.0
+    settled = (JobState.PENDING, JobState.RUNNING)
+    record = _await_job(client, job_id, lambda record: bool(record.restarts) and record.state in settled)
+    if record is not None and record.state is JobState.PENDING:
+        client.start_in(job_id, _RESTART_AFTER_S)
+
+
+def _await_job(client: SlurmClient, job_id: str, settled: Callable[[JobRecord], bool]) -> JobRecord | None:
+    """Wait until a requeued job has settled; None where Slurm has forgotten it.
+
+    Raises:
+        RunActive: it takes too long.
+    """
+    deadline = time.monotonic() + _STOPS_S
     while time.monotonic() < deadline:
         record = client.job(job_id)
-        if record is not None and record.state is JobState.PENDING and record.restarts:
-            client.start_in(job_id, RESTART_AFTER_S)
-            return
-        if record is None or (record.restarts and record.state is JobState.RUNNING):
-            return
+        if record is None or settled(record):
+            return record
         time.sleep(1.0)
-    raise RunActive(f"job {job_id} did not stop within 5 minutes; it is requeued and starts when it can")
+    raise RunActive(f"job {job_id} did not stop within {_STOPS_S / 60:g} minutes; it is requeued")

@@ -1,6 +1,6 @@
 """Start a run on this machine: the same supervisor and ranks, through submitit's local executor.
 
-A local run detaches as a Slurm job does: it lives in a session of its own, and closing the terminal or pressing
+A local run detaches as a Slurm job does: it has a separate session, and closing the terminal or pressing
 Ctrl-C elsewhere does not reach it.
 """
 
@@ -26,7 +26,7 @@ _TEN_YEARS_S = 10 * 365 * 24 * 3600
 
 
 class _Executor(submitit.LocalExecutor):
-    """submitit's local executor; its controller runs our script, in a session of its own."""
+    """submitit's local executor; its controller runs our script, in a separate session."""
 
     def __init__(self, run: RunDir, job_id: str) -> None:
         super().__init__(folder=run.submitit)
@@ -61,12 +61,11 @@ def _forget_calls(run: RunDir) -> None:
     """Remove the pickled calls of earlier local submissions.
 
     submitit names them by the pid of its process, and pids are used again: the process of this submission would
-    take an old call for its own, in a moved or copied directory one that names the old place.
+    take an old call for its own, in a moved or copied directory one that names the old location.
     """
-    for path in run.submitit.glob("*_submitted.pkl"):
-        path.unlink(missing_ok=True)
-    for path in run.submitit.glob("*_result.pkl"):
-        path.unlink(missing_ok=True)
+    for pattern in ("*_submitted.pkl", "*_result.pkl"):
+        for path in run.submitit.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def submit_here(_: JobScript, run: RunDir) -> tuple[str, dict[str, Any]]:

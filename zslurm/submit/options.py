@@ -45,11 +45,6 @@ def assign(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value)}"
 
 
-def slurm_settings(**values: Any) -> list[str]:
-    """Return overrides of the section `slurm` for the options that were given."""
-    return [assign(f"slurm.{key}", value) for key, value in values.items() if value is not None]
-
-
 def dependency(jobs: Sequence[str]) -> str | None:
     """Return Slurm's form of `--dependency [TYPE:]JOB ...`, where a job may be a run's name; all must hold.
 
@@ -75,7 +70,7 @@ def _dependency(given: str) -> str:
 
 
 def _job_of(reference: str, given: str) -> str:
-    """The Slurm job of a run that was submitted last."""
+    """Return the Slurm job of a run that was submitted last."""
     run = find_run(reference)
     job = last_job(run)
     if job is None or job.launcher != "slurm":
@@ -107,8 +102,3 @@ def sbatch_flags(words: Sequence[str]) -> dict[str, str | bool]:
             value = remaining.pop(0)
         flags[name] = True if value is None else value
     return flags
-
-
-def flag_settings(flags: dict[str, str | bool]) -> list[str]:
-    """Return overrides of slurm.flags."""
-    return [assign(f"slurm.flags.{name}", value) for name, value in flags.items()]

@@ -1,4 +1,4 @@
-"""Hold a cluster profile against itself and against the real Slurm: one line for each fault."""
+"""Check a cluster profile against its rules and against the real Slurm: one line for each fault."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cluster.rccl.environment import environment, lint
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.rccl.environment import variables_of
+from zslurm.cluster.rccl.lint import lint
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import ConfigError, SlurmRefused
 from zslurm.run.run_dir import RunDir
@@ -35,11 +36,7 @@ class Report:
 
 
 def check_profile(name: str, *, interfaces: Path = Path("/sys/class/net")) -> Report:
-    """Check a profile.
-
-    Args:
-        name: of the profile.
-        interfaces: where this machine's network interfaces are listed.
+    """Check a profile; `interfaces` lists this machine's network interfaces.
 
     Raises:
         NotFound: there is no such profile.
@@ -65,7 +62,7 @@ def check_profile(name: str, *, interfaces: Path = Path("/sys/class/net")) -> Re
 
 
 def _check_rails(cluster: ClusterSection, report: Report) -> None:
-    """That there is a NIC for every GPU is part of being valid."""
+    """Check NICs against the network; that there is one for every GPU is part of being valid."""
     if cluster.network and not cluster.nics:
         report.warnings.append(
             f"cluster.nics: not given, so RCCL takes every NIC it finds on {cluster.network}; "
@@ -97,8 +94,8 @@ def _check_interfaces(cluster: ClusterSection, folder: Path, report: Report) -> 
 
 
 def _check_variables(cluster: ClusterSection, report: Report) -> None:
-    settings = {setting.name: setting.value for setting in environment(cluster)}
-    # What a rule makes of another key was judged with that key.
+    settings = variables_of(cluster)
+    # What a rule makes of another key was checked with that key.
     for finding in (finding for finding in lint(settings, cluster) if finding.name in cluster.env):
         (report.faults if finding.level == "fault" else report.warnings).append(f"cluster.env: {finding.line}")
 
@@ -117,7 +114,7 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: Report) -> None:
     if fitting and len(unusable) == len(fitting):
         reasons = Counter(node.reason or node.state for node in unusable)
         why = ", ".join(reason for reason, _ in reasons.most_common(3))
-        # sbatch would refuse for that reason, and say less.
+        # sbatch would refuse for that reason, with less of a message.
         report.warnings.append(
             f"none of the {counted(len(fitting), 'node')} can be used now ({why}); sbatch was not asked"
         )
@@ -127,25 +124,21 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: Report) -> None:
 
 def _check_partition(name: str | None, partitions: Sequence[Partition], report: Report) -> Partition | None:
     known = [partition.name for partition in partitions]
-    chosen = [found for found in partitions if found.name == name or (name is None and found.is_default)]
-    if not chosen and name is None:
-        listed = ", ".join(known)
-        report.faults.append(f"slurm.partition: not given, and Slurm has no default; partitions: {listed}")
-        return None
-    if not chosen:
+    chosen = next((p for p in partitions if p.name == name or (name is None and p.is_default)), None)
+    if chosen is None:
         near = difflib.get_close_matches(name or "", known, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"partitions: {', '.join(known)}"
-        report.faults.append(f"slurm.partition: Slurm has no partition {name}; {hint}")
-        return None
-    if not chosen[0].is_up:
-        report.faults.append(f"slurm.partition: {chosen[0].name} is not up")
+        what = "not given, and Slurm has no default" if name is None else f"Slurm has no partition {name}"
+        report.faults.append(f"slurm.partition: {what}; {hint}")
+    elif not chosen.is_up:
+        report.faults.append(f"slurm.partition: {chosen.name} is not up")
     else:
-        report.passed.append(f"partition {chosen[0].name} is up")
-    return chosen[0]
+        report.passed.append(f"partition {chosen.name} is up")
+    return chosen
 
 
 def _check_nodes(spec: RunSpec, partition: Partition, members: Sequence[Node], report: Report) -> list[Node]:
-    """The nodes that are what the profile says."""
+    """Return the nodes that are what the profile has."""
     cluster = spec.cluster
     if not members:
         report.faults.append(f"slurm.partition: {partition.name} has no nodes that you may see")
@@ -183,7 +176,7 @@ def _gpus(count: int, kind: str | None) -> str:
 
 
 def _check_accepted(spec: RunSpec, report: Report) -> None:
-    """Slurm's own word on account, QoS, constraint and every flag of the profile; nothing is submitted."""
+    """Ask Slurm about account, QoS, constraint and every flag of the profile; nothing is submitted."""
     options = [
         f"--{flag}" if value is True else f"--{flag}={value}"
         for flag, value in directives(spec, RunDir(Path("/nonexistent/run")))

@@ -49,46 +49,40 @@ class _Executor(submitit.SlurmExecutor):
         return 1
 
 
-class SlurmLauncher:
-    """Submits runs to Slurm.
+def check_slurm(spec: RunSpec) -> None:
+    """Check that there is a Slurm here that can do what the run wants.
 
     Raises:
         SlurmUnavailable: there is no sbatch here.
+        ConfigError: this Slurm is too old.
     """
+    if shutil.which("sbatch") is None:
+        raise SlurmUnavailable(
+            "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
+        )
+    if spec.outlives_nodes and (version := SlurmClient().version()) < OVERLAP_SHARES_GPUS:
+        raise ConfigError(
+            "slurm.spares and aegis.min_nodes: need Slurm 22.05 or newer, where steps can share a job's GPUs; "
+            f"this is {version}; leave them out, and a failed node costs a requeue"
+        )
 
-    def __init__(self) -> None:
-        if shutil.which("sbatch") is None:
-            raise SlurmUnavailable(
-                "sbatch: not found on this machine; submit from a login node, or use --cluster local to train here"
-            )
 
-    def check(self, spec: RunSpec) -> None:
-        """Raises ConfigError where this Slurm is too old for what the run wants."""
-        if not spec.outlives_nodes:
-            return
-        version = SlurmClient().version()
-        if version < OVERLAP_SHARES_GPUS:
-            raise ConfigError(
-                "slurm.spares and aegis.min_nodes: need Slurm 22.05 or newer, where steps can share a job's GPUs; "
-                f"this is {version}; leave them out, and a failed node costs a requeue"
-            )
+def submit_to_slurm(script: JobScript, run: RunDir) -> tuple[str, dict[str, Any]]:
+    """Submit; returns the job id, and nothing that would hold a local run.
 
-    def submit(self, script: JobScript, run: RunDir) -> str:
-        """Submit; returns the job id.
-
-        Raises:
-            SlurmUnavailable: the controller does not answer.
-            SlurmRefused: sbatch said no; its message is passed on.
-        """
-        try:
-            # submitit passes sbatch's complaints on while it runs; they come in one line, below.
-            with contextlib.redirect_stderr(io.StringIO()):
-                job: submitit.Job[Any] = _Executor(script, run).submit(supervise, str(run.path))
-        except OSError as error:
-            raise ZslurmError(f"{error.filename or run.submitit}: cannot be written: {error.strerror}") from error
-        except utils.FailedJobError as error:
-            raise _refusal(str(error)) from error
-        return str(job.job_id)
+    Raises:
+        SlurmUnavailable: the controller does not answer.
+        SlurmRefused: sbatch refused the job; its message is passed on.
+    """
+    try:
+        # submitit passes sbatch's complaints on while it runs; they come in one line, below.
+        with contextlib.redirect_stderr(io.StringIO()):
+            job: submitit.Job[Any] = _Executor(script, run).submit(supervise, str(run.path))
+    except OSError as error:
+        raise ZslurmError(f"{error.filename or run.submitit}: cannot be written: {error.strerror}") from error
+    except utils.FailedJobError as error:
+        raise _refusal(str(error)) from error
+    return str(job.job_id), {}
 
 
 def _refusal(text: str) -> SlurmRefused | SlurmUnavailable:

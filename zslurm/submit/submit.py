@@ -29,7 +29,7 @@ from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
 from zslurm.run.state import recorded_job
 from zslurm.submit.checks import check_before_submission, check_data, notes_on
 from zslurm.submit.code_version import code_version
-from zslurm.submit.continuation import check_continues, check_idle
+from zslurm.submit.continuation import check_continues, refuse_active
 from zslurm.submit.script.render import JobScript, render
 from zslurm.submit.submit_lock import submit_lock
 from zslurm.train.data.order import DataOrder
@@ -54,7 +54,7 @@ class Prepared:
 
     @property
     def continues(self) -> RunDir | None:
-        """The directory whose checkpoints it continues from; None where it starts over."""
+        """Return the directory whose checkpoints it continues from; None where it starts over."""
         return None if self.start_over else self.run
 
 
@@ -70,26 +70,14 @@ class Submission:
 
 
 def run_dir_of(spec: RunSpec) -> RunDir:
-    """Where a run lives: its name under runs_dir."""
+    """Return the directory of a run: its name under runs_dir."""
     return RunDir(Path(spec.run.runs_dir) / spec.run.name)
-
-
-def _set_aside(run: RunDir) -> Path:
-    """Move an existing run out of the way; nothing is deleted."""
-    aside = run.path.with_name(f"{run.name}.{time.strftime('%Y%m%dT%H%M%S')}")
-    try:
-        run.path.rename(aside)
-    except OSError as error:
-        raise ZslurmError(f"{run.path}: cannot be moved aside: {error.strerror}") from error
-    return aside
 
 
 def prepare(spec: RunSpec, *, new: bool = False) -> Prepared:
     """Check a resolved run and render its script. Nothing is written.
 
-    Args:
-        spec: the run.
-        new: start over; an existing run of the name is moved aside when it is submitted.
+    With `new` the run starts over: an existing one of the name is moved aside when it is submitted.
 
     Raises:
         ConfigError, NotFound: see `check_before_submission`.
@@ -116,10 +104,15 @@ def submit_prepared(prepared: Prepared) -> Submission:
     order = check_data(spec)
     launch = _launcher(spec)
     with submit_lock(run):
-        changed, notes = _check_existing(prepared, order)
+        changed = _check_existing(prepared, order)
+        notes = notes_on(spec, order, continues=prepared.continues)
         continued = _clear_way(prepared)
         run.create(group_readable=spec.run.group_readable)
-        _leave_original(run)
+        if (recorded := recorded_job(run)) is not None and recorded.original is not None:
+            try:  # the files of a copied run name processes of its original
+                forget_original(run)
+            except OSError as error:
+                raise not_writable(error, run.path) from error
         with _restored_on_error(run), copied_code(spec, run) as left_out:
             notes += left_out
             _write_files(prepared, order.data.header.tokenizer_sha256)
@@ -131,23 +124,25 @@ def submit_prepared(prepared: Prepared) -> Submission:
         return Submission(job_id, run, continued, changed, notes)
 
 
-def _check_existing(prepared: Prepared, order: DataOrder) -> tuple[list[str], list[str]]:
-    """Check against the run that is there, if any; returns the keys that change, and what is worth knowing."""
-    spec, run = prepared.spec, prepared.run
-    changed: list[str] = []
-    if run.submitted and not prepared.start_over:
-        changed = check_continues(run, spec, order.data.header.tokenizer_sha256)
-    notes = notes_on(spec, order, continues=prepared.continues)
-    if run.submitted and prepared.start_over:
-        check_idle(run)
-    return changed, notes
+def _check_existing(prepared: Prepared, order: DataOrder) -> list[str]:
+    """Check against the run that is there, if any; returns the keys that change."""
+    run = prepared.run
+    if not run.submitted:
+        return []
+    refuse_active(run)
+    if prepared.start_over:
+        return []
+    return check_continues(run, prepared.spec, order.data.header.tokenizer_sha256)
 
 
 def _clear_way(prepared: Prepared) -> bool:
     """Move a run aside that is started over, and cancel a queued successor; returns whether a run is left."""
     run = prepared.run
     if run.submitted and prepared.start_over:
-        _set_aside(run)
+        try:
+            run.path.rename(run.path.with_name(f"{run.name}.{time.strftime('%Y%m%dT%H%M%S')}"))
+        except OSError as error:
+            raise ZslurmError(f"{run.path}: cannot be moved aside: {error.strerror}") from error
     if run.submitted:
         cancel_last_successor(run)
     return run.submitted
@@ -180,20 +175,19 @@ def _restored_on_error(run: RunDir) -> Iterator[None]:
 
 
 def _launcher(spec: RunSpec) -> Launch:
-    """What starts the run: returns a job id, and the process that holds a local run."""
+    """Return what starts the run; imported here, because only one of them is needed, and submitit is large."""
     if spec.cluster.launcher == "slurm":
-        from zslurm.submit.slurm_launcher import SlurmLauncher
+        from zslurm.submit.slurm_launcher import check_slurm, submit_to_slurm
 
-        slurm = SlurmLauncher()
-        slurm.check(spec)
-        return lambda script, run: (slurm.submit(script, run), {})
+        check_slurm(spec)
+        return submit_to_slurm
     from zslurm.submit.local_launcher import submit_here
 
     return submit_here
 
 
 def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) -> str:
-    """Queue the job that continues the run where this one ends early; returns what is to be said of it."""
+    """Queue the job that continues the run where this one ends early; returns a note on it."""
     try:
         successor, _ = launch(render(successor_spec(spec, job_id), run), run)
     except ZslurmError as error:
@@ -203,19 +197,8 @@ def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) ->
     return f"job {successor} waits to continue the run if job {job_id} ends early"
 
 
-def _leave_original(run: RunDir) -> None:
-    """Take the processes of its original out of a copied run, before a job of its own starts there."""
-    recorded = recorded_job(run)
-    if recorded is None or recorded.original is None:
-        return
-    try:
-        forget_original(run)
-    except OSError as error:
-        raise not_writable(error, run.path) from error
-
-
 def _indexed(job_id: str, run: RunDir, spec: RunSpec) -> list[str]:
-    """Add the job to the per-user index; returns a note where that cannot be: the job is on its way already."""
+    """Add the job to the per-user index; returns a note where that fails: the job is on its way already."""
     try:
         index.record(index.new_entry(job_id, run, spec.cluster.name, spec.cluster.launcher))
     except ZslurmError as error:
@@ -224,7 +207,7 @@ def _indexed(job_id: str, run: RunDir, spec: RunSpec) -> list[str]:
 
 
 def spec_of(run: RunDir) -> RunSpec:
-    """The run as it was submitted last, at the place where its directory is now.
+    """Return the run as it was submitted last, with the present location of its directory.
 
     Raises:
         ConfigError: config.json is missing or damaged, or the directory's name is no name of a run.

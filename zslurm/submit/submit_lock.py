@@ -1,26 +1,26 @@
-"""One submission of a run at a time: a lock file beside its directory, made with O_EXCL.
+"""One submission of a run at a time.
 
 Between the look whether a run is active and the moment in which its new job can be seen, a second submission
-would start it twice. The lock holds the process that submits. Where that one died on this machine the lock is
-taken over; whether a process on another machine lives is not known, so the message names the file.
+would start it twice. The lock is that of directories of checkpoints (checkpoint_tools/lock.py), in a directory
+beside the run's, which `submit --new` moves away. A lock whose process died on this machine is replaced; whether a
+process on another machine lives is not known, so the message names the file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from zslurm.checkpoint_tools import InUse, Lock, acquire, holder_of
+from zslurm.checkpoint_tools.errors import WriteFailed
 from zslurm.core.errors import RunActive
-from zslurm.core.processes import ProcessRecord
 from zslurm.run.run_dir import RunDir, not_writable
 
 
-def lock_path(run: RunDir) -> Path:
-    """Beside the run's directory, which `submit --new` moves away."""
-    return run.path.with_name(f".{run.name}.submitting")
+def lock_dir(run: RunDir) -> Path:
+    """Return the directory of the lock, which is there while somebody holds it."""
+    return run.path.with_name(f".{run.name}.submit-lock")
 
 
 @contextmanager
@@ -31,43 +31,29 @@ def submit_lock(run: RunDir) -> Iterator[None]:
         RunActive: another process submits it at this moment.
         ConfigError: the directory of the runs cannot be made or is not writable.
     """
-    lock = lock_path(run)
-    try:
-        run.path.parent.mkdir(parents=True, exist_ok=True)
-        taken = _take(lock) or (_remove_stale(lock) and _take(lock))
-    except OSError as error:
-        raise not_writable(error, run.path.parent) from error
-    if not taken:
-        owner = ProcessRecord.read(lock)
-        who = f"process {owner.pid} on {owner.host}" if owner else "another process"
-        raise RunActive(
-            f"{run.name}: {who} is submitting the run at this moment; if that is not so any more, remove {lock}"
-        )
+    lock = _acquire(run)
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):  # not empty: another process is about to acquire it
+            lock_dir(run).rmdir()
 
 
-def _take(lock: Path) -> bool:
+def _acquire(run: RunDir, tries: int = 100) -> Lock:
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        return False
-    ProcessRecord.of(os.getpid()).write(lock)
-    return True
-
-
-def _remove_stale(lock: Path) -> bool:
-    """Remove the lock of a process that died on this machine; False where it is none."""
-    owner = ProcessRecord.read(lock)
-    if owner is None or not owner.here or owner.alive:
-        return False
-    aside = lock.with_name(f"{lock.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        lock.rename(aside)
-        if ProcessRecord.read(aside) != owner:  # another process was quicker, and this is its lock
-            aside.rename(lock)
-            return False
-        aside.unlink()
-    return True
+        return acquire(lock_dir(run))
+    except InUse as error:
+        holder = holder_of(lock_dir(run))
+        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+        raise RunActive(
+            f"{run.name}: {who} is submitting the run at this moment; if that is not so any more, remove "
+            f"{lock_dir(run)}"
+        ) from error
+    except WriteFailed as error:
+        cause = error.__cause__
+        # The last holder may remove the directory just when it is needed: then it is made again.
+        if tries and isinstance(cause, FileNotFoundError | FileExistsError):
+            return _acquire(run, tries - 1)
+        assert isinstance(cause, OSError)
+        raise not_writable(cause, run.path.parent) from error

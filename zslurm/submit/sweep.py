@@ -1,4 +1,4 @@
-"""Sweeps: one run for each combination of values, each with a name that says which."""
+"""Sweeps: one run for each combination of values, each with a name that shows which."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Member:
 
 
 def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
-    """The members of a sweep.
+    """Return the members of a sweep.
 
     Args:
         sweeps: `KEY=VALUE,VALUE,...`; several give every combination, the last one running fastest.
@@ -40,7 +40,7 @@ def members(sweeps: Sequence[str], list_file: Path | None) -> list[Member]:
     lines = _lines(list_file) if list_file is not None else [()]
     combined = [(*line, *chosen) for line in lines for chosen in itertools.product(*axes)]
     if repeated := [" ".join(settings) for settings, count in Counter(combined).items() if count > 1]:
-        raise ConfigError(f"the sweep has {repeated[0]} twice; each member is a run of its own")
+        raise ConfigError(f"the sweep has {repeated[0]} twice; each member must be another run")
     return [Member(suffix, settings) for suffix, settings in zip(_suffixes(combined), combined, strict=True)]
 
 
@@ -96,19 +96,15 @@ def _lines(file: Path) -> list[tuple[str, ...]]:
 
 
 def _suffixes(combined: Sequence[tuple[str, ...]]) -> list[str]:
-    """A readable end of each name: the keys' last words and the values; numbers where that is too long."""
+    """Return a readable end of each name: the keys' last words and the values; numbers where that is too long."""
     keys = {setting.partition("=")[0] for settings in combined for setting in settings}
-    last_words = Counter(_last_word(key) for key in keys)
-    names = {key: _last_word(key) if last_words[_last_word(key)] == 1 else _clean(key) for key in keys}
+    last_words = {key: _clean([part for part in parse_path(key) if isinstance(part, str)][-1]) for key in keys}
+    counts = Counter(last_words.values())
+    names = {key: word if counts[word] == 1 else _clean(key) for key, word in last_words.items()}
     suffixes = ["".join("-" + _part(names, setting) for setting in settings) for settings in combined]
     if len(set(suffixes)) == len(suffixes) and max(map(len, suffixes)) <= LONGEST_NAME // 2:
         return suffixes
     return [f"-{number:03d}" for number in range(1, len(combined) + 1)]
-
-
-def _last_word(key: str) -> str:
-    words = [part for part in parse_path(key) if isinstance(part, str)]
-    return _clean(words[-1])
 
 
 def _part(names: dict[str, str], setting: str) -> str:
@@ -118,19 +114,13 @@ def _part(names: dict[str, str], setting: str) -> str:
 
 
 def _clean(text: str) -> str:
-    return (
-        re.sub(r"[^A-Za-z0-9.]+", "_", text.replace("+", "")).strip("_")
-        if not _is_number(text)
-        else text.strip("+")
-    )
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", text, re.IGNORECASE) is not None
+    if re.fullmatch(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", text, re.IGNORECASE):
+        return text.strip("+")
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text.replace("+", "")).strip("_")
 
 
 def member_name(base: str, member: Member) -> str:
-    """The name of a member's run.
+    """Return the name of a member's run.
 
     Raises:
         ConfigError: it would be too long.
@@ -145,6 +135,6 @@ def member_name(base: str, member: Member) -> str:
 
 
 def settings_of(member: Member) -> dict[str, str]:
-    """A member's values by key, for tables."""
+    """Return a member's values by key, for tables."""
     pairs = (setting.partition("=") for setting in member.settings)
     return {show_path(parse_path(key)): value for key, _, value in pairs}

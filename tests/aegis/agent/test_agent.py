@@ -6,33 +6,24 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.aegis.agent_process import AgentProcess, make_run
 from tests.aegis.orphans import environ_of, orphans, runs
-from tests.aegis.places import place
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
-from zslurm.aegis.agent.main import Agent, OnMissedHeartbeats
-from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
 from zslurm.aegis.protocol import (
     AgentReport,
     Command,
-    Heartbeat,
     ProgressReport,
-    Report,
     SensorReport,
-    decode_report,
-    encode_command,
 )
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.run.supervisor_lease import take
@@ -58,9 +49,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 @pytest.fixture
 def agent(agents: list[AgentProcess], run: RunDir, tmp_path: Path) -> AgentProcess:
-    agents.append(
-        AgentProcess.here(run, "--index=3", "--count=8", "--generation=g1", ZSLURM_SYSROOT=str(tmp_path / "root"))
-    )
+    agents.append(AgentProcess.here(run, "--generation=g1", ZSLURM_SYSROOT=str(tmp_path / "root")))
     return agents[-1]
 
 
@@ -80,7 +69,7 @@ def attempt(run: RunDir) -> Iterator[AttemptDir]:
 def test_it_says_that_it_started_and_then_where_the_ranks_are(agent: AgentProcess, attempt: AttemptDir) -> None:
     started = agent.wait_for(AgentReport)
     assert (started.event, started.stamp.node, started.stamp.seq) == ("started", "node0", 1)
-    assert started.values == {"pid": agent.process.pid, "index": 3, "count": 8, "generation": "g1"}
+    assert started.values == {"pid": agent.process.pid, "generation": "g1"}
     assert (agent.fresh_progress().attempt, agent.fresh_progress().ranks) == (0, ())
     writer = ProgressWriter(5, 2, str(attempt.progress(ON_NODE0)))
     writer.update(phase=Phase.STEP, step=17)
@@ -124,13 +113,13 @@ def test_it_steps_back_and_survives_the_signals_of_a_job_that_ends(agent: AgentP
 
 def test_garbage_on_its_input_is_ignored(agent: AgentProcess) -> None:
     agent.send("\n", "garbage\n", '{"do": "dance"}\n', "{" * 100_000 + "\n", '{"heartbeat": "x"}\n')
-    agent.send(Command("sweep", 4, attempt=2))
+    agent.send(Command("clean_up", 4, attempt=2))
     assert agent.answer(4).ok
     assert [report.event for report in agent.of(AgentReport)] == ["started"]
 
 
 def test_commands_for_others_are_not_obeyed(agent: AgentProcess) -> None:
-    agent.send(Command("sweep", 1, nodes=("node1",)), Command("sweep", 2, nodes=("node7", "node0")))
+    agent.send(Command("clean_up", 1, nodes=("node1",)), Command("clean_up", 2, nodes=("node7", "node0")))
     agent.send(Command("quit", nodes=("node1",)))
     assert agent.answer(2).ok
     agent.fresh_progress()
@@ -140,12 +129,12 @@ def test_commands_for_others_are_not_obeyed(agent: AgentProcess) -> None:
 def test_it_sweeps_what_an_attempt_left(agent: AgentProcess, attempt: AttemptDir) -> None:
     with orphans() as left:
         pid = left.start(environ_of(attempt))
-        agent.send(Command("sweep", 1, attempt=2, kill=False))
+        agent.send(Command("clean_up", 1, attempt=2, kill=False))
         answer = agent.answer(1)
         assert (answer.ok, answer.why) == (False, "1 process is left")
         assert answer.values["left"][0][0] == pid
         assert runs(pid)
-        agent.send(Command("sweep", 2, attempt=2))
+        agent.send(Command("clean_up", 2, attempt=2))
         answer = agent.answer(2)
         assert answer.ok and answer.values["killed"][0][0] == pid
         assert (answer.values["left"], answer.values["gpu_released"]) == ([], None)
@@ -328,180 +317,3 @@ def test_what_is_no_run_is_said_in_one_line(agents: list[AgentProcess], tmp_path
     assert agents[0].process.stderr is not None
     message = agents[0].process.stderr.read()
     assert message == f"agent: {tmp_path}/nothing: not a run directory (it has no config.json)\n"
-
-
-# --- in this process, with sensors that break -------------------------------------------------------------------
-
-
-class Broken(Sensor):
-    """A sensor whose reading is a function's."""
-
-    period_s = 0.01
-
-    def __init__(self, read: Callable[[], Reading]) -> None:
-        self._read = read
-
-    def read(self) -> Reading:
-        return self._read()
-
-
-class Here:
-    """An agent in a thread of the test, on a pair of pipes."""
-
-    def __init__(
-        self,
-        at: Place,
-        sensors: dict[str, Make],
-        missed: OnMissedHeartbeats = lambda seconds, hung_up: True,
-    ) -> None:
-        commands, self._in = os.pipe()
-        self._out, reports = os.pipe()
-        self._fds = (commands, self._in, self._out, reports)
-        self.agent = Agent(at, on_missed_heartbeats=missed, sensors=sensors, commands=commands, reports=reports)
-        self.reports: list[Report] = []
-        self._thread = threading.Thread(target=self.agent.run)
-        self._thread.start()
-
-    def read_on(self) -> None:
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        with open(self._out, closefd=False) as lines:
-            for line in lines:
-                if (report := decode_report(line)) is not None:
-                    self.reports.append(report)
-
-    def send(self, command: Heartbeat | Command) -> None:
-        os.write(self._in, encode_command(command).encode())
-
-    def sensed(self, name: str) -> list[SensorReport]:
-        return [r for r in list(self.reports) if isinstance(r, SensorReport) and r.sensor == name]
-
-    def events(self) -> list[str]:
-        return [report.event for report in list(self.reports) if isinstance(report, AgentReport)]
-
-    def progress(self) -> list[ProgressReport]:
-        return [report for report in list(self.reports) if isinstance(report, ProgressReport)]
-
-    def quit(self) -> None:
-        self.send(Command("quit"))
-        self.join()
-
-    def join(self) -> None:
-        wait_for(lambda: not self._thread.is_alive(), "the agent's end")
-
-
-def fast(tmp_path: Path, **aegis: Any) -> Place:
-    return place(
-        tmp_path / "root", aegis=aegis, progress_s=0.01, period_s=0.01, amd_smi_timeout_s=0.1, kernel_log="off"
-    )
-
-
-def test_a_sensor_that_hangs_is_told_once_and_holds_up_nobody(tmp_path: Path) -> None:
-    wedged = threading.Event()
-
-    def read() -> Reading:
-        wedged.wait()
-        return Reading(values={"back": 1})
-
-    here = Here(fast(tmp_path), {"wedged": lambda at: Broken(read), "fine": lambda at: Broken(Reading)})
-    here.read_on()
-    wait_for(lambda: here.sensed("wedged"), "a word on the sensor that hangs")
-    seen = len(here.progress())
-    wait_for(lambda: len(here.progress()) > seen + 150, "progress to be told on")
-    (report,) = here.sensed("wedged")
-    assert (report.ok, report.why) == (False, "nothing was read for 0.1 s: it hangs")
-    assert here.sensed("fine")[0].ok
-    wedged.set()
-    wait_for(lambda: here.sensed("wedged")[1:], "the sensor to come back")
-    assert here.sensed("wedged")[1].values == {"back": 1}
-    here.quit()
-
-
-def test_a_sensor_that_hangs_while_it_is_made_does_not_stop_the_agent_from_ending(tmp_path: Path) -> None:
-    wedged = threading.Event()
-
-    def make(at: Place) -> Sensor | None:
-        wedged.wait()
-        return None
-
-    here = Here(fast(tmp_path), {"wedged": make})
-    here.read_on()
-    wait_for(lambda: here.sensed("wedged"), "a word on the sensor that hangs")
-    here.quit()
-    assert here.events() == ["started", "ended"]
-    wedged.set()
-
-
-def test_sensors_that_fail_say_so_once(tmp_path: Path) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("no such thing")
-
-    here = Here(fast(tmp_path), {"unmade": fail, "failing": lambda at: Broken(fail), "none": lambda at: None})
-    here.read_on()
-    wait_for(lambda: len(here.progress()) > 20 and here.sensed("failing"), "progress")
-    assert [r.why for r in here.sensed("unmade")] == ["it cannot be made: no such thing"]
-    assert [r.why for r in here.sensed("failing")] == ["it failed: no such thing"]
-    assert here.sensed("none") == []
-    here.quit()
-
-
-def test_progress_that_cannot_be_read_is_told_and_the_node_is_not_silent(tmp_path: Path) -> None:
-    at = fast(tmp_path, standby_s=3600.0)
-    directory = at.run.attempt(2).progress(at.environ)
-    directory.touch()
-    here = Here(at, {})
-    here.read_on()
-    here.send(Heartbeat(1.0, 2, "first"))
-    wait_for(lambda: [r for r in here.progress() if not r.ok][20:], "words on the records")
-    assert here.progress()[-1].why.endswith(f" cannot be read: {directory}: Not a directory")
-    directory.unlink()
-    wait_for(lambda: here.progress()[-1].ok, "the records to be read again")
-    here.quit()
-
-
-def test_readings_without_news_are_not_repeated(tmp_path: Path) -> None:
-    at = fast(tmp_path)
-    values = iter([{"n": 1}] * 50 + [{"n": 2}] * 10_000)
-    fault = at.fault("nic_errors", "advisory", "nic", "nic", "words")
-    faults = iter([(), (), (fault,), (fault,), *[()] * 10_000])
-    here = Here(
-        at,
-        {
-            "steady": lambda at: Broken(lambda: Reading(values=next(values))),
-            "faulty": lambda at: Broken(lambda: Reading(faults=next(faults))),
-        },
-    )
-    here.read_on()
-    wait_for(lambda: here.sensed("steady")[1:], "other values")
-    assert [report.values for report in here.sensed("steady")] == [{"n": 1}, {"n": 2}]
-    assert [len(report.faults) for report in here.sensed("faulty")] == [0, 1, 1, 0], "each fault is told"
-    here.quit()
-
-
-def test_the_standby_is_asked_until_it_is_done_or_the_supervisor_is_back(
-    tmp_path: Path,
-) -> None:
-    asked: list[float] = []
-
-    def on_missed_heartbeats(seconds: float, hung_up: bool) -> bool:
-        assert not hung_up
-        asked.append(seconds)
-        return len(asked) >= 3 and "heard" in here.events()
-
-    here = Here(fast(tmp_path, standby_s=1.5), {}, on_missed_heartbeats)
-    here.read_on()
-    wait_for(lambda: len(asked) >= 2, "the standby to be asked")
-    assert asked[1] > asked[0] >= 1.5
-    here.send(Heartbeat(1.0, 7, "second"))
-    wait_for(lambda: "heard" in here.events(), "the supervisor to be heard")
-    assert here.agent.attempt == 7
-    here.join()
-    assert here.events() == ["started", "silent", "heard", "silent", "ended"]
-
-
-def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_standby(tmp_path: Path) -> None:
-    here = Here(fast(tmp_path, standby_s=3600.0), {"fine": lambda at: Broken(Reading)})
-    here.agent._out.put(["zslurm-agent nobody reads this\n"] * 5_000)
-    here.send(Command("sweep", 1, attempt=1))
-    here.quit()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.aegis.places import place
+from tests.aegis.contexts import context
 from tests.doctor import samples
 from tests.doctor.nodes import CLUSTER, Node
 from tests.fake_sysfs import RAILS
 from zslurm.aegis.agent.node_check import Health, check_node
-from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.hardware.facts import read_facts
 
 
@@ -30,9 +30,9 @@ def memory(node: Node, available_gib: int) -> None:
     node.fake.write("proc/meminfo", f"MemTotal: {1000 << 20} kB\nMemAvailable: {available_gib << 20} kB")
 
 
-def at(node: Node, **settings: Any) -> Place:
+def at(node: Node, **settings: Any) -> NodeContext:
     wanted: dict[str, Any] = {"cluster": CLUSTER, "disk_free_gb": 0.0} | settings
-    return place(node.root, **wanted)
+    return context(node.root, **wanted)
 
 
 def problems(node: Node, **settings: Any) -> tuple[str, ...]:
@@ -57,9 +57,9 @@ def test_memory_of_somebody_else_is_in_use(node: Node) -> None:
     assert problems(node) == ("gpu-idle: 1 process holds GPU memory: 4242",)
 
 
-def test_memory_that_nobody_holds_is_in_use(node: Node) -> None:
+def test_memory_that_no_process_holds_is_in_use(node: Node) -> None:
     node.rows(gpu3={"used_mb": 150 << 10})
-    assert problems(node) == ("gpu-idle: memory is in use and nobody holds it: GPU 3: 150 GiB",)
+    assert problems(node) == ("gpu-idle: memory is in use and no process holds it: GPU 3: 150 GiB",)
 
 
 def test_a_gpu_counts_errors(node: Node) -> None:
@@ -135,5 +135,5 @@ def test_the_setting_of_amd_smi_is_heeded(node: Node, tmp_path: Path) -> None:
 
 def test_a_machine_without_gpus_and_nics(tmp_path: Path) -> None:
     (tmp_path / "root/proc").mkdir(parents=True)
-    health = check_node(place(tmp_path / "root", disk_free_gb=0.0))
+    health = check_node(context(tmp_path / "root", disk_free_gb=0.0))
     assert health.problems == ()

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.aegis.places import NOW, place
+from tests.aegis.contexts import NOW, context
 from tests.fake_sysfs import FakeNode, mi300x_pollara
 from tests.waiting import wait_for
 from zslurm.aegis.agent.kernel_source.journal import Journal
 from zslurm.aegis.agent.kernel_source.kmsg import Kmsg
 from zslurm.aegis.agent.kernel_source.log_file import LogFile
-from zslurm.aegis.agent.sensor import Place, Sensor
+from zslurm.aegis.agent.sensor import NodeContext, Sensor
 from zslurm.aegis.agent.sensors import clock, gpu, host, kernel_log, nic
 from zslurm.aegis.agent.sensors.gpu import GpuState
 from zslurm.aegis.agent.sensors.nic import NicState
@@ -39,9 +39,9 @@ def node(tmp_path: Path) -> FakeNode:
 
 
 @pytest.fixture
-def at(node: FakeNode, tmp_path: Path) -> Place:
+def at(node: FakeNode, tmp_path: Path) -> NodeContext:
     settings = {"amd_smi": "off", "kernel_log": str(tmp_path / "kmsg")}
-    return place(node.root, cluster={"nics": NICS}, **settings)
+    return context(node.root, cluster={"nics": NICS}, **settings)
 
 
 def handed_on(sensor: Sensor) -> Any:
@@ -49,7 +49,7 @@ def handed_on(sensor: Sensor) -> Any:
     return json.loads(json.dumps(sensor.memory()))
 
 
-def replaced(sensor: Sensor, make: Any, at: Place) -> Sensor:
+def replaced(sensor: Sensor, make: Any, at: NodeContext) -> Sensor:
     """The sensor of the next agent."""
     memory = handed_on(sensor)
     sensor.close()
@@ -85,7 +85,7 @@ BREAKS = [
 @pytest.mark.parametrize(("make", "breaks", "kind"), BREAKS)
 @pytest.mark.parametrize("seen_by_the_one_before", [False, True])
 def test_what_broke_since_the_attempt_began_is_a_root_whoever_looks(
-    node: FakeNode, at: Place, make: Any, breaks: Any, kind: str, *, seen_by_the_one_before: bool
+    node: FakeNode, at: NodeContext, make: Any, breaks: Any, kind: str, *, seen_by_the_one_before: bool
 ) -> None:
     """Also where the agent before saw it: it may have died before anybody heard of it."""
     count_ecc(node, 2)
@@ -105,7 +105,7 @@ def test_what_broke_since_the_attempt_began_is_a_root_whoever_looks(
 
 @pytest.mark.parametrize(("make", "breaks", "kind"), BREAKS)
 def test_what_a_new_attempt_begins_with_is_not_told_of_it(
-    node: FakeNode, at: Place, make: Any, breaks: Any, kind: str
+    node: FakeNode, at: NodeContext, make: Any, breaks: Any, kind: str
 ) -> None:
     count_ecc(node, 2)
     first = make(at)
@@ -120,7 +120,7 @@ def test_what_a_new_attempt_begins_with_is_not_told_of_it(
     following.close()
 
 
-def test_a_link_that_came_back_meanwhile(node: FakeNode, at: Place) -> None:
+def test_a_link_that_came_back_meanwhile(node: FakeNode, at: NodeContext) -> None:
     first = nic.make(at)
     assert first is not None
     first.read()
@@ -133,7 +133,7 @@ def test_a_link_that_came_back_meanwhile(node: FakeNode, at: Place) -> None:
     )
 
 
-def test_a_link_that_came_up_in_the_attempt_and_went_down_again_meanwhile(node: FakeNode, at: Place) -> None:
+def test_a_link_that_came_up_in_the_attempt_and_went_down_again_meanwhile(node: FakeNode, at: NodeContext) -> None:
     node.take_nic_down("ionic_3")
     first = nic.make(at)
     assert first is not None
@@ -145,7 +145,7 @@ def test_a_link_that_came_up_in_the_attempt_and_went_down_again_meanwhile(node: 
 
 
 def test_a_clock_that_jumped_meanwhile(tmp_path: Path) -> None:
-    at = place(tmp_path / "root")
+    at = context(tmp_path / "root")
     first = clock.make(replace(at, now=time.time))
     assert told(first) == []
     jumped = replace(at, now=lambda: time.time() + 5.0)
@@ -157,7 +157,7 @@ def test_a_clock_that_jumped_meanwhile(tmp_path: Path) -> None:
     "memory",
     [7, "x", [], [1], {"a": 1}, {"ionic_0": {"downs": "x"}}, {"began": {"x": {}}, "seen": []}, {"job": "many"}],
 )
-def test_a_damaged_memory_is_refused_and_changes_nothing(at: Place, make: Any, memory: Any) -> None:
+def test_a_damaged_memory_is_refused_and_changes_nothing(at: NodeContext, make: Any, memory: Any) -> None:
     """What is refused raises nothing but ValueError; what happens to be readable must not break the next look."""
     sensor = make(at)
     assert sensor is not None
@@ -266,7 +266,7 @@ def test_no_uncorrectable_error_goes_unnoticed_however_often_agents_are_replaced
         assert seen == (count > began)
 
 
-def test_the_time_of_a_fault_is_when_it_was_seen(node: FakeNode, at: Place) -> None:
+def test_the_time_of_a_fault_is_when_it_was_seen(node: FakeNode, at: NodeContext) -> None:
     first = nic.make(at)
     assert first is not None
     first.read()

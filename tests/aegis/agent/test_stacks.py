@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.aegis.contexts import context
 from tests.aegis.orphans import Orphans, environ_of, orphans, runs
-from tests.aegis.places import place
 from tests.waiting import wait_for
-from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.aegis.agent.stacks import dump_stacks
 from zslurm.run.run_dir import AttemptDir
 
@@ -39,15 +39,17 @@ def left() -> Iterator[Orphans]:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    at = place(tmp_path / "root")
+def here(tmp_path: Path) -> Iterator[NodeContext]:
+    at = context(tmp_path / "root")
     progress = at.run.attempt(3).progress(at.environ)
     progress.mkdir()
     yield at
     subprocess.run(["rm", "-r", str(progress)], check=True)
 
 
-def start_rank(left: Orphans, here: Place, rank: int, *, listens: bool = True, environ: dict[str, str]) -> int:
+def start_rank(
+    left: Orphans, here: NodeContext, rank: int, *, listens: bool = True, environ: dict[str, str]
+) -> int:
     attempt = here.run.attempt(3)
     program = RANK.format(
         rank=rank,
@@ -59,7 +61,7 @@ def start_rank(left: Orphans, here: Place, rank: int, *, listens: bool = True, e
     return left.start(environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, program)
 
 
-def test_each_rank_writes_its_stacks_and_goes_on(left: Orphans, here: Place) -> None:
+def test_each_rank_writes_its_stacks_and_goes_on(left: Orphans, here: NodeContext) -> None:
     attempt = here.run.attempt(3)
     pids = [start_rank(left, here, rank, environ=environ_of(attempt)) for rank in range(2)]
     done = dump_stacks(here, attempt)
@@ -74,7 +76,7 @@ def _has_stacks(log: Path) -> bool:
     return "in in_a_collective" in log.read_text()
 
 
-def test_a_rank_that_does_not_listen_yet_is_spared(left: Orphans, here: Place) -> None:
+def test_a_rank_that_does_not_listen_yet_is_spared(left: Orphans, here: NodeContext) -> None:
     attempt = here.run.attempt(3)
     pid = start_rank(left, here, 0, listens=False, environ=environ_of(attempt))
     done = dump_stacks(here, attempt)
@@ -83,7 +85,7 @@ def test_a_rank_that_does_not_listen_yet_is_spared(left: Orphans, here: Place) -
 
 
 @pytest.mark.parametrize("who", ["another node's", "another attempt's", "nobody's"])
-def test_a_process_that_is_not_the_rank_is_spared(left: Orphans, here: Place, who: str) -> None:
+def test_a_process_that_is_not_the_rank_is_spared(left: Orphans, here: NodeContext, who: str) -> None:
     attempt = here.run.attempt(3)
     environ = {
         "another node's": environ_of(attempt, node="node1"),
@@ -95,13 +97,13 @@ def test_a_process_that_is_not_the_rank_is_spared(left: Orphans, here: Place, wh
     assert (here.root.parent / "rank-0.log").read_text() == ""
 
 
-def test_a_rank_that_ended(left: Orphans, here: Place) -> None:
+def test_a_rank_that_ended(left: Orphans, here: NodeContext) -> None:
     attempt = here.run.attempt(3)
     pid = start_rank(left, here, 0, environ=environ_of(attempt))
     left.end()
     assert dump_stacks(here, attempt).missed == {0: f"process {pid} is gone"}
 
 
-def test_no_ranks_are_no_error(here: Place) -> None:
+def test_no_ranks_are_no_error(here: NodeContext) -> None:
     done = dump_stacks(here, here.run.attempt(9))
     assert (done.ranks, done.missed) == ((), {})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zslurm.aegis.detection import rank_exits as findings
-from zslurm.aegis.detection.rank_exits import fault_of_end, faults_of_failure, words_of_srun
+from zslurm.aegis.detection.rank_exits import fault_of_end, faults_in_step_log, faults_of_failure
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.core.files import read_json
 from zslurm.run.run_dir import AttemptDir
@@ -91,6 +91,6 @@ def test_options_that_srun_refuses_are_the_users_only_in_the_first_attempt(tmp_p
     for number, kind in ((1, "slurm_launch_config"), (2, "slurm_step_refused")):
         attempt = attempt_in(tmp_path, number)
         attempt.step_log.write_text(REFUSED)
-        (fault,) = words_of_srun(attempt)
+        (fault,) = faults_in_step_log(attempt)
         assert (fault.kind, fault.source) == (kind, "srun")
         json.dumps(fault.fields())

@@ -54,7 +54,7 @@ def test_a_state_that_a_first_report_does_not_name_is_over() -> None:
     assert fed(faults, report(DOWN)) == [("nic_link_down", False)], "again"
 
 
-def test_a_first_report_is_judged_when_all_its_lines_are_there() -> None:
+def test_a_first_report_is_assessed_when_all_its_lines_are_there() -> None:
     faults = SensorFaults()
     other = fault(nic="ionic_1")
     fed(faults, report(DOWN, other))
@@ -84,7 +84,7 @@ def test_a_supervisor_that_takes_an_attempt_over_knows_what_was_recorded() -> No
     faults = SensorFaults()
     faults.begin_attempt()
     dead = fault("node_dead", source="agent", nic=None)
-    faults.take_up([DOWN, fault(nic="ionic_1"), fault(nic="ionic_1", cleared=True), dead])
+    faults.restore([DOWN, fault(nic="ionic_1"), fault(nic="ionic_1", cleared=True), dead])
     assert faults.take() == [], "it is recorded already"
     assert fed(faults, report(DOWN, first=True)) == []
     assert fed(faults, report(UP)) == [("nic_link_down", True)], "or it would count as down for ever"

@@ -36,10 +36,10 @@ def _forms(file: str) -> list[Sample]:
 RECORDED = _recorded("log_samples.jsonl")
 """The development set."""
 FURTHER = _recorded("log_samples_further.jsonl")
-"""Lines with their sources, gathered when the table of signatures was finished; see benchmarks/classify.py."""
+"""Lines with their sources, gathered when the table of signatures was finished (benchmarks/aegis/classify.py)."""
 _BATCH_FILES = tuple(f"log_samples_batch{number}.jsonl" for number in range(1, 9))
 BATCHES = tuple(map(_recorded, _BATCH_FILES))
-"""Lines after the formats of drivers, RCCL and Slurm, and from other tools' tests; see benchmarks/classify.py."""
+"""Lines after the formats of drivers, RCCL and Slurm, and from tests of tools (benchmarks/aegis/classify.py)."""
 BATCHES_BLIND = tuple(map(_blind, _BATCH_FILES))
 """The same lines with the classes that they were given before they were scored.
 

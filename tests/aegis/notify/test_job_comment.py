@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import DEADLINE_S, wait_for
+from tests.waiting import DEADLINE_S
 from zslurm.aegis.notify.job_comment import LONGEST, JobComment, beside, cause_line, plain
 from zslurm.core.errors import SlurmUnavailable
 from zslurm.run.event import from_row
@@ -31,10 +31,12 @@ class Slurm:
     def __init__(self, comment: str = "", *, away: bool = False) -> None:
         self.record, self.away = record(comment), away
         self.updates: list[str] = []
+        self.asked = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
 
     def job(self, job_id: str) -> JobRecord | None:
+        self.asked.set()
         assert self.answers.wait(DEADLINE_S)
         if self.away:
             raise SlurmUnavailable("the Slurm controller does not answer")
@@ -45,18 +47,18 @@ class Slurm:
         self.record = replace(self.record, comment=settings["Comment"])
 
 
-def told(slurm: Slurm, *events: dict[str, Any]) -> list[str]:
-    """What is said of failures, when all was tried."""
-    said: list[str] = []
-    comment = JobComment("7", {}, said.append, client=slurm)
+def failures_of(slurm: Slurm, *events: dict[str, Any]) -> list[str]:
+    """What is reported of failures, when all was tried."""
+    failures: list[str] = []
+    comment = JobComment("7", {}, failures.append, client=slurm)
     for event in events:
         comment.notify(from_row(event))
         comment.flush(DEADLINE_S)
     comment.close(DEADLINE_S)
-    return said
+    return failures
 
 
-def test_a_decision_and_the_end_say_their_cause() -> None:
+def test_a_decision_and_the_end_hold_their_cause() -> None:
     line = cause_line(from_row(DECISION)) or ""
     assert line[11:] == " attempt 2, restart: rank killed on node1, rank 3: Killed"
     assert (cause_line(from_row(ENDED)) or "").endswith(" the run, failed: rank 3: Killed")
@@ -107,7 +109,7 @@ def test_what_others_wrote_stays() -> None:
 
 def test_the_last_cause_is_written_once() -> None:
     slurm = Slurm("project A")
-    assert told(slurm, DECISION, DECISION, {"event": "signal"}, ENDED) == []
+    assert failures_of(slurm, DECISION, DECISION, {"event": "signal"}, ENDED) == []
     assert [update.partition(" zslurm: ")[2][11:28] for update in slurm.updates] == [
         " attempt 2, resta",
         " the run, failed:",
@@ -115,18 +117,18 @@ def test_the_last_cause_is_written_once() -> None:
     assert all(update.startswith("project A; zslurm: ") for update in slurm.updates)
 
 
-def test_a_slurm_that_is_away_is_told_once_and_asked_again_next_time() -> None:
+def test_a_slurm_that_is_away_is_reported_once_and_asked_again_next_time() -> None:
     slurm = Slurm(away=True)
-    assert told(slurm, DECISION, ENDED) == ["job comment: the Slurm controller does not answer"]
+    assert failures_of(slurm, DECISION, ENDED) == ["job comment: the Slurm controller does not answer"]
     assert slurm.updates == []
 
 
-def test_nobody_waits_for_slurm_and_only_the_newest_cause_is_kept() -> None:
+def test_the_supervisor_does_not_wait_for_slurm_and_only_the_newest_cause_is_kept() -> None:
     slurm = Slurm()
     slurm.answers.clear()
     comment = JobComment("7", {}, client=slurm)
     comment.notify(from_row(DECISION))
-    wait_for(lambda: comment._queue._busy, "the first to be under way")
+    assert slurm.asked.wait(DEADLINE_S), "the first is under way"
     for attempt in (3, 4, 5):
         comment.notify(from_row(DECISION | {"attempt": attempt}))
     slurm.answers.set()

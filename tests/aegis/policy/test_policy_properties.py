@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.aegis.attempts import BLAMELESS, NODES, NOW, fault, incident, settings, situation
+from tests.aegis.attempts import BLAMELESS, NODES, NOW, attempt_state, fault, incident, settings
 from zslurm.aegis.fault_kinds import FAULT_KINDS
 from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.policy import _MOST_REFUSALS, alarm, decide
+from zslurm.aegis.policy.policy import MOST_REFUSALS, alarm, decide
 from zslurm.aegis.root_cause import without_overcome
-from zslurm.aegis.types import Decision, Exclusion, Fault, History, Incident, Resources, Situation
+from zslurm.aegis.types import AttemptState, Decision, Exclusion, Fault, History, Incident, Resources
 
 ALL_NODES = (*NODES, "node4", "node5")
 SETTINGS = st.builds(
@@ -61,8 +61,8 @@ RESOURCES = st.builds(
     demanded=st.sampled_from([frozenset(), frozenset({"node1"})]),
     asked=st.none() | st.integers(3, 6),
 )
-SITUATIONS = st.builds(
-    lambda faults, **more: situation(*faults, **more),
+ATTEMPT_STATES = st.builds(
+    lambda faults, **more: attempt_state(*faults, **more),
     st.lists(FAULTS, max_size=6),
     outcome=st.sampled_from(["completed", "interrupted", "failed", "failed", "failed", "lost"]),
     step=st.integers(-1, 60),
@@ -73,8 +73,8 @@ SITUATIONS = st.builds(
 )
 
 
-@given(SITUATIONS, HISTORIES, RESOURCES, SETTINGS)
-def test_a_decision_can_be_carried_out(now: Situation, past: History, there: Resources, says: Any) -> None:
+@given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS)
+def test_a_decision_can_be_carried_out(now: AttemptState, past: History, there: Resources, says: Any) -> None:
     decision = decide(now, past, there, says)
     assert decision.reason
     assert "\n" not in decision.reason
@@ -99,9 +99,9 @@ def test_a_decision_can_be_carried_out(now: Situation, past: History, there: Res
         assert decision.exclude == ()
 
 
-@given(SITUATIONS, HISTORIES, RESOURCES, SETTINGS)
+@given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS)
 def test_exclusions_are_few_and_never_without_evidence(
-    now: Situation, past: History, there: Resources, says: Any
+    now: AttemptState, past: History, there: Resources, says: Any
 ) -> None:
     decision = decide(now, past, there, says)
     if not decision.exclude:
@@ -115,27 +115,27 @@ def test_exclusions_are_few_and_never_without_evidence(
 
 
 @given(
-    st.lists(FAULTS.filter(lambda f: f.kind in BLAMELESS), max_size=5).map(lambda found: situation(*found)),
+    st.lists(FAULTS.filter(lambda f: f.kind in BLAMELESS), max_size=5).map(lambda found: attempt_state(*found)),
     HISTORIES, RESOURCES, SETTINGS,
 )  # fmt: skip
 def test_nobody_is_excluded_for_a_program_a_setting_or_a_service(
-    now: Situation, past: History, there: Resources, says: Any
+    now: AttemptState, past: History, there: Resources, says: Any
 ) -> None:
     assert decide(now, past, there, says).exclude == ()
-    running = Situation(now.now, 9, None, now.faults, nodes=now.nodes)
+    running = AttemptState(now.now, 9, None, now.faults, nodes=now.nodes)
     assert alarm(running, past, says, spares=1).exclude == ()
 
 
-@given(SITUATIONS, HISTORIES, RESOURCES, SETTINGS, st.randoms())
+@given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS, st.randoms())
 def test_the_order_in_which_faults_are_reported_does_not_matter(
-    now: Situation, past: History, there: Resources, says: Any, order: random.Random
+    now: AttemptState, past: History, there: Resources, says: Any, order: random.Random
 ) -> None:
     times = {f.time for f in now.faults}
     if len(times) < len(now.faults):
         return
     shuffled = list(now.faults)
     order.shuffle(shuffled)
-    again = situation(*shuffled, outcome=now.outcome, step=now.committed_step, asked_to_stop=now.asked_to_stop,
+    again = attempt_state(*shuffled, outcome=now.outcome, step=now.committed_step, asked_to_stop=now.asked_to_stop,
                       requeued=now.requeued, progressed_at=now.progressed_at, preempted=now.preempted)  # fmt: skip
     assert decide(again, past, there, says) == decide(now, past, there, says)
 
@@ -150,8 +150,8 @@ def test_consequences_change_nothing(
 ) -> None:
     """Those that log and sensors tell of; what Slurm itself says about the job is no consequence."""
     mere = [Fault(f.kind, role, f.scope, f.time, "log", f.line, f.node) for f in others if f.kind != "straggler"]
-    alone = decide(situation(*roots), past, there, says)
-    assert decide(situation(*mere, *roots), past, there, says) == alone
+    alone = decide(attempt_state(*roots), past, there, says)
+    assert decide(attempt_state(*mere, *roots), past, there, says) == alone
 
 
 @given(
@@ -162,12 +162,12 @@ def test_consequences_change_nothing(
 def test_a_network_that_recovered_ends_nothing(found: list[tuple[str, float]], past: History, says: Any) -> None:
     faults = [fault(kind, ago=ago, nic="n1") for kind, ago in found]
     over = fault("nic_link_down", ago=5.0, nic="n1", cleared=True)
-    assert not alarm(situation(*faults, over, outcome=None), past, says, spares=1).give_up
+    assert not alarm(attempt_state(*faults, over, outcome=None), past, says, spares=1).give_up
 
 
-@given(SITUATIONS, HISTORIES, RESOURCES, SETTINGS)
+@given(ATTEMPT_STATES, HISTORIES, RESOURCES, SETTINGS)
 def test_what_the_run_overcame_may_be_forgotten(
-    now: Situation, past: History, there: Resources, says: Any
+    now: AttemptState, past: History, there: Resources, says: Any
 ) -> None:
     running = replace(now, outcome=None)
     left = tuple(without_overcome(running, says))
@@ -175,11 +175,11 @@ def test_what_the_run_overcame_may_be_forgotten(
     assert decide(replace(now, faults=left), past, there, says) == decide(now, past, there, says)
 
 
-@given(SITUATIONS, HISTORIES, SETTINGS, st.integers(0, 2))
+@given(ATTEMPT_STATES, HISTORIES, SETTINGS, st.integers(0, 2))
 def test_an_alarm_excludes_no_more_than_the_decision_may(
-    now: Situation, past: History, says: Any, spares: int
+    now: AttemptState, past: History, says: Any, spares: int
 ) -> None:
-    running = Situation(now.now, 9, None, now.faults, nodes=now.nodes, progressed_at=now.progressed_at)
+    running = AttemptState(now.now, 9, None, now.faults, nodes=now.nodes, progressed_at=now.progressed_at)
     given_up = alarm(running, past, says, spares=spares)
     assert given_up.give_up or (given_up.root, given_up.reason, given_up.exclude) == (None, "", ())
     assert not given_up.give_up or given_up.reason
@@ -198,13 +198,13 @@ def test_a_run_that_always_fails_stops(
     """
     incidents: list[Incident] = []
     exclusions: list[Exclusion] = []
-    for attempt in range((says.retries + says.max_excluded + 2) * _MOST_REFUSALS):
+    for attempt in range((says.retries + says.max_excluded + 2) * MOST_REFUSALS):
         past = History(tuple(incidents), tuple(exclusions))
         there = Resources(
             tuple(node for node in ALL_NODES if node not in active_exclusions(past, NOW, says)), NODES[:3], 3,
             outlives_nodes=outlives, can_requeue=can_requeue, elsewhere=elsewhere,
         )  # fmt: skip
-        decision: Decision = decide(situation(found[attempt % len(found)], step=-1), past, there, says)
+        decision: Decision = decide(attempt_state(found[attempt % len(found)], step=-1), past, there, says)
         if decision.action in ("stop", "finish"):
             return
         incidents.append(Incident(NOW, attempt, decision.action, decision.root, -1, decision.exclude))

@@ -9,8 +9,8 @@ import pytest
 
 from tests.aegis.attempts import NODES, NOW, SETTINGS, settings
 from tests.aegis.recorded import Recorder, there
-from zslurm.aegis.policy.replay import Replayed, replay
-from zslurm.aegis.types import Resources, Situation
+from zslurm.aegis.policy.replay import Replayed, replay, resources_in
+from zslurm.aegis.types import AttemptState, Resources
 
 
 def only(recorder: Recorder, **says: Any) -> Replayed:
@@ -18,7 +18,7 @@ def only(recorder: Recorder, **says: Any) -> Replayed:
     return one
 
 
-def test_the_same_policy_decides_alike() -> None:
+def test_the_same_policy_decides_the_same() -> None:
     recorder = Recorder().failed("rank_killed", there=there())
     recorder.failed("gpu_bad_pages", "swap", exclude=["node1"], there=there(NODES))
     assert [(one.policy.action, one.differs) for one in replay(recorder.rows, SETTINGS)] == [
@@ -54,7 +54,7 @@ def test_less_patience_ends_the_attempt_sooner() -> None:
     assert (hasty.policy.action, hasty.differs) == ("restart", True)
 
 
-def test_more_patience_lets_it_go_on() -> None:
+def test_more_patience_lets_it_run() -> None:
     recorder = Recorder().started().noticed("nic_fault", source="log", scope="nic")
     recorder.clock += 60
     recorder.event("step_killed", attempt=1, reason="because", root={}).ended().decided("restart", there=there())
@@ -63,7 +63,7 @@ def test_more_patience_lets_it_go_on() -> None:
     assert only(recorder, tolerate_s=600).differs
 
 
-def test_what_was_not_recorded_is_assumed_and_said_to_be() -> None:
+def test_what_was_not_recorded_is_assumed_and_marked() -> None:
     one = only(Recorder().failed("node_dead", "requeue", exclude=["node1"]))
     assert one.assumed
     assert (one.policy.action, one.policy.exclude, one.differs) == ("requeue", ("node1",), False)
@@ -87,13 +87,13 @@ def test_the_signal_that_asked_the_run_to_stop() -> None:
     assert only(recorder, requeue_at_time_limit=False).policy.action == "finish"
 
 
-def test_an_attempt_that_still_runs_is_not_judged() -> None:
+def test_an_attempt_that_still_runs_is_not_assessed() -> None:
     assert replay(Recorder().started().noticed("gpu_bad_pages").rows, SETTINGS) == []
 
 
 def test_what_there_was_comes_back_from_json() -> None:
     one = Resources(("a",), ("a", "b"), 2, demanded=frozenset({"b"}), elsewhere=3, asked=4)
-    assert Resources.of(json.loads(json.dumps(one.fields()))) == one
+    assert resources_in(json.loads(json.dumps(one.fields()))) == one
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_damaged_resources_are_none(damage: dict[str, Any]) -> None:
     assert only(recorder).assumed
 
 
-def test_the_situation_that_was_recorded_counts() -> None:
-    def replayed(**more: Any) -> Replayed:
+def test_the_attempt_state_that_was_recorded_counts() -> None:
+    def replayed(name: str = "attempt_state", **more: Any) -> Replayed:
         recorder = Recorder().started().noticed("nic_fault", source="log").noticed("rank_killed", "node2").ended()
-        now = Situation(recorder.clock, 1, "failed", (), 40, **more)
+        now = AttemptState(recorder.clock, 1, "failed", (), 40, **more)
         recorded = json.loads(json.dumps(now.fields()))
-        return only(recorder.decided("restart", there=there(), situation=recorded))
+        return only(recorder.decided("restart", there=there(), **{name: recorded}))
 
     went_on, stood_still = replayed(progressed_at=NOW + 30), replayed()
     assert went_on.policy.root is not None
@@ -118,3 +118,4 @@ def test_the_situation_that_was_recorded_counts() -> None:
     assert (went_on.policy.root.kind, stood_still.policy.root.kind) == ("rank_killed", "nic_fault")
     assert replayed(requeued=True).policy.action == "finish"
     assert replayed(asked_to_stop="SIGTERM").policy.action == "finish"
+    assert replayed("situation", requeued=True).policy.action == "finish", "as earlier versions called it"

@@ -17,7 +17,6 @@ import pytest
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.policy.attribution import attribute
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.root_cause import roots_of
@@ -25,6 +24,7 @@ from zslurm.aegis.supervisor import stop_forwarder
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault, History
 from zslurm.config.aegis import AegisSection
@@ -128,14 +128,14 @@ def _monitor(
     job = Job(RunDir(tmp_path / "runs" / "tiny"), spec, {}, "local-1", 0, event)
     detector = Detector(spec.aegis)
     detector.begin(1, list(NODES), time.monotonic() - 60)
-    return AttemptMonitor(job, running, Signatures.load(), cast(Agents, agents), detector, spares=2)
+    return AttemptMonitor(FaultCollector(job, running, cast(Agents, agents), detector), spares=2)
 
 
 def _dead(tmp_path: Path, running: RunningAttempt, agents: Speakers) -> list[str | None]:
     """Nodes that are dead when the attempt is over."""
     monitor = _monitor(tmp_path, running, agents)
-    verdict = monitor.until_end()
-    assert verdict.outcome == "failed"
+    outcome = monitor.until_end()
+    assert outcome.outcome == "failed"
     return [fault.node for fault in monitor.collected.faults if fault.kind == "node_dead"]
 
 
@@ -157,7 +157,7 @@ def test_a_file_system_that_does_not_answer_tells_nothing_new(
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")
     spec = run_spec(tmp_path, slurm={"nodes": 3, "ranks_per_node": 1})
     job = Job(run, spec, {}, "local-1", 0, lambda *_, **__: None)
-    monitor = AttemptMonitor(job, running, Signatures.load(), None, Detector(spec.aegis))
+    monitor = AttemptMonitor(FaultCollector(job, running, None, Detector(spec.aegis)), spares=0)
 
     def stalled(*_: object, **__: object) -> str:
         raise OSError(errno.EIO, "Input/output error")
@@ -186,7 +186,7 @@ class Unkillable(Speakers):
         return [*super().reports(), *([ReceivedReport(now, stuck)] if self._asked else [])]
 
     def ask(self, do: str, nodes: Sequence[str], **_: Any) -> dict[str, Answer]:
-        self._asked += do == "sweep"
+        self._asked += do == "clean_up"
         left = [[12, "D", "python"]] if self._asked <= self._looks else []
         stamp = Stamp("node1", 1, time.time(), time.monotonic())
         return {node: Answer(stamp, 1, not left, values={"left": left}) for node in nodes if node == "node1"}
@@ -229,11 +229,11 @@ def test_a_step_that_somebody_cancelled_is_not_a_rank_that_was_killed(tmp_path: 
         "srun: error: node1: task 1: Killed"
     )
     monitor = _monitor(tmp_path, _step(run, printed, "exit 137"), Speakers({}))
-    verdict = monitor.until_end()
-    assert verdict.cause is not None and verdict.cause.rank is None
-    assert verdict.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
-    situation, settings = monitor.collected.situation(verdict), AegisSection()
-    root_cause = attribute(roots_of(situation, settings), situation, History(), settings)
+    outcome = monitor.until_end()
+    assert outcome.cause is not None and outcome.cause.rank is None
+    assert outcome.cause.message == "the Slurm step 1.2 was cancelled (scancel)"
+    attempt_state, settings = monitor.collected.attempt_state(outcome), AegisSection()
+    root_cause = attribute(roots_of(attempt_state, settings), attempt_state, History(), settings)
     assert root_cause.root is not None and (root_cause.root.kind, root_cause.exclude) == ("slurm_cancelled", ())
 
 
@@ -256,7 +256,9 @@ def test_a_supervisor_that_died_between_a_failure_and_its_fault_is_followed_by_o
     """The failure is recorded first; with the fault, too, nothing is found twice."""
     fault = Fault("rank_exit", "root", "unknown", time.time(), "srun", "x", node="node0", rank=0).fields()
     fault_row = {"event": "fault_detected", "attempt": 1, "fault_time": fault.pop("time"), **fault}
-    rows = [{"event": "ranks_ended", "attempt": 1, "ranks": [0], "node": "node0"}] + [fault_row] * recorded
+    rows = [{"event": "ranks_ended", "attempt": 1, "ranks": [0], "node": "node0", "what": "x"}] + [
+        fault_row
+    ] * recorded
     run.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = running.attempt.step_log
     wait_for(lambda: log.exists() and LOST_PEERS in log.read_text(), "srun to speak")

@@ -99,7 +99,7 @@ SLURM_AWAY, STALE, BEGUN = "the controller does not answer", "Stale file handle"
 
 
 class Tries:
-    """A supervisor's `_start` with a clock that its pauses move; what each try meets is given."""
+    """A supervisor's `start_attempt` with a clock that its pauses move; what each try meets is given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: RunDir, meets: list[str]) -> None:
         self.meets, self.now, self.told = meets, 1000.0, list[str]()
@@ -130,7 +130,7 @@ class Tries:
         self.told.append(reason.rpartition(": ")[2])
 
     def begin(self) -> Any:
-        return self.supervisor._start(("node1",))
+        return self.supervisor.start_attempt(("node1",))
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import pytest
 from tests.submit.scripted_slurm import RUNNING, ScriptedSlurm
 from tests.submit.specs import run_spec
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor import attempt_starter as module
 from zslurm.aegis.supervisor import supervisor as supervisor_module
+from zslurm.aegis.supervisor.agents.liveness import Liveness
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
@@ -95,7 +95,7 @@ def test_only_nodes_that_ranks_may_use_are_made_ready(
     tmp_path: Path, prepared: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Sequence[str]] = []
-    monkeypatch.setattr(module, "check_rails", lambda spec, run, job_id, nodes, *more: asked.append(nodes))
+    monkeypatch.setattr(module, "check_rails", lambda job, nodes: asked.append(nodes))
     successor = Successor(tmp_path, nics=["ionic_0"], gpus_per_node=1)
     successor.had_attempt(1, dead="node0")
     successor.write("nodes_excluded", nodes="node3", reason="its NIC is down")
@@ -148,8 +148,8 @@ def test_no_agent_is_started_on_a_node_that_died_under_an_earlier_supervisor(
     """Nor is its agent missed: Slurm would refuse the step of all of them."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(supervisor_module, "Agents", FakeAgents)
-    ended = Verdict("interrupted", 75)
-    monkeypatch.setattr(Supervisor, "_attempts", lambda self, found: ended)
+    ended = AttemptOutcome("interrupted", 75)
+    monkeypatch.setattr(Supervisor, "run_attempts", lambda self, found: ended)
     successor = Successor(tmp_path)
     successor.had_attempt(1, dead="node0")
     successor.had_attempt(2)
@@ -164,15 +164,12 @@ class FakeMonitor:
 
     spares: ClassVar[list[int]] = []
     """Of each attempt so far."""
-    collected = SimpleNamespace(dead_nodes=frozenset())
 
-    def __init__(
-        self, job: Any, running: Any, signatures: Any, agents: Any, detector: Any, spares: int, reported: Any
-    ) -> None:
+    def __init__(self, _collected: Any, spares: int) -> None:
         self.spares.append(spares)
 
-    def until_end(self) -> Verdict:
-        return Verdict("completed", 0)
+    def until_end(self) -> AttemptOutcome:
+        return AttemptOutcome("completed", 0)
 
 
 @pytest.fixture
@@ -189,9 +186,9 @@ def _supervise(successor: Successor, detector: Any, agents: Any = None, **attemp
     """Have a supervisor see one attempt to its end."""
     supervisor = Supervisor(successor.run, JOB)
     supervisor.job, supervisor.nodes, supervisor.agents = successor.job, successor.nodes, agents
-    supervisor.signatures, supervisor.detector = Signatures.load(), detector
+    supervisor.detector = detector
     process: Any = None
-    supervisor._one(RunningAttempt(successor.run.attempt(2), process, ("node0", "node1"), **attempt))
+    supervisor.watch_attempt(RunningAttempt(successor.run.attempt(2), process, ("node0", "node1"), **attempt))
 
 
 def test_an_excluded_node_is_no_spare(successor: Successor) -> None:
@@ -215,7 +212,7 @@ def test_a_supervisor_that_adopts_an_attempt_knows_how_long_its_steps_take(
     successor.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     begun: list[tuple[float, ...]] = []
     detector = SimpleNamespace(begin=lambda *_, step_times, **__: begun.append(tuple(step_times)))
-    _supervise(successor, detector, SimpleNamespace(attempt=0), adopted=adopted)
+    _supervise(successor, detector, SimpleNamespace(attempt=0, liveness=Liveness(1.0)), adopted=adopted)
     assert begun == [known]
 
 
@@ -261,5 +258,5 @@ def test_an_attempt_that_trained_and_was_requeued_by_a_user_says_so(tmp_path: Pa
     action = {"action": "requeue", "job_id": "7", "user": "ada", "time": time.time() + 60}
     successor.run.submissions.write_text(json.dumps(action) + "\n")
     successor.starter.left_over()
-    cause = "the job was requeued by ada (zslurm requeue) before the attempt could be judged"
+    cause = "the job was requeued by ada (zslurm requeue) before the end of the attempt was recorded"
     assert successor.told[-1]["cause"] == {"message": cause}

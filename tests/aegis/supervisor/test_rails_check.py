@@ -1,8 +1,10 @@
-"""The preflight where Slurm does not help: no answer is no fault, and what cannot be excluded is refused."""
+"""The check of the rails: a table of decisions; where a node or Slurm does not answer, that is no fault."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,35 +12,33 @@ import pytest
 
 from tests.fake_sysfs import mi300x_pollara
 from tests.submit.specs import run_spec
-from zslurm.aegis.policy.outcome import Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome
 from zslurm.aegis.supervisor import rails_check
+from zslurm.aegis.supervisor.job import Job, StopRequest
+from zslurm.aegis.supervisor.rails_check import RailDecision, decide, faults
 from zslurm.cluster.rails.read_nodes import rails_of_answers
+from zslurm.cluster.rails.types import Problem, RailMap
 from zslurm.core.errors import Exit
-from zslurm.hardware.facts import read_facts, to_json
+from zslurm.hardware.facts import read_facts
 from zslurm.run.run_dir import RunDir
 from zslurm.slurm.run_on_nodes import NodeAnswer
 
 JOB = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_PARTITION": "batch", "PATH": "/nonexistent"}
 NICS = [f"ionic_{index}" for index in range(8)]
+EIGHT = [f"node{index}" for index in range(8)]
 
 
 def check(
     directory: Path, policy: str, *, nodes: Sequence[str] = ("node0", "node1"), stopped: bool = False
-) -> tuple[Verdict | None, list[dict[str, Any]]]:
-    """The verdict and the events of a job on two nodes."""
+) -> tuple[AttemptOutcome | None, list[dict[str, Any]]]:
+    """The outcome and the events of a job on two nodes."""
     cluster = {"launcher": "slurm", "gpus_per_node": 8, "nics": NICS, "rail_policy": policy}
     spec = run_spec(directory, slurm={"nodes": 2}, cluster=cluster)
     events: list[dict[str, Any]] = []
-    verdict = rails_check.check_rails(
-        spec,
-        RunDir(directory / "run"),
-        "7",
-        nodes,
-        JOB,
-        lambda kind, **fields: events.append({"event": kind, **fields}),
-        lambda: stopped,
-    )
-    return verdict, events
+    stop = StopRequest(signal.SIGTERM if stopped else None)
+    run = RunDir(directory / "run")
+    job = Job(run, spec, JOB, "7", 0, lambda kind, **fields: events.append({"event": kind, **fields}), stop)
+    return rails_check.check_rails(job, nodes), events
 
 
 def answers(
@@ -48,7 +48,7 @@ def answers(
     said = []
     for node, broken in (("node0", down), ("node1", [])):
         mi300x_pollara(directory / node, down=broken)
-        said.append(NodeAnswer(node, to_json(read_facts(directory / node)) | {"node": node}))
+        said.append(NodeAnswer(node, asdict(read_facts(directory / node)) | {"node": node}))
     if silent:
         said[0] = NodeAnswer("node0", None, silent)
     monkeypatch.setattr(
@@ -59,16 +59,16 @@ def answers(
 
 
 def test_where_no_node_can_be_asked_the_ranks_start_and_it_is_recorded(tmp_path: Path) -> None:
-    verdict, events = check(tmp_path, "refuse")
-    assert verdict is None
+    outcome, events = check(tmp_path, "refuse")
+    assert outcome is None
     assert [event["event"] for event in events] == ["rails_unknown"]
     assert events[0]["reason"].startswith("srun: not found on PATH")
 
 
 def test_a_silent_node_is_recorded_and_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(tmp_path, monkeypatch, down=[], silent="srun: error: Task launch failed")
-    verdict, events = check(tmp_path, "refuse")
-    assert verdict is None
+    outcome, events = check(tmp_path, "refuse")
+    assert outcome is None
     assert events == [{"event": "rails_unknown", "nodes": "node0", "reason": "srun: error: Task launch failed"}]
 
 
@@ -76,12 +76,12 @@ def test_without_slurms_commands_on_the_node_excluding_is_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(tmp_path, monkeypatch, down=[6])
-    verdict, events = check(tmp_path, "exclude")
-    assert verdict is not None
-    assert (verdict.outcome, verdict.exit_code) == ("failed", Exit.STOPPED)
-    assert verdict.cause is not None
-    assert verdict.cause.node == "node0"
-    assert verdict.cause.message.startswith(
+    outcome, events = check(tmp_path, "exclude")
+    assert outcome is not None
+    assert (outcome.outcome, outcome.exit_code) == ("failed", Exit.STOPPED)
+    assert outcome.cause is not None
+    assert outcome.cause.node == "node0"
+    assert outcome.cause.message.startswith(
         "node0: rail 6: ionic_6 is DOWN (Disabled); it cannot be excluded: squeue: not found on PATH"
     )
     assert [(event["event"], event["action"]) for event in events] == [("rails_incomplete", "refuse")]
@@ -92,10 +92,10 @@ def test_warnings_of_many_nodes_are_one_event_each(tmp_path: Path, monkeypatch: 
     for node in ("node0", "node1"):
         tree = mi300x_pollara(tmp_path / node)
         tree.write("sys/class/infiniband/ionic_1/ports/1/rate", "200 Gb/sec (4X HDR)")
-        facts.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
+        facts.append(NodeAnswer(node, asdict(read_facts(tmp_path / node)) | {"node": node}))
     monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(facts, cluster))
-    verdict, events = check(tmp_path, "exclude")
-    assert verdict is None
+    outcome, events = check(tmp_path, "exclude")
+    assert outcome is None
     assert events == [
         {
             "event": "rails_doubtful",
@@ -122,10 +122,10 @@ def test_nodes_that_differ_are_one_event(tmp_path: Path, monkeypatch: pytest.Mon
     said = []
     for node, names in (("node0", NICS), ("node1", NICS), ("node2", [NICS[1], NICS[0], *NICS[2:]])):
         mi300x_pollara(tmp_path / node, names=names)
-        said.append(NodeAnswer(node, to_json(read_facts(tmp_path / node)) | {"node": node}))
+        said.append(NodeAnswer(node, asdict(read_facts(tmp_path / node)) | {"node": node}))
     monkeypatch.setattr(rails_check, "read_rails", lambda cluster, **where: rails_of_answers(said, cluster))
-    verdict, events = check(tmp_path, "exclude")
-    assert verdict is None
+    outcome, events = check(tmp_path, "exclude")
+    assert outcome is None
     assert events[0] == {
         "event": "rails_differ",
         "nodes": "node2",
@@ -133,3 +133,66 @@ def test_nodes_that_differ_are_one_event(tmp_path: Path, monkeypatch: pytest.Mon
         "(and 1 more)",
     }
     assert [(event["event"], event["nodes"]) for event in events[1:]] == [("rails_doubtful", "node2")] * 2
+
+
+# --- the decision: a table ------------------------------------------------------------------------------------
+
+
+def faulty(*nodes: str) -> dict[str, RailMap]:
+    down = Problem("nic-down", "rail 6: ionic_6 is DOWN (Disabled)", 6, "ionic_6")
+    slow = Problem("slow", "rail 1: ionic_1 runs at 200 Gb/s, others at 400", 1, "ionic_1")
+    return {node: RailMap(node, "profile", (), problems=(down, slow)) for node in nodes}
+
+
+def test_whole_rails_start_under_every_policy() -> None:
+    for policy in ("exclude", "refuse", "warn"):
+        assert decide(policy, {}, needed=4) == RailDecision("start")
+
+
+def test_the_reason_names_node_and_nic() -> None:
+    assert faults(faulty("node3")) == "node3: rail 6: ionic_6 is DOWN (Disabled)"
+    assert faults(faulty("node3", "node5", "node6")) == (
+        "node3: rail 6: ionic_6 is DOWN (Disabled) (and faults on node[5-6])"
+    )
+
+
+@pytest.mark.parametrize(("policy", "action"), [("exclude", "exclude"), ("refuse", "refuse"), ("warn", "start")])
+def test_the_policy_decides(policy: str, action: str) -> None:
+    decision = decide(policy, faulty("node3"), needed=4, usable=EIGHT)  # type: ignore[arg-type]
+    assert decision.action == action
+    assert decision.nodes == ("node3",)
+    assert decision.reason == "node3: rail 6: ionic_6 is DOWN (Disabled)"
+
+
+def test_all_faulty_nodes_go_at_once() -> None:
+    assert decide("exclude", faulty("node3", "node5"), needed=6, usable=EIGHT).nodes == ("node3", "node5")
+
+
+@pytest.mark.parametrize(
+    ("needed", "usable", "demanded", "before", "why"),
+    [
+        (8, EIGHT, (), (), "; without it 7 usable nodes are left, and the run needs 8"),
+        (1, (), (), (), "; without it 0 usable nodes are left, and the run needs 1"),
+        (4, EIGHT, ("node3",), (), "; slurm.nodelist demands node3, so it cannot be excluded"),
+        (4, EIGHT, (), ("node3", "node9"), "; node3 was excluded before and is in the job again"),
+    ],
+)
+def test_where_excluding_would_not_help_it_stops_and_says_why(
+    needed: int, usable: list[str], demanded: tuple[str, ...], before: tuple[str, ...], why: str
+) -> None:
+    decision = decide(
+        "exclude", faulty("node3"), needed=needed, usable=usable, demanded=demanded, excluded_before=before
+    )
+    assert decision.action == "refuse"
+    assert decision.reason == f"node3: rail 6: ionic_6 is DOWN (Disabled){why}"
+
+
+def test_exclusion_ends_however_many_nodes_are_bad() -> None:
+    """Every start finds the next bad node: after some exclusions too few are left, and it stops."""
+    excluded: set[str] = set()
+    for node in EIGHT:
+        usable = set(EIGHT) - excluded
+        if decide("exclude", faulty(node), needed=5, usable=usable, excluded_before=excluded).action == "refuse":
+            break
+        excluded.add(node)
+    assert excluded == {"node0", "node1", "node2"}

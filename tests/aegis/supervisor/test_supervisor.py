@@ -31,8 +31,8 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
     person.close()
 
 
-def _verdict(user: LocalUser, run: str) -> dict[str, Any]:
-    """The one verdict on the run's one attempt."""
+def _outcome(user: LocalUser, run: str) -> dict[str, Any]:
+    """The one outcome on the run's one attempt."""
     (event,) = user.events(run, "attempt_ended")
     return event
 
@@ -45,7 +45,7 @@ def test_a_killed_rank_is_named_and_its_peers_are_ended(user: LocalUser) -> None
     assert (state["state"], state["exit_code"]) == ("failed", 137)
     assert (state["cause"]["rank"], state["cause"]["message"]) == (1, "Killed")
     assert state["cause"]["node"] == os.uname().nodename
-    assert _verdict(user, "killed")["cause"] == state["cause"]
+    assert _outcome(user, "killed")["cause"] == state["cause"]
     assert f"rank 1 on {os.uname().nodename}: Killed" in user.zslurm("status", "killed").stdout
     assert not user.run_dir("killed").attempt(1).progress({}).exists(), "nothing is left in the node's memory"
 
@@ -58,7 +58,7 @@ def test_a_killed_supervisor_is_replaced_and_costs_the_run_nothing(user: LocalUs
     assert [row["step"] for row in user.steps("survives")] == list(range(1, 601))
     assert {row["attempt"] for row in user.steps("survives")} == {1}
     assert [event.get("adopted") for event in user.events("survives", "supervisor_started")] == [None, 1]
-    assert _verdict(user, "survives")["outcome"] == "completed"
+    assert _outcome(user, "survives")["outcome"] == "completed"
 
 
 def test_a_step_that_died_with_its_supervisor_is_recorded(user: LocalUser) -> None:
@@ -73,7 +73,7 @@ def test_a_step_that_died_with_its_supervisor_is_recorded(user: LocalUser) -> No
     script.resume()
     state = user.wait_for_end("both")
     assert (state["state"], state["exit_code"]) == ("failed", 137)
-    assert _verdict(user, "both")["outcome"] == "failed"
+    assert _outcome(user, "both")["outcome"] == "failed"
 
 
 def test_ranks_whose_supervisor_cannot_come_back_still_count_and_can_be_stopped(user: LocalUser) -> None:
@@ -101,7 +101,7 @@ def test_a_users_mistake_reaches_every_place_where_one_looks_for_it(user: LocalU
     assert (state["state"], state["exit_code"], cause["exit_code"]) == ("failed", 2, 2)
     assert cause["message"].startswith(f"DataError: data.path: {user.data}: ")
     assert cause["rank"] in (0, 1)
-    assert _verdict(user, "broken")["cause"] == cause
+    assert _outcome(user, "broken")["cause"] == cause
     assert cause["message"] in done.stderr
     assert cause["message"] in user.zslurm("status", "broken").stdout
     assert user.zslurm("logs", "broken", "--rank", str(cause["rank"])).stdout.startswith("error: ")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from zslurm.aegis.protocol import Answer, Stamp
 from zslurm.aegis.supervisor import teardown
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.core.processes import DetachedProcess
@@ -27,7 +29,7 @@ FOR_EVER = 10**6
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teardown, "_LOOK_S", 0.01)
+    monkeypatch.setattr(teardown, "LOOK_S", 0.01)
 
 
 @dataclass
@@ -101,8 +103,8 @@ def torn(
 ) -> Torn:
     """End it. `left`: looks that see processes on a node; `asked_after`: looks after which the run is to stop;
     `dies`: a node that is dead after the first."""
-    settings = AegisSection.model_validate({"teardown_s": 0.02, **aegis})
     nodes, events = Nodes(dict(left)), []
+    spec = SimpleNamespace(aegis=AegisSection.model_validate({"teardown_s": 0.02, **aegis}))
 
     def event(kind: str, **fields: Any) -> None:
         events.append({"event": kind, **fields})
@@ -110,9 +112,8 @@ def torn(
     def alive() -> list[str]:
         return [node for node in NODES if node != dies or not nodes.asked]
 
-    faults = teardown.clear(
-        running, alive, cast(Agents, nodes), None, settings, event, lambda: len(nodes.asked) > asked_after
-    )
+    job = cast(Job, SimpleNamespace(spec=spec, slurm_id=None, event=event))
+    faults = teardown.clear(job, running, alive, cast(Agents, nodes), lambda: len(nodes.asked) > asked_after)
     assert [event["event"] for event in events].index("attempt_cleared") == len(events) - 1
     return Torn(faults, events, nodes.asked)
 

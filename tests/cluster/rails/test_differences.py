@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.fake_sysfs import mi300x_pollara
-from zslurm.cli.rails import as_json, draw
+from zslurm.cli.cluster.rails import as_json, draw
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.read_nodes import RailReadings, differences, identical, rails_of_answers
 from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.facts import read_facts, to_json
+from zslurm.hardware.facts import read_facts
 from zslurm.slurm.run_on_nodes import NodeAnswer
 
 NAMES = tuple(f"ionic_{index}" for index in range(8))
@@ -70,7 +71,7 @@ def test_equal_nodes_and_single_nodes_do_not_differ(tmp_path: Path) -> None:
 
 def test_answers_become_maps_and_silence_is_named(tmp_path: Path) -> None:
     mi300x_pollara(tmp_path, down=[5])
-    value = to_json(read_facts(tmp_path)) | {"node": "node10"}
+    value = asdict(read_facts(tmp_path)) | {"node": "node10"}
     answers = [
         NodeAnswer("node10", value),
         NodeAnswer("node3", None, "srun: error: Node failure on node3"),

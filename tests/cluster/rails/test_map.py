@@ -24,7 +24,9 @@ from tests.fake_sysfs import (
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.types import RailMap
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.facts import Gpu, Nic, NodeFacts, read_facts
+from zslurm.hardware.facts import NodeFacts, read_facts
+from zslurm.hardware.gpus import Gpu
+from zslurm.hardware.nics import Nic
 from zslurm.hardware.pairing import near, pair
 
 NAMES = tuple(f"ionic_{index}" for index in range(8))
@@ -88,7 +90,7 @@ def test_a_real_nodes_tree_is_paired_as_amd_says(
 )
 @settings(max_examples=60, deadline=None)
 def test_equally_many_near_nics_are_never_shared(places: list[tuple[int, int, int]], order: list[int]) -> None:
-    """Any tree in which every GPU has a NIC beside it: a bijection, and nobody further away than needed."""
+    """Any tree in which every GPU has a NIC beside it: a bijection, and no GPU further away than needed."""
     gpus, nics = [], []
     for index, (root, port, numa) in enumerate(places):
         way = (f"pci{root}", f"port{root}{port}", f"bridge{index % 2}")
@@ -100,7 +102,7 @@ def test_equally_many_near_nics_are_never_shared(places: list[tuple[int, int, in
     assert all(near(gpus[index], nic) == "switch" for index, nic in paired.items())
 
 
-def test_a_virtual_machine_tells_nothing_and_that_is_said(tmp_path: Path) -> None:
+def test_a_virtual_machine_shows_nothing_and_that_is_a_problem(tmp_path: Path) -> None:
     mi300x_pollara(tmp_path, layout="no tree")
     found = rail_map(read_facts(tmp_path), profile(nics=()))
     assert {rail.near for rail in found.rails} == {"far"}
@@ -117,7 +119,7 @@ def test_the_profile_is_held_against_pcie(tmp_path: Path) -> None:
     found = rail_map(read_facts(tmp_path), profile())
     assert kinds(found) == [("permuted", 2), ("permuted", 5)]
     assert not found.incomplete
-    assert found.problems[0].message == "GPU 2: the profile says ionic_2, but ionic_5 is closer on PCIe"
+    assert found.problems[0].message == "GPU 2: the profile has ionic_2, but ionic_5 is closer on PCIe"
 
 
 def test_a_profile_with_the_real_order_has_no_problem(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_a_profile_with_the_real_order_has_no_problem(tmp_path: Path) -> None:
 
 
 def test_gpu_nics_of_the_profile(tmp_path: Path) -> None:
-    """Two GPUs on each of four NICs: as the profile says, not a problem."""
+    """Two GPUs on each of four NICs: as the profile has it, not a problem."""
     mi300x_pollara(tmp_path, layout="a switch for two", missing=[1, 3, 5, 7])
     nics = tuple(NAMES[index] for index in (0, 2, 4, 6))
     found = rail_map(read_facts(tmp_path), profile(nics=nics, gpu_nics=(0, 0, 1, 1, 2, 2, 3, 3)))
@@ -227,7 +229,7 @@ def test_unseen_gpus_are_unknown_not_missing(tmp_path: Path) -> None:
 
 
 def test_infiniband_beside_a_storage_card(tmp_path: Path) -> None:
-    """The card that is nobody's neighbour is no rail, and InfiniBand needs no GID of RoCE v2."""
+    """The card that is no GPU's neighbour is no rail, and InfiniBand needs no GID of RoCE v2."""
     h100_mlx5(tmp_path)
     found = rail_map(read_facts(tmp_path), ClusterSection(gpus_per_node=8, network="infiniband"))
     assert [rail.nic for rail in found.rails] == [f"mlx5_{i}" for i in range(8)]

@@ -10,7 +10,7 @@ import pytest
 from tests.checkout import DOCS
 from tests.cluster.places import own
 from zslurm.cluster.rccl.rules import rules, variables
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 
 DOCUMENT = DOCS / "rccl.md"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zslurm.cluster.rccl.environment import RULES, environment, left_out
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
 
 # What every cluster with GPUs gets.
@@ -122,14 +122,14 @@ def cluster(**fields: Any) -> ClusterSection:
     return ClusterSection.model_validate(h100 | fields)
 
 
-def test_what_the_site_says_wins_and_null_takes_a_rule_away() -> None:
+def test_what_the_site_sets_wins_and_null_takes_a_rule_away() -> None:
     given = values(cluster(env={"NCCL_IB_TIMEOUT": "22", "NCCL_DEBUG": None, "MINE": "x"}))
     assert given["NCCL_IB_TIMEOUT"] == "22"
     assert given["MINE"] == "x"
     assert "NCCL_DEBUG" not in given
 
 
-def test_every_value_says_why_and_where_it_came_from() -> None:
+def test_every_value_has_a_reason_and_an_origin() -> None:
     settings = {
         setting.name: setting
         for setting in environment(

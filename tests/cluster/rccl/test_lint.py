@@ -1,4 +1,4 @@
-"""What people set by hand and regret: each slip is told with what to do, and what is right is left alone."""
+"""What people set by hand and regret: each slip is found, with what to do, and what is right is left alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from zslurm.cluster.rccl.environment import environment, lint, overridden, read_conf
-from zslurm.cluster.resolved import resolve_profile
+from zslurm.cluster.rccl.conf_files import read_conf
+from zslurm.cluster.rccl.environment import variables_of
+from zslurm.cluster.rccl.lint import lint, overridden
+from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
 
 EIGHT = tuple(f"ionic_{i}" for i in range(8))
@@ -121,7 +123,7 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
     (
         {"NCCL_IB_GID_INDEX": "1"},
         {"gid_index": 3},
-        "fault NCCL_IB_GID_INDEX=1: the profile says that RoCE v2 has GID index 3 (cluster.gid_index)",
+        "fault NCCL_IB_GID_INDEX=1: by the profile RoCE v2 has GID index 3 (cluster.gid_index)",
     ),
     # devices
     (
@@ -151,7 +153,7 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
     (
         {"NCCL_NET_PLUGIN": "none"},
         {"rocm_version": "6.4.1"},
-        "warning NCCL_NET_PLUGIN=none: RCCL before ROCm 7.2.1 has no transport of its own for Pollara, and",
+        "warning NCCL_NET_PLUGIN=none: RCCL before ROCm 7.2.1 has no built-in transport for Pollara, and",
     ),
     ({"NCCL_NET_PLUGIN": "none"}, {"rocm_version": "6.4.1", "ainic_transport": "generic"}, ""),
     ({"NCCL_NET_PLUGIN": "none", "RCCL_AINIC_ROCE": "1"}, {"rocm_version": "7.2.1"}, ""),
@@ -199,7 +201,7 @@ CASES: list[tuple[dict[str, str], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "fields", "message"), CASES, ids=[",".join(case[0]) for case in CASES])
-def test_each_slip_is_told(given: dict[str, str], fields: dict[str, Any], message: str) -> None:
+def test_each_slip_is_found(given: dict[str, str], fields: dict[str, Any], message: str) -> None:
     lines = found(given, **fields)
     if message:
         (line,) = lines
@@ -220,13 +222,13 @@ def test_faults_come_first() -> None:
 def test_our_own_rules_pass(name: str, rocm: str, peermem: str) -> None:
     overrides = [f"cluster.rocm_version='{rocm}'", f"cluster.peermem={peermem}"]
     cluster = resolve_profile(name, overrides).spec.cluster
-    assert lint({setting.name: setting.value for setting in environment(cluster)}, cluster) == []
+    assert lint(variables_of(cluster), cluster) == []
 
 
-def test_what_the_login_shell_sets_and_the_job_replaces_is_told() -> None:
+def test_what_the_login_shell_sets_and_the_job_replaces_is_found() -> None:
     exported = {"NCCL_DEBUG": "INFO", "NCCL_IB_TIMEOUT": "21", "NCCL_ALGO": "Ring", "PATH": "/bin"}
-    (told,) = overridden(exported, {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "21", "PATH": "/usr/bin"})
-    assert told.line == "NCCL_DEBUG=INFO: the job sets WARN; to keep yours, put it into cluster.env"
+    (found,) = overridden(exported, {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "21", "PATH": "/usr/bin"})
+    assert found.line == "NCCL_DEBUG=INFO: the job sets WARN; to keep yours, put it into cluster.env"
 
 
 # What AMD's published scripts for its AI NICs set, with the values that they have (ROCm/cvs ainic_env_script.sh,
@@ -273,12 +275,12 @@ AMD_SCRIPTS: dict[str, dict[str, str]] = {
 def test_what_amd_publishes_is_not_warned_of(script: str, rocm: str | None) -> None:
     cluster = resolve_profile("mi300x-pollara", [f"cluster.rocm_version={rocm}"] if rocm else []).spec.cluster
     alone = lint(AMD_SCRIPTS[script], cluster)
-    over_ours = lint({entry.name: entry.value for entry in environment(cluster)} | AMD_SCRIPTS[script], cluster)
+    over_ours = lint(variables_of(cluster) | AMD_SCRIPTS[script], cluster)
     assert [entry.line for entry in (*alone, *over_ours) if entry.level != "note"] == []
 
 
 @pytest.mark.parametrize(("gpu", "library"), [("mi300x", "rccl"), ("h100", "nccl")])
-def test_files_that_the_library_reads_are_judged_where_the_environment_sets_nothing(
+def test_files_that_the_library_reads_are_checked_where_the_environment_sets_nothing(
     gpu: str, library: str, tmp_path: Path
 ) -> None:
     cluster = ClusterSection.model_validate(POLLARA | {"gpu_type": gpu})

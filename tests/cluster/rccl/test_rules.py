@@ -1,4 +1,4 @@
-"""Every rule says why and who says so, applies exactly where it should, and the timeouts add up."""
+"""Every rule has a reason and a source, applies exactly where it should, and the timeouts add up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from zslurm.cluster.rccl.environment import environment
-from zslurm.cluster.rccl.names import meant_by
+from zslurm.cluster.rccl.environment import variables_of
+from zslurm.cluster.rccl.lint import meant_by
 from zslurm.cluster.rccl.rules import (
     Rules,
-    When,
     in_range,
     patience_s,
     rules,
@@ -75,7 +74,7 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
 
 
 def values(cluster: dict[str, Any]) -> dict[str, str]:
-    return {setting.name: setting.value for setting in environment(ClusterSection.model_validate(cluster))}
+    return variables_of(ClusterSection.model_validate(cluster))
 
 
 @pytest.mark.parametrize(("name", "on", "value", "off"), CASES, ids=[f"{case[0]}={case[2]}" for case in CASES])
@@ -90,7 +89,7 @@ def test_every_rule_has_such_a_case_in_its_order() -> None:
     assert [rule.variable for rule in rules().rules] == [case[0] for case in CASES]
 
 
-def test_every_rule_says_why_and_who_says_so() -> None:
+def test_every_rule_has_a_reason_and_a_source() -> None:
     for rule in rules().rules:
         assert rule.reason.isprintable() and rule.source.isprintable()
         assert not rule.reason.endswith("."), rule.variable
@@ -98,7 +97,7 @@ def test_every_rule_says_why_and_who_says_so() -> None:
 
 
 def test_no_two_rules_for_a_variable_apply_at_once() -> None:
-    """The order of the rules never decides: whoever reads one rule knows the value."""
+    """The order of the rules never decides: who reads one rule knows the value."""
     for network in ("pollara", "broadcom", "cx7", "infiniband", None):
         for vendor in ("mi300x", "h100"):
             for rccl, peermem in product(("2.20.5", "2.27.7", "2.28.3", None), (True, False, None)):
@@ -174,7 +173,7 @@ def test_a_version_is_the_numbers_at_its_beginning() -> None:
         ("tesla_v100", "nvidia"), ("gpu", None), ("max1550", None),
     ],
 )  # fmt: skip
-def test_the_vendor_is_told_by_the_gpus_name(gpu: str, vendor: str | None) -> None:
+def test_the_vendor_is_known_by_the_gpus_name(gpu: str, vendor: str | None) -> None:
     """Names as sites have them in slurm.conf, and as Slurm's AutoDetect of NVML and RSMI gives them."""
     assert vendor_of(ClusterSection(gpus_per_node=8, gpu_type=gpu)) == vendor
     assert vendor_of(ClusterSection(gpus_per_node=8, gpu_type="x", gpu_family=gpu)) == vendor
@@ -210,12 +209,6 @@ def test_a_rule_with_a_mistake_is_refused(spoilt: dict[str, Any]) -> None:
         Rules.model_validate({**body, "rules": [{**good, **spoilt}]})
 
 
-def test_a_condition_reads_as_words() -> None:
-    assert str(When()) == "always"
-    assert str(When(vendor="amd", network=("pollara",), rccl="<2.28.3")) == "AMD GPUs; pollara; RCCL <2.28.3"
-    assert str(When(gpus=True, rails_only=True)) == "nodes with GPUs; rails only"
-
-
 def test_no_name_is_known_twice_or_both_real_and_misspelt() -> None:
     shipped = variables()
     listed = [group.prefix + name for group in shipped.known for name in group.names.split()]
@@ -247,10 +240,10 @@ def test_a_real_name_that_the_table_lacks_is_hardly_ever_called_misspelt() -> No
     """Names come with every release. The table without a name must not take it for a slip of another one."""
     names = variables().names
     taken = {name: meant for name in sorted(names) if (meant := meant_by(name, names - {name}))}
-    # What is left are twins: the same name with RCCL_, NCCL_ and TORCH_NCCL_ in front.
-    twins = [name for name, meant in taken.items() if name.partition("CL_")[2] == meant.partition("CL_")[2]]
-    assert sorted(taken) == sorted(twins)
-    assert len(twins) < 30
+    # What is left are variants: the same name with RCCL_, NCCL_ and TORCH_NCCL_ in front.
+    variants = [name for name, meant in taken.items() if name.partition("CL_")[2] == meant.partition("CL_")[2]]
+    assert sorted(taken) == sorted(variants)
+    assert len(variants) < 30
 
 
 @pytest.mark.parametrize(

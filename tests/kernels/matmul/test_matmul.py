@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.runs import MODEL
+from zslurm.kernels import matmul_limits as limits
 from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
-from zslurm.kernels.matmul import limits, onednn
-from zslurm.kernels.matmul.dispatch import add_matmul, batched_matmul, linear, matmul, matmul_into
+from zslurm.kernels.matmul import add_matmul, batched_matmul, linear, matmul, matmul_into
+from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import build
 
@@ -268,7 +269,7 @@ def test_a_group_of_rows_sees_no_others(rows_E: list[int], dtype: torch.dtype, c
         left, right = torch.full_like(x_NI, torch.nan), torch.full_like(y_NO, torch.inf)
         left[own], right[own] = x_NI[own], y_NO[own]
         left, right, weight = left.to(dtype), right.to(dtype), weight_EIO.to(dtype)
-        groups = Groups(torch.tensor(rows_E).cumsum(0).int(), rows_E, False)
+        groups = Groups(torch.tensor(rows_E).cumsum(0).int(), rows_E)
         close = {"rtol": 1e-2, "atol": 1e-1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-4}
         expected = left[own].double() @ weight[expert].double()
         torch.testing.assert_close(multiply(left, weight, groups)[own].double(), expected, **close)
@@ -281,7 +282,7 @@ def test_a_group_of_rows_sees_no_others(rows_E: list[int], dtype: torch.dtype, c
 def test_rows_that_vary_meet_few_shapes(calls: list[tuple[Tensor, Tensor]]) -> None:
     weight_EIO, x_NI, y_NO = torch.randn(1, 128, 256), torch.randn(1024, 128), torch.randn(1024, 256)
     for rows in range(400, 600, 7):
-        groups = Groups(torch.tensor([rows]).int(), [rows], False)
+        groups = Groups(torch.tensor([rows]).int(), [rows])
         multiply(x_NI, weight_EIO, groups)
         weight_gradient(x_NI, y_NO, groups)
     shapes = {(left.shape, right.shape) for left, right in calls}

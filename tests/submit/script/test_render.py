@@ -74,7 +74,7 @@ def sbatch_lines(script: str) -> list[str]:
 
 
 def site_template(directory: Path, text: str) -> dict[str, Any]:
-    """The section `cluster` of a run with a template of its own."""
+    """The section `cluster` of a run with a separate template."""
     path = directory / "site.sbatch.j2"
     path.write_text(text)
     return {**ON_SLURM, "template": str(path)}
@@ -208,7 +208,7 @@ def test_bash_and_shellcheck_find_nothing_wrong(tmp_path: Path, sections: dict[s
 
 
 def run_loop(directory: Path, setup: list[str], supervisor: str) -> tuple[int, list[str]]:
-    """The exit code of a local run's script with this supervisor (its $1 takes the verdict), and what it noted."""
+    """The exit code of a local run's script with this supervisor (its $1 gets the exit code), and its notes."""
     spec = run_spec(directory, cluster={"launcher": "local", "setup": setup})
     run = run_dir(spec)
     run.create(group_readable=False)

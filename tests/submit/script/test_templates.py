@@ -129,7 +129,7 @@ def block(name: str, text: str = "") -> str:
         (block("directives", "{{ super() }}\n#SBATCH --signal=USR1@60\n"), "--signal=USR1@60: "),
         (block("directives", "{{ super() }}\n#SBATCH --nodes=4\n"), "--nodes=4: the run has 1; set slurm.nodes"),
         (block("setup", "{{ super() }}\n#SBATCH --mem=0\n"), "sbatch reads no options after the first command"),
-        (block("identity", "export ZSLURM_JOB_ID=$SLURM_JOB_ID\n"), "does not say `export SUBMITIT"),
+        (block("identity", "export ZSLURM_JOB_ID=$SLURM_JOB_ID\n"), "has no line `export SUBMITIT"),
         (block("identity", "export SUBMITIT_EXECUTOR=slurm\n"), "does not set ZSLURM_JOB_ID; keep"),
         (block("environment"), "does not export PYTHONSAFEPATH, PYTHONUNBUFFERED, "),
         (block("environment"), "does not read the file of secrets; keep the block `environment`"),

@@ -41,7 +41,7 @@ def test_matrices_have_masters_and_momentum_and_the_rest_has_moments(muon: Path)
 
 
 def test_each_shard_holds_what_the_manifests_own_table_gives_its_rank(muon: Path) -> None:
-    """So whoever rewrites it for another number of ranks needs no model and no torch."""
+    """So rewriting it for another number of ranks needs no model and no torch."""
     with Checkpoint.open(muon / "checkpoints" / "step-00000003") as checkpoint:
         manifest = checkpoint.manifest
     layout = partition(manifest.tensors, 2)
@@ -54,7 +54,7 @@ ADAMW = {"matrices": "adamw"}
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         (
             {"optim": ADAMW},
@@ -65,14 +65,14 @@ ADAMW = {"matrices": "adamw"}
     ids=["AdamW on Muon's", "fp64 on fp32"],
 )
 def test_another_optimizer_or_format_is_refused_in_one_line(
-    tmp_path: Path, corpus: Path, muon: Path, sections: dict[str, Any], told: str
+    tmp_path: Path, corpus: Path, muon: Path, sections: dict[str, Any], message: str
 ) -> None:
     run = make_run(tmp_path / "run", corpus, steps=6, **sections)
     shutil.copytree(muon / "checkpoints", run / "checkpoints")
     done = train_on(run, ranks=2)
     assert done.returncode == 2
     assert len(set(done.stderr.splitlines())) == 1, "the same line on both ranks"
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_muon_does_not_resume_from_adamws_moments_but_starts_from_its_weights(

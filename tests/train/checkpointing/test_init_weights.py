@@ -180,18 +180,20 @@ def test_the_standard_deviation_of_initial_weights_is_no_difference(folder: Path
     open_init(f"hf:{folder}", CONFIG.model_copy(update={"init_std": 0.5}), TOKENIZER).close()
 
 
-def test_what_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported_in_a_line(tmp_path: Path) -> None:
     assert complaint(f"hf:{tmp_path}") == (
         f"init: {tmp_path}: holds no config.json, so it is no folder of a published model"
     )
     assert complaint(f"ckpt:{tmp_path}/none").startswith(f"init: {tmp_path}/none is not a directory, so not a ")
 
 
-def test_the_wrong_kind_of_directory_is_told_with_the_right_one(
+def test_the_wrong_kind_of_directory_is_refused_with_the_right_one(
     finished: Path, folder: Path, imported: Path
 ) -> None:
     assert complaint(f"hf:{imported}").endswith(f"; it is a checkpoint: `init: ckpt:{imported}`")
-    assert complaint(f"ckpt:{folder}").endswith(f"; for a folder in transformers' format, say `init: hf:{folder}`")
+    assert complaint(f"ckpt:{folder}").endswith(
+        f"; for a folder in transformers' format, write `init: hf:{folder}`"
+    )
     for kind in ("hf", "ckpt"):
         assert complaint(f"{kind}:{finished}").endswith(
             f"; it is a run, of which the newest checkpoint is `init: ckpt:{newest(finished)}`"
@@ -199,19 +201,19 @@ def test_the_wrong_kind_of_directory_is_told_with_the_right_one(
 
 
 def test_data_of_another_tokenizer_are_refused(tmp_path: Path, finished: Path, folder: Path) -> None:
-    told = "was trained with another tokenizer than the run's data were made with"
-    assert told in complaint(f"ckpt:{newest(finished)}", tokenizer="b" * 64)
+    message = "was trained with another tokenizer than the run's data were made with"
+    assert message in complaint(f"ckpt:{newest(finished)}", tokenizer="b" * 64)
     with_tokenizer = tmp_path / "hf"
     shutil.copytree(folder, with_tokenizer)
     (with_tokenizer / "tokenizer.json").write_text("{}")
-    assert told in complaint(f"hf:{with_tokenizer}")
+    assert message in complaint(f"hf:{with_tokenizer}")
     sha256 = file_sha256(with_tokenizer / "tokenizer.json")
     open_init(f"hf:{with_tokenizer}", CONFIG, sha256).close()
     open_init(f"hf:{folder}", CONFIG, "c" * 64).close()  # it has no tokenizer to compare
 
 
 def test_an_imported_checkpoint_knows_its_tokenizer(tmp_path: Path) -> None:
-    from zslurm.checkpoint_tools import manifest_json
+    from zslurm.checkpoint_tools.format import manifest_json
 
     path = import_weights(MemoryWeights(CONFIG, random_weights(CONFIG)), tmp_path / "checkpoints").path
     manifest = manifest_json.decode((path / "manifest.json").read_bytes(), path)

@@ -269,14 +269,14 @@ def test_a_directory_that_cannot_be_made_fails_the_save(make: Callable[..., list
 def test_a_run_that_was_moved_saves_nothing_at_its_old_place(
     tmp_path: Path, replaced: bool, rescued: bool
 ) -> None:
-    """Another run may have taken the place meanwhile: its checkpoints are neither added to nor removed."""
-    place, rescue = tmp_path / "run", tmp_path / "rescue"
-    place.mkdir()
+    """Another run may have the directory meanwhile: its checkpoints are neither added to nor removed."""
+    run, rescue = tmp_path / "run", tmp_path / "rescue"
+    run.mkdir()
     store = dist.HashStore()
-    ranks = [Rank(place / "checkpoints", store, rank, rescue=rescue if rescued else None) for rank in range(2)]
-    place.rename(tmp_path / "moved")
+    ranks = [Rank(run / "checkpoints", store, rank, rescue=rescue if rescued else None) for rank in range(2)]
+    run.rename(tmp_path / "moved")
     if replaced:
-        (place / "checkpoints" / ".step-00000009.other.tmp").mkdir(parents=True)
+        (run / "checkpoints" / ".step-00000009.other.tmp").mkdir(parents=True)
     for rank in ranks:
         rank.request(1)
     results = [rank.result() for rank in ranks]
@@ -285,14 +285,14 @@ def test_a_run_that_was_moved_saves_nothing_at_its_old_place(
         assert not any(call == ("retain", 1) for rank in ranks for call in rank.hooks.calls)
     else:
         what = "is another directory now" if replaced else "is gone"
-        assert {result.reason for result in results} == {f"{place} {what}: the run was moved or removed"}
-    found = [path.name for path in place.rglob("*")] if replaced else list(tmp_path.glob("run"))
+        assert {result.reason for result in results} == {f"{run} {what}: the run was moved or removed"}
+    found = [path.name for path in run.rglob("*")] if replaced else list(tmp_path.glob("run"))
     assert found == (["checkpoints", ".step-00000009.other.tmp"] if replaced else [])
     for rank in ranks:
         rank.writer.close()
 
 
-def test_a_peer_that_says_nothing_is_given_up_and_nothing_is_left(
+def test_a_peer_that_does_not_answer_is_given_up_and_nothing_is_left(
     make: Callable[..., list[Rank]], tmp_path: Path
 ) -> None:
     ranks = make(timeout_s=0.3)
@@ -343,7 +343,7 @@ def test_staging_is_touched_once_and_reused(tmp_path: Path) -> None:
     assert {name: array.ctypes.data for name, array in snapshot.arrays.items()} == places
 
 
-def test_a_copy_that_fails_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_raises_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = HostSnapshot({"a": torch.ones(8)})
 
     def broken(*_: Any) -> None:
@@ -366,7 +366,7 @@ def test_a_late_rank_is_waited_for(make: Callable[..., list[Rank]]) -> None:
     assert first.result().state is SaveState.COMMITTED
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the copy runs on a stream of its own")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the copy runs on a second stream")
 def test_on_a_gpu_the_compute_stream_waits_and_not_the_host() -> None:
     live = {"a": torch.ones(1 << 24, device="cuda")}
     snapshot = HostSnapshot(live)

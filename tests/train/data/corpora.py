@@ -38,7 +38,7 @@ def write_texts(directory: Path, **texts: str | bytes) -> Path:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Rows as JSON lines, compressed or not, or as Parquet (row groups of two), as the name says."""
+    """Rows as JSON lines, compressed or not, or as Parquet (row groups of two), by the name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=2)

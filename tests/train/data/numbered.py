@@ -1,4 +1,4 @@
-"""Sources whose tokens say where they lie: token p of a source is first + p."""
+"""Sources whose tokens give their places: token p of a source is first + p."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from zslurm.train.config import PhaseConfig
 from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader, Corpus
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.schema import bundle_name
 from zslurm.train.data.training_data import TrainingData
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan
 
 HEADER = BundleHeader(vocab_size=60_000, tokenizer_sha256="cd" * 32, end_token=1, source="tests")

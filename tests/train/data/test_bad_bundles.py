@@ -1,4 +1,4 @@
-"""Every bad bundle is one clear line that names the file and says what to do."""
+"""Every bad bundle is one clear line that names the file and what to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def complaint(path: Path) -> str:
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(str(path))
-    assert ";" in message, "says what to do"
+    assert ";" in message, "what to do"
     return message
 
 

@@ -13,11 +13,10 @@ import pytest
 from tests.train.data.corpora import contents, texts_of, write_texts
 from zslurm.train.data.build import source_reader
 from zslurm.train.data.build.build import BuildProgress, build
-from zslurm.train.data.build.demo_corpus import DEMO_CORPUS_GLOB, demo_corpus_sources
+from zslurm.train.data.build.documents import training_shares
+from zslurm.train.data.build.inspect import unigram_entropy
 from zslurm.train.data.build.source_reader import Fields
-from zslurm.train.data.build.sources import SourceFile
-from zslurm.train.data.build.statistics import unigram_entropy
-from zslurm.train.data.build.training_sample import training_shares
+from zslurm.train.data.build.sources import DEMO_CORPUS_GLOB, SourceFile, demo_corpus_sources
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.schema import bundle_name
 from zslurm.train.errors import DataError
@@ -189,27 +188,12 @@ def test_an_interrupted_build_leaves_nothing(texts: Path, tmp_path: Path, stage:
     assert list(tmp_path.iterdir()) == [texts]
 
 
-def test_a_living_process_keeps_its_unfinished_build(texts: Path, tmp_path: Path) -> None:
-    leavings: list[Path] = []
-
-    def build_beside(progress: BuildProgress) -> None:
-        if progress.stage == "tokens" and not leavings:
-            leavings.extend(tmp_path.glob(".out.building-*"))
-            with pytest.raises(DataError, match="being built by this very process"):
-                build([texts], tmp_path / "out", vocab_size=300)
-
-    build([texts], tmp_path / "out", vocab_size=300, report=build_beside)
-    assert len(leavings) == 1
-    assert leavings[0].name.endswith(f"-{os.getpid()}")
-    assert Corpus.open(tmp_path / "out").document_count == 3
-
-
 def test_an_out_that_appears_meanwhile_is_not_overwritten(texts: Path, tmp_path: Path) -> None:
     def intrude(progress: BuildProgress) -> None:
         if progress.stage == "tokens":
             write_texts(tmp_path / "out", mine="precious")
 
-    with pytest.raises(DataError, match="written by someone else meanwhile"):
+    with pytest.raises(DataError, match="another program wrote it meanwhile"):
         build([texts], tmp_path / "out", vocab_size=300, report=intrude)
     assert contents(tmp_path / "out") == {"mine.txt": b"precious"}
 

@@ -1,4 +1,4 @@
-"""JSON lines, compressed or not, and Parquet: the documents of text files, or one line that says what is wrong."""
+"""JSON lines, compressed or not, and Parquet: the documents of text files, or one line with what is wrong."""
 
 from __future__ import annotations
 

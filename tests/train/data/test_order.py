@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.data.numbered import numbered, order_of, phase
-from zslurm.train.config import PhaseConfig
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.mixture import SMALLEST_BLOCK
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.sampler import Sampler
 from zslurm.train.errors import ConfigError, DataError
+from zslurm.train.phases import PhaseConfig
 
 SIZES = {"books": 400, "code": 1000, "web": 2345}
 
@@ -127,20 +127,20 @@ def test_a_source_that_is_too_short_or_a_share_that_is_too_small_is_named(corpor
         order_of(corpora, [phase(8, 6), phase(8, 6, mix={"web": 1, "code": 1e-8})])
 
 
-# --------------------------------------------------------------------------- what a resumed run is told
+# --------------------------------------------------------------------------- what a resumed run is warned of
 
 
-TOLD = {"web": 2, "code": 1}
+SHARES = {"web": 2, "code": 1}
 
 
 def test_an_unchanged_run_is_told_nothing(corpora: dict[str, Corpus]) -> None:
-    phases = [of_blocks(8, 1, TOLD), phase(16, 60)]
+    phases = [of_blocks(8, 1, SHARES), phase(16, 60)]
     for done in (0, 7, 8, 15, 18):
         assert order_of(corpora, phases).changes(order_of(corpora, phases).record(done), done) == []
 
 
 def test_a_mix_may_change_ahead_and_not_behind(corpora: dict[str, Corpus]) -> None:
-    first, second = of_blocks(8, 3, TOLD), phase(8, 120)
+    first, second = of_blocks(8, 3, SHARES), phase(8, 120)
     recorded = order_of(corpora, [first, second]).record(24)
     ahead = order_of(corpora, [first, phase(8, 120, mix={"books": 1})])
     assert ahead.changes(recorded, 24) == []
@@ -154,7 +154,7 @@ def test_a_mix_may_change_ahead_and_not_behind(corpora: dict[str, Corpus]) -> No
 
 
 def test_changed_data_are_named(corpora: dict[str, Corpus], tmp_path: Path) -> None:
-    phases = [of_blocks(8, 1, TOLD)]
+    phases = [of_blocks(8, 1, SHARES)]
     recorded = order_of(corpora, phases).record(7)
     other = numbered(tmp_path / "other", 1000, first=7)
     assert order_of(corpora | {"code": other}, phases).changes(recorded, 7) == [

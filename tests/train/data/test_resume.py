@@ -1,4 +1,4 @@
-"""A build that was killed at any time goes on when it is started again, and ends with the same bytes."""
+"""A build that is started again after a kill skips the bundles that are whole, and ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ import pytest
 
 from tests.train.data.corpora import contents, texts_of, write_rows, write_texts
 from tests.waiting import wait_for
-from zslurm.train.data.build import source_reader, staging
+from zslurm.checkpoint_tools import Holder
+from zslurm.train.data.build import source_reader, unfinished
 from zslurm.train.data.build.build import BuildProgress, build
-from zslurm.train.data.build.build_log import BUILD_LOG, finished_bundles
-from zslurm.train.data.build.manifest import BuildSummary
 from zslurm.train.data.build.tokenizer import train_tokenizer
-from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.build.unfinished import unfinished_path, whole_bundles
+from zslurm.train.data.bundle import Bundle, Corpus
+from zslurm.train.data.manifest import BuildSummary
 from zslurm.train.errors import DataError
 
 FORMATS = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"]
@@ -57,22 +58,21 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def left_behind(out: Path) -> list[Path]:
-    """Hidden directories of builds: of living ones, killed ones, interrupted ones."""
+    """Hidden files and directories of builds."""
     return sorted(out.parent.glob(f".{out.name}.*"))
 
 
 def interrupted(sources: list[Path], out: Path, *, after: int, **options: Any) -> Path:
-    """Begin a build and press Ctrl-C when `after` bundles are finished; what it leaves."""
+    """Begin a build and press Ctrl-C when `after` bundles are whole; what it leaves."""
 
     def interrupt(progress: BuildProgress) -> None:
-        for path in left_behind(out):
-            if (path / BUILD_LOG).exists() and (path / BUILD_LOG).read_text().count("\n") > after:
-                raise KeyboardInterrupt
+        if whole_bundles(unfinished_path(out)) >= after:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         build(sources, out, report=interrupt, **(SMALL | options))
-    (left,) = left_behind(out)
-    return left
+    assert left_behind(out) == [unfinished_path(out)]
+    return unfinished_path(out)
 
 
 def in_a_fork(action: Callable[[], object]) -> int:
@@ -120,18 +120,19 @@ def test_a_build_killed_at_any_point_of_its_protocol_ends_the_same(
 
 
 def test_one_killed_again_and_again_gets_done(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
-    """Each attempt gets one bundle further: nothing finished is done twice."""
+    """Each attempt gets one bundle further: nothing that is whole is built twice."""
     expected = build(sources, tmp_path / "whole", tokenizer=tokenizer, **SMALL)
     notes: list[str] = []
-    for finished in range(1, expected.bundles):
-        interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=finished, note=notes.append)
+    for whole in range(1, expected.bundles):
+        interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=whole, note=notes.append)
     summary = build(sources, tmp_path / "out", tokenizer=tokenizer, note=notes.append, **SMALL)
     assert summary.continued == expected.bundles - 1
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert left_behind(tmp_path / "out") == []
     kept_in = tmp_path / ".out.unfinished"
-    assert notes[0] == f"finished bundles are kept in {kept_in}: 1; the same command goes on after them"
-    assert notes[1] == "going on after the finished bundles: 1"
+    assert notes[0] == f"whole bundles are kept in {kept_in}: 1; the same command continues after them"
+    assert notes[1] == "comparing 1 bundle of an unfinished build with the checksums"
+    assert notes[2] == "continuing after the whole bundles: 1"
 
 
 KILLED = """
@@ -155,10 +156,11 @@ def test_a_real_kill_at_a_random_time(tmp_path: Path, seed: int) -> None:
         time.sleep(generator.uniform(0.2, 2))
         kill(process)
     while not out.exists():
-        wanted = finished(out) + generator.randint(1, 12)
+        wanted = whole_bundles(unfinished_path(out)) + generator.randint(1, 12)
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             wait_for(
-                lambda process=process, wanted=wanted: process.poll() is not None or finished(out) >= wanted, ""
+                lambda: process.poll() is not None or whole_bundles(unfinished_path(out)) >= wanted,  # noqa: B023
+                "bundles that are whole",
             )
             time.sleep(generator.uniform(0, 0.05))
             kill(process)
@@ -175,11 +177,6 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         wait_for(lambda: not any(map(lives, children)), "the workers to end")
 
 
-def finished(out: Path) -> int:
-    """Bundles that are finished, as far as can be seen while everything moves."""
-    return max((finished_bundles(path) for path in left_behind(out)), default=0)
-
-
 def lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
@@ -187,7 +184,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def test_what_is_built_is_no_source(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it lies among the sources: not what an earlier attempt left, and not the result."""
+    """Also where it is among the sources: not what an earlier attempt left, and not the result."""
     monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
     write_rows(tmp_path / "a.jsonl", [{"text": f"document {number} " * 4} for number in range(12)])
     interrupted([tmp_path], tmp_path / "out", tokenizer=tokenizer, after=1)
@@ -203,7 +200,7 @@ def test_a_killed_build_is_no_corpus(sources: list[Path], tokenizer: Path, tmp_p
         Corpus.open(tmp_path / "out")
 
 
-def test_a_faulty_line_can_be_mended(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_line_can_be_corrected(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundles of the files before it are kept, and those made of its own file are made again."""
     monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
     rows = [{"text": f"document {number} " * 4} for number in range(12)]
@@ -214,41 +211,62 @@ def test_a_faulty_line_can_be_mended(tokenizer: Path, tmp_path: Path, monkeypatc
     with pytest.raises(DataError, match=r"b\.jsonl:13: is not JSON"):
         build([good, bad], tmp_path / "out", tokenizer=tokenizer, note=notes.append, **SMALL)
     kept = int(notes[0].split(": ")[1].split(";")[0])
-    bad.write_text(whole + json.dumps({"text": "mended"}) + "\n")
+    bad.write_text(whole + json.dumps({"text": "corrected"}) + "\n")
     summary = build([good, bad], tmp_path / "out", tokenizer=tokenizer, **SMALL)
     assert 0 < summary.continued < kept
     build([good, bad], tmp_path / "whole", tokenizer=tokenizer, **SMALL)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert texts_of(Corpus.open(tmp_path / "out"))[-1] == "mended"
+    assert texts_of(Corpus.open(tmp_path / "out"))[-1] == "corrected"
 
 
-def test_finished_work_is_never_thrown_away_unasked(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+def test_bundles_of_other_settings_are_not_thrown_away_unasked(
+    sources: list[Path], tokenizer: Path, tmp_path: Path
+) -> None:
     left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
     before = {path: path.stat().st_mtime_ns for path in left.rglob("*")}
     with pytest.raises(DataError, match=r"\.out\.unfinished: .* with other bundle_bytes, end_token; give the"):
         build(sources, tmp_path / "out", tokenizer=tokenizer, bundle_bytes=400, end_token="<bos>")
-    os.utime(sources[0])
-    with pytest.raises(
-        DataError, match=r"\.out\.unfinished: .* sources have changed since; remove it to begin anew"
-    ):
-        build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL)
     assert {path: path.stat().st_mtime_ns for path in left.rglob("*")} == before
     shutil.rmtree(left)
     assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == 0
 
 
-def test_a_damaged_remnant_is_made_again(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
-    """A machine that lost power may have lost the end of a file, and of the build log."""
+def test_bundles_of_sources_that_have_changed_are_built_anew(
+    sources: list[Path], tokenizer: Path, tmp_path: Path
+) -> None:
+    interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
+    write_rows(sources[0], [{"text": "another document"}])
+    assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == 0
+    assert texts_of(Corpus.open(tmp_path / "out"))[0] == "another document"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone", "tokenizer", "no tokenizer", "record"])
+def test_a_damaged_bundle_and_those_after_it_are_built_anew(
+    sources: list[Path], tokenizer: Path, tmp_path: Path, damage: str
+) -> None:
+    """A machine that lost power may have lost the end of a file; a disk may have flipped a bit."""
     left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=3)
-    part = left / "corpus" / "part-00001.h5"
-    os.truncate(part, part.stat().st_size - 1)
-    log = left / BUILD_LOG
-    os.truncate(log, log.stat().st_size - 5)
-    interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=3)
-    assert finished_bundles(left) == 3
-    assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == 3
+    bundle, kept = left / "corpus" / "part-00001.h5", 1
+    if damage == "truncated":
+        os.truncate(bundle, bundle.stat().st_size - 1)
+    elif damage == "flipped":
+        content = bytearray(bundle.read_bytes())
+        content[Bundle.open(bundle).ranges["tokens"].offset] ^= 1
+        bundle.write_bytes(content)
+    elif damage == "gone":
+        bundle.unlink()
+    elif damage == "tokenizer":
+        (left / "corpus" / "tokenizer.json").write_text("{}")
+        kept = 0
+    elif damage == "no tokenizer":
+        (left / "corpus" / "tokenizer.json").unlink()
+        kept = 0
+    else:
+        os.truncate(left / "part-00001.json", 5)
+    assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == kept
     build(sources, tmp_path / "whole", tokenizer=tokenizer, **SMALL)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert left_behind(tmp_path / "out") == []
 
 
 def test_a_trained_tokenizer_is_kept_too(sources: list[Path], tmp_path: Path) -> None:
@@ -260,64 +278,67 @@ def test_a_trained_tokenizer_is_kept_too(sources: list[Path], tmp_path: Path) ->
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_another_host_goes_on_when_the_first_gives_no_sign_of_life(
+ELSEWHERE = Holder("elsewhere", 17, 1, "", 0.0, "n")
+
+
+def locked_elsewhere(out: Path) -> Path:
+    lock = out.with_name(f".{out.name}.building")
+    lock.write_text(json.dumps(asdict(ELSEWHERE)))
+    return lock
+
+
+def test_another_host_continues_when_the_first_gives_no_sign_of_life(
     sources: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "BEAT", 0.01)
-    monkeypatch.setattr(staging, "STALE", 1.0)
-    left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
-    os.utime(left.rename(left.with_name(".out.building-elsewhere-17")))
+    monkeypatch.setattr(unfinished, "BEAT", 0.01)
+    monkeypatch.setattr(unfinished, "STALE", 1.0)
+    interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
+    locked_elsewhere(tmp_path / "out")
     notes: list[str] = []
     assert build(sources, tmp_path / "out", tokenizer=tokenizer, note=notes.append, **SMALL).continued == 2
-    assert notes[0] == "waiting up to 1 s for a sign of life of process 17 on elsewhere, which was building this"
+    assert notes[0].startswith("waiting up to 1 s for a sign of life of process 17 on elsewhere, since ")
     assert left_behind(tmp_path / "out") == []
 
 
 def test_a_build_that_lives_on_another_host_is_left_alone(
     sources: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "BEAT", 0.01)
+    monkeypatch.setattr(unfinished, "BEAT", 0.01)
     left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=2)
-    elsewhere = left.rename(left.with_name(".out.building-elsewhere-17"))
+    lock = locked_elsewhere(tmp_path / "out")
 
     def live(note: str) -> None:
-        os.utime(elsewhere, (time.time() + 5, time.time() + 5))
+        os.utime(lock, (time.time() + 5, time.time() + 5))
 
-    with pytest.raises(DataError, match="is being built by process 17 on elsewhere; wait for it"):
+    with pytest.raises(DataError, match=r"out is in use by process 17 on elsewhere.*remove .*\.out\.building"):
         build(sources, tmp_path / "out", tokenizer=tokenizer, note=live, **SMALL)
-    assert left_behind(tmp_path / "out") == [elsewhere]
+    assert left_behind(tmp_path / "out") == [lock, left]
 
 
 def test_a_build_gives_signs_of_life(
     sources: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "BEAT", 0.01)
-    out = tmp_path / "out"
+    monkeypatch.setattr(unfinished, "BEAT", 0.01)
+    lock = tmp_path / ".out.building"
 
     def wait_for_a_beat(progress: BuildProgress) -> None:
-        (ours,) = left_behind(out)
-        os.utime(ours, (0, 0))
-        wait_for(lambda: ours.stat().st_mtime > 0, "a sign of life")
+        os.utime(lock, (0, 0))
+        wait_for(lambda: lock.stat().st_mtime > 0, "a sign of life")
 
-    build(sources, out, tokenizer=tokenizer, report=wait_for_a_beat)
+    build(sources, tmp_path / "out", tokenizer=tokenizer, report=wait_for_a_beat)
 
 
 def test_a_living_process_keeps_its_unfinished_build(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    nested = left_behind(out)
+    refused = []
 
     def build_beside(progress: BuildProgress) -> None:
-        if not nested:
-            nested.extend(left_behind(out))
-            with pytest.raises(DataError, match="being built by this very process"):
-                build(sources, out, tokenizer=tokenizer)
-            theirs = nested[0].rename(nested[0].with_name(f".out.building-{socket.gethostname()}-1"))
-            with pytest.raises(DataError, match=f"being built by process 1 on {socket.gethostname()}"):
-                build(sources, out, tokenizer=tokenizer)
-            theirs.rename(nested[0])
+        with pytest.raises(DataError, match=f"out is in use by process {os.getpid()} on "):
+            build(sources, tmp_path / "out", tokenizer=tokenizer)
+        refused.append(progress)
 
-    build(sources, out, tokenizer=tokenizer, report=build_beside)
-    assert left_behind(out) == []
+    build(sources, tmp_path / "out", tokenizer=tokenizer, report=build_beside)
+    assert refused
+    assert left_behind(tmp_path / "out") == []
 
 
 LIMITED = """
@@ -334,7 +355,7 @@ except BuildFailed as error:
 
 @pytest.mark.parametrize("limit", [90_000, 20_000])
 def test_no_room_is_one_line_and_leaves_nothing(tmp_path: Path, tokenizer: Path, limit: int) -> None:
-    """A file that may not grow further stands for a full disk: in the spool, and in the HDF5 file."""
+    """A file that may not grow further acts as a full disk: in the spool, and in the HDF5 file."""
     (tmp_path / "a.txt").write_text("ab" * 22_000)
     command = [sys.executable, "-c", LIMITED, tmp_path / "a.txt", tmp_path / "out", tokenizer, str(limit)]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)

@@ -74,7 +74,7 @@ def test_every_permutation_of_a_tiny_corpus_is_as_likely(n: int) -> None:
 
 
 def test_places_and_neighbours_are_spread_evenly() -> None:
-    """No part of the corpus comes early, and sequences that lie together are not visited together."""
+    """No part of the corpus comes early, and sequences that are together are not visited together."""
     n = 100_000
     order = Sampler(n, seed=3).indices(np.arange(n))
     early = np.histogram(order[: n // 10], bins=20, range=(0, n))[0]

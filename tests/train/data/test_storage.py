@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
-from zslurm.train.config import ModelConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
+from zslurm.train.config import ModelConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.data.schema import BundleHeader
+from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.io import PAGE_BYTES, PUBLISHED_BUDGET, Reads, checkpoint_bytes, plan_storage
 from zslurm.train.shapes import parameter_counts
 
@@ -36,7 +37,7 @@ def test_the_published_example() -> None:
 
 @given(context=st.integers(1, 700), token_bytes=st.sampled_from([2, 4]), start=st.integers(0, 10**6))
 def test_sigma_is_what_the_layout_of_bundles_touches(context: int, token_bytes: int, start: int) -> None:
-    """Pages that pieces of (s + 1) b bytes touch, counted over all ways in which they may lie on pages."""
+    """Pages that pieces of (s + 1) b bytes touch, counted over all ways in which they may be on pages."""
     pieces = start + np.arange(PAGE_BYTES)
     first = pieces * context * token_bytes
     last = first + (context + 1) * token_bytes - 1
@@ -51,7 +52,7 @@ def test_tokens_are_as_wide_as_in_bundles() -> None:
     assert BundleHeader(65_536, "", 0).token_dtype.itemsize == 2
 
 
-def test_a_ramp_is_judged_by_its_largest_batch() -> None:
+def test_a_ramp_counts_with_its_largest_batch() -> None:
     ramp = [{"until_tokens": 10**9, "global_batch": 512}]
     phase = PhaseConfig.model_validate(
         {"tokens": 10**10, "context": 4096, "global_batch": 1024, "micro_batch": 1, "lr": 1, "batch_ramp": ramp}

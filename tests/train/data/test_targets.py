@@ -1,4 +1,4 @@
-"""Fine-tuning data: prompts are read, completions are learned, and the mask lies beside the targets."""
+"""Fine-tuning data: prompts are read, completions are learned, and the mask is beside the targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.train.data.corpora import HEADER, write_bundle, write_rows, write_texts
 from zslurm.train.data.build.build import build
-from zslurm.train.data.build.preview import previews
+from zslurm.train.data.build.inspect import previews
 from zslurm.train.data.build.source_reader import Fields
 from zslurm.train.data.build.tokenizer import encode, load_tokenizer
 from zslurm.train.data.build.writer import BundleWriter

@@ -97,7 +97,7 @@ def test_each_damaged_block_is_named(corpus: Path) -> None:
 
 @pytest.mark.parametrize("sample", [20, pytest.param(10**6, marks=pytest.mark.soak)], ids=["sample", "all"])
 def test_a_flipped_bit_is_found_or_changes_nothing(corpus: Path, sample: int) -> None:
-    """Headers, index, checksums, mask and tokens; what is not found lies between the datasets."""
+    """Headers, index, checksums, mask and tokens; what is not found is between the datasets."""
     path = sorted(corpus.glob("*.h5"))[0]
     content, pristine = path.read_bytes(), Bundle.open(path)
     arrays = {name: extent.map(path).copy() for name, extent in pristine.ranges.items()}

@@ -75,12 +75,12 @@ def python(program: str) -> str:
     return f"{sys.executable} -c '{program}'"
 
 
-def test_a_run_judges_its_checkpoints(tmp_path: Path, corpus: Path) -> None:
+def test_a_run_evaluates_its_checkpoints(tmp_path: Path, corpus: Path) -> None:
     """Where a command is due, a checkpoint is made; at its end a run waits. The training is the same."""
     program = python("import os, sys, time; time.sleep(1); print(*sys.argv[1:], *sorted(os.listdir(sys.argv[1])))")
     evaluation = {"command": program + " {model} {step} {run}", "command_every_steps": 3}
     seldom = {"every_steps": 100}
-    run = make_run(tmp_path / "judged", corpus, steps=4, evaluation=evaluation, checkpoint=seldom)
+    run = make_run(tmp_path / "evaluated", corpus, steps=4, evaluation=evaluation, checkpoint=seldom)
     plain = make_run(tmp_path / "plain", corpus, steps=4, checkpoint=seldom)
     for each in (run, plain):
         done = train_on(each, ranks=2)
@@ -118,9 +118,9 @@ def test_the_words_of_a_command_hold_what_they_are_given_and_no_shell_sees_them(
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("judge {model}", ["judge", "/a b/m"]),
-        ("judge --model={model} '{step} {run}'", ["judge", "--model=/a b/m", "3 {model}"]),
-        ("""judge --json '{"a": {step}}' {other}""", ["judge", "--json", '{"a": 3}', "{other}"]),
+        ("evaluate {model}", ["evaluate", "/a b/m"]),
+        ("evaluate --model={model} '{step} {run}'", ["evaluate", "--model=/a b/m", "3 {model}"]),
+        ("""evaluate --json '{"a": {step}}' {other}""", ["evaluate", "--json", '{"a": 3}', "{other}"]),
     ],
 )
 def test_placeholders_are_replaced_inside_of_words_once(command: str, words: list[str]) -> None:
@@ -128,7 +128,9 @@ def test_placeholders_are_replaced_inside_of_words_once(command: str, words: lis
     assert command_words(command, model="/a b/m", step=3, run="{model}") == words
 
 
-def test_a_command_that_fails_says_so_and_nothing_more(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_that_fails_is_reported_and_nothing_more(
+    trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     beside = Beside(trained, python("print(5 / 0)"))
     paths = beside.start(3)
@@ -226,7 +228,7 @@ def _words(process: psutil.Process) -> list[str]:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_with_the_run(tmp_path: Path, corpus: Path, signum: signal.Signals) -> None:
     """A trainer that is killed takes the command along, and so does one that is asked to save and stop."""
-    marker = f"judge-{os.getpid()}-{signum}"
+    marker = f"evaluate-{os.getpid()}-{signum}"
     evaluation = {"command": f"bash -c 'sleep 1000; echo {marker}' {{model}}", "command_every_steps": 2}
     run = make_run(tmp_path / "run", corpus, steps=5000, evaluation=evaluation)
     ranks = Ranks(run, 1)
@@ -243,9 +245,9 @@ def test_it_ends_with_the_run(tmp_path: Path, corpus: Path, signum: signal.Signa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"command": "judge 'x", "command_every_steps": 1}, "No closing quotation"),
+        ({"command": "evaluate 'x", "command_every_steps": 1}, "No closing quotation"),
         ({"command": "  ", "command_every_steps": 1}, "command is empty"),
-        ({"command": "judge"}, "command and command_every_steps need each other"),
+        ({"command": "evaluate"}, "command and command_every_steps need each other"),
         ({"command_every_steps": 5}, "command and command_every_steps need each other"),
         ({"every_steps": 5}, "every_steps needs data"),
     ],

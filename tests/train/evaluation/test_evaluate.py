@@ -235,8 +235,6 @@ def test_the_lower_loss_is_better_and_only_at_the_same_context() -> None:
     assert better(Best(20, math.nan, 16), first) == first
     assert better(Best(20, math.inf, 16), None) is None
     assert better(first, None) == first
-    assert Best.of(first.record()) == first
-    assert Best.of(None) is None
 
 
 def test_a_watcher_sees_the_evaluation(

@@ -14,10 +14,10 @@ from torch import Tensor
 from tests.train.models import scrambled, tiny_config
 from zslurm.checkpoint_tools import BufferEntry, Entry, assemble, begin, commit, partition, write_shard
 from zslurm.checkpoint_tools import Tensor as Row
-from zslurm.checkpoint_tools.shard_header import encode
+from zslurm.checkpoint_tools.format.shard_header import encode
 from zslurm.train.config import ModelConfig
 from zslurm.train.hub import Layout, Settings, TokenIds, TokenizerFiles, pieces
-from zslurm.train.hub.number_formats import to_bf16
+from zslurm.train.hub.folder import to_bf16
 from zslurm.train.hub.run_facts import to_state
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.shapes import tensor_table

@@ -1,4 +1,4 @@
-"""Folders that cannot be imported: everything that is wrong is told at once, and nothing is written."""
+"""Folders that cannot be imported: everything that is wrong is reported at once, and nothing is written."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def test_missing_extra_and_wrongly_shaped_tensors_are_all_listed(folder: Path) -
     stored["model.layers.0.self_attn.rotary"] = np.zeros(3, np.float32)
     stored["model.layers.2.input_layernorm.weight"] = np.zeros(16, np.float32)
     write_safetensors(folder / "model.safetensors", stored)
-    told = problems_of(folder)
-    assert len(told) == 5
-    text = "\n".join(told)
+    problems = problems_of(folder)
+    assert len(problems) == 5
+    text = "\n".join(problems)
     assert "model.norm.weight [16]: missing" in text
     assert "model.layers.1.self_attn.qk_norm.temp [2]: missing" in text
     assert "model.layers.0.mlp.experts.down_proj: has shape [3, 12, 16]" in text
     assert "needs [3, 16, 12]" in text
     assert "model.layers.0.self_attn.rotary [3]: the model has no such tensor" in text
     assert "model.layers.2.input_layernorm.weight [16]: the model has no such tensor" in text
-    assert all(str(folder) in line for line in told)
+    assert all(str(folder) in line for line in problems)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, 3000, -1])
 def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    told = problems_of(folder)
-    assert any("truncated" in line and "model.safetensors" in line for line in told)
+    problems = problems_of(folder)
+    assert any("truncated" in line and "model.safetensors" in line for line in problems)
 
 
 def test_a_missing_shard_is_one_line_and_not_one_for_each_of_its_tensors(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "problems"),
     [
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "model_type 'llama'"),
         ({"architectures": ["ZayaForSequenceClassification"]}, "only ZayaForCausalLM"),
@@ -119,12 +119,14 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_settings_that_our_model_does_not_have_are_named(folder: Path, change: dict[str, Any], told: str) -> None:
+def test_settings_that_our_model_does_not_have_are_named(
+    folder: Path, change: dict[str, Any], problems: str
+) -> None:
     edit_config(folder, lambda config: config.update(change))
-    assert told in "\n".join(problems_of(folder))
+    assert problems in "\n".join(problems_of(folder))
 
 
-def test_several_wrong_settings_are_told_together(folder: Path) -> None:
+def test_several_wrong_settings_are_problems_together(folder: Path) -> None:
     edit_config(folder, lambda c: c.update(attention_bias=True, hidden_act="gelu", head_dim=None))
     assert len(problems_of(folder)) == 3
 

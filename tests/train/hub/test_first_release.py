@@ -12,7 +12,7 @@ from tests.train.hub.models import CONTEXT, ROPE_BASE, random_weights, save_firs
 from tests.train.models import tiny_config
 from zslurm.train.config import ModelConfig
 from zslurm.train.hub import Layout, TokenIds, import_weights, open_weights, pieces
-from zslurm.train.hub.number_formats import to_bf16, to_fp32
+from zslurm.train.hub.folder import to_bf16, to_fp32
 from zslurm.train.shapes import tensor_table
 
 # Names as in the checkpoint index of Zyphra/ZAYA1-8B-legacy and in the module tree of Zyphra's fork.

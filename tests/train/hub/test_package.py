@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 
-from zslurm.train.hub.number_formats import to_bf16, to_fp32
+from zslurm.train.hub.folder import to_bf16, to_fp32
 
 _MEMORY = """
 import resource, sys

@@ -25,7 +25,7 @@ from tests.train.models import tokens
 from zslurm.train.config import ModelConfig
 from zslurm.train.errors import HubError
 from zslurm.train.hub import FolderWeights, Layout, TokenIds, Weights, export, import_weights, open_weights, pieces
-from zslurm.train.hub.number_formats import to_bf16
+from zslurm.train.hub.folder import to_bf16
 from zslurm.train.shapes import tensor_table
 
 transformers = pytest.importorskip("transformers")

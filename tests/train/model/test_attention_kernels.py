@@ -1,4 +1,4 @@
-"""Whatever attention runs on, the model computes the same; and packages are called as their own source says.
+"""Whatever attention runs on, the model computes the same; and packages are called as their source defines.
 
 Every test here runs with torch's ways, with stand-ins for flash-attn and AITER on this CPU, and with the packages
 themselves where they and a GPU are. A stand-in has the signature of the real function, checks what the real one

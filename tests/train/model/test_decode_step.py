@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.train.model.reference import reference_of
+from tests.train.model.test_parity import draw, model_of
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
-from tests.train.reference import reference_of
-from tests.train.test_parity import draw, model_of
 from zslurm.train.config import ModelConfig
-from zslurm.train.generate import choose, generate
 from zslurm.train.model.cache import bytes_per_token
+from zslurm.train.model.generate import choose, generate
 from zslurm.train.model.zaya import Zaya
 
 VARIANTS: list[dict[str, Any]] = [
@@ -69,7 +69,9 @@ def test_the_cache_of_the_published_model_is_eight_times_smaller_than_that_of_fu
 def test_a_cache_is_as_large_as_said(dtype: torch.dtype) -> None:
     model = scrambled(tiny_config(layers=3), dtype)
     cache = model.new_cache(batch=2, room=5)
-    assert cache.bytes_per_token == bytes_per_token(model.config, dtype) == 2 * 3 * 2 * 8 * dtype.itemsize
+    parts = [part for layer in cache.layers for part in (layer.keys_BJSP, layer.values_BJSP)]
+    allocated = sum(part[0, :, 0].numel() * part.element_size() for part in parts)
+    assert allocated == bytes_per_token(model.config, dtype) == 2 * 3 * 2 * 8 * dtype.itemsize
 
 
 def tiny_generation(prompt: list[int], model: Zaya | None = None, **settings: Any) -> list[int]:
@@ -119,7 +121,7 @@ def test_draws_are_repeatable_and_depend_on_the_seed() -> None:
 def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = tokens(tiny_config(), batch=1, length=23)[0].tolist()
     whole = tiny_generation(prompt)
-    monkeypatch.setattr("zslurm.train.generate._PREFILL_TOKENS", 5)
+    monkeypatch.setattr("zslurm.train.model.generate._PREFILL_TOKENS", 5)
     assert tiny_generation(prompt) == whole
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
-from zslurm.kernels.grouped_gemm import Groups, grouped_mm_applies, multiply, weight_gradient
+from zslurm.kernels.dispatch import using
 from zslurm.train.model.experts import Experts, dispatch_by_class
 from zslurm.train.model.router import Routing
 
@@ -104,66 +104,27 @@ def test_dispatch_sorts_by_class_and_keeps_the_order_of_tokens(classes: list[int
     assert dispatch.counts_C.tolist() == [classes.count(c) for c in range(6)]
 
 
-GROUPS = {
-    "some empty": [2, 0, 3, 0],
-    "all empty": [0, 0, 0, 0],
-    "all in one": [0, 5, 0, 0],
-    "no rest": [1, 2, 3, 1],
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", GROUPS.values(), ids=GROUPS.keys())
-@pytest.mark.parametrize("path", ["loop", "operator", "grouped_mm"])
-def test_products_of_groups_are_those_of_their_matrices(path: str, rows: list[int], dtype: torch.dtype) -> None:
-    ends = torch.tensor(rows).cumsum(0).int()
-    groups = Groups(ends, rows if path == "loop" else None, one_call=path == "grouped_mm")
-    x_NI, g_NO = (random_like(torch.empty(7, width), "x").to(dtype) for width in (8, 16))
-    weight_EIO = random_like(torch.empty(4, 16, 8), "w").to(dtype).mT
-    y_NO, gradient_EIO = multiply(x_NI, weight_EIO, groups), weight_gradient(x_NI, g_NO, groups)
-    assert gradient_EIO.shape == (4, 8, 16)
-    pieces = torch.arange(7).split([*rows, 7 - sum(rows)])
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    for expert, piece in enumerate(pieces[:-1]):
-        expected = x_NI[piece].double() @ weight_EIO[expert].double()
-        torch.testing.assert_close(y_NO[piece].double(), expected, rtol=tolerance, atol=tolerance)
-        expected = x_NI[piece].double().T @ g_NO[piece].double()
-        torch.testing.assert_close(gradient_EIO[expert].double(), expected, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("skip_rule", ["identity", "zero"])
 @pytest.mark.parametrize("classes", ROUTINGS.values(), ids=ROUTINGS.keys())
-def test_grouped_mm_gives_what_the_loop_gives(classes: list[list[int]], skip_rule: str) -> None:
+def test_grouped_mm_gives_what_the_loop_gives(
+    classes: list[list[int]], skip_rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tiny_config(
         hidden_size=16, expert_hidden_size=24, skip_rule=skip_rule, experts_per_token=len(classes[0])
     )
     experts: Experts = scrambled(config, torch.float32).layers[0].experts
     results = []
-    for setting in ("off", "on"):
-        experts.grouped_gemm = setting
+    for implementation in ("reference", "torch"):
         weights_TK = (
             random_like(torch.empty(len(classes), len(classes[0])), "weights").abs().float().requires_grad_()
         )
         routing = Routing(torch.tensor(classes), weights_TK, state_TR=torch.empty(0))
         x_TD = random_like(torch.empty(len(classes), 16), "experts").float().requires_grad_()
-        y_TD, counts_C = experts(x_TD, routing)
-        # The sum's gradient is expanded (stride 0), which grouped_mm's own backward would refuse.
-        results.append(
-            [y_TD, counts_C, *torch.autograd.grad(y_TD.sum(), [x_TD, weights_TK, *experts.parameters()])]
-        )
-    for off, on in zip(*results, strict=True):
-        torch.testing.assert_close(on, off)
-
-
-def test_grouped_mm_is_left_alone_where_its_rules_do_not_hold() -> None:
-    cpu = torch.device("cpu")
-    assert grouped_mm_applies(torch.float32, cpu, (16, 20))
-    assert not grouped_mm_applies(torch.float32, cpu, (16, 10)), "40 bytes are not a multiple of 16"
-    assert not grouped_mm_applies(torch.bfloat16, cpu, (16, 20)), "nor are 40 bytes of bf16"
-    assert not grouped_mm_applies(torch.float64, cpu, (16, 16))
-    assert not grouped_mm_applies(torch.float32, torch.device("cuda"), (16, 16))
-    experts = experts_of()  # fp64, and 10 channels inside
-    experts.grouped_gemm = "on"
-    y_TD, _ = experts(inputs(3), routing_to([[0], [1], [3]]))
-    experts.grouped_gemm = "off"
-    assert torch.equal(y_TD, experts(inputs(3), routing_to([[0], [1], [3]]))[0])
+        leaves = [x_TD, weights_TK, *experts.parameters()]
+        with using("grouped_gemm", implementation):
+            y_TD, counts_C = experts(x_TD, routing)
+            # The sum's gradient is expanded (stride 0), which grouped_mm's own backward would refuse.
+            results.append([y_TD, counts_C, *torch.autograd.grad(y_TD.sum(), leaves)])
+    for loop, grouped in zip(*results, strict=True):
+        torch.testing.assert_close(grouped, loop)
+    assert not caplog.messages, "both took all that they got"

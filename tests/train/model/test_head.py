@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.memory import peak_bytes
 from tests.train.models import random_like
-from zslurm.train.model.head import IGNORED_TARGET, logits, summed_cross_entropy, summed_losses
+from zslurm.train.model.head import IGNORED_TARGET, logits, summed_losses
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -24,7 +24,7 @@ def case(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("chunk_tokens", [1, 3, TOKENS, 1000, None])
 def test_loss_and_gradients_are_those_of_whole_logits(chunk_tokens: int | None) -> None:
     x, embedding, targets = case()
-    loss = 0.25 * summed_cross_entropy(x, embedding, targets, chunk_tokens=chunk_tokens)
+    loss = 0.25 * summed_losses(x, embedding, targets, chunk_tokens=chunk_tokens).objective
     expected = 0.25 * F.cross_entropy(logits(x, embedding), targets, reduction="sum", ignore_index=IGNORED_TARGET)
     torch.testing.assert_close(loss, expected)
     ours = torch.autograd.grad(loss, [x, embedding])
@@ -76,9 +76,9 @@ def test_without_a_weight_there_is_no_z_loss() -> None:
 def test_bf16_inputs_are_multiplied_in_fp32() -> None:
     x, embedding, targets = case(torch.bfloat16)
     assert torch.equal(logits(x, embedding), x.float() @ embedding.float().T)
-    loss = summed_cross_entropy(x, embedding, targets)
+    loss = summed_losses(x, embedding, targets).objective
     assert loss.dtype == torch.float32
-    exact = summed_cross_entropy(x.float(), embedding.float(), targets)
+    exact = summed_losses(x.float(), embedding.float(), targets).objective
     assert torch.equal(loss, exact)
     grads = torch.autograd.grad(loss, [x, embedding])
     assert [grad.dtype for grad in grads] == [torch.bfloat16] * 2
@@ -87,15 +87,15 @@ def test_bf16_inputs_are_multiplied_in_fp32() -> None:
 def test_evaluation_needs_no_gradient() -> None:
     x, embedding, targets = case()
     with torch.no_grad():
-        loss = summed_cross_entropy(x, embedding, targets)
+        loss = summed_losses(x, embedding, targets).objective
     assert not loss.requires_grad
-    torch.testing.assert_close(loss, summed_cross_entropy(x, embedding, targets).detach())
+    torch.testing.assert_close(loss, summed_losses(x, embedding, targets).objective.detach())
 
 
 def test_large_logits_do_not_overflow() -> None:
     x = torch.tensor([[1e4], [-1e4]])
     embedding = torch.tensor([[1.0], [-1.0]])
-    loss = summed_cross_entropy(x, embedding, torch.tensor([0, 1]))
+    loss = summed_losses(x, embedding, torch.tensor([0, 1])).objective
     assert loss.item() == 0
 
 
@@ -104,5 +104,5 @@ def test_logits_of_a_large_vocabulary_never_exist_whole() -> None:
     x = random_like(torch.empty(tokens, width), "x").float().requires_grad_()
     embedding = random_like(torch.empty(vocabulary, width), "embedding").float().requires_grad_()
     targets = torch.arange(tokens)
-    peak = peak_bytes(lambda: summed_cross_entropy(x, embedding, targets).backward())
+    peak = peak_bytes(lambda: summed_losses(x, embedding, targets).objective.backward())
     assert peak < tokens * vocabulary * 4 / 4

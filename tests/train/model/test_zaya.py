@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.train.model.naive_zaya import naive_logits
 from tests.train.models import ROPE_BASE, random_like, scrambled, tiny_config, tokens
-from tests.train.naive_zaya import naive_logits
 from zslurm.train.model.init import initial_tensor
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.shapes import tensor_table
@@ -178,11 +178,11 @@ def test_every_parameter_gets_a_gradient_whatever_the_routing(target: int) -> No
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
     config = tiny_config()
     model, again, other = (build(config, seed, dtype=torch.float32) for seed in (7, 7, 8))
-    twins = dict(again.named_parameters())
+    parameters_again = dict(again.named_parameters())
     strangers = dict(other.named_parameters())
     for info in reversed(tensor_table(config)):
         value = model.get_parameter(info.name)
-        assert torch.equal(value, twins[info.name])
+        assert torch.equal(value, parameters_again[info.name])
         assert torch.equal(value, initial_tensor(info, config, 7))
         assert torch.equal(value, strangers[info.name]) == (len(info.shape) == 1), info.name
     first, second = (model.get_parameter(f"layers.0.router.{name}.weight") for name in ("first", "second"))

@@ -161,7 +161,7 @@ def test_the_result_does_not_depend_on_how_matrices_are_batched(
 
 
 def test_views_of_flat_buffers_are_updated_in_place() -> None:
-    """Each tensor with strides of its own; what lies between the matrices is left alone."""
+    """Each tensor has other strides; what is between the matrices is left alone."""
     dense = batches_of(((3, 6, 10),))
     train(dense, MuonConfig())
     flats = [torch.full((400,), float("nan")) for _ in range(3)]

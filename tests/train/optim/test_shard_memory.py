@@ -1,4 +1,4 @@
-"""What `sharded_bytes` says is what is allocated."""
+"""What `sharded_bytes` returns is what is allocated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.train.curves import MODEL
+from tests.train.loop.curves import MODEL
 from tests.train.ranks import in_group
 from zslurm.train.config import ModelConfig, OptimConfig, ParallelConfig
 from zslurm.train.model.zaya import build

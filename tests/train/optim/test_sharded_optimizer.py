@@ -102,7 +102,7 @@ def test_gate_and_up_that_are_owned_apart_are_orthogonalised_apart(alone: dist.P
 
 
 def test_steps_are_taken_on_the_masters_not_on_their_rounding(alone: dist.ProcessGroup) -> None:
-    """Steps far smaller than bf16 can tell add up."""
+    """Steps far smaller than bf16 resolves add up."""
     model = Few(FLAT, dtype=torch.bfloat16)
     shards = shards_of(model, alone, FLAT)
     optimizer = ShardedOptimizer(shards, OptimConfig(weight_decay=0.0))
@@ -129,7 +129,7 @@ def test_its_states_are_all_there_is_to_continue(alone: dist.ProcessGroup) -> No
     optimizer = ShardedOptimizer(shards, CONFIG)
     for state in optimizer.states:
         state.values.copy_(saved[state.name])
-    optimizer.restore(2)
+    optimizer.steps = 2
     shards.gather_weights()
     train(model, shards, optimizer, range(2, 3))
     assert optimizer.steps == 3

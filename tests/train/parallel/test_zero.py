@@ -75,7 +75,7 @@ def test_a_backward_pass_too_many_is_not_lost_in_silence(alone: dist.ProcessGrou
     shards = shards_of(model, alone)
     shards.begin_step(backwards=1)
     backward(model, 1)
-    with pytest.raises(AssertionError, match="more backward passes than begin_step was told of"):
+    with pytest.raises(AssertionError, match="more backward passes than begin_step announced"):
         backward(model, 2)
 
 
@@ -99,7 +99,7 @@ def test_masters_are_fp32_and_weights_are_their_rounding(alone: dist.ProcessGrou
     model = Few(dtype=torch.bfloat16)
     shards = shards_of(model, alone)
     assert shards.master.dtype == torch.float32
-    shards.master += 1e-4  # below what bf16 can tell for most of the values
+    shards.master += 1e-4  # below what bf16 resolves for most of the values
     shards.gather_weights()
     exact = by_tensor(shards, shards.master)
     for row in TABLE:
@@ -151,7 +151,7 @@ def test_gradients_can_be_scaled(alone: dist.ProcessGroup) -> None:
     assert torch.equal(shards.master_gradient, before / 2)
 
 
-def test_a_gradient_that_is_not_finite_is_told_by_its_norm(alone: dist.ProcessGroup) -> None:
+def test_a_gradient_that_is_not_finite_shows_in_its_norm(alone: dist.ProcessGroup) -> None:
     shards = reduced(Few(), alone)
     assert shards.first_nonfinite() is None
     shards.master_gradient[3] = math.nan

@@ -16,32 +16,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.memory import peak_bytes
+from benchmarks.training.models import TINY
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
-from zslurm.kernels.matmul import onednn
-from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, PhaseConfig, TrainConfig, load_train_config
+from zslurm.kernels.matmul import cpu as onednn
+from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.model import head, sdpa
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.muon import MatrixBatch, Muon
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
-from zslurm.train.parallel import zero
+from zslurm.train.parallel.comm import DONE, Handle
 from zslurm.train.parallel.zero import ZeroShards
-from zslurm.train.plan import activations, memory
+from zslurm.train.plan import activations
 from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
 from zslurm.train.plan.memory import MemoryPlan, plan_memory
 from zslurm.train.shapes import owned_table, parameter_counts
 
-SMALL = ModelConfig(
-    vocab_size=512,
-    hidden_size=128,
-    layers=3,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=32,
-    experts=4,
-    expert_hidden_size=256,
-    router_hidden_size=32,
-)
+SMALL = TINY.model_copy(update={"vocab_size": 512, "layers": 3})
 LARGE_VOCABULARY = SMALL.model_copy(update={"vocab_size": 30_000})
 ONE_LAYER = SMALL.model_copy(update={"vocab_size": 8192, "layers": 1})
 TWO_EXPERTS = SMALL.model_copy(update={"experts_per_token": 2})
@@ -68,6 +59,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def config_of(model: ModelConfig, **sections: Any) -> TrainConfig:
+    return TrainConfig.model_validate(
+        {"model": model, "phases": [PHASE], "parallel": {"dtype": "fp32"}, **sections}
+    )
+
+
 def planned(
     model: ModelConfig,
     batch: int,
@@ -76,10 +73,13 @@ def planned(
     recompute: bool = False,
     documents: bool = False,
 ) -> MicrobatchMemory:
-    phase = PhaseConfig(tokens=10**6, context=context, global_batch=batch, micro_batch=batch, lr=1e-3)
-    return microbatch_memory(
-        model, phase, itemsize=dtype.itemsize, on_cpu=True, recompute=recompute, isolate_documents=documents
+    config = config_of(
+        model,
+        phases=[PHASE | {"context": context, "global_batch": batch, "micro_batch": batch}],
+        parallel={"dtype": {2: "bf16", 4: "fp32", 8: "fp64"}[dtype.itemsize], "recompute": recompute},
+        data={"isolate_documents": documents},
     )
+    return microbatch_memory(config, config.phases[0], on_cpu=True)
 
 
 def losses(model: Zaya, batch: int, context: int, documents: bool = False) -> Tensor:
@@ -202,17 +202,11 @@ def test_the_start_needs_the_models_own_weights_too(alone: dist.ProcessGroup) ->
     assert 0 < many.moments["start"] < 4 * parameter_counts(SMALL).total
 
 
-def config_of(model: ModelConfig, **sections: Any) -> TrainConfig:
-    phase = {"tokens": 10**6, "context": 64, "global_batch": 8, "micro_batch": 2, "lr": 1e-3}
-    return TrainConfig.model_validate(
-        {"model": model, "phases": [phase], "parallel": {"dtype": "fp32"}, **sections}
-    )
-
-
-def reduce_scatter_in_place(out: Tensor, whole: Tensor, *, group: dist.ProcessGroup, async_op: bool) -> None:
+def reduce_scatter_in_place(out: Tensor, whole: Tensor, *, group: dist.ProcessGroup, async_op: bool) -> Handle:
     """What torch's does, without a copy: done when it returns, and `whole` is the sum of all ranks'."""
     dist.all_reduce(whole, group=group)
     out.copy_(whole.chunk(group.size())[group.rank()])
+    return DONE
 
 
 def record_peak() -> None:
@@ -249,7 +243,7 @@ def test_the_peak_of_a_run_is_within_five_percent_of_the_profilers(
 ) -> None:
     corpus = make_corpus(tmp_path / "tokens.h5")
     phase = {"context": 128, "micro_batch": 3, "tokens": 2 * 6 * 128}
-    # Measuring the device's peak takes tensors of its own; so does gloo, which copies what it reduces: both off.
+    # Measuring the device's peak takes further tensors; so does gloo, which copies what it reduces: both off.
     run = make_run(
         tmp_path / "run",
         corpus,
@@ -342,4 +336,3 @@ def test_the_plan_knows_the_constants_of_the_code() -> None:
     assert head._CHUNK_ELEMENTS_ELSEWHERE == activations.LOGITS_ELSEWHERE
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
     assert head._CHUNK_TOKENS == activations.FEWEST_TOKENS
-    assert zero._NORM_ELEMENTS == memory._NORM_ELEMENTS

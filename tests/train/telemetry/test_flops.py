@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.train.runs import MODEL
-from zslurm.kernels.matmul import onednn
+from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import build
 from zslurm.train.shapes import parameter_counts
@@ -16,26 +16,24 @@ from zslurm.train.telemetry.flops import PEAKS, peak_of, token_flops
 
 def test_zaya1_base_by_hand() -> None:
     """reference figures: per layer attention 5,575,682 parameters, one expert 12,582,912, router 660,736."""
-    flops = token_flops(ModelConfig(), 4096)
+    every, skipped = (token_flops(ModelConfig(), 4096, share) for share in (0, 1))
     attention_matrices = 2048 * (1024 + 256 + 128 + 128) + 1024 * 2048
     convolutions = 1280 * 2 + 1280 * 128 * 2
     router = 2048 * 256 + 2 * 256 * 256 + 256 * 17
     head = 262_272 * 2048
     keys_and_values = 2 * 40 * 8 * 128 * 4097 / 2
-    assert flops.always == 6 * (40 * (attention_matrices + convolutions + router) + head + keys_and_values)
-    assert flops.expert == 6 * 40 * 12_582_912
-    assert flops.at(0) == flops.always + flops.expert
+    assert skipped == 6 * (40 * (attention_matrices + convolutions + router) + head + keys_and_values)
+    assert every == skipped + 6 * 40 * 12_582_912
     # What is multiplied is nearly all that is active, and the head on top.
-    multiplied = (flops.at(0) - 6 * keys_and_values) / 6
+    multiplied = (every - 6 * keys_and_values) / 6
     assert multiplied == pytest.approx(parameter_counts(ModelConfig()).active + head, rel=2e-3)
 
 
 def test_skipped_choices_are_not_counted() -> None:
-    flops = token_flops(ModelConfig(), 4096)
-    assert flops.at(1.0) == flops.always
-    assert flops.at(0.25) == flops.always + 0.75 * flops.expert
-    two = token_flops(ModelConfig(experts_per_token=2), 4096)
-    assert two.at(0.5) == two.always + two.expert
+    for model, share in ((ModelConfig(), 0.25), (ModelConfig(experts_per_token=2), 0.5)):
+        every, some, skipped = (token_flops(model, 4096, skip_share) for skip_share in (0, share, 1))
+        assert some - skipped == pytest.approx((1 - share) * (every - skipped))
+    assert every - skipped == 2 * 6 * 40 * 12_582_912
 
 
 @pytest.mark.parametrize("router", ["mlp", "linear"])
@@ -62,7 +60,7 @@ def test_torch_counts_the_same_products(router: str, monkeypatch: pytest.MonkeyP
     published = channels * config.conv_widths[0] + channels * config.head_dim * config.conv_widths[1]
     joined = channels * config.head_dim * width
     hidden_keys = context - (context + 1) / 2
-    expected = token_flops(config, context).at(0) * tokens
+    expected = token_flops(config, context, 0) * tokens
     expected += 6 * config.layers * tokens * (joined - published)
     expected += 2 * (2 * config.layers + 1) * tokens * config.hidden_size
     expected += 12 * config.layers * tokens * config.query_heads * config.head_dim * hidden_keys

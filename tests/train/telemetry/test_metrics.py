@@ -1,4 +1,4 @@
-"""What metrics.jsonl says of a step, against direct computation."""
+"""What metrics.jsonl holds of a step, against direct computation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_ends_of_the_scale(counts: list[list[int]], entropy: float, skipped:
     assert metrics == {"skip_share": pytest.approx(skipped), "load_entropy": pytest.approx(entropy)}
 
 
-def test_every_layer_is_told_by_itself() -> None:
+def test_every_layer_is_reported_by_itself() -> None:
     counts = torch.tensor([[30, 30, 40], [100, 0, 0]])
     assert load_by_layer(counts, skip_expert=True) == {
         "load_entropy_by_layer": [1.0, 0.0],

@@ -18,7 +18,7 @@ ROW = re.compile(r"^\| `(?P<field>[a-z_.]+)` \| (?P<unit>[^|]*)\| (?P<what>[^|]*
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """By kind of line: what is said of each field."""
+    """By kind of line: the description of each field."""
     sections = re.split(r"^## ", DOCUMENT.read_text(), flags=re.MULTILINE)[1:]
     named = {section.partition("\n")[0]: section for section in sections}
     tables = {

@@ -1,4 +1,4 @@
-"""The metrics for TensorBoard: every number is there, a resumed run goes on, a missing package is one line."""
+"""The metrics for TensorBoard: every number is there, a resumed run continues, a missing package is one line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_run_shows_what_metrics_jsonl_says(tmp_path: Path) -> None:
     assert all(math.isfinite(value) for values in shown.values() for value in values.values())
 
 
-def test_without_the_package_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_one_line_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", tmp_path / "tokens.h5", metrics={"tensorboard": True})
     config = load_train_config(run / "config.json")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -48,7 +48,7 @@ def test_a_gpu_of_the_table_has_its_peak(
     assert caplog.messages == []
 
 
-def test_an_unknown_gpu_has_none_and_one_line_says_so(
+def test_an_unknown_gpu_has_none_and_one_line_reports_it(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -82,6 +82,6 @@ def test_speed_is_tokens_and_flops_over_seconds_and_ranks(world: World) -> None:
     found = ThroughputMeter(settings, eight).of(here, seconds=0.5, skip_share=0.25)
     assert found["tokens_per_s"] == 6 * 16 / 0.5
     assert found["tokens_per_s_per_rank"] == 6 * 16 / 0.5 / 8
-    flops = token_flops(settings.model, 16).at(0.25) * 6 * 16 / 0.5 / 8
+    flops = token_flops(settings.model, 16, 0.25) * 6 * 16 / 0.5 / 8
     assert found["tflops_per_rank"] == pytest.approx(flops / 1e12)
     assert found["mfu"] == pytest.approx(flops / 1e9)

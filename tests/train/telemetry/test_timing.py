@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 class Hand:
-    """A clock that moves when it is told to."""
+    """A clock that moves when a test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -84,7 +84,7 @@ def test_a_part_ends_also_when_its_block_fails() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_work_is_counted_where_it_runs() -> None:
-    """The host queues the products at once and goes on; they are forward's all the same."""
+    """The host queues the products at once and continues; they are forward's all the same."""
     clock = StepClock(torch.device("cuda"))
     large = torch.ones(4096, 4096, device="cuda")
     for _ in range(3):

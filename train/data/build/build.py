@@ -1,13 +1,13 @@
 """Build a corpus: texts in, a directory of token bundles out, complete or not at all.
 
 One process reads the sources in order, others parse and tokenize batches of some 256 KiB (`encode.py`), and the
-first writes what comes back, in order, into bundles (`rolling_writer.py`). Memory is bounded by the batches under
+first writes what comes back, in order, into bundles (`writer.py`). Memory is bounded by the batches under
 way and the largest document, whatever the size of the files. The result is deterministic: the same texts, settings
 and library versions give the same bytes, on any number of processes.
 
-A build that was killed goes on after its last finished bundle when it is started again (`build_log.py`), and ends
-with the same bytes. build.json records a hash of the texts and the settings; building again into the same OUT
-reads the sources once to compare, recognises the build and leaves OUT as it is.
+A build that is started again after a kill skips the bundles that are whole (`unfinished.py`), and ends with the
+same bytes. build.json records a hash of the texts and the settings; building again into the same OUT reads the
+sources once to compare, recognises the build and leaves OUT as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,13 +27,10 @@ from numpy.typing import NDArray
 
 from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.data.build.build_log import BuildLog, Finished, OtherBuild, finished_bundles, identity
-from zslurm.train.data.build.encode import Encoded, Encoder, encode_all
-from zslurm.train.data.build.manifest import BuildManifest, BuildSummary, Tally
-from zslurm.train.data.build.rolling_writer import BUNDLE_BYTES, RollingWriter, part_path, take_names_back
-from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, START, Fields, SourceReader
+from zslurm.train.data.build.documents import SAMPLE_BYTES, training_texts
+from zslurm.train.data.build.encode import Encoded, Encoder, Tally, encode_all
+from zslurm.train.data.build.source_reader import MAX_DOCUMENT_BYTES, START, Cursor, Fields, SourceReader
 from zslurm.train.data.build.sources import EXCLUDED_DIRECTORIES, find_files
-from zslurm.train.data.build.staging import CORPUS, remnants, staging_directory, unfinished_path
 from zslurm.train.data.build.tokenizer import (
     encoding_threads,
     end_token_id,
@@ -41,9 +39,19 @@ from zslurm.train.data.build.tokenizer import (
     train_tokenizer,
     vocabulary_size,
 )
-from zslurm.train.data.build.training_sample import SAMPLE_BYTES, training_texts
-from zslurm.train.data.bundle import Bundle, Corpus
-from zslurm.train.data.schema import TOKENIZER_FILE, VERSION, BundleHeader
+from zslurm.train.data.build.unfinished import (
+    CORPUS,
+    WholeBundle,
+    bundles_to_keep,
+    files_sha256,
+    staging_directory,
+    unfinished_path,
+    whole_bundles,
+)
+from zslurm.train.data.build.writer import BUNDLE_BYTES, RollingWriter, part_path
+from zslurm.train.data.bundle import Corpus
+from zslurm.train.data.manifest import BuildManifest, BuildSummary
+from zslurm.train.data.schema import BUNDLE_NAME, TOKENIZER_FILE, VERSION, BundleHeader
 from zslurm.train.errors import BuildFailed, DataError
 
 _WRONG_PLACE = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError)
@@ -87,10 +95,12 @@ class _Plan:
             **asdict(self.reader.fields),
         }
 
-    def beginnings(self) -> dict[str, Any]:
-        """Return what an unfinished build must have in common with this one to be gone on with."""
-        sample = identity(self.reader.files) if self.tokenizer is None else None
-        return self.settings() | {"tokenizers_version": tokenizers.__version__, "sources": sample}
+    @cached_property
+    def kept_with(self) -> dict[str, Any]:
+        """What an unfinished build must have in common with this one, or its bundles are not kept."""
+        files = self.reader.files  # a tokenizer is trained on a sample of all of them
+        sources = files_sha256(files, START, Cursor(len(files))) if self.tokenizer is None else None
+        return self.settings() | {"tokenizers_version": tokenizers.__version__, "sources": sources}
 
     def progress(self, stage: Literal["tokenizer", "tokens", "compare"]) -> Callable[[int, int], None]:
         """Return a function that reports bytes done and in all."""
@@ -117,7 +127,7 @@ def build(
 
     Args:
         sources: files and directories, in the order and of the kinds of `train/data/build/sources.py`. `out_dir`
-            may lie in one; it is not read.
+            may be inside one; it is not read.
         out_dir: appears complete or not at all; one that exists must be empty or hold this very build.
         vocab_size: train a byte-level BPE of this size on the texts.
         tokenizer: use this tokenizer.json, or the one in this directory, instead.
@@ -130,7 +140,7 @@ def build(
         max_document_bytes: a larger document is refused; a process needs about 100 times that in memory.
         workers: processes that tokenize; 1: none but this one. More need an importable main module.
         report: gets the progress, in this thread, after each batch; what it raises ends the build.
-        note: gets what a person wants to know: an earlier, unfinished attempt; a smaller vocabulary.
+        note: gets messages for people: an earlier, unfinished build; a smaller vocabulary.
 
     Raises:
         MissingSource: a source does not exist.
@@ -150,7 +160,7 @@ def build(
         tokenizer = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
         end_token_id(load_tokenizer(tokenizer), end_token)  # complains before the sources are read
     out = out_dir.absolute()
-    files = find_files(sources, glob, excluded, ours=(out, *remnants(out)))
+    files = find_files(sources, glob, excluded, ours=(out, unfinished_path(out)))
     plan = _Plan(
         reader=SourceReader(files, fields, max_document_bytes),
         source=_describe(sources, glob),
@@ -167,86 +177,59 @@ def build(
     except OSError as error:
         kind = DataError if isinstance(error, _WRONG_PLACE) else BuildFailed
         raise kind(f"{out}: cannot be written: {error.strerror or error}") from error
-    return replace(summary, path=out, seconds=time.monotonic() - started)
+    return replace(summary, seconds=time.monotonic() - started)
 
 
 def _make(out: Path, plan: _Plan) -> BuildSummary:
-    """Build in a staging directory, which becomes `out`."""
-    unfinished = unfinished_path(out)
-    try:
-        with (
-            staging_directory(out, lambda staging: finished_bundles(staging) > 0, plan.note) as staging,
-            encoding_threads(plan.workers),
-        ):
-            return _fill(staging / CORPUS, BuildLog(staging, plan.reader.files, shown_as=unfinished), plan)
-    except OtherBuild:
-        raise
-    except BaseException:
-        if count := finished_bundles(unfinished):
-            plan.note(f"finished bundles are kept in {unfinished}: {count}; the same command goes on after them")
-        raise
+    """Write tokenizer, bundles and build.json into a directory that becomes `out`, and may hold whole bundles."""
+    with staging_directory(out, plan.note) as staging, encoding_threads(plan.workers):
+        directory = staging / CORPUS
+        kept = _prepare(staging, plan)
+        tokenizer = load_tokenizer(directory / TOKENIZER_FILE)
+        header = BundleHeader(
+            vocab_size=vocabulary_size(tokenizer),
+            tokenizer_sha256=file_sha256(directory / TOKENIZER_FILE),
+            end_token=end_token_id(tokenizer, plan.end_token),
+            source=plan.source,
+        )
+        tally = _write_bundles(staging, header, kept, plan)
+        corpus = Corpus.open(directory)
+        manifest = BuildManifest(
+            source=plan.source,
+            settings=plan.settings(),
+            source_sha256=tally.sha256,
+            bundles=len(corpus.bundles),
+            documents=corpus.document_count,
+            tokens=corpus.token_count,
+            vocab_size=header.vocab_size,
+            tokenizer_sha256=header.tokenizer_sha256,
+            fingerprint=corpus.fingerprint,
+            text_bytes=tally.text_bytes,
+            empty_documents=tally.empty_documents,
+            skipped_files=tuple(tally.skipped_files),
+            targets=tally.targets,
+        )
+        manifest.write(directory)
+    return manifest.summary(out, reused=False, continued=len(kept))
 
 
-def _fill(corpus_dir: Path, log: BuildLog, plan: _Plan) -> BuildSummary:
-    """Write tokenizer, bundles and record, durably, into a directory that may hold some of them."""
-    kept = _go_on(corpus_dir, log, plan)
-    header = _header(corpus_dir / TOKENIZER_FILE, plan)
-    tally = _write_bundles(corpus_dir, header, kept, log, plan)
-    corpus = Corpus.open(corpus_dir)
-    record = BuildManifest(
-        source=plan.source,
-        settings=plan.settings(),
-        source_sha256=tally.sha256,
-        bundles=len(corpus.bundles),
-        documents=corpus.document_count,
-        tokens=corpus.token_count,
-        vocab_size=header.vocab_size,
-        tokenizer_sha256=header.tokenizer_sha256,
-        fingerprint=corpus.fingerprint,
-        text_bytes=tally.text_bytes,
-        empty_documents=tally.empty_documents,
-        skipped_files=tally.skipped_files,
-        targets=tally.targets,
-    )
-    record.write(corpus_dir)
-    return record.summary(corpus_dir, reused=False, continued=len(kept))
-
-
-def _go_on(corpus_dir: Path, log: BuildLog, plan: _Plan) -> list[Finished]:
-    """Bring `corpus_dir` to where an earlier attempt can be gone on with, or to a new beginning.
-
-    Afterwards it holds the tokenizer and the bundles that are returned, and nothing else.
-    """
-    take_names_back(corpus_dir)
-    tokenizer_path = corpus_dir / TOKENIZER_FILE
-    what = plan.beginnings()
-    earlier = log.read(what)
-    kept = [] if earlier is None else _intact(corpus_dir, earlier)
-    wanted = {tokenizer_path, *(part_path(corpus_dir, part) for part in range(len(kept)))}
-    for path in corpus_dir.iterdir():
-        if earlier is None or path not in wanted:
+def _prepare(staging: Path, plan: _Plan) -> list[WholeBundle]:
+    """Make `staging` hold the bundles to keep, which are returned, and their tokenizer, and nothing else."""
+    directory = staging / CORPUS
+    for path in sorted(directory.iterdir()):
+        if named := BUNDLE_NAME.fullmatch(path.name):  # the naming of all bundles at the end was interrupted
+            path.replace(part_path(directory, int(named["part"])))
+    if whole := whole_bundles(staging):
+        plan.note(f"comparing {counted(whole, 'bundle')} of an unfinished build with the checksums")
+    kept = bundles_to_keep(staging, plan.kept_with, plan.reader.files, plan.workers)
+    wanted = {f"part-{part:05d}" for part in range(len(kept))} | ({CORPUS, "tokenizer"} if kept else {CORPUS})
+    for path in [*staging.iterdir(), *directory.iterdir()]:
+        if path.stem not in wanted:
             path.unlink()
-    if earlier is None:
-        _make_tokenizer(tokenizer_path, plan)
-        log.begin(what)
-    else:
-        log.keep(len(kept))
     if kept:
-        plan.note(f"going on after the finished bundles: {len(kept)}")
-    return kept
-
-
-def _intact(corpus_dir: Path, finished: Sequence[Finished]) -> list[Finished]:
-    """Return the first of the bundles that are there and as long as they were."""
-    kept = []
-    for part, of in enumerate(finished):
-        try:
-            bundle = Bundle.open(part_path(corpus_dir, part))
-        except DataError:
-            break
-        if (bundle.token_count, bundle.document_count) != (of.tokens, of.documents):
-            break
-        kept.append(of)
+        plan.note(f"continuing after the whole bundles: {len(kept)}")
+    else:
+        _make_tokenizer(directory / TOKENIZER_FILE, plan)
     return kept
 
 
@@ -266,37 +249,27 @@ def _make_tokenizer(path: Path, plan: _Plan) -> None:
     sync(path)
 
 
-def _header(tokenizer_path: Path, plan: _Plan) -> BundleHeader:
-    tokenizer = load_tokenizer(tokenizer_path)
-    return BundleHeader(
-        vocab_size=vocabulary_size(tokenizer),
-        tokenizer_sha256=file_sha256(tokenizer_path),
-        end_token=end_token_id(tokenizer, plan.end_token),
-        source=plan.source,
-    )
-
-
-def _write_bundles(
-    corpus_dir: Path, header: BundleHeader, kept: Sequence[Finished], log: BuildLog, plan: _Plan
-) -> Tally:
+def _write_bundles(staging: Path, header: BundleHeader, kept: Sequence[WholeBundle], plan: _Plan) -> Tally:
     """Tokenize everything after the bundles that are kept; returns what was read in all."""
     reader = plan.reader
     start, tally = (kept[-1].cursor, kept[-1].tally) if kept else (START, Tally())
     report = plan.progress("tokens")
     total = sum(file.size for file in reader.files)
     report(sum(file.size for file in reader.files[: start.file]), total)
-    encoder = Encoder(reader, corpus_dir / TOKENIZER_FILE, header.end_token)
-    masked = reader.fields.paired
+    directory, masked = staging / CORPUS, reader.fields.paired
+    encoder = Encoder(reader, directory / TOKENIZER_FILE, header.end_token)
     with (
-        RollingWriter(corpus_dir, header, plan.bundle_bytes, masked=masked, finished=len(kept)) as writer,
+        RollingWriter(directory, header, plan.bundle_bytes, masked=masked, finished=len(kept)) as writer,
         closing(encode_all(encoder, reader.batches(start), plan.workers)) as encoded,
     ):
         for batch, documents in encoded:
             for document in documents:
                 if document.tokens.size:
                     if not writer.has_room_for(document.tokens.size):
-                        tokens, count = writer.finish()
-                        log.add(Finished(document.cursor, tally, tokens, count))
+                        writer.finish()
+                        files = files_sha256(reader.files, start, document.cursor)
+                        start = document.cursor
+                        WholeBundle(plan.kept_with, files, start, tally).write(staging, writer.finished - 1)
                     writer.append(document.tokens, _targets(document) if masked else None)
                 tally.add(document)
             report(batch.done, total)

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zslurm.checkpoint_tools.plain import in_words
 from zslurm.train.data.build.compressed import open_source
-from zslurm.train.data.build.source_reader import Raw, SourceReader
+from zslurm.train.data.build.source_reader import Cursor, Raw, SourceReader
+from zslurm.train.data.build.sources import Kind, SourceFile
 from zslurm.train.errors import DataError
 
+SAMPLE_BYTES = 64 << 20
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: `texts` is its text, or its prompt and completion; `skipped` says why it has none."""
+    """One document: `texts` is its text, or its prompt and completion; `skipped` is why it has none."""
 
     texts: tuple[str, ...]
     text_bytes: int
@@ -112,3 +114,39 @@ def _document(contents: Sequence[bytes], texts: tuple[str, ...], skipped: str | 
 
 def _name_of(value: Any) -> str:
     return _KINDS.get(type(value), "a number")
+
+
+def training_shares(files: Sequence[SourceFile], limit: int) -> dict[int, int]:
+    """Return how many bytes to take of which files, by their number; all where they fit into `limit` bytes."""
+    every = max(1, -(-sum(file.size for file in files) // limit))
+    texts = [number for number, file in enumerate(files) if file.kind is Kind.TEXT]
+    chosen = set(texts[::every])
+    return {
+        number: file.size if number in chosen else -(-file.size // every)
+        for number, file in enumerate(files)
+        if number in chosen or file.kind is not Kind.TEXT
+    }
+
+
+def training_texts(reader: SourceReader, report: Callable[[int, int], None]) -> Iterator[str]:
+    """Yield the texts that a tokenizer is trained on: about SAMPLE_BYTES, spread over the sources.
+
+    Of text files every k-th is taken whole; of files of many documents the first k-th part, since reading all of
+    them to choose would take as long as building. Shuffle sorted documents, or use a tokenizer that you have.
+    `report` gets the bytes done and in all.
+
+    Raises:
+        DataError: a file cannot be read, or a record is faulty.
+    """
+    shares = training_shares(reader.files, SAMPLE_BYTES)
+    done, total = 0, sum(shares.values())
+    report(done, total)
+    for number, share in shares.items():
+        taken = 0
+        for raw, size, _ in reader.records_of(reader.files[number], Cursor(number)):
+            if taken >= share:
+                break
+            yield from filter(None, document_of(raw, reader).texts)
+            taken += size
+        done += share
+        report(done, total)

@@ -10,6 +10,7 @@ Memory: the library holds some 500 bytes per token of a batch, about 100 for eac
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from multiprocessing import get_context, parent_process
@@ -47,6 +48,28 @@ class Encoded:
     sha256: bytes
     skipped: str | None
     empty: bool
+
+
+@dataclass
+class Tally:
+    """What was read so far."""
+
+    text_bytes: int = 0
+    empty_documents: int = 0
+    targets: int = 0
+    skipped_files: list[str] = field(default_factory=list)
+    sha256: str = ""  # of the hash before and the document's, in hex: it can be continued, unlike hashlib's
+
+    def add(self, document: Encoded) -> None:
+        """Count one document."""
+        self.sha256 = hashlib.sha256(bytes.fromhex(self.sha256) + document.sha256).hexdigest()
+        if document.skipped is not None:
+            self.skipped_files.append(document.skipped)
+        elif document.empty:
+            self.empty_documents += 1
+        else:
+            self.text_bytes += document.text_bytes
+            self.targets += len(document.tokens) - document.prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -94,12 +117,9 @@ def default_workers() -> int:
 def encode_all(
     encoder: Encoder, batches: Iterable[Batch], workers: int
 ) -> Generator[tuple[Batch, list[Encoded]], None, None]:
-    """Yield every batch and what became of it, in order.
+    """Yield every batch, which is taken when it is needed, and what became of it, in order.
 
-    Args:
-        encoder: what to do.
-        batches: are taken as they are needed.
-        workers: processes, of lower priority than this one; 1: this process, at its own.
+    `workers` are processes of lower priority than this one; 1: this process, at its own priority.
 
     Raises:
         DataError: the first fault in the order of the batches, whatever the number of workers; or a process

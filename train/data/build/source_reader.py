@@ -4,8 +4,8 @@ One process reads, in order, as little as it must: lines are not parsed and text
 work of `train/data/build/documents.py` in the processes that tokenize. Memory is bounded by one batch, whatever
 the size of the files; a record larger than the limit is refused before it is read (Parquet's: after it was).
 
-A cursor says where a record begins, so that reading can go on there: at once in plain files, by decompressing what
-is before it in compressed ones, at its row group in Parquet.
+A cursor is where a record begins, so that reading can continue there: at once in plain files, by decompressing
+what is before it in compressed ones, at its row group in Parquet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Source files: which ones, in which order, and of which kind.
 
 The order is that of the sources as given, and within a directory that of the sorted relative paths, so that it
-is the same on every machine. A file that several sources lead to is read once. The name says the kind:
+is the same on every machine. A file that several sources lead to is read once. The name gives the kind:
 
     .jsonl .ndjson            JSON lines, one document each; also .json.gz and .json.zst, as C4 and Dolma name them
     .parquet                  one document per row
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,7 @@ from zslurm.train.errors import DataError
 
 # Directories that hold copies, installed packages or caches rather than the text one means.
 EXCLUDED_DIRECTORIES = frozenset({"__pycache__", "site-packages", "dist-packages", ".git", ".venv"})
+DEMO_CORPUS_GLOB = "*.py"
 COMPRESSED = (".gz", ".zst")
 
 
@@ -57,7 +59,7 @@ class SourceFile:
 
     @cached_property
     def kind(self) -> Kind:
-        """Return what its name says that it holds."""
+        """Return what it holds, by its name."""
         name = self.path.name.lower()
         inner = Path(name.removesuffix(self.compression)).suffix
         if inner in (".jsonl", ".ndjson") or (inner == ".json" and self.compression):
@@ -123,3 +125,20 @@ def _walk(top: Path, glob: str, excluded: frozenset[str], ours: set[str]) -> Ite
             if path.relative_to(top).match(glob) and path.is_file():
                 matches.append(path)
     return iter(sorted(matches, key=lambda path: path.relative_to(top).parts))
+
+
+def demo_corpus_sources() -> Path:
+    """Return the directory of Python's standard library: real text on every machine, 11 to 31 MB.
+
+    Search it for DEMO_CORPUS_GLOB; EXCLUDED_DIRECTORIES leaves installed packages out.
+
+    Raises:
+        DataError: this Python came without its sources.
+    """
+    directory = Path(sysconfig.get_path("stdlib"))
+    if not (directory / "argparse.py").is_file():
+        raise DataError(
+            f"{directory}: this Python has no sources of its standard library; "
+            "install them (on Debian: libpython3-stdlib) or use other text"
+        )
+    return directory

@@ -116,9 +116,8 @@ def encoding_threads(threads: int | None = None) -> Iterator[None]:
     The library reads TOKENIZERS_PARALLELISM at each call. Outside it is never left unset: a process that forks
     after encoding would be warned about, and its child could wait for a thread pool that was not forked.
 
-    Args:
-        threads: default: the cores that this process may run on. The pool is made once per process, so
-            that the first count stays.
+    The default is as many as the cores that this process may run on. The pool is made once per process, so that
+    the first count stays.
     """
     saved = {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),

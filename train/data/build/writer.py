@@ -1,9 +1,9 @@
-"""Writing a token bundle: documents go in one by one, and a complete file appears or none.
+"""Writing token bundles: documents go in one by one, and a complete file appears or none.
 
 The number of tokens is known only at the end and a contiguous dataset cannot grow, so tokens are spooled to a
 raw file first and copied once into the HDF5 file (sequential I/O twice; memory stays at one block). Commit
 protocol: write NAME.partial, fsync it, rename it to NAME, fsync the directory. A crash at any point leaves
-NAME absent or complete; the leavings are called NAME.spool, NAME.targets.spool and NAME.partial.
+NAME absent or complete; what is left is called NAME.spool, NAME.targets.spool and NAME.partial.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,8 +21,11 @@ from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.data.hdf5 import create_hdf5, write_text
-from zslurm.train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader
+from zslurm.train.data.schema import BLOCK_TOKENS, FORMAT, UNMASKED_VERSION, VERSION, BundleHeader, bundle_name
 from zslurm.train.errors import DataError
+
+BUNDLE_BYTES = 2 << 30
+OFFSET_BYTES = 8  # of a document in /documents
 
 
 class BundleWriter:
@@ -33,7 +35,7 @@ class BundleWriter:
     """
 
     def __init__(self, path: Path, header: BundleHeader, *, masked: bool = False) -> None:
-        """`masked`: the bundle says of each token whether it counts as a target."""
+        """Begin a bundle; a `masked` one keeps of each token whether it counts as a target."""
         self.path = path
         self.header = header
         self._partial_path = path.with_name(path.name + ".partial")
@@ -48,16 +50,14 @@ class BundleWriter:
 
     @property
     def documents(self) -> int:
-        """Documents appended so far."""
+        """Return the documents appended so far."""
         return len(self._ends) - 1
 
     def append(self, document: NDArray[np.integer], targets: NDArray[np.integer] | None = None) -> None:
         """Add one document: its token ids, integers [tokens], the end-of-document token included.
 
-        Args:
-            document: the ids.
-            targets: for a masked bundle, 1 where the token counts as a target and 0 where it does not,
-                integers [tokens]; default: all count.
+        `targets`, for a masked bundle, is 1 where the token counts as a target and 0 where it does not, integers
+        [tokens]; by default all count.
 
         Raises:
             DataError: an id is negative or not below vocab_size, or the document is empty.
@@ -106,9 +106,7 @@ class BundleWriter:
     def __enter__(self) -> BundleWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None:
                 self.commit()
@@ -126,7 +124,7 @@ class BundleWriter:
         file.attrs["documents"] = self.documents
 
     def _write_blocks(self, file: Any, name: str, checksums_name: str, spool: _Spool, dtype: np.dtype) -> None:
-        """One element for each token, and a CRC32 of each block."""
+        """Write one element for each token, and a CRC32 of each block."""
         elements = file.create_dataset(name, shape=(self.tokens,), dtype=dtype)
         checksums = []
         for start, block in zip(
@@ -141,6 +139,71 @@ class BundleWriter:
         offsets = np.array(self._ends, dtype="<u8")
         documents = file.create_dataset("documents", data=offsets)
         documents.attrs["crc32"] = crc32(offsets.tobytes())
+
+
+class RollingWriter:
+    """Writes a directory of bundles of at most `bundle_bytes` each; a larger document has one to itself.
+
+    How many bundles there are is known at the end only, when `commit` gives them their names. As a context manager
+    it discards the unfinished bundle on an exception; finished ones stay.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        header: BundleHeader,
+        bundle_bytes: int = BUNDLE_BYTES,
+        *,
+        masked: bool = False,
+        finished: int = 0,
+    ) -> None:
+        """Begin, or continue after so many `finished` bundles that are in `directory` already."""
+        self.finished = finished
+        self._directory, self._header, self._limit, self._masked = directory, header, bundle_bytes, masked
+        self._token_bytes = header.token_dtype.itemsize + int(masked)
+        self._writer: BundleWriter | None = None
+
+    def has_room_for(self, tokens: int) -> bool:
+        """Return whether the unfinished bundle has room for a document of so many tokens, or must be finished."""
+        if self._writer is None:
+            return True
+        size = (self._writer.tokens + tokens) * self._token_bytes + (self._writer.documents + 1) * OFFSET_BYTES
+        return size <= self._limit
+
+    def append(self, document: NDArray[np.integer], targets: NDArray[np.integer] | None = None) -> None:
+        """Add one document to the unfinished bundle, as BundleWriter.append."""
+        if self._writer is None:
+            self._writer = BundleWriter(
+                part_path(self._directory, self.finished), self._header, masked=self._masked
+            )
+        self._writer.append(document, targets)
+
+    def finish(self) -> None:
+        """Write the bundle out, durably; the next document begins another."""
+        if self._writer is not None:
+            self._writer.commit()
+            self._writer = None
+            self.finished += 1
+
+    def commit(self) -> int:
+        """Finish the last bundle, give all of them their names, and return how many there are."""
+        self.finish()
+        for part in range(self.finished):
+            part_path(self._directory, part).replace(self._directory / bundle_name(part, self.finished))
+        sync(self._directory)
+        return self.finished
+
+    def __enter__(self) -> RollingWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._writer is not None:
+            self._writer.discard()
+
+
+def part_path(directory: Path, part: int) -> Path:
+    """Return the path of bundle `part` (from 0) before all are finished."""
+    return directory / f"part-{part:05d}.h5"
 
 
 class _Spool:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zslurm.core.files import write_atomically
 from zslurm.run.run_dir import RunDir
 
 _VERSION = 1
@@ -76,8 +77,9 @@ class NodeMemory:
             if state is None or self._states.get(sensor) == state:
                 return
             self._states[sensor] = state
+            body = {"version": _VERSION, "attempt": attempt, "sensors": self._states}
             with contextlib.suppress(OSError):
-                self._write()
+                write_atomically(self.path(attempt), json.dumps(body), private=True)
 
     def forget(self) -> None:
         """Remove the files of this run on this node: it is over."""
@@ -86,7 +88,12 @@ class NodeMemory:
             self._remove(keep=0)
 
     def _load(self, attempt: int) -> dict[str, Any]:
-        """Raises FileNotFoundError, Damaged."""
+        """Read what was kept of an attempt.
+
+        Raises:
+            FileNotFoundError: nothing was.
+            Damaged: it cannot be used.
+        """
         path = self.path(attempt)
         try:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -105,23 +112,6 @@ class NodeMemory:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Damaged(f"{path} is damaged") from error
         return dict(body["sensors"])
-
-    def _write(self) -> None:
-        """Raises OSError."""
-        path = self.path(self._attempt)
-        body = {"version": _VERSION, "attempt": self._attempt, "sensors": self._states}
-        new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                json.dump(body, file)
-            new.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                new.unlink()
-            raise
 
     def _remove(self, *, keep: int) -> None:
         """Remove the files of all attempts but one."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zslurm.aegis.agent.orphans import clean_up
-from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.aegis.agent.stacks import dump_stacks
 from zslurm.aegis.protocol import Command
 from zslurm.checkpoint_tools.plain import reason_of
@@ -16,22 +16,22 @@ Handled = tuple[bool, str, dict[str, Any]]
 """Whether the command succeeded, why not, and the values of the answer."""
 
 
-def handle(place: Place, command: Command) -> Handled:
+def handle(context: NodeContext, command: Command) -> Handled:
     """Carry a command out; an error is part of the result."""
     try:
-        return _HANDLERS[command.do](place, command)
+        return _HANDLERS[command.do](context, command)
     except Exception as error:  # whatever it is, the supervisor gets an answer
         return False, f"{command.do} failed: {reason_of(error)}", {}
 
 
-def _stacks(place: Place, command: Command) -> Handled:
-    done = dump_stacks(place, place.run.attempt(command.attempt))
-    why = "; ".join(f"rank {rank}: {words}" for rank, words in done.missed.items())
+def _stacks(context: NodeContext, command: Command) -> Handled:
+    done = dump_stacks(context, context.run.attempt(command.attempt))
+    why = "; ".join(f"rank {rank}: {reason}" for rank, reason in done.missed.items())
     return not done.missed, why, {"ranks": list(done.ranks), "missed": [*map(list, done.missed.items())]}
 
 
-def _clean_up(place: Place, command: Command) -> Handled:
-    done = clean_up(place, place.run.attempt(command.attempt), kill=command.kill)
+def _clean_up(context: NodeContext, command: Command) -> Handled:
+    done = clean_up(context, context.run.attempt(command.attempt), kill=command.kill)
     problems = [counted(len(done.left), "process is left", "processes are left")] if done.left else []
     problems += ["memory of GPUs is not released"] if done.gpu_released is False else []
     values = {
@@ -45,16 +45,16 @@ def _clean_up(place: Place, command: Command) -> Handled:
     return done.clean, "; ".join(problems), values
 
 
-def _check(place: Place, _command: Command) -> Handled:
+def _check(context: NodeContext, _command: Command) -> Handled:
     from zslurm.aegis.agent.node_check import check_node  # a hundred modules that few agents ever need
 
-    health = check_node(place)
+    health = check_node(context)
     values = {"problems": list(health.problems), "notes": list(health.notes)}
     return not health.problems, "; ".join(health.problems), values
 
 
-_HANDLERS: dict[str, Callable[[Place, Command], Handled]] = {
+_HANDLERS: dict[str, Callable[[NodeContext, Command], Handled]] = {
     "stacks": _stacks,
-    "sweep": _clean_up,
+    "clean_up": _clean_up,
     "check": _check,
 }

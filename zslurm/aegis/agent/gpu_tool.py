@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.hardware import amd_smi, nvidia_smi
-from zslurm.hardware.command import CommandHung, Said
+from zslurm.hardware.command import CommandHung, CommandResult
 from zslurm.hardware.gpu_health import GpuHealth
 from zslurm.hardware.node_sources import Sources
 
@@ -42,10 +42,10 @@ class ToolSources(Sources):
     amd_smi: str = "auto"
 
     @classmethod
-    def of(cls, place: Place, **task: Any) -> ToolSources:
-        """This node; `task` are the arguments of `Sources`."""
-        sources = cls(root=place.root, environ=place.environ, **task)
-        sources.amd_smi = place.settings.amd_smi.replace("%n", place.node)
+    def of(cls, context: NodeContext, **task: Any) -> ToolSources:
+        """Return what shows this node; `task` are the arguments of `Sources`."""
+        sources = cls(root=context.root, environ=context.environ, **task)
+        sources.amd_smi = context.settings.amd_smi.replace("%n", context.node)
         return sources
 
     def find(self, program: str) -> str | None:
@@ -71,8 +71,8 @@ class ToolAnswer:
 
 
 def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
-    """One look by amd-smi. It never raises, and never takes longer than five times the limit of each question."""
-    answers: list[Said | None] = []
+    """Ask amd-smi once. It never raises, and never takes longer than five times the limit of each question."""
+    answers: list[CommandResult | None] = []
 
     def ask(*question: str) -> str:
         answers.append(sources.run("amd-smi", *question, "--json", timeout_s=timeout_s))
@@ -81,7 +81,7 @@ def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
     try:
         metric = next((text for more in _METRICS if amd_smi.gpu_rows(text := ask("metric", *more))), "")
         if not metric:
-            return ToolAnswer(why=_why_nothing(answers))
+            return ToolAnswer(why=_why_nothing(answers[-1]))
         health = amd_smi.parse(metric, ask("bad-pages"), "", ask("list"))
         return ToolAnswer(health, throttled=parse_throttling(metric))
     except CommandHung as error:
@@ -90,11 +90,11 @@ def ask_amd_smi(sources: Sources, timeout_s: float) -> ToolAnswer:
         return ToolAnswer(why=f"amd-smi cannot be run: {error.strerror}")
 
 
-def _why_nothing(answers: list[Said | None]) -> str:
-    if answers[-1] is None:
+def _why_nothing(output: CommandResult | None) -> str:
+    if output is None:
         return "amd-smi is not there"
-    words = (answers[-1].err or answers[-1].out).strip().splitlines()
-    return f"amd-smi names no GPU: {words[-1].strip()[:120]}" if words else "amd-smi prints nothing"
+    lines = (output.err or output.out).strip().splitlines()
+    return f"amd-smi names no GPU: {lines[-1].strip()[:120]}" if lines else "amd-smi prints nothing"
 
 
 def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:
@@ -111,17 +111,11 @@ def parse_throttling(metric: str) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def ask_nvidia_smi(sources: Sources) -> ToolAnswer:
-    """One look by nvidia-smi."""
-    found = nvidia_smi.read(sources)
-    return ToolAnswer(found.health, found.why)
-
-
 class GpuTool:
-    """Keeps one question to the tool under way at most, and says what came of the last one."""
+    """Keeps one question to the tool under way at most, and hands out the last answer."""
 
-    def __init__(self, place: Place, sources: Sources, *, nvidia: bool) -> None:
-        self._place, self._sources, self._nvidia = place, sources, nvidia
+    def __init__(self, context: NodeContext, sources: Sources, *, nvidia: bool) -> None:
+        self._context, self._sources, self._nvidia = context, sources, nvidia
         self._thread: threading.Thread | None = None
         self._news: ToolAnswer | None = None
         self._ask_at = 0.0
@@ -145,10 +139,11 @@ class GpuTool:
     def _ask(self, needed: bool) -> None:
         began = time.monotonic()
         if self._nvidia:
-            answer = ask_nvidia_smi(self._sources)
+            found = nvidia_smi.read(self._sources.run, self._sources.limits.canary_s)
+            answer = ToolAnswer(found.health, found.why)
         else:
-            answer = ask_amd_smi(self._sources, self._place.settings.amd_smi_timeout_s)
-        took, period = time.monotonic() - began, self._place.settings.period_s
+            answer = ask_amd_smi(self._sources, self._context.settings.amd_smi_timeout_s)
+        took, period = time.monotonic() - began, self._context.settings.period_s
         self._failures = 0 if answer.health else self._failures + 1
         rest = max(period, (_REST if needed else _LONG_REST) * took)
         if self._failures:
@@ -157,9 +152,9 @@ class GpuTool:
         self._news = answer
 
 
-def tool_exists(place: Place, sources: Sources) -> bool:
+def tool_exists(context: NodeContext, sources: Sources) -> bool:
     """Return whether there is a tool to ask, or the settings insist on one."""
-    named = place.settings.amd_smi not in ("auto", "off")
+    named = context.settings.amd_smi not in ("auto", "off")
     return named or sources.find("amd-smi") is not None or sources.find("nvidia-smi") is not None
 
 

@@ -1,4 +1,4 @@
-"""`python -m zslurm.aegis.agent.main RUN_DIR`: the eyes and hands of the supervisor on one node.
+"""`python -m zslurm.aegis.agent.main RUN_DIR`: what watches one node, and acts there, for the supervisor.
 
 It reports on its standard output where the ranks of the node are, and what its sensors find, and reads commands
 from its standard input (zslurm.aegis.protocol). It lives as long as the start of the job, across attempts; the
@@ -15,6 +15,8 @@ agent replaces it or it has done all there is to do.
 from __future__ import annotations
 
 import argparse
+import itertools
+import logging
 import os
 import signal
 import sys
@@ -23,12 +25,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
 from zslurm.aegis.agent.commands import handle
 from zslurm.aegis.agent.outbox import Outbox
-from zslurm.aegis.agent.sensor import Make, Place, Reading, all_sensors
+from zslurm.aegis.agent.sensor import Make, NodeContext, Reading, all_sensors
 from zslurm.aegis.agent.sensor_runner import SensorRunner
 from zslurm.aegis.agent.sensors.progress import ranks_in
 from zslurm.aegis.agent.standby import StandbySupervisor
@@ -47,10 +48,15 @@ from zslurm.aegis.protocol import (
 )
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.load import load_spec
+from zslurm.core import log
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.core.pauses import Pauses
+from zslurm.hardware.sysfs import sysroot
 from zslurm.run.run_dir import open_run
+from zslurm.slurm.environment import node_name
 from zslurm.train.niceness import lower_process
+
+_LOG = logging.getLogger("zslurm.aegis.agent")  # `python -m` calls this module `__main__`
 
 OnMissedHeartbeats = Callable[[float, bool], bool]
 """Asked while the supervisor misses heartbeats, with the seconds since it was heard last and whether the pipe from
@@ -71,55 +77,49 @@ class Agent:
 
     def __init__(
         self,
-        place: Place,
+        context: NodeContext,
         *,
         on_missed_heartbeats: OnMissedHeartbeats,
         sensors: Mapping[str, Make] | None = None,
         commands: int = 0,
         reports: int = 1,
-        started: Mapping[str, Any] | None = None,
+        generation: str = "",
         attempt: int = 0,
         signals: deque[int] | None = None,
     ) -> None:
         """Prepare; `run` does the work.
 
         Args:
-            place: the node, and the run.
+            context: the node, and the run.
             on_missed_heartbeats: see OnMissedHeartbeats.
             sensors: by name; default: all of them.
             commands: file descriptor of the commands.
             reports: file descriptor of the reports.
-            started: what the first report holds besides the pid.
+            generation: of the supervisor that started it.
             attempt: that runs already, and that other agents have watched before this one; 0: none.
             signals: that this process got; a handler adds to them, and each is reported.
         """
-        self.place = place
-        self._first_attempt = attempt
-        self._memory = NodeMemory(place.run, place.environ, attempt)
-        self.heartbeat: Heartbeat | None = None
+        self.attempt = 0
+        """Number of the present attempt by the supervisor's heartbeat; 0 before the first."""
+        self._context, self._first_attempt, self._generation = context, attempt, generation
+        self._memory = NodeMemory(context.run, context.environ, attempt)
         self._on_missed_heartbeats = on_missed_heartbeats
         self._commands, self._out = commands, Outbox(reports)
-        self._about = dict(started or {})
         self._signals = signals if signals is not None else deque()
         self._stop = threading.Event()
         makers = all_sensors() if sensors is None else sensors
         self._runners = [
             SensorRunner(
-                name, make, place, self._sensed, self._stop, self._memory, lambda: self.attempt or attempt
+                name, make, context, self._sensed, self._stop, self._memory, lambda: self.attempt or attempt
             )
             for name, make in makers.items()
         ]
         self._heard_at = time.monotonic()
         self._pauses = Pauses()
         self._missed = self._hung_up = False
-        self._seq, self._seq_lock = 0, threading.Lock()
+        self._seq = itertools.count(1)
         # After this long a sensor counts as hanging; the slowest thing that any of them waits for is amd-smi.
-        self._patience_s = max(2 * place.settings.period_s, place.settings.amd_smi_timeout_s)
-
-    @property
-    def attempt(self) -> int:
-        """Number of the present attempt by the supervisor's heartbeat; 0 before the first."""
-        return self.heartbeat.attempt if self.heartbeat else 0
+        self._patience_s = max(2 * context.settings.period_s, context.settings.amd_smi_timeout_s)
 
     @property
     def unheard_s(self) -> float:
@@ -128,11 +128,11 @@ class Agent:
 
     def run(self) -> None:
         """Work until the command to quit comes, or until there is nothing left to do without a supervisor."""
-        self._send(AgentReport(self._stamp(), "started", {"pid": os.getpid(), **self._about}))
+        about = {"pid": os.getpid(), "generation": self._generation}
+        self._send(AgentReport(self._stamp(), "started", about))
         if self._memory.problem:
             line = f"attempt {self._first_attempt}: {self._memory.problem}; sensors begin anew"
-            fault = self.place.fault(BASELINE_LOST, "advisory", "node", "agent", line)
-            self._sensed("agent", Reading(faults=(fault,)))
+            self._sensed("agent", Reading(faults=(self._context.fault(BASELINE_LOST, "agent", line),)))
         for runner in self._runners:
             runner.start()
         for work in (self._listen, self._report_progress):
@@ -161,33 +161,29 @@ class Agent:
     # --- what it reports --------------------------------------------------------------------------------------
 
     def _stamp(self) -> Stamp:
-        with self._seq_lock:
-            self._seq += 1
-            return Stamp(self.place.node, self._seq, self.place.now(), time.monotonic())
+        return Stamp(self._context.node, next(self._seq), self._context.now(), time.monotonic())
 
     def _send(self, report: Report) -> None:
         self._out.put(encode_report(report))
 
     def _sensed(self, sensor: str, reading: Reading) -> None:
-        report = SensorReport(
-            self._stamp(), sensor, reading.ok, reading.why, reading.faults, reading.values, first=reading.first
+        self._send(
+            SensorReport(
+                self._stamp(), sensor, reading.ok, reading.why, reading.faults, reading.values, first=reading.first
+            )
         )
-        self._send(report)
 
     def _report_progress(self) -> None:
-        while not self._stop.wait(self.place.settings.progress_s):
-            self._send(self._progress(self.attempt))
-
-    def _progress(self, attempt: int) -> ProgressReport:
-        directory = self.place.run.attempt(attempt).progress(self.place.environ)
-        self._pauses.tick()
-        try:
-            ranks = ranks_in(directory, paused_since=self._pauses.since) if attempt else ()
-            return ProgressReport(self._stamp(), attempt, ranks)
-        except Exception as error:  # whatever it is: a node that reports nothing any more is taken for dead
-            return ProgressReport(
-                self._stamp(), attempt, ok=False, why=f"the ranks' progress cannot be read: {reason_of(error)}"
-            )
+        while not self._stop.wait(self._context.settings.progress_s):
+            attempt = self.attempt
+            directory = self._context.run.attempt(attempt).progress(self._context.environ)
+            self._pauses.tick()
+            try:
+                ranks = ranks_in(directory, paused_since=self._pauses.since) if attempt else ()
+                self._send(ProgressReport(self._stamp(), attempt, ranks))
+            except Exception as error:  # whatever it is: a node that reports nothing any more is taken for dead
+                why = f"the ranks' progress cannot be read: {reason_of(error)}"
+                self._send(ProgressReport(self._stamp(), attempt, ok=False, why=why))
 
     # --- commands ------------------------------------------------------------
 
@@ -197,10 +193,10 @@ class Agent:
                 command = decode_command(line)
                 if isinstance(command, Heartbeat):
                     began = command.attempt != self.attempt
-                    self._heard_at, self.heartbeat = time.monotonic(), command
+                    self._heard_at, self.attempt = time.monotonic(), command.attempt
                     for runner in self._runners if began else ():  # what it begins with
                         runner.look_now()
-                elif command is not None and (not command.nodes or self.place.node in command.nodes):
+                elif command is not None and (not command.nodes or self._context.node in command.nodes):
                     self._handle(command)
         self._hung_up = self._memory.frozen = True
 
@@ -210,21 +206,20 @@ class Agent:
                 self._memory.forget()
             self._stop.set()
             return
-        if command.do == "sweep":  # an attempt is over: why it is must be known before the next one is decided on
+        if command.do == "clean_up":  # the attempt is over; what ended it is needed for the decision
             for runner in self._runners:
                 runner.look_now()
-        threading.Thread(
-            target=self._answer, args=(command,), name=f"{command.do}-{command.id}", daemon=True
-        ).start()
+        name = f"{command.do}-{command.id}"
+        threading.Thread(target=self._answer, args=(command,), name=name, daemon=True).start()
 
     def _answer(self, command: Command) -> None:
-        ok, why, values = handle(self.place, command)
+        ok, why, values = handle(self._context, command)
         self._send(Answer(self._stamp(), command.id, ok, why, values))
 
     def _check_heartbeat(self) -> None:
         unheard_s = self.unheard_s
         self._memory.frozen = self._hung_up or unheard_s > _UNHEARD_S
-        before, self._missed = self._missed, unheard_s >= self.place.aegis.standby_s
+        before, self._missed = self._missed, unheard_s >= self._context.aegis.standby_s
         if self._missed != before:
             event = "silent" if self._missed else "heard"
             self._send(AgentReport(self._stamp(), event, {"seconds": round(unheard_s, 1)}))
@@ -236,14 +231,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the agent of this node; returns its exit code."""
     parser = argparse.ArgumentParser(prog="zslurm.aegis.agent.main", description="Watches one node of a run.")
     parser.add_argument("run", type=Path, help="directory of the run")
-    parser.add_argument("--index", type=int, help="number of this agent; default: SLURM_PROCID, or 0")
-    parser.add_argument("--count", type=int, help="number of agents; default: SLURM_NTASKS, or 1")
     parser.add_argument("--generation", default="", help="of the supervisor that starts it")
     parser.add_argument("--attempt", type=int, default=0, help="that other agents have watched; default: none")
     options = parser.parse_args(argv)
+    log.set_up("agent: ")
     environ = dict(os.environ)
-    index = int(environ.get("SLURM_PROCID", "0")) if options.index is None else options.index
-    count = int(environ.get("SLURM_NTASKS", "1")) if options.count is None else options.count
     signals: deque[int] = deque()
     for signum in _REPORTED:
         signal.signal(signum, lambda signum, _frame: signals.append(signum))
@@ -252,18 +244,14 @@ def main(argv: list[str] | None = None) -> int:
         run = open_run(options.run)
         spec = load_spec(run.config)
     except ZslurmError as error:
-        print(f"agent: {error}", file=sys.stderr)
+        _LOG.error("%s", error)
         return Exit.USAGE
-    about = {"index": index, "count": count, "generation": options.generation}
     standby = StandbySupervisor(run, environ, spec.aegis.standby_s, generation=options.generation)
-    place = Place.here(run, spec.aegis, spec.cluster, environ)
     agent = Agent(
-        place,
-        on_missed_heartbeats=standby.on_missed_heartbeats,
-        started=about,
-        attempt=options.attempt,
-        signals=signals,
-    )
+        NodeContext(node_name(environ), run, spec.aegis, spec.cluster, sysroot(environ), environ),
+        on_missed_heartbeats=standby.on_missed_heartbeats, generation=options.generation,
+        attempt=options.attempt, signals=signals,
+    )  # fmt: skip
     standby.heard = lambda: agent.unheard_s < spec.aegis.standby_s
     agent.run()
     return Exit.DONE

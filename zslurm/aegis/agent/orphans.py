@@ -12,23 +12,26 @@ or from the ranks' own records. What is left at the end is reported, never assum
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.aegis.agent.sensors.progress import records
-from zslurm.core.files import read_text
+from zslurm.core.processes import read_stat
 from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import names, read_int
 from zslurm.job.step import ATTEMPT_VARIABLE, attempt_mark
 from zslurm.run.run_dir import AttemptDir
 
-_PROC = Path("/proc")
+PROC = Path("/proc")
+"""A test has its own."""
+
 _LOOK_S = 0.1
 _GIB = 1 << 30
 _DEAD = "ZX"
@@ -53,7 +56,7 @@ class Member:
 
     @property
     def is_gone(self) -> bool:
-        """A zombie holds nothing any more, unless a thread of it still lives."""
+        """Whether it holds nothing any more: a zombie does, unless a thread of it still lives."""
         return self.state in _DEAD and self.threads <= 1
 
 
@@ -83,31 +86,34 @@ class CleanupResult:
         return not self.left and self.gpu_released is not False
 
 
-def clean_up(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | None = None) -> CleanupResult:
+def clean_up(
+    context: NodeContext, attempt: AttemptDir, *, kill: bool, limit_s: float | None = None
+) -> CleanupResult:
     """End every process of an attempt on this node; wait until all are gone and the GPUs' memory is released.
 
     Args:
-        place: this node.
+        context: this node.
         attempt: whose ranks are meant.
-        kill: otherwise nothing is killed, waited for or removed: what is there is only reported.
+        kill: otherwise what is there is only reported: nothing is killed, waited for or removed.
         limit_s: patience; default: aegis.teardown_s.
     """
     began = time.monotonic()
-    deadline = began + (place.aegis.teardown_s if limit_s is None else limit_s)
+    deadline = began + (context.aegis.teardown_s if limit_s is None else limit_s)
     seen: dict[tuple[int, int], Member] = {}
     while True:
-        seen |= {(member.pid, member.started): member for member in members(place, attempt)}
+        seen |= {(member.pid, member.started): member for member in members(context, attempt)}
         left = [now for member in seen.values() if (now := _again(member)) is not None]
         if not kill or not left or time.monotonic() > deadline:
             break
         for member in left:
-            _kill(member)
+            with contextlib.suppress(OSError):  # gone, or may not be killed: the next look shows it
+                os.kill(member.pid, signal.SIGKILL)
         time.sleep(_LOOK_S)
-    used = gpu_memory(place.root)
-    while kill and not left and _is_held(place, used) and time.monotonic() < deadline:
+    used = gpu_memory(context.root)
+    while kill and not left and _is_held(context, used) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
-        used = gpu_memory(place.root)
-    progress = attempt.progress(place.environ)
+        used = gpu_memory(context.root)
+    progress = attempt.progress(context.environ)
     if kill and not left:  # by its record alone a thread is found whose process is a zombie
         shutil.rmtree(progress, ignore_errors=True)
     stayed = {(member.pid, member.started) for member in left}
@@ -116,15 +122,20 @@ def clean_up(place: Place, attempt: AttemptDir, *, kill: bool, limit_s: float | 
         left=tuple(left),
         seconds=time.monotonic() - began,
         gpu_used=tuple(used.values()),
-        gpu_released=None if not used else not _is_held(place, used),
+        gpu_released=None if not used else not _is_held(context, used),
         progress_removed=not progress.exists(),
     )
 
 
-def members(place: Place, attempt: AttemptDir) -> list[Member]:
+def members(context: NodeContext, attempt: AttemptDir) -> list[Member]:
     """Return the processes of an attempt on this node that are not gone."""
-    everything = {member.pid: member for member in _processes()}
-    mine = _marked(everything, attempt, place.environ) | _by_record(everything, place, attempt)
+    pids = [int(name) for name in names(PROC) if name.isdecimal()]
+    everything = {pid: member for pid in pids if (member := read_member(pid)) is not None}
+    mine = {pid for pid in everything if carries_mark(pid, attempt, context.environ)}
+    # Of some ranks only threads are left: the leader is a zombie and has no environment any more.
+    with contextlib.suppress(OSError):
+        recorded = {record.pid for record in records(attempt.progress(context.environ))}
+        mine |= {pid for pid in recorded if pid in everything and everything[pid].state in _DEAD}
     children: dict[int, list[int]] = {}
     for member in everything.values():
         children.setdefault(member.parent, []).append(member.pid)
@@ -140,30 +151,22 @@ def members(place: Place, attempt: AttemptDir) -> list[Member]:
 def carries_mark(pid: int, attempt: AttemptDir, environ: Mapping[str, str]) -> bool:
     """Return whether a process was started as part of an attempt, on the node of `environ`."""
     try:
-        words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    if os.fsencode(f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}") not in words:
+    if os.fsencode(f"{ATTEMPT_VARIABLE}={attempt_mark(attempt)}") not in variables:
         return False
-    nodes = [word for word in words if word.startswith(b"SLURMD_NODENAME=")]
+    nodes = [variable for variable in variables if variable.startswith(b"SLURMD_NODENAME=")]
     mine = environ.get("SLURMD_NODENAME")
     return not nodes or mine is None or os.fsencode(f"SLURMD_NODENAME={mine}") in nodes
 
 
 def read_member(pid: int) -> Member | None:
-    """A process from /proc/PID/stat; None where it is gone. The second field is a name, and may hold anything."""
-    head, _, rest = (read_text(_PROC / str(pid) / "stat") or "").rpartition(")")
-    fields = rest.split()
-    if len(fields) < 20:
+    """Return a process as /proc shows it; None where it is gone."""
+    if (stat := read_stat(PROC / str(pid))) is None or len(stat[1]) < 20:
         return None
-    return Member(
-        pid=pid,
-        parent=int(fields[1]),
-        started=int(fields[19]),
-        state=fields[0],
-        name=head.partition("(")[2],
-        threads=int(fields[17]),
-    )
+    name, fields = stat
+    return Member(pid, int(fields[1]), int(fields[19]), fields[0], name, int(fields[17]))
 
 
 def gpu_memory(root: Path) -> dict[str, int]:
@@ -176,32 +179,13 @@ def gpu_memory(root: Path) -> dict[str, int]:
     return used
 
 
-def _is_held(place: Place, used: Mapping[str, int]) -> bool:
+def _is_held(context: NodeContext, used: Mapping[str, int]) -> bool:
     """Return whether a GPU's memory is in use beyond what the doctor grants an idle one."""
-    return any(held >= place.cluster.doctor.vram_used_gib * _GIB for held in used.values())
-
-
-def _processes() -> Iterator[Member]:
-    for name in names(_PROC):
-        if name.isdecimal() and (found := read_member(int(name))) is not None:
-            yield found
-
-
-def _marked(everything: Mapping[int, Member], attempt: AttemptDir, environ: Mapping[str, str]) -> set[int]:
-    return {pid for pid in everything if carries_mark(pid, attempt, environ)}
-
-
-def _by_record(everything: Mapping[int, Member], place: Place, attempt: AttemptDir) -> set[int]:
-    """Ranks of which only threads are left: the leader is a zombie and has no environment any more."""
-    try:
-        recorded = {record.pid for record in records(attempt.progress(place.environ))}
-    except OSError:
-        return set()
-    return {pid for pid in recorded if pid in everything and everything[pid].state in _DEAD}
+    return any(held >= context.cluster.doctor.vram_used_gib * _GIB for held in used.values())
 
 
 def _ourselves(everything: Mapping[int, Member]) -> set[int]:
-    """This process and those that it descends from."""
+    """Return this process and those that it descends from."""
     found, pid = set(), os.getpid()
     while pid in everything and pid not in found:
         found.add(pid)
@@ -213,11 +197,3 @@ def _again(member: Member) -> Member | None:
     """Return the same process as it is now; None where it is gone."""
     now = read_member(member.pid)
     return None if now is None or now.started != member.started or now.is_gone else now
-
-
-def _kill(member: Member) -> None:
-    """SIGKILL. What may not be killed, or went meanwhile, is found by the next look."""
-    try:
-        os.kill(member.pid, signal.SIGKILL)
-    except OSError:
-        return

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.fault_kinds import FaultKind
-from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.aegis.types import Fault, Role
 from zslurm.config.aegis import AegisSection, SensorSettings
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.sysfs import node_name, sysroot
 from zslurm.run.run_dir import RunDir
 
 
@@ -45,7 +44,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeContext:
     """Where an agent runs: its node, and the run that it watches.
 
     Attributes:
@@ -62,40 +61,65 @@ class Place:
     environ: Mapping[str, str] = field(default_factory=dict)
     now: Callable[[], float] = time.time
 
-    @classmethod
-    def here(cls, run: RunDir, aegis: AegisSection, cluster: ClusterSection, environ: Mapping[str, str]) -> Place:
-        """Return the place of this process."""
-        return cls(node_name(environ), run, aegis, cluster, sysroot(environ), environ)
-
     @property
     def settings(self) -> SensorSettings:
         """What the run's settings ask of the sensors."""
         return self.aegis.sensors
 
-    def fault(self, kind: FaultKind, role: Role, scope: Scope, source: str, line: str, **more: Any) -> Fault:
-        """A fault of this node, noticed now; `more` are further fields of it."""
-        return Fault(kind, role, scope, self.now(), source, line, **({"node": self.node} | more))
+    def fault(self, kind: FaultKind, source: str, line: str, **more: Any) -> Fault:
+        """Return a fault of this node, noticed now; `more` are further fields, where its kind's are not right."""
+        return Fault.of_kind(kind, self.now(), source, line, **({"node": self.node} | more))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened to a device between two looks, for a fault.
+
+    Attributes:
+        message: what, without the name of the device.
+        role: of the fault; None: the role of its kind.
+    """
+
+    kind: FaultKind
+    message: str
+    role: Role | None = None
+    cleared: bool = False
+
+    def fault(self, context: NodeContext, source: str, device: str, **more: Any) -> Fault:
+        """Return the fault; `more` names the device in a field."""
+        role, line = self.role or self.kind.role, f"{device} {self.message}"
+        return context.fault(self.kind, source, line, role=role, cleared=self.cleared, **more)
 
 
 class Sensor:
-    """Looks at one thing, again and again."""
+    """Looks at one thing, again and again, every `period_s` seconds."""
 
-    period_s: float
-    """Seconds between two readings."""
+    def __init__(self, context: NodeContext) -> None:
+        """Know the node; `aegis.sensors.period_s` is the default period."""
+        self.context = context
+        self.period_s: float = context.settings.period_s
+        self._lasting: set[FaultKind] = set()
 
     def read(self) -> Reading:
         """Look. It does not raise for what may happen to a machine; it may block."""
         raise NotImplementedError
 
+    def state_fault(self, kind: FaultKind, source: str, is_wrong: bool, line: str, **more: Any) -> list[Fault]:
+        """Return a fault where a state that lasts begins, one that clears it where it ends, and else nothing."""
+        if is_wrong == (kind in self._lasting):
+            return []
+        self._lasting ^= {kind}
+        return [self.context.fault(kind, source, line, cleared=not is_wrong, **more)]
+
     def begin_attempt(self) -> None:
-        """A new attempt begins: what was seen last is what it begins with."""
+        """Take what was seen last as what a new attempt begins with."""
 
     def memory(self) -> Any:
         """Return what the sensor of the attempt's next agent must know, as JSON has it; None for nothing."""
         return None
 
     def recall(self, memory: Any) -> None:
-        """Go on from what another agent's sensor saw when the attempt began, in place of the first look.
+        """Continue from what another agent's sensor saw when the attempt began, in place of the first look.
 
         Args:
             memory: what `memory` of that sensor gave; the file may have changed since.
@@ -108,7 +132,7 @@ class Sensor:
         """End what the sensor started."""
 
 
-Make = Callable[[Place], Sensor | None]
+Make = Callable[[NodeContext], Sensor | None]
 """Makes a sensor, also by looking at the node; None where there is nothing that it could look at."""
 
 

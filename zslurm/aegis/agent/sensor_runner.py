@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zslurm.aegis.agent.attempt_baselines import NodeMemory
-from zslurm.aegis.agent.sensor import Make, Place, Reading, Sensor
+from zslurm.aegis.agent.sensor import Make, NodeContext, Reading, Sensor
 from zslurm.aegis.fault_kinds import BASELINE_LOST
 from zslurm.checkpoint_tools.plain import in_words, reason_of
 
@@ -29,7 +29,7 @@ class SensorRunner:
         self,
         name: str,
         make: Make,
-        place: Place,
+        context: NodeContext,
         hand_on: Hand,
         stop: threading.Event,
         memory: NodeMemory,
@@ -40,7 +40,7 @@ class SensorRunner:
         Args:
             name: of the sensor.
             make: makes it, in the thread.
-            place: for `make`.
+            context: for `make`.
             hand_on: gets readings that are news: faults, or news of whether the sensor can read, or
                 values that differ.
             stop: ends the thread after its reading.
@@ -48,7 +48,7 @@ class SensorRunner:
             attempt: number of the present attempt; 0 before the first.
         """
         self.name = name
-        self._make, self._place, self._hand_on, self._stop = make, place, hand_on, stop
+        self._make, self.context, self._hand_on, self._stop = make, context, hand_on, stop
         self._memory, self._attempt = memory, attempt
         self._number = 0
         self._was_read = False
@@ -92,7 +92,7 @@ class SensorRunner:
 
     def _work(self) -> None:
         try:
-            self._sensor = self._make(self._place)
+            self._sensor = self._make(self.context)
         except Exception as error:  # one broken sensor must not stop the others
             self._news(Reading(ok=False, why=f"it cannot be made: {reason_of(error)}"))
             self._busy_since = None
@@ -113,7 +113,7 @@ class SensorRunner:
         self._busy_since = None
 
     def _recall(self, sensor: Sensor) -> None:
-        """Go on from where an earlier agent of this attempt began; begin anew where that cannot be."""
+        """Continue from where an earlier agent of this attempt began; begin anew where that cannot be."""
         self._number = self._attempt()
         state = self._memory.known.get(self.name)
         if state is None:
@@ -122,7 +122,7 @@ class SensorRunner:
             sensor.recall(state)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             line = f"{self.name}: what was remembered of attempt {self._number} is damaged: {in_words(error)}"
-            fault = self._place.fault(BASELINE_LOST, "advisory", "node", "agent", f"{line}; it begins anew")
+            fault = self.context.fault(BASELINE_LOST, "agent", f"{line}; it begins anew")
             self._hand_on(self.name, Reading(faults=(fault,)))
 
     def _look(self, sensor: Sensor) -> Reading:

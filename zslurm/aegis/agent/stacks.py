@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.aegis.agent.orphans import carries_mark
-from zslurm.aegis.agent.sensor import Place
+from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.aegis.agent.sensors.progress import records
 from zslurm.hardware.sysfs import key_values
 from zslurm.run.run_dir import AttemptDir
@@ -27,15 +27,15 @@ class Dumped:
     missed: Mapping[int, str]
 
 
-def dump_stacks(place: Place, attempt: AttemptDir) -> Dumped:
+def dump_stacks(context: NodeContext, attempt: AttemptDir) -> Dumped:
     """Send STACK_SIGNAL to every rank of the attempt on this node.
 
     Raises:
         OSError: the ranks' records cannot be read.
     """
     asked, missed = [], {}
-    for record in records(attempt.progress(place.environ)):
-        why = _blocking_reason(record, place, attempt)
+    for record in records(attempt.progress(context.environ)):
+        why = _blocking_reason(record, context, attempt)
         if why is None:
             asked.append(record.rank)
         else:
@@ -43,9 +43,9 @@ def dump_stacks(place: Place, attempt: AttemptDir) -> Dumped:
     return Dumped(tuple(asked), missed)
 
 
-def _blocking_reason(record: Progress, place: Place, attempt: AttemptDir) -> str | None:
+def _blocking_reason(record: Progress, context: NodeContext, attempt: AttemptDir) -> str | None:
     """Ask one rank; None where that was possible."""
-    if record.attempt != attempt.number or not carries_mark(record.pid, attempt, place.environ):
+    if record.attempt != attempt.number or not carries_mark(record.pid, attempt, context.environ):
         return f"process {record.pid} is gone"
     if not _handles(record.pid):
         return f"process {record.pid} does not listen yet"

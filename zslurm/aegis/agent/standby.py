@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from zslurm.aegis.agent.standby_lease import StandbyLeases, renewed_meanwhile
+from zslurm.aegis.agent.standby_lease import acquire, renewed_meanwhile
 from zslurm.aegis.agent.standby_requeue import StandbyRequeue, StandbyResult
 from zslurm.aegis.protocol import BATCH_NODE
 from zslurm.core.files import read_json
@@ -89,7 +89,6 @@ class StandbySupervisor:
         self._excused_s: float | None = 0.0
         """Seconds without a heartbeat when the present supervisor was seen; None: as they are at the next look."""
         job = self._job_id or ""
-        self._leases = StandbyLeases(run, job, restart, self.node, sleep)
         self._requeue = StandbyRequeue(
             run, client, job, restart, self.node, self.batch_node, self.blocking_reason, sleep
         )
@@ -173,25 +172,18 @@ class StandbySupervisor:
         Call it in the main thread (signals), when `due`; again later where it was left to another.
         """
         try:
-            outcome = self._act_with_lease()
+            outcome = self.blocking_reason()
+            if outcome is None:
+                requeue, is_needed = self._requeue, lambda: self.blocking_reason() is None
+                lease = acquire(
+                    self._run, requeue.job_id, requeue.restart, self.node, is_needed=is_needed, sleep=requeue.sleep
+                )
+                outcome = StandbyResult.LEFT_TO_ANOTHER if lease is None else self._act_alone(lease)
         except OSError:  # the run directory is away: ask again
             return StandbyResult.LEFT_TO_ANOTHER
         if outcome is StandbyResult.POSTPONED and (present := read_json(self._run.supervisor)) != self._supervisor:
             self._supervisor, self._excused_s = present, None
         return outcome
-
-    def _act_with_lease(self) -> StandbyResult:
-        """Act alone.
-
-        Raises:
-            OSError: the run directory is away.
-        """
-        if (reason := self.blocking_reason()) is not None:
-            return reason
-        lease = self._leases.acquire(lambda: self.blocking_reason() is None)
-        if lease is None:
-            return StandbyResult.LEFT_TO_ANOTHER
-        return self._act_alone(lease)
 
     def _act_alone(self, lease: Path) -> StandbyResult:
         """Act under the lease."""

@@ -8,12 +8,12 @@ agent makes the next lease.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from zslurm.core.files import read_json
@@ -23,61 +23,51 @@ _RENEW_S = 5.0
 _STALE_S = 60.0
 
 
-@dataclass(frozen=True)
-class StandbyLeases:
-    """The leases of one start of the job.
+def acquire(
+    run: RunDir,
+    job_id: str,
+    restart: int,
+    node: str,
+    *,
+    is_needed: Callable[[], bool],
+    sleep: Callable[[float], None],
+) -> Path | None:
+    """Return the first lease that can be had; None where another agent holds one and is alive.
 
-    Attributes:
+    Args:
         run: the run.
         job_id: of the job.
         restart: how often Slurm has requeued it.
         node: this one.
+        is_needed: whether there is still something to do.
         sleep: waits.
+
+    Raises:
+        OSError: the run directory cannot be written.
     """
+    body = json.dumps({"job_id": job_id, "restart": restart, "node": node, "time": time.time()})
+    for number in itertools.count(1):
+        lease = run.path / f"deputy-{job_id}-{restart}-{number}.json"
+        if lease.exists() and not _is_abandoned(lease, is_needed, sleep):
+            return None
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(body + "\n")
+            return lease
+    raise AssertionError("leases do not end")
 
-    run: RunDir
-    job_id: str
-    restart: int
-    node: str
-    sleep: Callable[[float], None]
 
-    def acquire(self, is_needed: Callable[[], bool]) -> Path | None:
-        """Return the first lease that can be had; None where another agent holds one and is alive.
-
-        Args:
-            is_needed: whether there is still something to do.
-
-        Raises:
-            OSError: the run directory cannot be written.
-        """
-        body = json.dumps({"job_id": self.job_id, "restart": self.restart, "node": self.node, "time": time.time()})
-        for lease in self._leases():
-            if lease.exists() and not self._is_abandoned(lease, is_needed):
-                return None
-            with contextlib.suppress(FileExistsError):
-                number = os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with os.fdopen(number, "w", encoding="utf-8") as file:
-                    file.write(body + "\n")
-                return lease
-        raise AssertionError("leases do not end")
-
-    def _is_abandoned(self, lease: Path, is_needed: Callable[[], bool]) -> bool:
-        """Return whether no agent renews a lease: watched for a while, as the clocks of two nodes may differ."""
-        first = _renewed_at(lease)
-        for _ in range(round(_STALE_S / _RENEW_S)):
-            if first is None or (read_json(lease) or {}).get("impossible"):
-                return False
-            self.sleep(_RENEW_S)
-            if _renewed_at(lease) != first or not is_needed():
-                return False
-        return True
-
-    def _leases(self) -> Iterator[Path]:
-        """Yield the leases of this start of the job, in the order in which they are acquired."""
-        number = 1
-        while True:
-            yield self.run.path / f"deputy-{self.job_id}-{self.restart}-{number}.json"
-            number += 1
+def _is_abandoned(lease: Path, is_needed: Callable[[], bool], sleep: Callable[[float], None]) -> bool:
+    """Return whether no agent renews a lease: watched for a while, as the clocks of two nodes may differ."""
+    first = _renewed_at(lease)
+    for _ in range(round(_STALE_S / _RENEW_S)):
+        if first is None or (read_json(lease) or {}).get("impossible"):
+            return False
+        sleep(_RENEW_S)
+        if _renewed_at(lease) != first or not is_needed():
+            return False
+    return True
 
 
 def _renewed_at(lease: Path) -> int | None:

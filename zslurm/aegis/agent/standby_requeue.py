@@ -21,6 +21,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import requeue_excluding, wait_until_down
 from zslurm.slurm.hostlist import expand
+from zslurm.slurm.inventory import usable_nodes
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.states import JobState
 from zslurm.train.jsonl import JsonLinesWriter
@@ -93,11 +94,9 @@ class StandbyRequeue:
             if job is None:
                 return StandbyResult.NOT_NEEDED
             down = wait_until_down(
-                self.client,
-                [] if self.batch_node is None else [self.batch_node],
-                given_up=lambda: self.blocking_reason() is not None,
-                sleep=self.sleep,
-            )
+                self.client, [self.batch_node] if self.batch_node else [],
+                given_up=lambda: self.blocking_reason() is not None, sleep=self.sleep,
+            )  # fmt: skip
             if (reason := self.blocking_reason()) is not None:
                 return reason
             if self._job() is None:
@@ -146,13 +145,8 @@ class StandbyRequeue:
         """Return the batch node, where it is known, is not this one, and the partition has enough others."""
         if self.batch_node is None or self.batch_node == self.node:
             return []
-        partitions = set(job.partition.split(","))
         avoided = {self.batch_node, *expand(self.client.excluded_nodes(job.job_id))}
-        usable = [
-            node
-            for node in self.client.nodes()
-            if node.is_usable and node.name not in avoided and partitions & set(node.partitions)
-        ]
+        usable = usable_nodes(self.client.nodes(), job.partition) - avoided
         return [self.batch_node] if len(usable) >= job.n_nodes else []
 
     def _job(self) -> JobRecord | None:
@@ -171,16 +165,10 @@ class StandbyRequeue:
         if reason in self._recorded:
             return
         self._recorded.add(reason)
-        row = {
-            "time": time.time(),
-            "event": "deputy_acted",
-            "job_id": self.job_id,
-            "node": self.node,
-            "batch_node": self.batch_node,
-            "reason": reason,
-        }
+        row = {"time": time.time(), "event": "deputy_acted", "job_id": self.job_id, "node": self.node}
+        row |= {"batch_node": self.batch_node} if self.batch_node is not None else {}
         with contextlib.suppress(OSError), JsonLinesWriter(self.run.events) as events:
-            events.append({name: value for name, value in row.items() if value is not None})
+            events.append(row | {"reason": reason})
 
 
 def _not_installed(error: SlurmUnavailable) -> bool:

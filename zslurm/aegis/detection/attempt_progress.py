@@ -84,18 +84,13 @@ class AttemptProgress:
     """
 
     def __init__(self, settings: AegisSection) -> None:
-        """Know nothing yet.
-
-        Args:
-            settings: of the run.
-        """
+        """Know nothing yet; `begin` comes before anything else."""
         self.settings = settings
         self.nodes: dict[str, NodeState] = {}
         self._read_at: float | None = None
         self._step_times: deque[float] = deque(maxlen=_STEP_TIMES)
         self.step_time_s: float | None = None
         """Median time of a step so far; None before two are finished."""
-        self.begin(0, (), 0.0)
 
     def begin(
         self,

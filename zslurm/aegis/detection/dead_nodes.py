@@ -26,16 +26,8 @@ class DeadNodes:
     """Finds dead nodes and lost agents in the progress of an attempt."""
 
     def __init__(self, progress: AttemptProgress) -> None:
-        """Know of no dead node.
-
-        Args:
-            progress: what is known of the attempt.
-        """
+        """Know of no dead node at the start of an attempt."""
         self._progress = progress
-        self.begin_attempt()
-
-    def begin_attempt(self) -> None:
-        """Forget what was found in the attempt before."""
         self.dead: set[str] = set()
         """Nodes that were found dead, and have not been heard since."""
         self._declared: set[str] = set()

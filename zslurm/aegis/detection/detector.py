@@ -26,15 +26,9 @@ class Detector:
     """Turns reports into faults. One for the life of a supervisor; `begin` for each attempt."""
 
     def __init__(self, settings: AegisSection) -> None:
-        """Know nothing yet.
-
-        Args:
-            settings: of the run.
-        """
-        self._progress = AttemptProgress(settings)
-        self._dead_nodes, self._hangs = DeadNodes(self._progress), Hangs(self._progress)
-        self._sensors = SensorFaults()
-        self._stragglers = StragglerDetector(settings.straggler)
+        """Know nothing yet."""
+        self._progress, self._sensors = AttemptProgress(settings), SensorFaults()
+        self.begin(0, (), 0.0)
 
     def begin(
         self,
@@ -54,15 +48,15 @@ class Detector:
             adopted: it runs since before this supervisor, so missed heartbeats and records prove nothing at first.
             step_times: seconds of steps that are known to have been finished; those of an adopted attempt.
         """
-        self._progress.begin(attempt, rank_nodes, now, adopted=adopted, step_times=step_times)
-        self._dead_nodes.begin_attempt()
-        self._hangs.begin_attempt()
+        progress = self._progress
+        progress.begin(attempt, rank_nodes, now, adopted=adopted, step_times=step_times)
         self._sensors.begin_attempt()
-        self._stragglers.begin_attempt(rank_nodes)
+        self._dead_nodes, self._hangs = DeadNodes(progress), Hangs(progress)
+        self._stragglers = StragglerDetector(progress.settings.straggler, rank_nodes)
 
-    def take_up(self, faults: Iterable[Fault]) -> None:
+    def restore(self, faults: Iterable[Fault]) -> None:
         """Know the faults that another supervisor has recorded of this attempt; call it after `begin`."""
-        self._sensors.take_up(faults)
+        self._sensors.restore(faults)
 
     @property
     def step(self) -> int:
@@ -72,10 +66,7 @@ class Detector:
     def feed(self, report: Report, now: float, wall: float | None = None) -> None:
         """Take a report; its faults come with the next `check`.
 
-        Args:
-            report: of an agent.
-            now: when it came, monotonic seconds.
-            wall: the same in UNIX seconds; None: the clock of its node is right.
+        It came at `now` (monotonic seconds), or `wall` (UNIX seconds; None: the clock of its node is right).
         """
         progress, name = self._progress, report.stamp.node
         if progress.excuse(now):

@@ -14,7 +14,7 @@ from typing import Any
 
 from zslurm.aegis.fault_kinds import EARLY_EXIT
 from zslurm.aegis.types import Fault
-from zslurm.slurm.hostlist import compress
+from zslurm.slurm.hostlist import compress_ranges
 from zslurm.slurm.srun_output import failed_nodes, launch_failures, task_failures
 
 LINE = "exited with exit code 0 before the end of the run"
@@ -39,7 +39,7 @@ def early_exits(
     """Return a fault for each rank that exited with 0 too early and recorded nothing.
 
     Args:
-        step_exit: exit code with which srun, or its local twin, ended in order.
+        step_exit: exit code with which srun, or the local launcher, ended in order.
         step_log: what it printed.
         rank_ends: what ranks recorded (AttemptDir.rank_end).
         rank_nodes: the node of each rank.
@@ -56,7 +56,7 @@ def early_exits(
     # The complaints of its peers came after it.
     when = min([now, *(float(end["time"]) for end in rank_ends)])
     if len(early) > _MOST_NAMED:
-        ranks = compress(f"r{rank}" for rank in early).removeprefix("r").strip("[]")
+        ranks = compress_ranges(early)
         line = f"ranks {ranks} {LINE}"
         return [Fault.of_kind(EARLY_EXIT, when, "srun", line, step=step)]
     return [

@@ -27,16 +27,8 @@ class Hangs:
     """Finds ranks that hang in the progress of an attempt."""
 
     def __init__(self, progress: AttemptProgress) -> None:
-        """Know of no hang.
-
-        Args:
-            progress: what is known of the attempt.
-        """
+        """Know of no hang at the start of an attempt."""
         self._progress = progress
-        self.begin_attempt()
-
-    def begin_attempt(self) -> None:
-        """Forget what was found in the attempt before."""
         self._named: set[int | None] = set()
 
     def is_suspected(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""What ranks and srun left behind, as faults: who ended how, and what the words mean.
+"""What ranks and srun recorded, as faults: who ended how, and what the messages mean.
 
 A rank that raised has recorded its error. One that a signal ended could not: then the end of its log may say
 more than the signal does (a GPU that hangs, a memory access fault). Where it says nothing, the cause is unknown.
@@ -38,7 +38,7 @@ from zslurm.slurm.srun_output import TaskFailure, cancelled_step
 
 _TAIL = 1 << 16
 _MOST_LOGS = 64
-"""Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few tell as much as all."""
+"""Logs that are read after an attempt: of a thousand ranks that lost a peer, the first few show as much as all."""
 
 OF_RANKS = ("rank", "srun", "log")
 """Sources of the faults that `faults_of_failure` finds."""
@@ -47,35 +47,28 @@ _DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
 
 
 def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
-    """What the ranks that have ended recorded."""
+    """Return what the ranks that have ended recorded."""
     return [end for path in sorted(attempt.ranks.glob("*.json")) if (end := read_json(path))]
 
 
 def faults_of_failure(
     attempt: AttemptDir, failure: TaskFailure, rank_nodes: Sequence[str], signatures: Signatures
 ) -> list[Fault]:
-    """One fault for each rank of a failure that srun reported, just now; only the records of these ranks are read.
-
-    Args:
-        attempt: the attempt.
-        failure: what srun said.
-        rank_nodes: the node of each rank.
-        signatures: what words mean.
-    """
+    """Return a fault for each rank of a failure that srun has just reported; only their records are read."""
     faults: list[Fault] = []
     for count, rank in enumerate(failure.ranks):
         if end := read_json(attempt.rank_end(rank)):
             faults.append(fault_of_end(end, rank_nodes, signatures))
             continue
-        found = words_of(attempt, rank, failure.node) if count < _MOST_LOGS else []
+        found = faults_in_rank_log(attempt, rank, failure.node) if count < _MOST_LOGS else []
         faults += found or [_unexplained(failure, rank)]
     return faults
 
 
 def fault_of_end(end: Mapping[str, Any], rank_nodes: Sequence[str], signatures: Signatures) -> Fault:
-    """What a rank recorded when it ended badly.
+    """Return as a fault what a rank recorded when it ended badly.
 
-    When the loss diverges every rank says so, and names the rank on which it began: that one is meant.
+    When the loss diverges every rank reports it, and names the rank on which it began: that one is meant.
     """
     line = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
     kind, role, scope = _meaning(end, line, signatures)
@@ -121,8 +114,8 @@ def _unexplained(failure: TaskFailure, rank: int) -> Fault:
     return Fault.of_kind(kind, time.time(), "srun", failure.what, node=failure.node, rank=rank)
 
 
-def words_of(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
-    """Roots in the last lines of a rank's log; without a stamp of their own they count as written just now."""
+def faults_in_rank_log(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
+    """Return the roots in the last lines of a rank's log; lines without a stamp count as written just now."""
     now, begun = time.time(), _begun(attempt)
     found = faults_in(_tail(attempt.rank_log(rank)).splitlines(), "log", node=node, rank=rank)
     return [
@@ -132,10 +125,10 @@ def words_of(attempt: AttemptDir, rank: int, node: str | None) -> list[Fault]:
     ]
 
 
-def words_of_srun(attempt: AttemptDir) -> list[Fault]:
-    """Roots in the last words of the step itself: why srun could not start it, or ended it.
+def faults_in_step_log(attempt: AttemptDir) -> list[Fault]:
+    """Return the roots in the last lines of the step itself: why srun could not start it, or ended it.
 
-    Options that srun refuses are the user's only in the first attempt. Later it is Slurm, whose books still hold
+    Options that srun refuses are the user's only in the first attempt. Later it is Slurm, which still counts
     what an earlier step or a dead node had: "Memory required by task is not available", just after a controller
     came back, or before Slurm has noticed that the node is dead.
     """
@@ -150,9 +143,9 @@ def words_of_srun(attempt: AttemptDir) -> list[Fault]:
 
 
 def cancelled(attempt: AttemptDir) -> Fault | None:
-    """A fault that says that somebody cancelled the attempt's Slurm step; None where it was not cancelled.
+    """Return the fault that the attempt's Slurm step was cancelled; None where it was not.
 
-    Ask before the supervisor itself ends the step, which srun reports in the same words.
+    Ask before the supervisor itself ends the step, which srun reports with the same message.
     """
     step = cancelled_step(
         _tail(attempt.step_log).decode("utf-8", "replace"), _tail(attempt.rank_log(0)).decode("utf-8", "replace")
@@ -172,7 +165,7 @@ def _begun(attempt: AttemptDir) -> float:
 
 
 def node_failed(node: str) -> Fault:
-    """A node that Slurm itself has given up."""
+    """Return the fault of a node that Slurm reports as failed."""
     line = f"Slurm reports node {node} as failed"
     return Fault.of_kind(NODE_DEAD, time.time(), "srun", line, node=node)
 
@@ -180,7 +173,7 @@ def node_failed(node: str) -> Fault:
 def late_faults(
     attempt: AttemptDir, known: Sequence[Fault], rank_nodes: Sequence[str], signatures: Signatures
 ) -> list[Fault]:
-    """What ranks recorded that srun never spoke of, once an attempt is over."""
+    """Return what ranks recorded and srun did not report, once an attempt is over."""
     named = {fault.rank for fault in known if fault.source in OF_RANKS}
     return [
         fault_of_end(end, rank_nodes, signatures)

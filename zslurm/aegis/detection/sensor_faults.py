@@ -2,10 +2,10 @@
 
 The first report of an agent names whatever is wrong then, and what happened since the attempt began, for it may
 have replaced another agent. So a state of its sensor that it does not name is over, and what was recorded before
-is not recorded again. A supervisor that takes over an attempt knows what its predecessor recorded (`take_up`).
+is not recorded again. A supervisor that takes over an attempt knows what its predecessor recorded (`restore`).
 
 Faults of one kind from one node are let through at most ten times a minute. A node's clock may be minutes off: its
-faults have times of the supervisor, by whose clock the policy judges them. Pure: times are given.
+faults have times of the supervisor, the clock by which the policy compares them. Pure: times are given.
 """
 
 from __future__ import annotations
@@ -30,43 +30,35 @@ class SensorFaults:
 
     def __init__(self) -> None:
         self._new: list[Fault] = []
-        self._standing: dict[_Key, Fault] = {}
-        self._told: set[tuple[_Key, str]] = set()
+        self._open: dict[_Key, Fault] = {}
+        self._recorded: set[tuple[_Key, str]] = set()
         self._first: dict[tuple[str, str], list[Fault]] = {}
         self._passed: dict[tuple[str, str | None], deque[float]] = {}
         self._unavailable: dict[tuple[str, str], str] = {}
 
     def begin_attempt(self) -> None:
-        """A new attempt starts: what is broken still is reported again, such as a link that is down.
+        """Begin a new attempt: what is broken still is reported again, such as a link that is down.
 
-        What has no end of its own, such as an ECC error, counts again when it is seen again.
+        What has no end, such as an ECC error, counts again when it is seen again.
         """
-        self._standing = {key: fault for key, fault in self._standing.items() if _has_an_end(fault)}
-        self._told.clear()
-        self._new += [
-            fault for fault in self._standing.values() if fault.role == "root" and fault not in self._new
-        ]
+        self._open = {key: fault for key, fault in self._open.items() if _has_an_end(fault)}
+        self._recorded.clear()
+        self._new += [fault for fault in self._open.values() if fault.role == "root" and fault not in self._new]
 
-    def take_up(self, faults: Iterable[Fault]) -> None:
+    def restore(self, faults: Iterable[Fault]) -> None:
         """Know what was recorded of the present attempt already; it is not recorded again."""
         for fault in faults:
             if fault.source in _NOT_SENSORS or fault.kind == SENSOR_UNAVAILABLE:
                 continue
             key = _key(fault)
-            self._told.add((key, fault.line))
+            self._recorded.add((key, fault.line))
             if fault.cleared:
-                self._standing.pop(key, None)
+                self._open.pop(key, None)
             else:
-                self._standing[key] = fault
+                self._open[key] = fault
 
     def feed(self, report: SensorReport, now: float, wall: float | None = None) -> None:
-        """Take a report.
-
-        Args:
-            report: of a sensor.
-            now: when it came, monotonic seconds.
-            wall: the same in UNIX seconds; None: the clock of its node is right.
-        """
+        """Take a report; for `now` and `wall` see `Detector.feed`."""
         behind = 0.0 if wall is None else wall - report.stamp.t
         self._feed_availability(report, report.stamp.t + behind)
         node = report.stamp.node
@@ -84,34 +76,36 @@ class SensorFaults:
     def _feed(self, fault: Fault, now: float) -> None:
         key = _key(fault)
         if fault.cleared:
-            if self._standing.pop(key, None) is not None:
-                self._told.add((key, fault.line))
+            if self._open.pop(key, None) is not None:
+                self._recorded.add((key, fault.line))
                 self._new.append(fault)
             return
-        if key in self._standing or not self._may_pass(fault, now):
+        if key in self._open or not self._may_pass(fault, now):
             return
-        self._standing[key] = fault
-        self._told.add((key, fault.line))
+        self._open[key] = fault
+        self._recorded.add((key, fault.line))
         self._new.append(fault)
 
     def _over(self, node: str, sensor: str, named: list[Fault], time: float) -> list[Fault]:
-        """The ends of states that an earlier agent has reported, and that a whole first report does not name."""
+        """Return the ends of states that an earlier agent reported and that a whole first report does not name."""
         still = {_key(fault) for fault in named}
         return [
             replace(fault, time=time, cleared=True, line=f"{fault.nic or fault.gpu or sensor}: it is over")
-            for key, fault in self._standing.items()
+            for key, fault in self._open.items()
             if fault.node == node and fault.source == sensor and _has_an_end(fault) and key not in still
         ]
 
     def _unknown(self, named: list[Fault]) -> list[Fault]:
-        """A first report without what came and went, and was recorded before."""
+        """Return a first report without what came and went, and was recorded before."""
         last = {_key(fault): fault for fault in named}
-        came_and_went = {key for key, fault in last.items() if fault.cleared and key not in self._standing}
-        known = {key for key in came_and_went if all((key, f.line) in self._told for f in named if _key(f) == key)}
+        came_and_went = {key for key, fault in last.items() if fault.cleared and key not in self._open}
+        known = {
+            key for key in came_and_went if all((key, f.line) in self._recorded for f in named if _key(f) == key)
+        }
         return [fault for fault in named if _key(fault) not in known]
 
     def take(self) -> list[Fault]:
-        """What is new since the last call."""
+        """Return what is new since the last call."""
         new, self._new = self._new, []
         return new
 

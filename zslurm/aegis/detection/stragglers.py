@@ -1,6 +1,6 @@
 """Who is slow: ranks that take longer than their peers for their own work.
 
-Synchronous ranks take equally long for a step. What differs is their own work, which each rank sums up (`pace_s`:
+Synchronous ranks take equally long for a step. What differs is their own work, which each rank sums up (`work_s`:
 seconds of data, forward and backward per microbatch). A rank is slow where its sum grows faster than the peers'
 median by a factor, in every window, for long enough. Pure: times are monotonic seconds that the caller gives.
 """
@@ -21,18 +21,9 @@ _LONGEST_WINDOW_S = 60.0
 class StragglerDetector:
     """Compare the step work times of the ranks of an attempt, window after window."""
 
-    def __init__(self, limits: StragglerLimits) -> None:
-        """Nothing is known yet.
-
-        Args:
-            limits: what slow means, and for how long.
-        """
-        self._limits = limits
-        self.begin_attempt(())
-
-    def begin_attempt(self, rank_nodes: Sequence[str]) -> None:
-        """A new attempt starts; `rank_nodes` is the node of each rank."""
-        self._nodes = tuple(rank_nodes)
+    def __init__(self, limits: StragglerLimits, rank_nodes: Sequence[str]) -> None:
+        """Begin an attempt; `rank_nodes` is the node of each rank."""
+        self._limits, self._nodes = limits, tuple(rank_nodes)
         self._rows: dict[int, RankProgress] = {}
         self._window_began: float | None = None
         self._window: dict[int, tuple[int, float]] = {}
@@ -42,7 +33,7 @@ class StragglerDetector:
     def feed(self, row: RankProgress) -> None:
         """Take the progress of a rank."""
         known = self._rows.get(row.rank)
-        if known is not None and row.pace_s < known.pace_s:
+        if known is not None and row.work_s < known.work_s:
             self._window_began = None  # it counts from the beginning
         self._rows[row.rank] = row
 
@@ -54,11 +45,11 @@ class StragglerDetector:
         if now - self._window_began < min(_LONGEST_WINDOW_S, self._limits.after_s / 10):
             return []
         rates = {}
-        for number, (step, pace) in self._window.items():
+        for number, (step, work) in self._window.items():
             row = self._rows[number]
             if row.step <= step:
                 return []  # the window stays open until every rank has made a step
-            rates[number] = (row.pace_s - pace) / (row.step - step)
+            rates[number] = (row.work_s - work) / (row.step - step)
         began = self._window_began
         self._begin_window(now)
         if len(rates) < 2 or len(rates) < len(self._nodes):
@@ -90,7 +81,7 @@ class StragglerDetector:
         self._slow_since.clear()
 
     def _begin_window(self, now: float) -> None:
-        self._window = {number: (row.step, row.pace_s) for number, row in self._rows.items() if row.step >= 0}
+        self._window = {number: (row.step, row.work_s) for number, row in self._rows.items() if row.step >= 0}
         self._window_began = now
 
     def _straggler(self, number: int, times: float, wall: float, *, cleared: bool = False) -> Fault:

@@ -1,8 +1,8 @@
 """What went wrong in a job, found in its logs alone: the root, what followed from it, who is suspect.
 
-The earliest root wins: by time where the lines have stamps, else by their order. Lines that tell of consequences
+The earliest root wins: by time where the lines have stamps, else by their order. Lines that report consequences
 (cascades, teardown) are the root only where there is nothing else, and advisories never do. Two exceptions:
-Slurm says only afterwards that memory ran out or that a node died, so this goes before a program's own error; and
+Slurm logs only afterwards that memory ran out or that a node died, so this goes before a program's own error; and
 a link that came back before anything failed is passed over.
 
 A rank's node is known only where a line names both.
@@ -20,7 +20,7 @@ from zslurm.aegis.root_cause import root_of_log
 from zslurm.slurm.srun_output import task_failures
 
 _KEPT = 10_000
-"""Lines of one kind and file that are kept; more of them tell nothing new."""
+"""Lines of one kind and file that are kept; more of them show nothing new."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the logs tell.
+    """What the logs show.
 
     Attributes:
-        lines: all that tell of a fault, in the order of time.
+        lines: all that report a fault, in the order of time.
         root: what it began with; None where nothing is known to be wrong.
         certain: the root is a cause by itself; false where only consequences were found.
         suspect: whom it points at.
@@ -75,7 +75,7 @@ class Diagnosis:
 
 
 def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
-    """Read logs of one job and tell what went wrong.
+    """Read the logs of one job and return what went wrong.
 
     Args:
         logs: name and bytes of each, those of the batch script first where there is no other order.
@@ -100,7 +100,7 @@ def classify(logs: Iterable[tuple[str, Iterable[bytes]]]) -> Diagnosis:
 
 
 def _read(name: str, chunks: Iterable[bytes]) -> tuple[list[Line], int]:
-    """The telling lines of a log, each with a time where any of them has one, and how many were left out."""
+    """Return the lines that report faults, each with a time where any has one, and how many were left out."""
     kept: list[Line] = []
     numbers: Counter[str] = Counter()
     latest: float | None = None

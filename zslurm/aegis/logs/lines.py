@@ -1,9 +1,9 @@
 """Logical lines of a log: out of bytes that many writers left, whatever else is among them.
 
-A line ends at a line feed or at a carriage return, so that every state of a progress bar is a line of its own.
+A line ends at a line feed or at a carriage return, so that every state of a progress bar is a separate line.
 Bytes that are no text become replacement characters. A line that is longer than MAX_LINE is cut into pieces that
 overlap, so memory stays bounded and a fault in the midst of it is still found. What others put in front of a
-writer's words (srun's label, time stamps, syslog's host, colours, a progress bar) is not part of them: `body_of`.
+writer's message (srun's label, time stamps, syslog's host, colours, a progress bar) is not part of it: `body_of`.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def without_labels(text: str) -> str:
 
 
 def body_of(text: str) -> str:
-    """The words of the writer alone, without labels, progress bar and stamps in front of them."""
+    """Return the message of the writer alone, without labels, progress bar and stamps in front of them."""
     while True:
         rest = _FRAMES.sub("", without_labels(text.lstrip() if text[:1].isspace() else text), count=1)
         if "%|" in rest:
@@ -175,11 +175,8 @@ def time_of(text: str, about: float | None = None) -> float | None:
     """When a line was written, by its own stamp; None where it has none.
 
     Understood are ISO 8601 (Slurm, Python's logging, journalctl, dmesg), syslog, dmesg -T and the stamps of glog
-    and PyTorch. Without an offset the time is this machine's. The seconds since boot of dmesg are no time.
-
-    Args:
-        text: the line.
-        about: UNIX seconds of about then, for stamps without a year; default: now.
+    and PyTorch. Without an offset the time is this machine's, without a year the last one before `about` (UNIX
+    seconds; default: now). The seconds since boot of dmesg are no time.
     """
     head = text[:_TIME_WITHIN]
     if found := _ISO.search(head):
@@ -204,7 +201,7 @@ def _stamp(iso: str) -> float | None:
 
 
 def _of_the_year(month: int, day: int, clock: list[int], fraction: str, about: float | None) -> float | None:
-    """A time of the year that is in the past as seen from `about`: logs do not tell the future."""
+    """A time of the year that is in the past as seen from `about`: a log holds no future times."""
     about = time.time() if about is None else about
     year = datetime.fromtimestamp(about, UTC).year
     for candidate in (year, year - 1):

@@ -76,10 +76,7 @@ def location_in_summary(text: str, above: Iterable[str]) -> Location | None:
 
     torchrun writes `host`, `rank` and `exitcode` on separate lines, and so does MPICH; Open MPI breaks its line
     before the signal.
-
-    Args:
-        text: the line, without labels.
-        above: the lines before it, the nearest first.
+    `text` is the line without labels; `above` are the lines before it, the nearest first.
     """
     if not _OF_SUMMARY.match(text):
         return None
@@ -93,12 +90,9 @@ def location_in_summary(text: str, above: Iterable[str]) -> Location | None:
 
 
 def location_of(text: str, kind: FaultKind, scope: Scope) -> Location:
-    """Who and where, as far as a line names them.
+    """Return who and where, as far as a line (with its labels and stamps) names them.
 
-    Args:
-        text: the line, with its labels and stamps.
-        kind: of the fault that it reports.
-        scope: of that fault, which says whether a number is a GPU's and a name a NIC's.
+    The scope of the fault decides whether a number is a GPU's and a name a NIC's.
     """
     gpu = nic = None
     if address := _ADDRESS.search(text):

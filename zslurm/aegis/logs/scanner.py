@@ -4,7 +4,7 @@ A block of a log is first stripped of its digits: the lines of healthy training 
 those that were seen before need no second look. What is new is searched for the literals of the prefilter
 (signatures.py), and only lines that have some are read as text.
 
-Some evidence takes several lines. Of a Python traceback only the last line counts, not the source that it quotes;
+Some faults take several lines. Of a Python traceback only the last line counts, not the source that it quotes;
 an exception that was raised while another was handled is a cascade of that; a driver's page-fault report is one
 fault, whatever its number of lines; when several GPUs of a node report after one of them, that one is the root.
 """
@@ -64,7 +64,7 @@ class Finding:
 
     Attributes:
         number: of the line in its file, from 1.
-        text: its words, without labels and stamps in front.
+        text: its message, without labels and stamps in front.
         time: UNIX seconds, by its own stamp or that of a line shortly before; None where there is none.
         match: what it means.
         continues: it says more about the fault of a finding shortly before.
@@ -80,14 +80,9 @@ class Finding:
 class LogScanner:
     """Finds faults in one log that arrives in pieces."""
 
-    def __init__(self, signatures: Signatures | None = None, *, kernel: bool = False) -> None:
-        """Begin at the start of a log.
-
-        Args:
-            signatures: the table; default: the one of zslurm.
-            kernel: the log is the kernel's.
-        """
-        self._signatures = signatures or Signatures.load()
+    def __init__(self, *, kernel: bool = False) -> None:
+        """Begin at the start of a log; `kernel`: it is the kernel's."""
+        self._signatures = Signatures.load()
         self._kernel = kernel
         self._blocks = Blocks()
         self._harmless: set[bytes] = set()
@@ -200,9 +195,6 @@ class _Context:
 
     def above(self, text: str) -> Iterator[str]:
         """Yield the lines of the same writer before a line, the nearest first."""
-        return self._of_the_same_writer(text)
-
-    def _of_the_same_writer(self, text: str) -> Iterator[str]:
         label = text[: len(text) - len(without_labels(text))]
         for line in reversed(self._lines[-_LINES_BACK:]):
             before = clean(line[:MAX_LINE])
@@ -216,7 +208,7 @@ class _Context:
             return True
         if not words.startswith("    "):
             return False
-        for before in self._of_the_same_writer(text):
+        for before in self.above(text):
             if _FRAME.match(before):
                 return True
             if not before.startswith("    "):
@@ -225,7 +217,7 @@ class _Context:
 
     def is_chained(self, text: str) -> bool:
         """True for an exception that was raised while another one was handled."""
-        above = self._of_the_same_writer(text)
+        above = self.above(text)
         for before in above:
             if _TRACEBACK in before:
                 return any(sign in line for line in islice(above, 2) for sign in _CHAINED)

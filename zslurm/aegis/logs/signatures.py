@@ -27,9 +27,8 @@ from zslurm.aegis.logs.location import location_of
 from zslurm.aegis.logs.prefilter import TableError, required_literals
 from zslurm.aegis.types import Role, Scope
 
-_FLAGS = (
-    re.IGNORECASE | re.ASCII
-)  # without ASCII a K would match the Kelvin sign, which has no k when in lower case
+# Without ASCII a K would match the Kelvin sign, which has no k when in lower case.
+_FLAGS = re.IGNORECASE | re.ASCII
 
 _REMEMBERED = 512
 """Lines of which the rule is remembered."""
@@ -97,10 +96,10 @@ class Signatures:
     """The table, ready to match."""
 
     def __init__(self, rules: Sequence[Rule], prefilter: Sequence[str], *, ignore: Iterable[str]) -> None:
-        """Prepare rules that stand in the order in which they are to be tried.
+        """Prepare rules, in the order in which they are tried.
 
         Args:
-            rules: the rules.
+            rules: rows of the table.
             prefilter: short words without digits, one of which is in the required literals of each expression.
             ignore: what healthy runs write all the time although it has a literal in it.
 
@@ -132,7 +131,7 @@ class Signatures:
         self._expressions.append(_Expression(tuple(words), expression, rule))
 
     def without_ignored(self, lowered: bytes) -> bytes:
-        """A log in lower case, with blanks over what is dull; as long as before."""
+        """A log in lower case, with blanks over the ignored phrases; as long as before."""
         for phrase, blanks in self._ignored:
             lowered = lowered.replace(phrase, blanks)
         return lowered
@@ -155,11 +154,9 @@ class Signatures:
         return cls(rules, table["prefilter"], ignore=table["ignore"])
 
     def match(self, text: str, *, kernel: bool = False) -> Match | None:
-        """What one line means; None where nothing is known to be wrong with it.
+        """Return what a logical line (lines.py) means; None where nothing is known to be wrong with it.
 
-        Args:
-            text: a logical line (lines.py), cleaned or not.
-            kernel: it is of the kernel's log, so it cannot tell of a program's own errors.
+        A line of the kernel's log (`kernel`) cannot hold a program's own errors.
         """
         text = text[:MAX_LINE]
         if _CODE.match(without_labels(text)):

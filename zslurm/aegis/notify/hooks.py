@@ -31,8 +31,8 @@ from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.config.aegis import NotifySettings
 from zslurm.core.redact import is_secret_name, redact, redact_mapping
 from zslurm.run.event import Event
-from zslurm.run.events import FaultDetected, describe
-from zslurm.run.state_events import without_evidence
+from zslurm.run.events import FaultDetected, NotifyFailed, describe
+from zslurm.run.state_events import without_replay_fields
 
 _MOST_WAITING = 100
 _LONGEST_TEXT = 2000
@@ -68,11 +68,13 @@ class Notifier:
             run_name: the run's name.
             run_dir: its directory.
             environ: environment of the command, and values of `$NAME` in the address; default: this process's.
-            failed: called with one line, from another thread, why a hook failed; again only after it worked.
+            failed: called with one line why an event was not sent: from another thread, where a hook failed (again
+                only after it worked); from `notify`, where no message can be made of the event.
         """
         environ = dict(os.environ if environ is None else environ)
         self._about = {"run": run_name} | ({"run_dir": str(run_dir)} if run_dir is not None else {})
         self._kinds = frozenset(settings.events)
+        self._failed = failed
         self._sent: set[tuple[object, ...]] = set()
         self._queues: list[DeliveryQueue[Message]] = []
         for hook in hooks(settings, environ):
@@ -81,13 +83,16 @@ class Notifier:
 
     def notify(self, event: Event) -> None:
         """Send an event, where it is of a kind to send. Never waits, never raises."""
+        if not (self._queues and event.tag in self._kinds and self._is_news(event)):
+            return
         try:
-            if self._queues and event.tag in self._kinds and self._is_news(event):
-                sent = message(event, self._about)
-                for queue in self._queues:
-                    queue.take(sent)
-        except Exception:  # an event that cannot be sent must not end the supervisor
-            pass
+            sent = message(event, self._about)
+        except Exception as error:  # whatever is in an event, it must not end the supervisor
+            if event.tag != NotifyFailed.NAME:  # the one that this report becomes
+                self._failed(f"event {event.tag}: no message can be made of it: {reason_of(error)}")
+            return
+        for queue in self._queues:
+            queue.take(sent)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything was sent, for so long at most: before a requeue ends this process."""
@@ -115,7 +120,7 @@ class Notifier:
 def message(event: Event, about: Mapping[str, Any]) -> Message:
     """What a hook gets: the event, its run, and one line for people as `words`; with `text`, as chats call it."""
     short = _shortened(
-        {**about, **without_evidence(event.row)}
+        {**about, **without_replay_fields(event.row)}
     )  # first: to look for secrets in a text of megabytes takes minutes
     words = redact(describe(short)[:_LONGEST_TEXT])
     body = redact_mapping(short)
@@ -145,7 +150,7 @@ def hooks(settings: NotifySettings, environ: Mapping[str, str]) -> list[CommandH
 class CommandHook:
     """A shell command that reads the event from its standard input.
 
-    It runs in the user's home directory, in a session of its own, with the job's environment and ZSLURM_RUN,
+    It runs in the user's home directory, in a separate session, with the job's environment and ZSLURM_RUN,
     ZSLURM_EVENT and ZSLURM_WORDS (one line), so that no JSON has to be read to send a mail.
     """
 

@@ -1,4 +1,4 @@
-"""The last root cause in the comment of the Slurm job, where everybody who looks at the queue sees it.
+"""The last root cause in the comment of the Slurm job, where everyone who looks at the queue sees it.
 
     squeue -o '%i %T %k'
     4711 RUNNING zslurm: 11-22 04:31 attempt 2, swap: GPU RAS uncorrectable on node3, GPU 2: ...
@@ -19,7 +19,8 @@ from typing import Protocol
 from zslurm.aegis.notify.queue import DeliveryQueue
 from zslurm.core.redact import redact
 from zslurm.run.event import Event
-from zslurm.run.events import Decided, RunEnded, describe_cause, describe_fault
+from zslurm.run.event_text import describe_cause, describe_fault
+from zslurm.run.events import Decided, RunEnded
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import JobRecord
@@ -42,7 +43,7 @@ class Commentable(Protocol):
 
 
 class JobComment:
-    """Keeps the comment of one job. One try for each cause, in a thread of its own."""
+    """Keeps the comment of one job. One try for each cause, in a separate thread."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class JobComment:
         """Do nothing yet.
 
         Args:
-            job_id: the job.
+            job_id: the job whose comment it is.
             environ: where PATH and SLURM_CONF are taken from.
             failed: called with one line, from another thread, why the comment could not be written; again only
                 after it could.

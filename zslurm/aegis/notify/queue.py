@@ -1,8 +1,8 @@
 """Queues of what the supervisor delivers to slow receivers, each emptied by its own thread.
 
-Whoever watches a run must never wait for a web server, a user's script or slurmctld. An item is handed over in
+The supervisor must never wait for a web server, a user's script or slurmctld. An item is handed over in
 no time and nothing that goes wrong with it comes back as an error. Where items pile up, the oldest are dropped:
-the newest say how things stand. Delivery is at most once: what waits when the process dies is lost.
+the newest describe the present state. Delivery is at most once: what waits when the process dies is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class DeliveryQueue(Generic[T]):
-    """Delivers items one after the other in a thread of its own."""
+    """Delivers items one after the other in a separate thread."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class DeliveryQueue(Generic[T]):
         self._waiting: deque[T] = deque()
         self._limit = limit
         self._changed = threading.Condition()
-        self._saying = threading.Lock()
+        self._reporting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = self._busy = self._complained = False
         self._lost = 0
@@ -73,7 +73,7 @@ class DeliveryQueue(Generic[T]):
             )
 
     def close(self, timeout_s: float) -> int:
-        """Deliver what waits, for so long at most; returns how many items were lost in all, and says so if any."""
+        """Deliver what waits, for so long at most; report, and return, how many items were lost in all."""
         self.flush(timeout_s)
         with self._changed:
             self._closing = True
@@ -83,10 +83,10 @@ class DeliveryQueue(Generic[T]):
             self._changed.notify_all()
         if busy:
             self._give_up()
-        with self._saying:  # from here on the thread says nothing: the events' file may be closed
+        with self._reporting:  # from here on the thread reports nothing: the events' file may be closed
             pass
         if lost:
-            self._say(f"{lost} not delivered" if lost > 1 else "one was not delivered")
+            self._report(f"{lost} not delivered" if lost > 1 else "one was not delivered")
         return lost
 
     def _work(self) -> None:
@@ -103,11 +103,11 @@ class DeliveryQueue(Generic[T]):
                 self._deliver(item)
                 self._complained = False
             except Exception as error:  # a hook is other people's code: nothing of it may end the supervisor
-                with self._saying:
+                with self._reporting:
                     if not self._complained and not self._closing:
                         self._complained = True
-                        self._say(reason_of(error))
+                        self._report(reason_of(error))
 
-    def _say(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         with contextlib.suppress(Exception):  # the disk may be full: nothing is left to do
             self._failed(f"{self._name}: {what}")

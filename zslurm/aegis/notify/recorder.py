@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from zslurm.run.event import from_row
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesWriter
 
+_LOG = logging.getLogger(__name__)
+
 _FLUSH_S = 5.0
 """How long hooks and Slurm get to take what is left when the supervisor ends, or the job is requeued."""
 
@@ -25,8 +28,8 @@ _FLUSH_S = 5.0
 class Recorder:
     """The one writer of events.jsonl. Use as a context manager.
 
-    What cannot be written, because the disk is full, waits for the next event; the log of the job, which lies on
-    the same disk, does without it: the supervisor is needed most when something is wrong.
+    What cannot be written, because the disk is full, waits for the next event; the log of the job, which is on
+    the same disk, goes without it: the supervisor is needed most when something is wrong.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -46,12 +49,7 @@ class Recorder:
             self._notifiers.append(JobComment(job_id, environ, self._failed))
 
     def event(self, event: str, /, **fields: Any) -> None:
-        """Record what happened, in the events and in the log of the job. Any thread may.
-
-        Args:
-            event: the name of an event (run/events.py).
-            fields: its fields.
-        """
+        """Record an event by its name (run/events.py), in the events and in the log of the job. Any thread may."""
         fields = redact_mapping(fields)
         row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
         made = from_row(row)
@@ -64,8 +62,7 @@ class Recorder:
         for notifier in self._notifiers:
             notifier.notify(made)
         shown = " ".join(f"{key}={json.dumps(value)}" for key, value in fields.items() if value is not None)
-        with contextlib.suppress(OSError):
-            print(f"supervisor: {event} {shown}".rstrip(), flush=True)
+        _LOG.info("%s", f"{event} {shown}".rstrip())
 
     def flush(self) -> None:
         """Deliver what was recorded, for a few seconds at most: before a requeue ends this process."""

@@ -1,4 +1,4 @@
-"""What an attempt is attributed to, and which nodes that costs: pure, from its faults and the attempts before it.
+"""What an attempt is attributed to, and which nodes are excluded for it, from its faults and those before it.
 
 root_cause.py finds the roots and their order. Besides, a machine that reports itself broken outranks every
 error of a program; and where faults of one kind name several nodes, none of them is suspected: it is the fabric
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from zslurm.aegis.fault_kinds import UNKNOWN, FaultKind
 from zslurm.aegis.policy.history import active_exclusions, roots_before
 from zslurm.aegis.root_cause import believable, ends_of, first_cause, taken_back
-from zslurm.aegis.types import Fault, History, Situation
+from zslurm.aegis.types import AttemptState, Fault, History
 from zslurm.config.aegis import AegisSection
 
 
@@ -54,18 +54,11 @@ class Attribution:
 
 
 def attribute(
-    roots: Sequence[Fault], situation: Situation, history: History, settings: AegisSection
+    roots: Sequence[Fault], attempt_state: AttemptState, history: History, settings: AegisSection
 ) -> Attribution:
-    """Choose the root, and the nodes that it costs.
-
-    Args:
-        roots: faults that may be it, by time (`roots_of`).
-        situation: the attempt.
-        history: the attempts before it.
-        settings: section `aegis`.
-    """
-    roots = believable(roots, situation)
-    known = active_exclusions(history, situation.now, settings)
+    """Choose the root among `roots`, by time (`roots_of`), and the nodes that are excluded for it."""
+    roots = believable(roots, attempt_state)
+    known = active_exclusions(history, attempt_state.now, settings)
     certain = [fault for fault in roots if fault.kind.certain]
     leading = [fault for fault in roots if fault.kind.then == "requeue"] + certain
     if leading:
@@ -76,26 +69,26 @@ def attribute(
     if root is None:
         return Attribution(None)
     if root.kind.then == "test":
-        return Attribution(root, test_gpu=_to_test(root, situation, history, settings))
+        return Attribution(root, test_gpu=_to_test(root, attempt_state, history, settings))
     if root.kind.exclude_after is None or root.node is None:
         return Attribution(root)
     if len({fault.node for fault in roots if fault.kind == root.kind and fault.node is not None}) > 1:
         return Attribution(replace(root, node=None, gpu=None, nic=None))
-    if root.node in known or not _proven(root, root.node, situation, history, settings):
+    if root.node in known or not _proven(root, root.node, attempt_state, history, settings):
         return Attribution(root)
     return Attribution(root, (root.node,))
 
 
-def _proven(root: Fault, node: str, situation: Situation, history: History, settings: AegisSection) -> bool:
+def _proven(root: Fault, node: str, attempt_state: AttemptState, history: History, settings: AegisSection) -> bool:
     """True where the root speaks against its node often enough."""
-    ends = ends_of(situation.faults)
-    lasted = situation.now - root.time >= settings.tolerate_s and taken_back(root, ends) is None
+    ends = ends_of(attempt_state.faults)
+    lasted = attempt_state.now - root.time >= settings.tolerate_s and taken_back(root, ends) is None
     if root.kind.exclude_after == 1 or (root.kind.lasting and lasted):
         return True
     times = root.kind.exclude_after or 0
     before = [
         fault
-        for fault in roots_before(history, node, situation.now - settings.exclude_for_s)
+        for fault in roots_before(history, node, attempt_state.now - settings.exclude_for_s)
         if 0 < (fault.kind.exclude_after or 0) <= times
     ]
     if root.step is not None and {fault.step for fault in before} == {root.step}:
@@ -104,14 +97,14 @@ def _proven(root: Fault, node: str, situation: Situation, history: History, sett
 
 
 def _to_test(
-    root: Fault, situation: Situation, history: History, settings: AegisSection
+    root: Fault, attempt_state: AttemptState, history: History, settings: AegisSection
 ) -> tuple[str, str] | None:
     """The GPU that must be tested, because NaN came first from it again and again."""
     if root.node is None or (root.gpu is None and root.rank is None):
         return None
     before = [
         fault
-        for fault in roots_before(history, root.node, situation.now - settings.exclude_for_s)
+        for fault in roots_before(history, root.node, attempt_state.now - settings.exclude_for_s)
         if (fault.kind, fault.gpu, fault.rank) == (root.kind, root.gpu, root.rank)
     ]
     if len(before) + 1 < settings.nan_repeats:

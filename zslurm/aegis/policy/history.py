@@ -12,20 +12,17 @@ from typing import Any, cast, get_args
 from zslurm.aegis.types import Action, Exclusion, Fault, History, Incident, Role, Scope
 from zslurm.config.aegis import AegisSection
 from zslurm.run.event import select
-from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, node_names
+from zslurm.run.event_text import node_names
+from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1
 
 
 def history_of(events: Iterable[Mapping[str, Any]]) -> History:
-    """The history of a run.
+    """Return the history of a run from the rows of events.jsonl, oldest first.
 
-    An incident is a decision that was acted on. Where the decision does not say what had been saved, nothing more
-    counts as saved than before.
-
-    Args:
-        events: rows of events.jsonl, oldest first.
+    An incident is a decision that was acted on; without a `committed_step`, that of the one before counts.
     """
     incidents: list[Incident] = []
     exclusions: list[Exclusion] = []
@@ -90,7 +87,7 @@ def active_exclusions(history: History, now: float, settings: AegisSection) -> d
 
 
 def since_last_end(history: History) -> Iterator[Incident]:
-    """Incidents since the run last finished or stopped, newest first: who submits it again starts afresh."""
+    """Incidents since the run last finished or stopped, newest first: a new submission starts afresh."""
     for incident in reversed(history.incidents):
         if incident.action in _ENDS:
             return
@@ -100,7 +97,7 @@ def since_last_end(history: History) -> Iterator[Incident]:
 def without_progress(history: History, committed_step: int) -> list[Incident]:
     """Incidents since the newest checkpoint, oldest first, without those that excluded a node.
 
-    An exclusion has removed its cause, so it does not speak against trying again; it has a limit of its own.
+    An exclusion has removed its cause, so it is no reason against trying again; it has a separate limit.
     """
     stuck = [incident for incident in since_last_end(history) if incident.committed_step >= committed_step]
     return [incident for incident in reversed(stuck) if not incident.excluded]

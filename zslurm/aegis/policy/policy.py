@@ -12,7 +12,7 @@ may refuse a step in a row.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,13 +20,13 @@ from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LI
 from zslurm.aegis.policy.attribution import Attribution, attribute
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
 from zslurm.aegis.root_cause import roots_of
-from zslurm.aegis.types import Alarm, Decision, Fault, History, Resources, Situation
+from zslurm.aegis.types import Alarm, AttemptState, Decision, Fault, History, Resources
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import compress
 
 _HOUR_S = 3600.0
-_MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
+MOST_REFUSALS, _REFUSED_WAIT_S, _LONGEST_REFUSED_S = 12, 5.0, 120.0
 """Times in a row that Slurm may refuse a step, and the pauses between two of them, from the first, doubled each
 time, to the longest: 16 minutes in all, longer than Slurm takes to notice a dead node (SlurmdTimeout)."""
 _TIME_IS_UP = frozenset({"SIGUSR1", "SIGUSR2"})
@@ -34,23 +34,16 @@ _BY_SLURM = frozenset({"srun", "slurm"})
 """Sources that are believed when they say what Slurm did; a program's log may say anything."""
 
 
-def alarm(situation: Situation, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
-    """Whether faults end an attempt that still runs.
-
-    Args:
-        situation: the attempt; its `now` is held against the times of its faults.
-        history: the attempts before it.
-        settings: section `aegis`.
-        spares: healthy nodes of the job beside those in use.
-    """
+def alarm(attempt_state: AttemptState, history: History, settings: AegisSection, *, spares: int = 0) -> Alarm:
+    """Return whether faults end an attempt that still runs; `spares` counts healthy nodes that are not in use."""
     found = [
         fault
-        for fault in roots_of(situation, settings)
-        if _ends_it(fault, situation, settings, spares) and not _was_acted_on(fault, history)
+        for fault in roots_of(attempt_state, settings)
+        if _ends_it(fault, attempt_state, settings, spares) and not _was_acted_on(fault, history)
     ]
     if not found:
         return Alarm(give_up=False)
-    chosen = attribute(found, situation, history, settings)
+    chosen = attribute(found, attempt_state, history, settings)
     if chosen.root is None:
         return Alarm(True, None, "no node of the attempt answers")
     tolerated = chosen.kind.while_running == "tolerate"
@@ -58,16 +51,16 @@ def alarm(situation: Situation, history: History, settings: AegisSection, *, spa
     return Alarm(True, chosen.root, f"{chosen.what}{lasted}", chosen.exclude)
 
 
-def _ends_it(fault: Fault, situation: Situation, settings: AegisSection, spares: int) -> bool:
+def _ends_it(fault: Fault, attempt_state: AttemptState, settings: AegisSection, spares: int) -> bool:
     if fault.kind == STRAGGLER:
         return spares > 0
     while_running = fault.kind.while_running
-    lasted = situation.now - fault.time >= settings.tolerate_s
+    lasted = attempt_state.now - fault.time >= settings.tolerate_s
     return while_running == "give up" or (while_running == "tolerate" and lasted)
 
 
 def _was_acted_on(fault: Fault, history: History) -> bool:
-    """Whether this very fault ended an attempt before, and stands still: the node is used for want of another."""
+    """Return whether this very fault ended an attempt before and lasts: the node is used for want of another."""
     return any(
         incident.root is not None
         and incident.root.kind == fault.kind
@@ -78,39 +71,34 @@ def _was_acted_on(fault: Fault, history: History) -> bool:
     )
 
 
-def decide(situation: Situation, history: History, resources: Resources, settings: AegisSection) -> Decision:
-    """What to do after an attempt.
-
-    Args:
-        situation: how it ended, and what was noticed.
-        history: the attempts before it, without this one.
-        resources: what there is to go on with.
-        settings: section `aegis`.
-    """
-    situation = replace(situation, nodes=resources.in_use)
-    said = {fault.kind for fault in situation.faults if fault.source in _BY_SLURM and fault.role != "benign"}
-    asked = situation.asked_to_stop
-    preempted = situation.preempted
+def decide(
+    attempt_state: AttemptState, history: History, resources: Resources, settings: AegisSection
+) -> Decision:
+    """Return what to do after an attempt; `history` holds the attempts before it."""
+    attempt_state = replace(attempt_state, nodes=resources.in_use)
+    said = {fault.kind for fault in attempt_state.faults if fault.source in _BY_SLURM and fault.role != "benign"}
+    asked = attempt_state.asked_to_stop
+    preempted = attempt_state.preempted
     time_is_up = asked in _TIME_IS_UP or (asked is None and (SLURM_TIME_LIMIT in said or preempted is not None))
-    roots = roots_of(situation, settings)
+    roots = roots_of(attempt_state, settings)
     if len(resources.nodes) <= resources.needed:  # no spare: a slow node is better than none
         roots = [fault for fault in roots if fault.kind != STRAGGLER]
     if time_is_up:  # Slurm kills what has not ended by then
         roots = [fault for fault in roots if not fault.kind.unexplained and fault.kind != SLURM_TIME_LIMIT]
-    chosen = attribute(roots, situation, history, settings)
-    case = _Case(situation, history, resources, settings, chosen, time_is_up)
+    chosen = attribute(roots, attempt_state, history, settings)
+    case = _Case(attempt_state, history, resources, settings, chosen, time_is_up)
     root = case.cause.root
-    if situation.outcome == "completed":
+    if attempt_state.outcome == "completed":
         return Decision("finish", "the run is complete")
     if preempted == "cancel":
         return Decision("finish", "Slurm preempts the job and cancels it (PreemptMode=CANCEL)", root)
-    if situation.requeued or said & {SLURM_REQUEUE, SLURM_PREEMPT}:
+    if attempt_state.requeued or said & {SLURM_REQUEUE, SLURM_PREEMPT}:
         return Decision("finish", "Slurm puts the job back into the queue", root)
     if asked is not None and not time_is_up:
         return Decision("finish", f"asked to stop ({asked})", root)
     if time_is_up:
         return case.out_of_time()
-    if situation.outcome == "interrupted" and root is None:
+    if attempt_state.outcome == "interrupted" and root is None:
         return Decision("finish", "the ranks saved and stopped")
     return case.hopeless() or case.refused() or case.over_a_limit() or case.go_on()
 
@@ -119,7 +107,7 @@ def decide(situation: Situation, history: History, resources: Resources, setting
 class _Case:
     """An attempt that failed, or ran out of time, and everything that matters for what comes next."""
 
-    situation: Situation
+    attempt_state: AttemptState
     history: History
     resources: Resources
     settings: AegisSection
@@ -128,19 +116,19 @@ class _Case:
 
     def out_of_time(self) -> Decision:
         """At the time limit, or preempted: back into the queue, if that is wanted and possible."""
-        preempted = self.situation.preempted is not None
+        preempted = self.attempt_state.preempted is not None
         what = "a preemption" if preempted else "the time limit"
         if not preempted and not self.settings.requeue_at_time_limit:
             return Decision("finish", "the time limit; aegis.requeue_at_time_limit is off", self.cause.root)
         if not self.resources.can_requeue:
             return Decision("finish", f"{what}, and the job cannot be requeued", self.cause.root)
-        if self.cause.exclude or (self.cause.root is not None and self.situation.outcome != "interrupted"):
+        if self.cause.exclude or (self.cause.root is not None and self.attempt_state.outcome != "interrupted"):
             return self.hopeless() or self.over_a_limit() or self._requeue()
         kind, line = (SLURM_PREEMPT, "preemption") if preempted else (SLURM_TIME_LIMIT, "time limit")
-        limit = Fault.of_kind(kind, self.situation.now, "slurm", line, role="teardown")
+        limit = Fault.of_kind(kind, self.attempt_state.now, "slurm", line, role="teardown")
         at_limit = replace(self, cause=Attribution(limit))
-        before = without_progress(self.history, self.situation.committed_step)
-        in_vain = sum(not (_is_refused(i.root) or _is_preemption(i.root)) for i in before)
+        before = without_progress(self.history, self.attempt_state.committed_step)
+        in_vain = sum(not (_is_refused(i.root) or (i.root and i.root.kind == SLURM_PREEMPT)) for i in before)
         if not preempted and in_vain > self.settings.retries:
             return at_limit._stop(
                 f"no new checkpoint in {counted(in_vain + 1, 'start')}; save more often, or ask for more time"
@@ -163,7 +151,7 @@ class _Case:
             return None
         before = [
             incident.attempt
-            for incident in without_progress(self.history, self.situation.committed_step)
+            for incident in without_progress(self.history, self.attempt_state.committed_step)
             if incident.root is not None
             and (incident.root.kind, incident.root.step) == (root.kind, root.step)
             and incident.root.fingerprint == root.fingerprint
@@ -184,15 +172,15 @@ class _Case:
         if root is None or not _is_refused(root):
             return None
         before = refusals_in_a_row(self.history)
-        if before + 1 >= _MOST_REFUSALS:
+        if before + 1 >= MOST_REFUSALS:
             return self._stop(f"{counted(before + 1, 'time')} in a row: {root.line}")
         wait = min(_REFUSED_WAIT_S * 2.0**before, _LONGEST_REFUSED_S)
-        how = f"try again in {wait:g} s, {before + 1} of {counted(_MOST_REFUSALS, 'time')} in a row"
+        how = f"try again in {wait:g} s, {before + 1} of {counted(MOST_REFUSALS, 'time')} in a row"
         return Decision("restart", self._reason(how), root, (), self.resources.in_use, wait_s=wait)
 
     def over_a_limit(self) -> Decision | None:
         """Where it failed too often; or would exclude too many, unless they are dead, which Slurm sees as well."""
-        settings, now = self.settings, self.situation.now
+        settings, now = self.settings, self.attempt_state.now
         starts = starts_since(self.history, now - _HOUR_S) - refusals_since(self.history, now - _HOUR_S)
         if starts >= settings.restarts_per_hour:
             return self._stop(
@@ -208,7 +196,7 @@ class _Case:
 
     def _failures(self) -> list[Fault | None]:
         """The roots of the failures since the newest checkpoint, this one's last."""
-        before = [i.root for i in without_progress(self.history, self.situation.committed_step)]
+        before = [i.root for i in without_progress(self.history, self.attempt_state.committed_step)]
         return [*(root for root in before if not (_is_by_slurm(root) or _is_refused(root))), self.cause.root]
 
     def _budget_spent(self) -> Decision | None:
@@ -224,9 +212,9 @@ class _Case:
 
     def bad_spares(self) -> tuple[str, ...]:
         """Spares that broke while they waited, as many as may still be excluded: they are the root of nothing."""
-        now, settings = self.situation.now, self.settings
+        now, settings = self.attempt_state.now, self.settings
         spares = tuple(node for node in self.resources.nodes if node not in self.resources.in_use)
-        waiting = replace(self.situation, nodes=spares)
+        waiting = replace(self.attempt_state, nodes=spares)
         broken = {f.node for f in roots_of(waiting, settings) if f.kind.certain}
         room = (
             settings.max_excluded - len(active_exclusions(self.history, now, settings)) - len(self.cause.exclude)
@@ -248,10 +236,10 @@ class _Case:
             kept = [node for node in usable if node in there.in_use]
             spares = [node for node in usable if node not in kept][: max(0, there.needed - len(kept))]
             nodes = [node for node in usable if node in kept or node in spares]
-            return self._start("swap", nodes, f"{_names(spares)} in place of {_names(lost)}")
+            return self._start("swap", nodes, f"{compress(spares)} in place of {compress(lost)}")
         if least is not None and len(usable) >= least:
             return self._start(
-                "shrink", usable, f"go on with {counted(len(usable), 'node')}, without {_names(lost)}"
+                "shrink", usable, f"go on with {counted(len(usable), 'node')}, without {compress(lost)}"
             )
         return self._requeue()
 
@@ -281,12 +269,12 @@ class _Case:
             return self._without_exclusion("no other node is there, and the job cannot be requeued")
         if demanded := there.demanded & set(exclude):
             return self._without_exclusion(
-                f"no other node is there, and slurm.nodelist demands {_names(demanded)}"
+                f"no other node is there, and slurm.nodelist demands {compress(demanded)}"
             )
         asked = there.needed if there.asked is None else there.asked
         # Slurm counts an excluded node that is alive as usable, until it is excluded there.
         left = asked if there.elsewhere is None else there.elsewhere - len(set(exclude) & set(there.nodes))
-        without = f" without {_names(exclude)}" if exclude else ""
+        without = f" without {compress(exclude)}" if exclude else ""
         if left >= asked:
             return Decision("requeue", self._reason(f"requeue{without}"), self.cause.root, exclude)
         if left >= min(there.needed, self.settings.min_nodes or there.needed):
@@ -302,7 +290,7 @@ class _Case:
         )
 
     def _without_exclusion(self, why: str) -> Decision:
-        """A node should go, and cannot: try again with it, within the budget; wait in the queue if it is dead."""
+        """Keep a node that should be excluded: restart with it, within the budget; requeue where it is dead."""
         there = self.resources
         if self.cause.kind.must_leave:
             return self._stop(why)
@@ -314,7 +302,7 @@ class _Case:
             return replace(case._restart(), reason=f"{case._reason(why)}; restart in place")
         if not there.can_requeue:
             return self._stop(why)
-        how = f"requeue, and wait for {_names(dead)}" if dead else "requeue with it"
+        how = f"requeue, and wait for {compress(dead)}" if dead else "requeue with it"
         return Decision("requeue", self._reason(f"{why}; {how}"), self.cause.root)
 
     def _stop(self, why: str) -> Decision:
@@ -325,30 +313,21 @@ class _Case:
 
 
 def _is_by_slurm(root: Fault | None) -> bool:
-    """Whether Slurm ended an attempt for want of time or for another job, not by what only a log says."""
+    """Return whether Slurm itself, not only a log, reports the end at the time limit or by a preemption."""
     return root is not None and root.kind in (SLURM_TIME_LIMIT, SLURM_PREEMPT) and root.role == "teardown"
 
 
-def _is_preemption(root: Fault | None) -> bool:
-    """Whether Slurm ended an attempt for another job."""
-    return root is not None and root.kind == SLURM_PREEMPT
-
-
 def _is_refused(root: Fault | None) -> bool:
-    """Whether an attempt ended before it began, because Slurm refused its step."""
+    """Return whether an attempt ended before it began, because Slurm refused its step."""
     return root is not None and root.kind.then == "ask again"
 
 
 def refusals_in_a_row(history: History) -> int:
-    """How many of the last attempts Slurm refused to start, without another in between."""
+    """Return how many of the last attempts Slurm refused to start, without another in between."""
     in_a_row = itertools.takewhile(lambda incident: _is_refused(incident.root), since_last_end(history))
     return sum(1 for _ in in_a_row)
 
 
 def refusals_since(history: History, since: float) -> int:
-    """How many attempts Slurm has refused to start since a time, and since the run last finished or stopped."""
+    """Return how many attempts Slurm refused to start after `since` and after the run last finished or stopped."""
     return sum(_is_refused(incident.root) for incident in since_last_end(history) if incident.time > since)
-
-
-def _names(nodes: Collection[str]) -> str:
-    return compress(nodes)

@@ -1,49 +1,40 @@
 """What another policy would have done about the attempts of a run, read from its events.
 
-Each attempt is judged by itself, with the history that it really had: what would have come after another decision
+Each attempt is decided by itself, with the history that it really had: what would have come after another decision
 is not known. What the events do not say (those of a supervisor that recorded no `resources`) is taken from the
-nodes of the attempt, and said to be assumed.
+nodes of the attempt, and marked as assumed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from zslurm.aegis.fault_kinds import NODE_DEAD, SLURM_NODE_FAIL
 from zslurm.aegis.policy.history import NOTHING_SAVED, active_exclusions, fault_of, history_of
 from zslurm.aegis.policy.policy import alarm, decide
-from zslurm.aegis.types import Decision, Resources, Situation
+from zslurm.aegis.types import AttemptState, Decision, EndedAs, Resources
 from zslurm.config.aegis import AegisSection
 from zslurm.config.layers import Layers, Origin
 from zslurm.config.problems import describe
 from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.files import read_json
 from zslurm.run.event import select
-from zslurm.run.events import (
-    AttemptEnded,
-    AttemptStarted,
-    Decided,
-    FaultDetected,
-    StepKilled,
-    StopAsked,
-    node_names,
-)
-from zslurm.train.config import Section
+from zslurm.run.event_text import node_names
+from zslurm.run.events import AttemptEnded, AttemptStarted, Decided, FaultDetected, StepKilled, StopAsked
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.section import Section
 
 Row = Mapping[str, Any]
-Outcome = Literal["completed", "interrupted", "failed", "lost"]
 _MOMENT_S = 1e-3
 _SOONER_S = 5.0
 """An end that comes by itself so soon after a fault is no difference from one that is made."""
-_OUTCOMES: dict[str, Outcome] = {
-    "completed": "completed", "interrupted": "interrupted", "failed": "failed", "lost": "lost",
-}  # fmt: skip
+_RESOURCES = TypeAdapter(Resources)
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,7 @@ class Replayed:
 
     attempt: int
     ended: float
-    outcome: Outcome
+    outcome: EndedAs
     done: Done | None
     policy: Decision
     gives_up_after: float | None = None
@@ -131,12 +122,7 @@ def settings_of(config: Path, overrides: Sequence[str] = ()) -> AegisSection:
 
 
 def replay(events: Sequence[Row], settings: AegisSection) -> list[Replayed]:
-    """Decide about every attempt that ended once more.
-
-    Args:
-        events: rows of events.jsonl, oldest first.
-        settings: the policy's settings.
-    """
+    """Decide again about every attempt that ended, from the rows of events.jsonl, oldest first."""
     rows = [row for row in events if isinstance(row.get("time"), int | float)]
     starts = select(rows, AttemptStarted)
     attempts = [_Attempt(rows, start) for start in starts]
@@ -153,6 +139,8 @@ class _Attempt:
         begin = next(i for i, row in enumerate(rows) if row == start.row)
         mine = [row for row in rows[begin + 1 :] if row.get("attempt") == self.number]
         self.ended = next(select(mine, AttemptEnded), None)
+        ended_as = self.ended.outcome if self.ended is not None else None
+        self.outcome = cast(EndedAs, ended_as) if ended_as in get_args(EndedAs) else "failed"
         self.decision = next(select(mine, Decided), None)
         self.killed = next(select(mine, StepKilled), None)
         self.signal = next((event.signal for event in select(mine, StopAsked)), None)
@@ -164,63 +152,60 @@ class _Attempt:
 
 def _again(attempt: _Attempt, needed: int, settings: AegisSection) -> Replayed:
     assert attempt.ended is not None
-    situation = _situation(attempt)
-    there = _resources(attempt.decision.resources if attempt.decision else None)
-    resources = there or _assumed(attempt, needed, settings, situation)
-    given_up = _given_up(attempt, situation, settings, len(set(resources.nodes) - set(resources.in_use)))
+    attempt_state = _attempt_state(attempt)
+    there = resources_in(attempt.decision.resources if attempt.decision else None)
+    resources = there or _assumed(attempt, needed, settings, attempt_state)
+    given_up = _given_up(attempt, attempt_state, settings, len(set(resources.nodes) - set(resources.in_use)))
     ended = attempt.ended.time
     early = given_up is not None and attempt.killed is None and ended - given_up.now > _SOONER_S
     if given_up is not None and early:
-        situation = given_up
+        attempt_state = given_up
     return Replayed(
         attempt=attempt.number,
         ended=ended,
-        outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
+        outcome=attempt.outcome,
         done=_done(attempt.decision),
-        policy=decide(situation, attempt.history, resources, settings),
-        gives_up_after=situation.now - attempt.started if early else None,
+        policy=decide(attempt_state, attempt.history, resources, settings),
+        gives_up_after=attempt_state.now - attempt.started if early else None,
         goes_on=given_up is None and attempt.killed is not None and attempt.killed.root is not None,
         assumed=there is None,
     )
 
 
-def _situation(attempt: _Attempt) -> Situation:
+def _attempt_state(attempt: _Attempt) -> AttemptState:
     """The attempt when it was over."""
     assert attempt.ended is not None
-    said = (attempt.decision.situation if attempt.decision else None) or {}
-    now, step = said.get("now"), attempt.decision.committed_step if attempt.decision else None
+    recorded = (attempt.decision.attempt_state if attempt.decision else None) or {}
+    now, step = recorded.get("now"), attempt.decision.committed_step if attempt.decision else None
     last = attempt.history.incidents[-1].committed_step if attempt.history.incidents else NOTHING_SAVED
-    progressed, asked = said.get("progressed_at"), said.get("asked_to_stop", attempt.signal)
-    preempted = said.get("preempted")
-    return Situation(
+    progressed, asked = recorded.get("progressed_at"), recorded.get("asked_to_stop", attempt.signal)
+    preempted = recorded.get("preempted")
+    return AttemptState(
         now=float(now) if isinstance(now, int | float) else attempt.ended.time,
         attempt=attempt.number,
-        outcome=_OUTCOMES.get(attempt.ended.outcome, "failed"),
+        outcome=attempt.outcome,
         faults=attempt.faults,
         committed_step=last if step is None else step,
         asked_to_stop=asked if isinstance(asked, str) else None,
-        requeued=said.get("requeued") is True,
+        requeued=recorded.get("requeued") is True,
         progressed_at=float(progressed) if isinstance(progressed, int | float) else None,
         nodes=attempt.nodes,
         preempted=preempted if preempted in ("requeue", "cancel") else None,
     )
 
 
-def _resources(recorded: object) -> Resources | None:
-    """What there was, as the decision recorded it; None where it did not, or not as it should."""
-    if not isinstance(recorded, Mapping) or not isinstance(recorded.get("needed"), int):
+def resources_in(recorded: object) -> Resources | None:
+    """Return the resources that a decision recorded; None where it recorded none, or they are damaged."""
+    try:
+        return _RESOURCES.validate_json(json.dumps(recorded), strict=True)
+    except ValidationError:
         return None
-    lists = [recorded.get(name) for name in ("nodes", "in_use", "demanded")]
-    numbers = [recorded.get(name) for name in ("elsewhere", "asked")]
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
-        return None
-    return Resources.of(recorded) if all(isinstance(number, int | None) for number in numbers) else None
 
 
-def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, situation: Situation) -> Resources:
+def _assumed(attempt: _Attempt, needed: int, settings: AegisSection, attempt_state: AttemptState) -> Resources:
     """What there may have been: the nodes of the attempt, without the dead ones, and a queue."""
     dead = {fault.node for fault in attempt.faults if fault.kind in (NODE_DEAD, SLURM_NODE_FAIL)}
-    gone = dead | active_exclusions(attempt.history, situation.now, settings).keys()
+    gone = dead | active_exclusions(attempt.history, attempt_state.now, settings).keys()
     alive = tuple(node for node in attempt.nodes if node not in gone)
     return Resources(alive, attempt.nodes, needed, outlives_nodes=True)
 
@@ -231,8 +216,8 @@ def _done(decision: Decided | None) -> Done | None:
     return Done(decision.action, decision.reason or "", tuple(decision.exclude or ()), decision.mode)
 
 
-def _given_up(attempt: _Attempt, end: Situation, settings: AegisSection, spares: int) -> Situation | None:
-    """The situation in which the policy ends the attempt before it was over; None where it does not.
+def _given_up(attempt: _Attempt, end: AttemptState, settings: AegisSection, spares: int) -> AttemptState | None:
+    """The attempt state in which the policy ends the attempt before it was over; None where it does not.
 
     An alarm can begin when a fault is noticed, or when one has lasted long enough.
     """

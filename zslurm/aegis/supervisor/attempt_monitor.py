@@ -1,4 +1,4 @@
-"""Monitors one attempt, from its start (or from where another supervisor left it) to its end.
+"""Monitors one attempt, from its start, or from where another supervisor left it, to its end.
 
 collect faults (fault_collector.py) -> pass requests to stop on (stop_forwarder.py) -> give up?
 -> end what is left of it (teardown.py) -> how it ended
@@ -12,22 +12,19 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from zslurm.aegis.detection.detector import Detector
 from zslurm.aegis.detection.rank_exits import rank_ends
 from zslurm.aegis.fault_kinds import STRAGGLER
-from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import Cause, Verdict, judge
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
 from zslurm.aegis.policy.policy import alarm
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
-from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
-from zslurm.aegis.supervisor.teardown import clear, end_step, patience_s
+from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.aegis.types import Alarm, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.pauses import Pauses
+from zslurm.job.step import kill_step
 from zslurm.slurm.srun_output import failed_nodes
 
 _STACKS_S = 5.0
@@ -56,38 +53,23 @@ class AttemptMonitor:
         overdue: the ranks were asked to save and stop, and did not in time.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        running: RunningAttempt,
-        signatures: Signatures,
-        agents: Agents | None,
-        detector: Detector,
-        spares: int = 0,
-        reported: set[tuple[str, bool]] | None = None,
-    ) -> None:
+    def __init__(self, collected: FaultCollector, spares: int) -> None:
         """Prepare; `until_end` does the work.
 
         Args:
-            job: the start of the job that the attempt belongs to.
-            running: the attempt.
-            signatures: what log lines mean.
-            agents: the agents; None where the run has none.
-            detector: makes faults of what the agents report.
+            collected: the attempt, and what notices its faults.
             spares: healthy nodes of the job that the attempt does not use.
-            reported: sensors that cannot read and were recorded in this start of the job; added to.
         """
-        reported = set() if reported is None else reported
-        self.collected = FaultCollector(job, running, signatures, agents, detector, reported)
+        self.collected, self._spares = collected, spares
+        self.job, self._running, self._agents = collected.job, collected.running, collected.agents
         self.overdue = False
-        self.job, self._running, self._agents, self._spares = job, running, agents, spares
-        self._history = job.history()
+        self._history = self.job.history()
         self._pauses = Pauses(_PAUSED_S)
-        self._stop = StopForwarder(job, running)
+        self._stop = StopForwarder(self.job, self._running)
         self._alarm = Alarm(give_up=False)
         self._assessed, self._assess_at = 0, 0.0
 
-    def until_end(self) -> Verdict:
+    def until_end(self) -> AttemptOutcome:
         """Wait for the end of the step, or bring it about; nothing of the attempt is left when this returns."""
         job, collected, process = self.job, self.collected, self._running.process
         collected.resume()
@@ -109,28 +91,29 @@ class AttemptMonitor:
             self._collect()
             collected.note_cancelled()
             if not process.left_exit_code:
-                end_step(self._running, job.slurm_id)
+                kill_step(process, self._running.attempt, job.slurm_id)
         if (lost := job.presence.settled()) is not None:
             return self._abandon(lost)
         collected.note_early_exits()
-        verdict = self._verdict(why)
-        if verdict.outcome == "interrupted" and not job.stop.asked:
+        outcome = self._outcome(why)
+        if outcome.outcome == "interrupted" and not job.stop.asked:
             self._stop.find_who_asked(rank_ends(self._running.attempt))
-        if verdict.outcome not in _ORDERLY:
+        if outcome.outcome not in _ORDERLY:
             self._clear()
             if collected.note_early_exits():
-                verdict = self._verdict(why)
-            collected.note_late(verdict)
+                outcome = self._outcome(why)
+            collected.note_late(outcome)
         process.reap()
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
         self._remove_progress()
-        return verdict
+        return outcome
 
-    def _collect(self) -> None:
-        self.collected.collect()
-        self._ask_about_signals()
-
-    def _ask_about_signals(self) -> None:
+    def _collect(self, *, over: bool = False) -> None:
+        """Take what is new; of an attempt that is `over` only what the nodes show."""
+        if over:
+            self.collected.collect_from_nodes(over=True)
+        else:
+            self.collected.collect()
         self._stop.signalled |= self.collected.signalled
         self.collected.signalled = False
         self._stop.look_once_signalled()
@@ -147,7 +130,7 @@ class AttemptMonitor:
         """Remove the records that killed ranks have left."""
         shutil.rmtree(self._running.attempt.progress(self.job.environ), ignore_errors=True)
 
-    def _abandon(self, why: str) -> Verdict:
+    def _abandon(self, why: str) -> AttemptOutcome:
         """End an attempt whose run directory is lost: after a save elsewhere, where one is set."""
         process, job = self._running.process, self.job
         rescue = job.spec.checkpoint.rescue_dir
@@ -159,14 +142,14 @@ class AttemptMonitor:
             asked = True
             process.reap()
             time.sleep(job.spec.aegis.poll_s)
-        end_step(self._running, job.slurm_id)
+        kill_step(process, self._running.attempt, job.slurm_id)
         self._clear()
         process.reap()
         self._remove_progress()
         saved = "nothing was saved"
         if rescue is not None and asked:
             saved = f"the ranks were asked to save in {Path(rescue) / job.run.name}"
-        return Verdict("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
+        return AttemptOutcome("failed", Exit.STOPPED, Cause(f"{why}; {saved}"))
 
     # --- giving up ----------------------------------------------------------------------------------------------
 
@@ -204,24 +187,20 @@ class AttemptMonitor:
         if len(collected.faults) == self._assessed and now < self._assess_at:
             return
         if any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in collected.faults):
-            situation, aegis = collected.situation(), self.job.spec.aegis
+            attempt_state, aegis = collected.attempt_state(), self.job.spec.aegis
             if aegis.mode == "act":
-                self._alarm = alarm(situation, self._history, aegis, spares=self._spares)
-            collected.faults = without_overcome(situation, aegis)
+                self._alarm = alarm(attempt_state, self._history, aegis, spares=self._spares)
+            collected.faults = without_overcome(attempt_state, aegis)
         self._assessed, self._assess_at = len(collected.faults), now + _ASSESS_S
 
     def _give_up(self, why: str, root: Fault | None) -> None:
-        about = {} if root is None else {"root": root.fields()}
-        self.job.event("step_killed", attempt=self._running.attempt.number, reason=why, **about)
-        if self._agents is not None:
-            self._dump_stacks(self._agents)
-
-    def _dump_stacks(self, agents: Agents) -> None:
-        """Have every rank that is left write the stacks of its threads to its log."""
-        answers = agents.ask("stacks", self.collected.alive(), timeout_s=_STACKS_S)
-        ranks = sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ()))
-        if ranks:
-            number = self._running.attempt.number
+        """Record it, and have every rank that is left write the stacks of its threads to its log."""
+        about, number = {} if root is None else {"root": root.fields()}, self._running.attempt.number
+        self.job.event("step_killed", attempt=number, reason=why, **about)
+        if self._agents is None:
+            return
+        answers = self._agents.ask("stacks", self.collected.alive(), timeout_s=_STACKS_S)
+        if ranks := sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ())):
             self.job.event("stacks_dumped", attempt=number, nodes=sorted(answers), ranks=ranks)
 
     # --- the end ------------------------------------------------------------------------------------------------
@@ -229,28 +208,15 @@ class AttemptMonitor:
     def _clear(self) -> None:
         """End every process of the attempt, wherever it is, and make sure of it."""
         job, collected, agents = self.job, self.collected, self._agents
-        found = clear(
-            self._running,
-            collected.alive,
-            agents,
-            job.slurm_id,
-            job.spec.aegis,
-            job.event,
-            self._collect_meanwhile,
-        )
-        collected.note(found)
+        collected.note(clear(job, self._running, collected.alive, agents, self._collect_meanwhile))
         if agents is not None and agents.liveness.any_responding():
             time.sleep(_LAST_LOOK_S)
             self._wait_for_every_node(agents)
-        self._collect_over()
-
-    def _collect_over(self) -> None:
-        self.collected.collect_from_nodes(over=True)
-        self._ask_about_signals()
+        self._collect(over=True)
 
     def _collect_meanwhile(self) -> bool:
         """Take what the agents report while processes are waited for; returns whether the run is asked to stop."""
-        self._collect_over()
+        self._collect(over=True)
         return self.job.stop.asked
 
     def _wait_for_every_node(self, agents: Agents) -> None:
@@ -262,12 +228,12 @@ class AttemptMonitor:
         aegis = self.job.spec.aegis
         deadline = time.monotonic() + aegis.heartbeat_timeout_s
         while time.monotonic() < deadline:
-            self._collect_over()
+            self._collect(over=True)
             if not agents.liveness.missed_heartbeats(patience_s(aegis)) & set(self.collected.alive()):
                 return
             time.sleep(aegis.poll_s)
 
-    def _verdict(self, killed_because: str | None) -> Verdict:
+    def _outcome(self, killed_because: str | None) -> AttemptOutcome:
         """Return how the attempt ended."""
         collected, attempt = self.collected, self._running.attempt
         code = self._running.process.poll()
@@ -276,7 +242,7 @@ class AttemptMonitor:
             Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step)
             for fault in collected.early_exits
         ]
-        verdict = judge(
+        outcome = attempt_outcome(
             128 + signal.SIGKILL if code is None else code,
             rank_ends(attempt),
             collected.failures,
@@ -287,6 +253,6 @@ class AttemptMonitor:
             asked=collected.asked,
         )
         cancelled = collected.cancelled
-        if cancelled is not None and verdict.outcome == "failed" and not failed_nodes(log):
-            return replace(verdict, cause=Cause(cancelled.line, exit_code=verdict.exit_code))
-        return verdict
+        if cancelled is not None and outcome.outcome == "failed" and not failed_nodes(log):
+            return replace(outcome, cause=Cause(cancelled.line, exit_code=outcome.exit_code))
+        return outcome

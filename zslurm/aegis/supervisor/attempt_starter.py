@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from zslurm.aegis.fault_kinds import NODE_DEAD
-from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
-from zslurm.aegis.types import Decision, Exclusion, Fault
+from zslurm.aegis.types import Decision
+from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
-from zslurm.job.checkpoint_lock import free_from_dead_job
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.prepare import prepare
 from zslurm.job.step import in_order, local_step, slurm_step
-from zslurm.run.events import cause_of
+from zslurm.run.event import Event, select
+from zslurm.run.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Decided,
+    DeputyActed,
+    FaultDetected,
+    RequeuedByUser,
+)
 from zslurm.run.metrics_tail import last_step_at
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.client import SlurmClient
@@ -51,44 +58,38 @@ class RunningAttempt:
 
 @dataclass(frozen=True)
 class PendingDecision:
-    """What was decided after an attempt, and perhaps not done.
+    """What was decided after an attempt, and may not be done yet.
 
     Attributes:
         decision: what to do.
-        verdict: on the attempt.
+        outcome: how the attempt ended.
     """
 
     decision: Decision
-    verdict: Verdict
+    outcome: AttemptOutcome
 
 
-def why_lost(job: Job, last: AttemptDir, events: Sequence[dict[str, Any]]) -> str:
-    """Describe what ended an attempt of an earlier start of the job before its supervisor could record its end.
-
-    Args:
-        job: the present start.
-        last: the attempt.
-        events: of the run.
-    """
+def why_lost(job: Job, last: AttemptDir, events: Sequence[Event]) -> str:
+    """Describe what ended an attempt of an earlier start of the job before its supervisor could record its end."""
     described = read_json(last.description) or {}
-    rows = [row for row in events if row.get("attempt") == last.number]
-    began = next((row["time"] for row in rows if row.get("event") == "attempt_started"), float("inf"))
-    since = [row for row in events if row.get("time", 0.0) >= began]
-    if (acted := next((row for row in since if row.get("event") == "deputy_acted"), None)) is not None:
-        what = f"the supervisor was lost, and the agent on {acted.get('node', '?')} requeued the job"
+    starts = (event for event in events if isinstance(event, AttemptStarted) and event.attempt == last.number)
+    began = next((event.time for event in starts), float("inf"))
+    acted = next((e for e in events if isinstance(e, DeputyActed) and e.time >= began), None)
+    if acted is not None:
+        what = f"the supervisor was lost, and the agent on {acted.node} requeued the job"
     elif described.get("job_id") != job.job_id:
-        what = f"job {described.get('job_id', '?')} ended without a verdict"
+        what = f"job {described.get('job_id', '?')} ended, and no supervisor recorded how"
     else:
-        by = [row for row in read_jsonl(job.run.submissions) if row.get("action") == "requeue"]
-        user = next((str(row.get("user", "?")) for row in by if row.get("time", 0.0) >= began), None)
+        by = select(read_jsonl(job.run.submissions), RequeuedByUser)
+        user = next((action.user for action in by if action.time >= began), None)
         what = f"the job was requeued {f'by {user}' if user else 'by Slurm or an administrator'}"
         what += " (zslurm requeue)" if user else " (scontrol requeue, a preemption, or its batch node died)"
     if last_step_at(job.run.metrics, last.number) is not None:
-        return f"{what} before the attempt could be judged"
-    before = [row for row in events if row.get("event") == "attempt_ended" and row.get("attempt") != last.number]
-    cause = (cause_of(before[-1]) or {}).get("message") if before else None
-    recovered = f" while the run recovered from: {cause}" if cause else " before the attempt took a step"
-    return what + recovered
+        return f"{what} before the end of the attempt was recorded"
+    before = [event for event in events if isinstance(event, AttemptEnded) and event.attempt != last.number]
+    if before and before[-1].cause:
+        return f"{what} while the run recovered from: {before[-1].cause['message']}"
+    return f"{what} before the attempt took a step"
 
 
 class AttemptStarter:
@@ -99,7 +100,7 @@ class AttemptStarter:
         self._job, self._nodes = job, nodes
         self._python: Interpreter | None = None
 
-    def blocking_reason(self) -> Verdict | None:
+    def blocking_reason(self) -> AttemptOutcome | None:
         """Return what keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
 
         The nodes are looked at once.
@@ -110,17 +111,13 @@ class AttemptStarter:
         self._nodes.dead |= self._nodes.taken_back()
         nodes = self._candidates()
         if job.on_slurm and job.spec.cluster.nics:
-            verdict = check_rails(
-                job.spec, job.run, job.job_id, nodes, job.environ, job.event, lambda: job.stop.asked
-            )
-            if verdict is not None:
-                return verdict
-            if job.stop.asked:
-                return None
+            outcome = check_rails(job, nodes)
+            if outcome is not None or job.stop.asked:
+                return outcome
         try:
             self._python = prepare(job.spec, job.run, job.job_id, nodes, job.environ, job.event)
         except ZslurmError as error:
-            return Verdict("failed", error.exit_code, Cause(str(error)))
+            return AttemptOutcome("failed", error.exit_code, Cause(str(error)))
         return None
 
     def first_nodes(self) -> tuple[str, ...]:
@@ -130,18 +127,15 @@ class AttemptStarter:
         others: to wait for better ones is the queue's business.
         """
         nodes = self._candidates()
-        if excluded := set(nodes).intersection(self._exclusions()):
+        if excluded := set(nodes) & self._job.excluded():
             self._job.event("excluded_nodes_used", nodes=compress(excluded))
         return nodes[: self._nodes.needed]
 
     def _candidates(self) -> tuple[str, ...]:
         """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""
-        usable, needed = self._nodes.usable(self._exclusions().values()), self._nodes.needed
+        usable, needed = self._nodes.usable(self._job.excluded()), self._nodes.needed
         enough = len(usable) >= min(needed, self._job.spec.aegis.min_nodes or needed)
         return usable if enough else self._nodes.usable(())
-
-    def _exclusions(self) -> dict[str, Exclusion]:
-        return active_exclusions(self._job.history(), time.time(), self._job.spec.aegis)
 
     def start(self, nodes: tuple[str, ...]) -> RunningAttempt:
         """Begin the next attempt on these nodes. Call `blocking_reason` first.
@@ -203,25 +197,29 @@ class AttemptStarter:
         attempts = self._job.run.attempt_dirs()
         if not attempts:
             return None
-        last, found = attempts[-1], None
-        events = list(read_jsonl(self._job.run.events))
+        last = attempts[-1]
+        kinds = (AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected)
+        events = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
-        rows = [row for row in events if row.get("attempt") == last.number]
+        ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
         if (described := self._of_this_start(last)) is not None:
-            found = self._left_by(last, described, rows)
-        if found is None and not any(row.get("event") == "attempt_ended" for row in rows):
+            decided = [e for e in events if isinstance(e, Decided) and e.attempt == last.number]
+            if (pending := _pending(decided, ended)) is not None:
+                return pending
+            process = DetachedProcess.adopt(last.step_process, last.step_exit)
+            if process is not None:
+                return RunningAttempt(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)
+        if not ended:
             cause = Cause(why_lost(self._job, last, events))
-            self._job.event("attempt_ended", attempt=last.number, **Verdict("lost", 1, cause).fields())
-        return found
+            self._job.event("attempt_ended", attempt=last.number, **AttemptOutcome("lost", 1, cause).fields())
+        return None
 
-    def _died(self, events: Sequence[dict[str, Any]]) -> set[str]:
+    def _died(self, events: Sequence[Event]) -> set[str]:
         """Return nodes that died in any attempt of this start of the job: Slurm does not give them back to it."""
         found: dict[int, set[str]] = {}
-        for row in events:
-            fault = Fault.of_event(row) if row.get("event") == "fault_detected" else None
-            number = row.get("attempt")
-            if fault and fault.kind == NODE_DEAD and fault.node and isinstance(number, int):
-                found.setdefault(number, set()).add(fault.node)
+        for event in events:
+            if isinstance(event, FaultDetected) and event.kind == NODE_DEAD and event.node and event.attempt:
+                found.setdefault(event.attempt, set()).add(event.node)
         ours = [nodes for number, nodes in found.items() if self._of_this_start(self._job.run.attempt(number))]
         return set().union(*ours)
 
@@ -231,15 +229,29 @@ class AttemptStarter:
         ours = (described.get("job_id"), described.get("restart")) == (self._job.job_id, self._job.restart)
         return described if ours else None
 
-    def _left_by(
-        self, last: AttemptDir, described: dict[str, Any], rows: Sequence[dict[str, Any]]
-    ) -> RunningAttempt | PendingDecision | None:
-        """Return an attempt of this start of the job, or what was decided after it."""
-        decided = [made for row in rows if row.get("event") == "decision" and (made := Decision.of(row))]
-        ended = [given for row in rows if row.get("event") == "attempt_ended" and (given := Verdict.of(row))]
-        if decided and ended:
-            return PendingDecision(decided[-1], ended[-1])
-        process = DetachedProcess.adopt(last.step_process, last.step_exit)
-        if process is None:
+
+def _pending(decided: Sequence[Decided], ended: Sequence[AttemptEnded]) -> PendingDecision | None:
+    """Return the last decision after an attempt, with how the attempt ended; None where one is not known."""
+    decisions = [made for event in decided if (made := Decision.of(event.row)) is not None]
+    outcomes = [given for event in ended if (given := AttemptOutcome.of(event.row)) is not None]
+    return PendingDecision(decisions[-1], outcomes[-1]) if decisions and outcomes else None
+
+
+def free_from_dead_job(checkpoints: Path, job_id: str, client: SlurmClient) -> Holder | None:
+    """Remove a lock on a run's checkpoints whose job Slurm calls over, or does not know; return its holder.
+
+    The trainer holds it (checkpoint_tools/lock.py) and knows its own node and its own job, `job_id`. Slurm knows
+    whether the job of another node is still there. Where it cannot be asked, the lock stays, and the trainer
+    refuses with its holder's name.
+    """
+    try:
+        holder = holder_of(checkpoints)
+        if holder is None or not holder.job or holder.job == job_id:
             return None
-        return RunningAttempt(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)
+        job = client.job(holder.job)
+        if job is not None and not job.state.is_over:
+            return None
+        acquire(checkpoints, job=job_id, is_gone=lambda found: found == holder).release()
+    except (CheckpointError, ZslurmError):  # the trainer meets the lock too, and reports it
+        return None
+    return holder

@@ -16,23 +16,27 @@ from zslurm.aegis.detection.early_exits import early_exits
 from zslurm.aegis.detection.rank_exits import (
     OF_RANKS,
     cancelled,
+    faults_in_step_log,
     faults_of_failure,
     late_faults,
     node_failed,
     rank_ends,
-    words_of_srun,
 )
 from zslurm.aegis.fault_kinds import EARLY_EXIT, NODE_DEAD, RANK_HANG, SENSOR_UNAVAILABLE, SLURM_CANCELLED
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.outcome import Verdict, stopped_in_order
+from zslurm.aegis.policy.history import fault_of
+from zslurm.aegis.policy.outcome import AttemptOutcome, stopped_in_order
 from zslurm.aegis.protocol import AgentReport
 from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.types import Fault, Situation
+from zslurm.aegis.types import AttemptState, Fault
+from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
+from zslurm.run.event import select
+from zslurm.run.events import FaultDetected, RanksEnded, StepKilled, StopAsked
 from zslurm.run.metrics_tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
@@ -49,7 +53,6 @@ class FaultCollector:
     Attributes:
         job: the start of the job that it belongs to.
         running: the attempt.
-        signatures: what log lines mean.
         agents: the agents; None where the run has none.
         detector: makes faults of what the agents report.
         reported: sensors that cannot read, each recorded once in this start of the job.
@@ -61,7 +64,6 @@ class FaultCollector:
 
     job: Job
     running: RunningAttempt
-    signatures: Signatures
     agents: Agents | None
     detector: Detector
     reported: set[tuple[str, bool]] = field(default_factory=set)
@@ -81,9 +83,9 @@ class FaultCollector:
 
     # --- what is known ------------------------------------------------------------------------------------------
 
-    def situation(self, outcome: Verdict | None = None) -> Situation:
+    def attempt_state(self, outcome: AttemptOutcome | None = None) -> AttemptState:
         """Return what the policy decides on."""
-        return Situation(
+        return AttemptState(
             time.time(),
             self.attempt.number,
             outcome.outcome if outcome is not None else None,
@@ -96,11 +98,11 @@ class FaultCollector:
             progressed_at=last_step_at(self.job.run.metrics, self.attempt.number),
         )
 
-    def has_root(self, outcome: Verdict | None = None) -> bool:
+    def has_root(self, outcome: AttemptOutcome | None = None) -> bool:
         """Return whether something is known that may be why the attempt ended, or ends."""
         if not any(fault.role == "root" for fault in self.faults):
             return False
-        roots = roots_of(self.situation(outcome), self.job.spec.aegis)
+        roots = roots_of(self.attempt_state(outcome), self.job.spec.aegis)
         return any(fault.role == "root" for fault in roots)
 
     @property
@@ -110,7 +112,7 @@ class FaultCollector:
 
     @property
     def cancelled(self) -> Fault | None:
-        """That somebody cancelled the step, where that is known."""
+        """The fault that the step was cancelled, where that is known."""
         ours = (fault for fault in self.faults if fault.source == "srun")
         return next((fault for fault in ours if fault.kind == SLURM_CANCELLED), None)
 
@@ -151,19 +153,17 @@ class FaultCollector:
         It may have died between the two records of a failure, the end of the ranks and the fault.
         """
         recorded, explained = 0, True
-        for row in read_jsonl(self.job.run.events):
-            if row.get("attempt") != self.attempt.number:
+        for event in select(read_jsonl(self.job.run.events), FaultDetected, RanksEnded, StepKilled, StopAsked):
+            if event.row.get("attempt") != self.attempt.number:
                 continue
-            if row.get("event") == "ranks_ended":
+            if isinstance(event, RanksEnded):
                 recorded, explained = recorded + 1, False
-            elif row.get("event") == "signal":
-                self._asked_before = True
-            elif row.get("event") == "step_killed":
-                self._killed_before = True
-            elif row.get("event") == "fault_detected" and (fault := Fault.of_event(row)) is not None:
+            elif isinstance(event, FaultDetected) and (fault := fault_of(event)) is not None:
                 self.faults.append(fault)
                 explained = explained or fault.source in OF_RANKS
-        self.detector.take_up(self.faults)
+            self._asked_before |= isinstance(event, StopAsked)
+            self._killed_before |= isinstance(event, StepKilled)
+        self.detector.restore(self.faults)
         self.failures = task_failures(read_step_log(self.attempt))[:recorded]
         if self.failures and not explained and not self._stopped_in_order(self.failures[-1]):
             self._note_failure(self.failures[-1])
@@ -186,7 +186,7 @@ class FaultCollector:
         self.collect_from_nodes()
 
     def _note_failure(self, failure: TaskFailure) -> None:
-        self.note(faults_of_failure(self.attempt, failure, self.rank_nodes(), self.signatures))
+        self.note(faults_of_failure(self.attempt, failure, self.rank_nodes(), Signatures.load()))
 
     def _stopped_in_order(self, failure: TaskFailure) -> bool:
         """Return whether these ranks saved and stopped."""
@@ -201,9 +201,6 @@ class FaultCollector:
         Where ranks complain of lost peers, a node that misses heartbeats is dead: while they run only as long as
         nothing else explains it, but once they are over in any case, for none of them can show any more that its
         node lives. And what is left of them then does not hang.
-
-        Args:
-            over: the attempt has ended.
         """
         dead = failed_nodes(read_step_log(self.attempt))
         if self.agents is None:
@@ -230,11 +227,11 @@ class FaultCollector:
         if (fault := cancelled(self.attempt)) is not None:
             self.note([fault])
 
-    def note_late(self, outcome: Verdict) -> None:
+    def note_late(self, outcome: AttemptOutcome) -> None:
         """Note what the ranks' records and srun's messages show only after the end of the attempt."""
-        self.note(late_faults(self.attempt, self.faults, self.rank_nodes(), self.signatures))
+        self.note(late_faults(self.attempt, self.faults, self.rank_nodes(), Signatures.load()))
         if not self.has_root(outcome):
-            self.note(words_of_srun(self.attempt))
+            self.note(faults_in_step_log(self.attempt))
 
     def note_early_exits(self) -> bool:
         """Find ranks that exited with 0 before the end of the run and recorded nothing; returns whether there are.
@@ -269,11 +266,10 @@ class FaultCollector:
 def committed_step(run: RunDir) -> int:
     """Return the step of a run's newest checkpoint by the names of its directories; -1 where there is none."""
     try:
-        names = [path.name for path in run.checkpoints.iterdir()]
+        steps = [step_of(path.name) for path in run.checkpoints.iterdir()]
     except OSError:
         return -1
-    steps = [int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdecimal()]
-    return max(steps, default=-1)
+    return max((step for step in steps if step is not None), default=-1)
 
 
 def read_step_log(attempt: AttemptDir) -> str:

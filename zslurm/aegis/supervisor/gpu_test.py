@@ -34,7 +34,7 @@ _ALLOCATED = (
     *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE"),
 )
-"""Variables that give a process GPUs, or say that Slurm did."""
+"""Variables that give a process GPUs, or show that Slurm did."""
 _NO_GPU = ("-1", "NoDevFiles", "(null)")
 
 
@@ -54,15 +54,7 @@ class Tested:
 
 
 def try_gpu(node: str, gpu: str, job_id: str | None, spec: RunSpec, environ: Mapping[str, str]) -> Tested:
-    """Test a GPU of the job.
-
-    Args:
-        node: the node.
-        gpu: local index of the GPU, or its PCI address.
-        job_id: the job that this process runs in; None: the GPU is on this machine.
-        spec: the run.
-        environ: of the job.
-    """
+    """Test a GPU of the job, by its index on the node or its PCI address; of this machine without a job."""
     why, options = _why_expected(spec), spec.cluster.srun_gpu_options()
     try:
         if job_id is None:
@@ -115,11 +107,11 @@ _CPU = Device("cpu", "CPU")
 
 
 def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str:
-    """Choose what to test; where the GPU is not there and should be, what to say of it.
+    """Choose what to test; return why nothing can be, where the GPU is not there and should be.
 
     Args:
         gpu: index of the GPU as torch counts, or its PCI address.
-        why: why the run expects GPUs; empty where it does not say; `cpu`: it computes on CPUs.
+        why: why the run expects GPUs; empty where it does not; `cpu`: it computes on CPUs.
         allocated: which variable gives this process GPUs (`why_visible`); empty: none does.
         cuda: torch.cuda.
     """
@@ -138,24 +130,16 @@ def choose_device(gpu: str, why: str, allocated: str, cuda: Any) -> Device | str
         return _CPU  # as the ranks do with parallel.device: auto, where there are more of them than GPUs
     if index >= count:
         return f"GPU {gpu} is not visible: there are {count}"
-    marks = [found[index].name, pci_address(found[index]) or _uuid(found[index])]
+    uuid = getattr(found[index], "uuid", None)
+    marks = [found[index].name, pci_address(found[index]) or (f"UUID {uuid}" if uuid else None)]
     return Device(f"cuda:{index}", f"GPU {index} ({', '.join(mark for mark in marks if mark)})")
 
 
 def pci_address(properties: Any) -> str | None:
     """Return the PCI address of a GPU, such as `0000:c1:00.0`; None where this torch does not know it."""
-    try:
-        domain, bus, device = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
-    except AttributeError:
+    if not hasattr(properties, "pci_domain_id"):
         return None
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
-
-
-def _uuid(properties: Any) -> str | None:
-    try:
-        return f"UUID {properties.uuid}"
-    except AttributeError:
-        return None
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 def fault_of(device: Any) -> str | None:
@@ -172,9 +156,8 @@ def fault_of(device: Any) -> str | None:
         product = (on_device[:64] @ on_device).float().cpu()
         if not torch.equal(product, exact.to(dtype).float()):
             wrong = int((product != exact.to(dtype).float()).sum())
-            return (
-                f"{wrong} of {counted(product.numel(), 'entry')} of an exact product in {_name(dtype)} are wrong"
-            )
+            name = str(dtype).removeprefix("torch.")
+            return f"{wrong} of {counted(product.numel(), 'entry')} of an exact product in {name} are wrong"
     drawn = torch.randn(n, n, generator=generator).to(torch.bfloat16)
     expected = drawn[:64].double() @ drawn.double()
     left = drawn.to(device)
@@ -190,10 +173,6 @@ def fault_of(device: Any) -> str | None:
     if bool((error > 2**-8 * expected.abs() + 2**-12 * n).any()):
         return f"a product of bf16 matrices is off by {error.max():.3g}"
     return None
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def main(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from zslurm.aegis.policy.history import history_of
+from zslurm.aegis.policy.history import active_exclusions, history_of
 from zslurm.aegis.types import History
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSpec
@@ -19,9 +19,6 @@ from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.preemption import Mode, Preemption, find_preemption
 from zslurm.train.jsonl import read_jsonl
-
-Record = Callable[..., None]
-"""Records an event: its kind, then fields."""
 
 _ANSWER_S = 5.0
 
@@ -86,7 +83,7 @@ class Job:
         environ: environment of the job; the ranks inherit it.
         job_id: Slurm's, or `local-N`.
         restart: how often Slurm has requeued the job.
-        event: records an event.
+        event: `event(kind, **fields)` records an event.
         stop: set when the run is asked to stop.
     """
 
@@ -95,11 +92,11 @@ class Job:
     environ: dict[str, str]
     job_id: str
     restart: int
-    event: Record
+    event: Callable[..., None]
     stop: StopRequest = field(default_factory=StopRequest)
 
     @classmethod
-    def of(cls, run: RunDir, environ: dict[str, str], event: Record) -> Job:
+    def of(cls, run: RunDir, environ: dict[str, str], event: Callable[..., None]) -> Job:
         """Return the job that this process runs in.
 
         Raises:
@@ -118,7 +115,7 @@ class Job:
 
     @cached_property
     def presence(self) -> Presence:
-        """Watches over the run directory from the first look on."""
+        """Shows whether the run directory is there, from the first look on."""
         return Presence(self.run.path, self.spec.aegis.run_dir_lost_s)
 
     @property
@@ -162,3 +159,7 @@ class Job:
     def history(self) -> History:
         """Return what the run went through until now."""
         return history_of(read_jsonl(self.run.events))
+
+    def excluded(self) -> set[str]:
+        """Return the nodes that the run must not use now."""
+        return set(active_exclusions(self.history(), time.time(), self.spec.aegis))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from zslurm.aegis.types import Exclusion, Resources
-from zslurm.config.spec import RunSpec
+from zslurm.aegis.types import Resources
+from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
-from zslurm.job.node_order import rank_order
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import expand
+from zslurm.slurm.inventory import usable_nodes
+from zslurm.slurm.topology import order_by_leaf
 
-_QUICKLY = Retries(attempts=1)
 _ANSWER_S = 5.0
 
 
@@ -27,12 +27,7 @@ class Nodes:
     """
 
     def __init__(self, spec: RunSpec, environ: Mapping[str, str]) -> None:
-        """Ask for the order of the nodes.
-
-        Args:
-            spec: the run.
-            environ: of the job.
-        """
+        """Ask for the order of the nodes."""
         self._spec, self._environ = spec, environ
         self.on_slurm = spec.cluster.launcher == "slurm"
         nodes = expand(environ.get("SLURM_JOB_NODELIST", "")) if self.on_slurm else [socket.gethostname()]
@@ -41,19 +36,17 @@ class Nodes:
         self.every = tuple(ordered or nodes)
         self.dead: set[str] = set()
 
-    def usable(self, exclusions: Iterable[Exclusion]) -> tuple[str, ...]:
+    def usable(self, excluded: Collection[str]) -> tuple[str, ...]:
         """Return those that live and are not excluded."""
-        out = self.dead | {exclusion.node for exclusion in exclusions}
-        return tuple(node for node in self.every if node not in out)
+        return tuple(node for node in self.every if node not in self.dead and node not in excluded)
 
     def taken_back(self) -> set[str]:
         """Return nodes that Slurm took from the job because they failed; none where that is unknown."""
         if not self.on_slurm:
             return set()
         job_id = self._environ["SLURM_JOB_ID"]
-        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
         try:
-            job = client.queue([job_id]).get(job_id)
+            job = self._client().queue([job_id]).get(job_id)
             left = expand(job.nodes) if job is not None else []
         except ZslurmError:
             return set()
@@ -66,7 +59,7 @@ class Nodes:
 
     def slurm_is_away(self) -> str | None:
         """Return why no step can be started now, because the controller does not answer; None where it does."""
-        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
+        client = self._client()
         if not self.on_slurm or not client.can_control():
             return None
         try:
@@ -77,18 +70,15 @@ class Nodes:
             return None
         return None
 
-    def resources(
-        self, exclusions: Iterable[Exclusion], in_use: tuple[str, ...], *, look_elsewhere: bool
-    ) -> Resources:
+    def resources(self, excluded: Collection[str], in_use: tuple[str, ...], *, look_elsewhere: bool) -> Resources:
         """Return what there is to continue with.
 
         Args:
-            exclusions: those in force.
+            excluded: nodes that must not be used now.
             in_use: nodes of the attempt that ended.
             look_elsewhere: ask Slurm for usable nodes outside of the job as well.
         """
-        excluded = {exclusion.node for exclusion in exclusions}
-        usable = self.usable(exclusions)
+        usable = self.usable(excluded)
         if not self.on_slurm:
             return Resources(usable, in_use, 1, can_requeue=False)
         return Resources(
@@ -102,12 +92,31 @@ class Nodes:
             asked=len(self.every),
         )
 
-    def _elsewhere(self, excluded: set[str]) -> int | None:
+    def _elsewhere(self, excluded: Collection[str]) -> int | None:
         """Return how many nodes of its partition the job could run on, now or later; None where unknown."""
-        partition = self._environ.get("SLURM_JOB_PARTITION")
-        client = SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=_QUICKLY)
         try:
-            usable = {node.name for node in client.nodes() if node.is_usable and partition in node.partitions}
+            usable = usable_nodes(self._client().nodes(), self._environ.get("SLURM_JOB_PARTITION", ""))
         except ZslurmError:
             return None
-        return len(usable - excluded - self.dead)
+        return len(usable.difference(excluded, self.dead))
+
+    def _client(self) -> SlurmClient:
+        """Return a client that asks once: each question is repeated, or may stay open."""
+        return SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=Retries(attempts=1))
+
+
+def rank_order(cluster: ClusterSection, nodes: Sequence[str], client: SlurmClient) -> list[str] | None:
+    """Return the nodes leaf by leaf; None where no leaf is known, and Slurm's own order does as well as any.
+
+    The profile's `leaf_switches` win over Slurm's topology.
+    """
+    if len(nodes) < 2:
+        return None
+    leaves: Mapping[str, Sequence[str]] = {leaf: expand(hosts) for leaf, hosts in cluster.leaf_switches.items()}
+    if not leaves:
+        try:
+            leaves = client.topology()
+        except ZslurmError:
+            return None  # a compute node without scontrol: the order is a matter of speed alone
+    known = {node for members in leaves.values() for node in members}
+    return order_by_leaf(nodes, leaves) if known.intersection(nodes) else None

@@ -1,133 +1,180 @@
-"""The preflight of the rails, as the supervisor runs it: ask the nodes, decide, record, act."""
+"""Before the ranks start: are the rails of every node of the job whole?
+
+A job whose rank 6 of node 17 has no network hangs in its first all-to-all, minutes after a thousand ranks were
+started, and every rank is suspect. So the nodes are asked first (one Slurm step, one task each), where the
+profile knows the rails. `cluster.rail_policy` sets what follows. What is decided is a pure function of what was
+found (`decide`).
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from zslurm.aegis.policy.outcome import Cause, Verdict
-from zslurm.aegis.supervisor.preflight import Decision, decide
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.supervisor.job import Job
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.read_nodes import RailReadings, read_rails
-from zslurm.config.spec import RunSpec
+from zslurm.cluster.rails.types import RailMap
 from zslurm.core.errors import Exit, ZslurmError
-from zslurm.run.run_dir import RunDir
+from zslurm.run.event import select
+from zslurm.run.event_text import node_names
+from zslurm.run.events import NodesExcluded
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.exclusion import requeue_excluding
-from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.hostlist import by_reason, compress, expand
+from zslurm.slurm.inventory import usable_nodes
 from zslurm.train.jsonl import read_jsonl
 
-Record = Callable[..., None]
-"""Records an event: its kind, then fields."""
+Policy = Literal["exclude", "refuse", "warn"]
+Action = Literal["start", "refuse", "exclude"]
 
 _TIMEOUT_S = 120.0
 
 
-def check_rails(
-    spec: RunSpec,
-    run: RunDir,
-    job_id: str,
-    nodes: Sequence[str],
-    environ: Mapping[str, str],
-    record: Record,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Verdict | None:
-    """Look at the rails of nodes of the job, and do what the policy says.
+@dataclass(frozen=True)
+class RailDecision:
+    """What to do now.
 
-    Nodes that say nothing are recorded, and no reason to wait: whether a task can start there the ranks will show.
+    Attributes:
+        action: start the ranks; stop for good; or exclude `nodes` and requeue.
+        reason: one line that names node and NIC; empty where nothing is wrong.
+        nodes: the faulty nodes.
+    """
+
+    action: Action
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+def faults(incomplete: Mapping[str, RailMap]) -> str:
+    """Return every fault of the first node, and how many others have some: `node3: rail 6: ionic_6 is DOWN`."""
+    first, *others = incomplete.values()
+    found = "; ".join(problem.message for problem in first.incomplete)
+    more = f" (and faults on {compress(other.node for other in others)})" if others else ""
+    return f"{first.node}: {found}{more}"
+
+
+def decide(
+    policy: Policy,
+    incomplete: Mapping[str, RailMap],
+    *,
+    needed: int,
+    usable: Collection[str] = (),
+    demanded: Collection[str] = (),
+    excluded_before: Collection[str] = (),
+) -> RailDecision:
+    """Return what to do about nodes whose rails are incomplete. It never excludes a node twice, so it never loops.
 
     Args:
-        spec: the run.
-        run: its directory.
-        job_id: its job, which this process runs in.
-        nodes: those on which ranks may be started.
-        environ: of the job.
-        record: writes an event.
-        stopped: whether the job was asked to stop meanwhile. A job that was cancelled must not be requeued.
+        policy: `cluster.rail_policy`.
+        incomplete: the faulty nodes of the job and their maps.
+        needed: nodes that the run needs.
+        usable: nodes on which the job could run, now or later, without those that it excludes already.
+        demanded: nodes that the job insists on (`slurm.nodelist`).
+        excluded_before: nodes that were excluded from this job for this reason.
+    """
+    if not incomplete:
+        return RailDecision("start")
+    reason, faulty = faults(incomplete), tuple(incomplete)
+    if policy != "exclude":
+        return RailDecision("start" if policy == "warn" else "refuse", reason, faulty)
+    left = len(set(usable) - set(faulty))
+    if back := set(faulty) & set(excluded_before):
+        why = f"{compress(back)} was excluded before and is in the job again"
+    elif wanted := set(faulty) & set(demanded):
+        why = f"slurm.nodelist demands {compress(wanted)}, so it cannot be excluded"
+    elif left < needed:
+        why = f"without it {counted(left, 'usable node is', 'usable nodes are')} left, and the run needs {needed}"
+    else:
+        return RailDecision("exclude", reason, faulty)
+    return RailDecision("refuse", f"{reason}; {why}", faulty)
+
+
+def check_rails(job: Job, nodes: Sequence[str]) -> AttemptOutcome | None:
+    """Look at the rails of nodes of the job, and do what the policy says.
+
+    Nodes that do not answer are recorded, and nothing waits for them: the ranks will show whether a task can start
+    there.
 
     Returns:
-        None where the ranks may start; else how the start of the job ends, be it that it was requeued.
+        None where the ranks may start, or the job is asked to stop meanwhile: one that was cancelled must not be
+        requeued. Else how the start of the job ends, be it that it was requeued.
     """
+    cluster = job.spec.cluster
     try:
-        found = read_rails(spec.cluster, nodes=nodes, job_id=job_id, timeout_s=_TIMEOUT_S, environ=environ)
+        found = read_rails(cluster, nodes=nodes, job_id=job.job_id, timeout_s=_TIMEOUT_S, environ=job.environ)
     except ZslurmError as error:
-        if not stopped():  # which ends the check as well
-            record("rails_unknown", reason=str(error))
+        if not job.stop.asked:  # which ends the check as well
+            job.event("rails_unknown", reason=str(error))
         return None
-    if stopped():
+    if job.stop.asked:
         return None
-    _record_warnings(found, record)
-    decision = _decide(spec, run, job_id, environ, found)
-    if not decision.reason or stopped():
+    _record_warnings(job, found)
+    decision = _decide(job, found)
+    if not decision.reason or job.stop.asked:
         return None
-    policy, faulty = spec.cluster.rail_policy, compress(decision.nodes)
-    record("rails_incomplete", nodes=faulty, reason=decision.reason, policy=policy, action=decision.action)
-    if decision.action == "start":
+    faulty, action = compress(decision.nodes), decision.action
+    policy = cluster.rail_policy
+    job.event("rails_incomplete", nodes=faulty, reason=decision.reason, policy=policy, action=action)
+    if action == "start":
         return None
-    cause = Cause(decision.reason, node=decision.node)
-    if decision.action == "exclude":
-        return _exclude(job_id, decision, cause, environ, record)
-    return Verdict("failed", Exit.STOPPED, cause)
+    if action == "exclude":
+        return _exclude(job, decision)
+    return AttemptOutcome("failed", Exit.STOPPED, Cause(decision.reason, node=decision.nodes[0]))
 
 
-def _record_warnings(found: RailReadings, record: Record) -> None:
+def _record_warnings(job: Job, found: RailReadings) -> None:
     if found.unanswered:
-        record("rails_unknown", nodes=compress(found.unanswered), reason=next(iter(found.unanswered.values())))
+        reason = next(iter(found.unanswered.values()))
+        job.event("rails_unknown", nodes=compress(found.unanswered), reason=reason)
     differing: dict[tuple[str, ...], list[str]] = {}
     for difference in found.differences:
         differing.setdefault(difference.nodes, []).append(str(difference))
     for odd, reasons in differing.items():
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        record("rails_differ", nodes=compress(odd), reason=reasons[0] + more)
-    doubtful: dict[str, list[str]] = {}
-    for one in found.maps:
-        for problem in one.problems:
-            if not problem.incomplete:
-                doubtful.setdefault(problem.message, []).append(one.node)
-    for message, nodes in doubtful.items():
-        record("rails_doubtful", nodes=compress(nodes), reason=message)
+        job.event("rails_differ", nodes=compress(odd), reason=reasons[0] + more)
+    doubtful = ((p.message, one.node) for one in found.maps for p in one.problems if not p.incomplete)
+    for message, nodes in by_reason(doubtful).items():
+        job.event("rails_doubtful", nodes=nodes, reason=message)
 
 
-def _decide(spec: RunSpec, run: RunDir, job_id: str, environ: Mapping[str, str], found: RailReadings) -> Decision:
-    policy, needed = spec.cluster.rail_policy, len(expand(environ["SLURM_JOB_NODELIST"]))
-    if policy != "exclude" or not found.incomplete:
-        return decide(policy, found.incomplete, needed=needed)
-    client, partition = SlurmClient(environ), environ.get("SLURM_JOB_PARTITION")
+def _decide(job: Job, found: RailReadings) -> RailDecision:
+    environ, needed = job.environ, len(expand(job.environ["SLURM_JOB_NODELIST"]))
+    if job.spec.cluster.rail_policy != "exclude" or not found.incomplete:
+        return decide(job.spec.cluster.rail_policy, found.incomplete, needed=needed)
+    client = SlurmClient(environ)
     try:
-        already = set(expand(client.excluded_nodes(job_id)))
-        usable = [node.name for node in client.nodes() if node.is_usable and partition in node.partitions]
+        already = set(expand(client.excluded_nodes(job.job_id)))
+        usable = usable_nodes(client.nodes(), environ.get("SLURM_JOB_PARTITION", ""))
     except ZslurmError as error:
-        refused = decide("refuse", found.incomplete, needed=needed)
-        return Decision("refuse", f"{refused.reason}; it cannot be excluded: {error}", refused.node, refused.nodes)
+        reason = f"{faults(found.incomplete)}; it cannot be excluded: {error}"
+        return RailDecision("refuse", reason, tuple(found.incomplete))
+    ours = [event for event in select(read_jsonl(job.run.events), NodesExcluded) if event.job_id == job.job_id]
     return decide(
-        policy,
+        "exclude",
         found.incomplete,
         needed=needed,
-        usable=set(usable) - already,
-        demanded=expand(spec.slurm.nodelist or ""),
-        excluded_before=_excluded_before(run, job_id) | already,
+        usable=usable - already,
+        demanded=expand(job.spec.slurm.nodelist or ""),
+        excluded_before=already.union(*(node_names(event.nodes) for event in ours)),
     )
 
 
-def _excluded_before(run: RunDir, job_id: str) -> set[str]:
-    return {
-        node
-        for event in read_jsonl(run.events)
-        if event.get("event") == "nodes_excluded" and event.get("job_id") == job_id
-        for node in expand(event["nodes"])
-    }
-
-
-def _exclude(job_id: str, decision: Decision, cause: Cause, environ: Mapping[str, str], record: Record) -> Verdict:
+def _exclude(job: Job, decision: RailDecision) -> AttemptOutcome:
     """Put the job back into the queue without the faulty nodes. Slurm ends this process soon after."""
-    record("nodes_excluded", nodes=compress(decision.nodes), reason=decision.reason)
+    nodes, reason = compress(decision.nodes), decision.reason
+    job.event("nodes_excluded", nodes=nodes, reason=reason)
     # Slurm terminates every process of the job now; what is started from here ignores that as well.
     for signum in (signal.SIGTERM, signal.SIGCONT, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     try:
-        excluded = requeue_excluding(SlurmClient(environ), job_id, decision.nodes)
+        excluded = requeue_excluding(SlurmClient(job.environ), job.job_id, decision.nodes)
     except ZslurmError as error:
-        record("exclusion_failed", nodes=compress(decision.nodes), reason=str(error))
-        stopped = Cause(f"{cause.message}; it could not be excluded: {error}", node=cause.node)
-        return Verdict("failed", Exit.STOPPED, stopped)
-    record("requeued", excluded=excluded, reason=decision.reason)
-    return Verdict("interrupted", Exit.INTERRUPTED, cause)
+        job.event("exclusion_failed", nodes=nodes, reason=str(error))
+        cause = Cause(f"{reason}; it could not be excluded: {error}", node=decision.nodes[0])
+        return AttemptOutcome("failed", Exit.STOPPED, cause)
+    job.event("requeued", excluded=excluded, reason=reason)
+    return AttemptOutcome("interrupted", Exit.INTERRUPTED, Cause(reason, node=decision.nodes[0]))

@@ -7,22 +7,21 @@ to know, a GPU is tested or a spare is checked where it asks for one, and what i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zslurm.aegis.fault_kinds import CONFIG_ERROR, GPU_TEST_FAILED
 from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.policy import decide
 from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, committed_step
 from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
-from zslurm.aegis.types import Decision, Fault, Resources, Situation
+from zslurm.aegis.types import AttemptState, Decision, Fault, Resources
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.state_events import IN_PLACE
 from zslurm.slurm.hostlist import compress, expand
@@ -38,61 +37,50 @@ class Recovery:
     """Decides what follows each attempt in one start of the job, and carries it out."""
 
     def __init__(self, job: Job, nodes: Nodes, agents: Agents | None, recorder: Recorder) -> None:
-        """Nothing has failed yet.
-
-        Args:
-            job: the start of the job.
-            nodes: its nodes.
-            agents: the agents; None where the run has none.
-            recorder: of the events.
-        """
+        """Nothing has failed yet."""
         self.job, self.nodes, self.agents, self.recorder = job, nodes, agents, recorder
         self.settings = job.spec.aegis
-        self.failed: Verdict | None = None
+        self.failed: AttemptOutcome | None = None
         """The failed attempt from which the run recovers; None where the one before ended in order."""
 
     def after(
-        self, collected: FaultCollector, verdict: Verdict, running: RunningAttempt, *, overdue: bool
-    ) -> tuple[Verdict | None, tuple[str, ...]]:
+        self, collected: FaultCollector, outcome: AttemptOutcome, *, overdue: bool
+    ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Decide what follows an attempt, and do it.
 
         Args:
-            collected: the faults of the attempt.
-            verdict: how it ended.
-            running: the attempt.
+            collected: the attempt and its faults.
+            outcome: how it ended.
             overdue: its ranks did not save and stop in time when asked to.
 
         Returns:
             How the run ends in this job, or the nodes on which to start again.
         """
-        decision, resources = self._decide(collected, verdict, running)
+        decision, resources = self._decide(collected, outcome)
         if not overdue:
-            verdict = _with_root(verdict, decision.root)
-        self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
-        self._record(decision, resources, collected.situation())
-        return self.carry_out(decision, verdict)
+            outcome = _with_root(outcome, decision.root)
+        self.job.event("attempt_ended", attempt=collected.attempt.number, **outcome.fields())
+        self._record(decision, resources, collected.attempt_state())
+        return self.carry_out(decision, outcome)
 
-    def _decide(
-        self, collected: FaultCollector, verdict: Verdict, running: RunningAttempt
-    ) -> tuple[Decision, Resources]:
+    def _decide(self, collected: FaultCollector, outcome: AttemptOutcome) -> tuple[Decision, Resources]:
         """Return what the policy decides, once the nodes and GPUs that it names were tested."""
-        settings, acts = self.settings, self.settings.mode == "act"
+        settings, acts, running = self.settings, self.settings.mode == "act", collected.running
         tested: set[tuple[str, str]] = set()
         while True:
             history = self.job.history()
-            situation = collected.situation(verdict)
-            exclusions = active_exclusions(history, situation.now, settings).values()
-            blamed = any(fault.role == "root" and fault.scope != "user" for fault in situation.faults)
+            attempt_state = collected.attempt_state(outcome)
+            excluded = set(active_exclusions(history, attempt_state.now, settings))
             # A job that excludes nodes must not ask for more than are left.
-            look = blamed or bool(exclusions)
-            resources = self.nodes.resources(exclusions, running.nodes, look_elsewhere=look)
-            decision = decide(situation, history, resources, settings)
+            look = bool(excluded) or any(f.role == "root" and f.scope != "user" for f in attempt_state.faults)
+            resources = self.nodes.resources(excluded, running.nodes, look_elsewhere=look)
+            decision = decide(attempt_state, history, resources, settings)
             if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
                 tested.add(decision.test_gpu)
                 if self._gpu_fails(decision, collected):
                     continue
             fresh = [node for node in decision.nodes if node not in running.nodes]
-            broken = _unfit(fresh, self.agents, self.job.event) if acts else {}
+            broken = self._unfit(fresh) if acts else {}
             if not broken:
                 return decision, resources
             for node, reason in broken.items():
@@ -112,79 +100,81 @@ class Recovery:
         collected.note([Fault.of_kind(GPU_TEST_FAILED, time.time(), "gpu_test", line, node=node, gpu=gpu)])
         return True
 
-    def _record(self, decision: Decision, resources: Resources, situation: Situation) -> None:
+    def _record(self, decision: Decision, resources: Resources, attempt_state: AttemptState) -> None:
         self.job.event(
             "decision",
-            attempt=situation.attempt,
+            attempt=attempt_state.attempt,
             mode=self.settings.mode,
-            committed_step=situation.committed_step,
+            committed_step=attempt_state.committed_step,
             **decision.fields(),
-            situation=situation.fields(),
+            attempt_state=attempt_state.fields(),
             resources=resources.fields(),
         )
         if decision.exclude and self.settings.mode == "act":
-            self._exclude(decision.exclude, decision.reason, situation.attempt)
+            self._exclude(decision.exclude, decision.reason, attempt_state.attempt)
 
     def _exclude(self, nodes: Sequence[str], reason: str, attempt: int) -> None:
         """Record that nodes are not used from now on."""
         expires = time.time() + self.settings.exclude_for_s
         self.job.event("nodes_excluded", nodes=compress(nodes), reason=reason, expires=expires, attempt=attempt)
 
-    def carry_out(self, decision: Decision, verdict: Verdict) -> tuple[Verdict | None, tuple[str, ...]]:
-        """Do it; return how the run ends in this job, or the nodes on which to start again."""
+    def carry_out(
+        self, decision: Decision, outcome: AttemptOutcome
+    ) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
+        """Do what was decided; return how the run ends in this job, or the nodes on which to start again."""
         if decision.action == "finish" or self.settings.mode != "act":
-            return verdict, ()
+            return outcome, ()
         stop = self.job.stop
         if stop.comes_back and decision.action in IN_PLACE:  # the request came after the decision to start again
-            return self.asked_between(verdict), ()
+            return self.asked_between(outcome), ()
         if decision.action == "stop":
-            code = verdict.exit_code if _is_users_mistake(decision.root) else Exit.STOPPED
-            return replace(verdict, outcome="failed", exit_code=code), ()
+            # A wrong configuration has its own exit code.
+            is_config = decision.root is not None and decision.root.kind == CONFIG_ERROR
+            code = outcome.exit_code if is_config else Exit.STOPPED
+            return replace(outcome, outcome="failed", exit_code=code), ()
         if stop.asked and not (stop.comes_back and decision.action == "requeue"):
-            return self._interrupted(verdict), ()  # a job that was cancelled must not come back
+            return self._interrupted(outcome), ()  # a job that was cancelled must not come back
         if decision.action == "requeue":
-            return self._requeue(decision, verdict), ()
-        self.failed = verdict
+            return self._requeue(decision, outcome), ()
+        self.failed = outcome
         self.job.pause(decision.wait_s or 0.0)
         return None, decision.nodes
 
-    def _interrupted(self, failed: Verdict | None) -> Verdict:
-        """Return the outcome of a run that is asked to stop while it recovers from a failure.
-
-        Args:
-            failed: of the attempt that failed; None where none did.
-        """
+    def _interrupted(self, failed: AttemptOutcome | None) -> AttemptOutcome:
+        """Return the outcome of a run that is asked to stop while it recovers from a failure."""
         message = f"asked to stop ({self.job.stop.asked_by})"
         if failed is None or failed.outcome not in ("failed", "lost"):
-            return Verdict("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
+            return AttemptOutcome("interrupted", Exit.INTERRUPTED, failed.cause if failed else None)
         why = f": {failed.cause.message}" if failed.cause else ""
-        return Verdict("interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}"))
+        return AttemptOutcome(
+            "interrupted", Exit.INTERRUPTED, Cause(f"{message} while it recovered from a failure{why}")
+        )
 
-    def asked_between(self, verdict: Verdict | None = None) -> Verdict:
+    def asked_between(self, outcome: AttemptOutcome | None = None) -> AttemptOutcome:
         """Return how the run ends in this job where it is asked to stop while no ranks run.
 
         Args:
-            verdict: on the attempt that has just ended; None where that is decided upon.
+            outcome: how the attempt ended that has just ended; None where what follows it is decided.
         """
         job, settings = self.job, self.settings
         if job.stop.name is not None:
             job.event("signal", signal=job.stop.name)
         job.look_for_preemption()
-        verdict = self._interrupted(verdict or self.failed)
+        outcome = self._interrupted(outcome or self.failed)
         if settings.mode == "off":
-            return verdict
+            return outcome
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
         number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
-        situation = Situation(
+        attempt_state = AttemptState(
             now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
         )
-        exclusions = active_exclusions(history, now, settings).values()
-        resources = self.nodes.resources(exclusions, (), look_elsewhere=bool(exclusions))
-        decision = decide(situation, history, resources, settings)
+        excluded = set(active_exclusions(history, now, settings))
+        resources = self.nodes.resources(excluded, (), look_elsewhere=bool(excluded))
+        decision = decide(attempt_state, history, resources, settings)
         if decision.action == "finish":
-            return verdict
-        self._record(decision, resources, situation)
-        return self.carry_out(decision, verdict)[0] or verdict
+            return outcome
+        self._record(decision, resources, attempt_state)
+        return self.carry_out(decision, outcome)[0] or outcome
 
     def leave_to_slurm(self) -> None:
         """Wait until Slurm itself requeues the job that it preempts.
@@ -193,15 +183,12 @@ class Recovery:
         """
         stop = self.job.stop
         while stop.preempted == "requeue" and stop.signum is None and not stop.requeued:
-            self._pause_unless_signalled(_AGAIN_S)
+            until = time.monotonic() + _AGAIN_S
+            while stop.signum is None and time.monotonic() < until:
+                time.sleep(min(self.settings.poll_s, _AGAIN_S))
             self.job.look_for_preemption()
 
-    def _pause_unless_signalled(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self.job.stop.signum is None and time.monotonic() < until:
-            time.sleep(min(self.settings.poll_s, seconds))
-
-    def _requeue(self, decision: Decision, verdict: Verdict) -> Verdict:
+    def _requeue(self, decision: Decision, outcome: AttemptOutcome) -> AttemptOutcome:
         """Put the job back into the queue. Slurm ends this process soon after."""
         history, now = self.job.history(), time.time()
         active = active_exclusions(history, now, self.settings)
@@ -220,45 +207,37 @@ class Recovery:
             self.job.event("requeue_failed", excluded=compress(decision.exclude), reason=str(error))
             if self.job.stop.preempted == "requeue":
                 self.leave_to_slurm()
-                return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
-            message = verdict.cause.message if verdict.cause else decision.reason
-            cause = replace(verdict.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
-            return Verdict("failed", Exit.STOPPED, cause)
+                return AttemptOutcome("interrupted", Exit.INTERRUPTED, outcome.cause)
+            message = outcome.cause.message if outcome.cause else decision.reason
+            cause = replace(outcome.cause or Cause(""), message=f"{message}; the job cannot be requeued: {error}")
+            return AttemptOutcome("failed", Exit.STOPPED, cause)
         if excluded is not None:
             self.job.event("requeued", excluded=excluded, reason=decision.reason)
-        return Verdict("interrupted", Exit.INTERRUPTED, verdict.cause)
+        return AttemptOutcome("interrupted", Exit.INTERRUPTED, outcome.cause)
+
+    def _unfit(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Check spares before they replace nodes; return those that must not be used, with the reason.
+
+        One may have been broken since it was booted. A node whose agent does not answer is unfit, for a dead one
+        looks just like that. Without agents nothing is known, and every node is fit.
+        """
+        if self.agents is None or not self.agents.liveness.any_responding() or not nodes:
+            return {}
+        answers = self.agents.ask("check", nodes, timeout_s=_CHECK_S)
+        found = {}
+        for node in nodes:
+            answer = answers.get(node)
+            reason = "its agent does not answer" if answer is None else "" if answer.ok else answer.why
+            self.job.event("spare_checked", node=node, ok=not reason, reason=reason or None)
+            if reason:
+                found[node] = reason
+        return found
 
 
-def _unfit(nodes: Sequence[str], agents: Agents | None, event: Callable[..., None]) -> dict[str, str]:
-    """Check nodes before they take another's place; return those that must not be used, with the reason.
-
-    A spare may have been broken since it was booted.
-
-    A node whose agent does not answer is unfit: a dead one looks just like that. Without agents nothing is known,
-    and nothing is held against a node.
-    """
-    if agents is None or not agents.liveness.any_responding() or not nodes:
-        return {}
-    answers = agents.ask("check", nodes, timeout_s=_CHECK_S)
-    found = {}
-    for node in nodes:
-        answer = answers.get(node)
-        reason = "its agent does not answer" if answer is None else "" if answer.ok else answer.why
-        event("spare_checked", node=node, ok=not reason, reason=reason or None)
-        if reason:
-            found[node] = reason
-    return found
-
-
-def _with_root(verdict: Verdict, root: Fault | None) -> Verdict:
-    """Return the verdict with the policy's root as its cause, unless it names that rank already."""
-    cause = verdict.cause
+def _with_root(outcome: AttemptOutcome, root: Fault | None) -> AttemptOutcome:
+    """Return the outcome with the policy's root as its cause, unless it names that rank already."""
+    cause = outcome.cause
     if root is None or (cause is not None and cause.rank is not None and cause.rank == root.rank):
-        return verdict
+        return outcome
     code = cause.exit_code if cause is not None else None
-    return replace(verdict, cause=Cause(root.line, root.rank, root.node, code, root.step))
-
-
-def _is_users_mistake(root: Fault | None) -> bool:
-    """Return whether the configuration is wrong, which has its own exit code."""
-    return root is not None and root.kind == CONFIG_ERROR
+    return replace(outcome, cause=Cause(root.line, root.rank, root.node, code, root.step))

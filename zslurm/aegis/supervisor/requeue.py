@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.supervisor.job import Job
-from zslurm.aegis.types import Decision, Fault
+from zslurm.aegis.types import Decision
 from zslurm.core.errors import SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.run.event import select
+from zslurm.run.events import FaultDetected
 from zslurm.run.state import last_job
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
@@ -45,9 +47,9 @@ def requeue_job(
 ) -> str | None:
     """Requeue the job that this process runs in, as soon as Slurm answers; call it in the main thread.
 
-    Slurm then sends SIGTERM to every process of the job. This one ignores that from here on, and so does what
-    it starts. On a site whose compute nodes have no scontrol, a waiting successor takes the requeue's part: then
-    nothing is done here.
+    Slurm then sends SIGTERM to every process of the job. This one ignores that from here on, and so does what it
+    starts. On a site whose compute nodes have no scontrol, a waiting successor replaces the requeue: nothing is
+    done here.
 
     Args:
         job: the start of the job.
@@ -112,41 +114,28 @@ class _Requeue:
             SlurmUnavailable: it is not known whether it was done.
             SlurmRefused, NotFound: from Slurm.
         """
-        job_id = self.job.job_id
-        record = self.client.queue([job_id]).get(job_id)
+        client, job_id, changes = self.client, self.job.job_id, self.excluded or self.expired or self.size
+        record = client.queue([job_id]).get(job_id)
         if record is None or record.state.is_over:
             return None
-        if has_left(record):
-            return self._change()
+        if has_left(record):  # requeued already, from here or by Slurm itself: only its exclusions are to be set
+            if not changes:
+                return "" if self.asked else None
+            try:
+                return exclude_requeued(
+                    client, job_id, self.excluded, expired=self.expired, size=self.size, held=self.asked
+                )
+            except SlurmRefused:
+                if self.asked:
+                    raise
+                return None
         if record.restarts > self.job.restart or _is_cancelled(self.job):
             return None
         self.asked = True
-        if not self._changes:
-            requeue_unchanged(self.client, job_id)
-            return ""
-        return requeue_excluding(self.client, job_id, self.excluded, forgiven=self.expired, size=self.size)
-
-    @property
-    def _changes(self) -> bool:
-        return bool(self.excluded or self.expired or self.size)
-
-    def _change(self) -> str | None:
-        """Set the exclusions of a job that was requeued already, from here or by Slurm itself."""
-        if not self._changes:
-            return "" if self.asked else None
-        try:
-            return exclude_requeued(
-                self.client,
-                self.job.job_id,
-                self.excluded,
-                forgiven=self.expired,
-                size=self.size,
-                held=self.asked,
-            )
-        except SlurmRefused:
-            if self.asked:
-                raise
-            return None
+        if changes:
+            return requeue_excluding(client, job_id, self.excluded, expired=self.expired, size=self.size)
+        requeue_unchanged(client, job_id)
+        return ""
 
 
 @contextlib.contextmanager
@@ -196,9 +185,7 @@ def _dead_s(job: Job) -> dict[str, float]:
     """Return seconds since each node of the job died last."""
     now, dead_s = time.time(), dict[str, float]()
     with contextlib.suppress(OSError):
-        for row in read_jsonl(job.run.events):
-            if row.get("event") == "fault_detected" and row.get("job_id") == job.job_id:
-                fault = Fault.of_event(row)
-                if fault is not None and fault.kind == NODE_DEAD and fault.node is not None:
-                    dead_s[fault.node] = now - fault.time
+        for event in select(read_jsonl(job.run.events), FaultDetected):
+            if event.kind == NODE_DEAD and event.job_id == job.job_id and event.node and event.fault_time:
+                dead_s[event.node] = now - event.fault_time
     return dead_s

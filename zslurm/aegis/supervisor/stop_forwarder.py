@@ -28,12 +28,7 @@ class StopForwarder:
     """Passes requests to stop on to the ranks of one attempt, and gives them aegis.save_s."""
 
     def __init__(self, job: Job, running: RunningAttempt) -> None:
-        """Prepare; nothing is sent.
-
-        Args:
-            job: whose `stop` holds the request.
-            running: the attempt.
-        """
+        """Prepare; nothing is sent."""
         self._job, self._number = job, running.attempt.number
         self._sender = StopSender(running.attempt, running.process)
         self._repeat_at = self._look_again_at = 0.0
@@ -73,9 +68,6 @@ class StopForwarder:
 
         Where Slurm does not answer for a while, it is asked again: a preemption that is taken for a person's wish
         would end the run.
-
-        Args:
-            rank_ends: what the ranks recorded at their end.
         """
         job, deadline = self._job, time.monotonic() + _ANSWER_BY_S
         while not job.look_for_preemption() and not job.stop.asked and time.monotonic() < deadline:

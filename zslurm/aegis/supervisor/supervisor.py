@@ -1,4 +1,4 @@
-"""The supervisor: starts the ranks, watches them, and brings the run back when they fail.
+"""The supervisor: starts the ranks, watches them, and starts the run again when they fail.
 
 It runs beside the ranks, never above them. They have their own step; all it knows is in files of the run
 directory. So it may be killed at any moment: the batch script starts it again, and it takes the running
@@ -21,16 +21,16 @@ from pathlib import Path
 from types import FrameType
 
 from zslurm.aegis.detection.detector import Detector
-from zslurm.aegis.logs.signatures import Signatures
 from zslurm.aegis.notify.recorder import Recorder
-from zslurm.aegis.policy.history import active_exclusions
-from zslurm.aegis.policy.outcome import Cause, Verdict
+from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_monitor import AttemptMonitor
 from zslurm.aegis.supervisor.attempt_starter import AttemptStarter, PendingDecision, RunningAttempt
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.job import TIME_IS_UP, Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.recovery import Recovery
+from zslurm.core import log
 from zslurm.core.errors import Exit, RunDirLost, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import ProcessRecord
@@ -69,10 +69,6 @@ class Supervisor:
     def __init__(self, run: RunDir, environ: dict[str, str]) -> None:
         """Prepare; nothing is started yet.
 
-        Args:
-            run: the run.
-            environ: environment of the job; the ranks inherit it.
-
         Raises:
             ConfigError: config.json is missing or damaged, or this is not a job.
         """
@@ -98,17 +94,17 @@ class Supervisor:
                 return self._end(Exit.DONE)
             self.nodes = Nodes(job.spec, job.environ)
             self.starter = AttemptStarter(job, self.nodes)
-            self.signatures, self.detector = Signatures.load(), Detector(self.settings)
+            self.detector = Detector(self.settings)
             found = self.starter.left_over()
             adopted = found.attempt.number if isinstance(found, RunningAttempt) else 0
             with self._agents(adopted) as self.agents:
                 self.recovery = Recovery(job, self.nodes, self.agents, self.recorder)
-                verdict = self._attempts(found)
-            job.event("run_ended", **verdict.fields())
+                outcome = self.run_attempts(found)
+            job.event("run_ended", **outcome.fields())
             clear_up(job.spec, job.job_id, self.nodes.usable(()), job.environ)
-        if verdict.outcome in ("completed", "failed"):
+        if outcome.outcome in ("completed", "failed"):
             dismiss_successor(job.run, job.job_id)
-        return self._end(verdict.exit_code)
+        return self._end(outcome.exit_code)
 
     @contextlib.contextmanager
     def _agents(self, adopted: int) -> Iterator[Agents | None]:
@@ -129,7 +125,7 @@ class Supervisor:
             agents.stop()
 
     def _end(self, code: int) -> int:
-        """Have the batch script know that the run is over in this job.
+        """Leave the exit code for the batch script: the run is over in this job.
 
         Where the run directory is lost there is no file to write it into: the exit code of this process shows it.
         """
@@ -143,37 +139,33 @@ class Supervisor:
 
     # --- one attempt after the other ------------------------------------------------------------------------
 
-    def _attempts(self, found: RunningAttempt | PendingDecision | None) -> Verdict:
-        """Attempt after attempt, until one completes or the policy ends them in this job.
-
-        Args:
-            found: where an earlier supervisor left off.
-        """
+    def run_attempts(self, found: RunningAttempt | PendingDecision | None) -> AttemptOutcome:
+        """Run attempt after attempt, until one completes or the policy ends them in this job."""
         running = found if isinstance(found, RunningAttempt) else None
         nodes: tuple[str, ...] = ()
         adopted = {"adopted": running.attempt.number} if running is not None else {}
         self.job.event("supervisor_started", pid=os.getpid(), host=socket.gethostname(), **adopted)
-        verdict: Verdict | None = None
+        outcome: AttemptOutcome | None = None
         if isinstance(found, PendingDecision):
-            verdict, nodes = self.recovery.carry_out(found.decision, found.verdict)
-        while verdict is None:
+            outcome, nodes = self.recovery.carry_out(found.decision, found.outcome)
+        while outcome is None:
             if running is None:
                 if self.job.stop.asked:
                     return self.recovery.asked_between()
-                verdict = self.starter.blocking_reason()
-                if verdict is not None:
+                outcome = self.starter.blocking_reason()
+                if outcome is not None:
                     break
                 try:
-                    running = self._start(nodes)
+                    running = self.start_attempt(nodes)
                 except ZslurmError as error:
-                    return Verdict("failed", error.exit_code, Cause(str(error)))
+                    return AttemptOutcome("failed", error.exit_code, Cause(str(error)))
                 if running is None:
                     continue
-            verdict, nodes = self._one(running)
+            outcome, nodes = self.watch_attempt(running)
             running = None
-        return verdict
+        return outcome
 
-    def _start(self, nodes: tuple[str, ...]) -> RunningAttempt | None:
+    def start_attempt(self, nodes: tuple[str, ...]) -> RunningAttempt | None:
         """Begin an attempt once Slurm answers and the run directory can be written; None where asked to stop.
 
         Raises:
@@ -201,7 +193,7 @@ class Supervisor:
             self.job.pause(_AGAIN_S)
         return None
 
-    def _one(self, running: RunningAttempt) -> tuple[Verdict | None, tuple[str, ...]]:
+    def watch_attempt(self, running: RunningAttempt) -> tuple[AttemptOutcome | None, tuple[str, ...]]:
         """Watch an attempt to its end and do what follows: end the run here, or return nodes to continue with."""
         number = running.attempt.number
         if self.agents is not None:
@@ -209,24 +201,19 @@ class Supervisor:
             ranks = [node for node in running.nodes for _ in range(self.job.spec.ranks_per_node)]
             known = recent_step_times(self.job.run, number) if running.adopted else ()
             self.detector.begin(number, ranks, time.monotonic(), adopted=running.adopted, step_times=known)
-        exclusions = active_exclusions(self.job.history(), time.time(), self.settings).values()
-        spares = len(set(self.nodes.usable(exclusions)) - set(running.nodes))
-        monitor = AttemptMonitor(
-            self.job, running, self.signatures, self.agents, self.detector, spares, self.reported
-        )
-        verdict, collected = monitor.until_end(), monitor.collected
-        self._mark_dead(collected.dead_nodes)
+        spares = len(set(self.nodes.usable(self.job.excluded())) - set(running.nodes))
+        collected = FaultCollector(self.job, running, self.agents, self.detector, self.reported)
+        monitor = AttemptMonitor(collected, spares)
+        outcome = monitor.until_end()
+        self.nodes.dead |= collected.dead_nodes
+        if self.agents is not None:
+            self.agents.liveness.forget(collected.dead_nodes)
         if self.settings.mode != "act":
             self.recovery.leave_to_slurm()
-        if self.settings.mode == "off" or verdict.outcome == "completed" or self.job.presence.lost():
-            self.job.event("attempt_ended", attempt=running.attempt.number, **verdict.fields())
-            return verdict, ()
-        return self.recovery.after(collected, verdict, running, overdue=monitor.overdue)
-
-    def _mark_dead(self, dead: set[str]) -> None:
-        self.nodes.dead |= dead
-        if self.agents is not None and dead:
-            self.agents.liveness.forget(sorted(dead))
+        if self.settings.mode == "off" or outcome.outcome == "completed" or self.job.presence.lost():
+            self.job.event("attempt_ended", attempt=number, **outcome.fields())
+            return outcome, ()
+        return self.recovery.after(collected, outcome, overdue=monitor.overdue)
 
 
 def recent_step_times(run: RunDir, attempt: int) -> tuple[float, ...]:
@@ -242,6 +229,6 @@ def recent_step_times(run: RunDir, attempt: int) -> tuple[float, ...]:
 
 
 def supervise(run_dir: str) -> int:
-    """The one call that submitit pickles: supervise the run's job and return the run's exit code."""
-    environ = {**os.environ, "PYTHONSAFEPATH": "1"}
-    return Supervisor(RunDir(Path(run_dir)), environ).supervise()
+    """Supervise the run's job and return the run's exit code: the one call that submitit pickles."""
+    log.set_up("supervisor: ", "stdout")
+    return Supervisor(RunDir(Path(run_dir)), dict(os.environ)).supervise()

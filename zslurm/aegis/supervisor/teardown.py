@@ -1,8 +1,7 @@
 """The end of an attempt: every process of it is gone, on every node, before the next one starts.
 
-What survives keeps ports, GPU memory and shared memory, and writes into the same files: on its own it is enough to
-make the next attempt fail as well. So it is not assumed that a killed step is gone. The agents look, kill and look
-again.
+What survives keeps ports, GPU memory and shared memory, and writes into the same files: it can make the next
+attempt fail as well. So it is not assumed that a killed step is gone. The agents look, kill and look again.
 
 A process that waits for a file system or a driver cannot die before that answers, and may still write into the
 checkpoint. Nothing starts beside it: the supervisor waits, and looks again and again. On one node it gets ten
@@ -24,6 +23,7 @@ from zslurm.aegis.fault_kinds import ORPHANS, ORPHANS_MANY, STORAGE_FAULT
 from zslurm.aegis.protocol import Answer
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
+from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
 from zslurm.job.step import kill_step
@@ -44,7 +44,7 @@ _FIRST_REPORT_S = 15.0
 _ANSWER_S = 5.0
 """How long an answer may take besides the work that it is about."""
 
-_LOOK_S = 2.0
+LOOK_S = 2.0
 """Between two looks whether processes that could not die are gone."""
 
 _ONE_NODE, _SEVERAL_NODES = 10, 60
@@ -56,36 +56,27 @@ def patience_s(settings: AegisSection) -> float:
     return max(_PATIENCE_S, 3 * settings.sensors.progress_s)
 
 
-def end_step(running: RunningAttempt, job_id: str | None) -> None:
-    """End every task of the step by asking Slurm, and srun itself."""
-    kill_step(running.process, running.attempt, job_id)
-
-
 def clear(
+    job: Job,
     running: RunningAttempt,
     alive: Callable[[], Sequence[str]],
     agents: Agents | None,
-    job_id: str | None,
-    settings: AegisSection,
-    event: Callable[..., None],
     is_asked_to_stop: Callable[[], bool],
 ) -> list[Fault]:
     """End what is left of an attempt, and wait for what cannot die yet.
 
     Args:
+        job: the start of the job.
         running: the attempt.
         alive: those of its nodes that live.
         agents: the agents, where the run has some.
-        job_id: Slurm's job; None on the local launcher.
-        settings: how long it may take.
-        event: records what was found.
         is_asked_to_stop: whether the run is; called again and again while processes are waited for.
 
     Returns:
         Where processes were left: one fault for what held them up on several nodes, one for those that stay.
     """
     started, process, nodes = time.monotonic(), running.process, alive()
-    number = running.attempt.number
+    number, settings, job_id = running.attempt.number, job.spec.aegis, job.slurm_id
 
     def ended() -> bool:
         process.reap()
@@ -94,13 +85,10 @@ def clear(
     answers: dict[str, Answer] = {}
     if agents is not None and running.adopted:  # whose step ended before our agents could report
         _wait(agents.liveness.any_responding, _FIRST_REPORT_S)
-    heard = [
-        node
-        for node in nodes
-        if agents is not None and node not in agents.liveness.not_heard_for(patience_s(settings))
-    ]
-    if agents is not None and heard:
-        answers = agents.ask("sweep", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
+    if agents is not None:
+        unheard = agents.liveness.not_heard_for(patience_s(settings))
+        if heard := [node for node in nodes if node not in unheard]:
+            answers = agents.ask("clean_up", heard, timeout_s=settings.teardown_s + _ANSWER_S, attempt=number)
     if not ended() and len(answers) == len(running.nodes):
         _wait(ended, _SRUN_ENDS_S)
     if not ended():
@@ -114,13 +102,12 @@ def clear(
     killed = sum(len(answer.values.get("killed", ())) for answer in answers.values())
     faults: list[Fault] = []
     if agents is not None and _with_processes(answers):
-        unkillable = _Unkillable(agents, number, answers, alive, settings)
-        faults = unkillable.wait_for_exit(event, is_asked_to_stop)
+        faults = _Unkillable(job, agents, number, answers, alive).wait_for_exit(is_asked_to_stop)
     left = {node: answer.why for node, answer in answers.items() if not answer.ok}
     unseen = [node for node in nodes if node not in answers] if agents is not None else []
     seconds = round(time.monotonic() - started, 3)
     # GPU memory that stays in use is recorded, no more: on a shared node it may be somebody else's.
-    event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=unseen)
+    job.event("attempt_cleared", attempt=number, seconds=seconds, killed=killed, left=left, unseen=unseen)
     return faults
 
 
@@ -129,38 +116,40 @@ class _Unkillable:
     """Processes of an attempt that were killed, and are not gone.
 
     Attributes:
+        job: the start of the job.
         agents: who look.
         number: of the attempt.
-        answers: what the agents said last; brought up to date.
+        answers: the last of each agent; brought up to date.
         alive: the nodes of the attempt that live.
-        settings: how long it may take.
     """
 
+    job: Job
     agents: Agents
     number: int
     answers: dict[str, Answer]
     alive: Callable[[], Sequence[str]]
-    settings: AegisSection
 
-    def wait_for_exit(self, event: Callable[..., None], is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
+    def wait_for_exit(self, is_asked_to_stop: Callable[[], bool]) -> list[Fault]:
         """Wait until they are gone; return faults for what held them up and for those that stay.
 
         There are none where the run is asked to stop.
         """
         began, seen = time.monotonic(), time.time()
-        nodes = most = self._nodes()
-        while nodes and self.settings.mode == "act":
+        settings, nodes = self.job.spec.aegis, self._nodes()
+        most = nodes
+        while nodes and settings.mode == "act":
             if is_asked_to_stop():  # then nothing starts beside them
                 return []
             if nodes is most:
-                event("start_postponed", reason=f"killed processes cannot die yet on {compress(nodes)}")
+                reason = f"killed processes cannot die yet on {compress(nodes)}"
+                self.job.event("start_postponed", reason=reason)
             self._look(nodes)
             nodes = self._nodes()
             most = nodes if len(nodes) > len(most) else most
             teardowns = _SEVERAL_NODES if len(most) > 1 else _ONE_NODE
-            if time.monotonic() - began > teardowns * self.settings.teardown_s:
+            if time.monotonic() - began > teardowns * settings.teardown_s:
                 break
-            time.sleep(min(_LOOK_S, self.settings.teardown_s))
+            time.sleep(min(LOOK_S, settings.teardown_s))
         faults = []
         if len(most) > 1:
             line = f"killed processes could not die on {compress(most)}: they wait for what these nodes share"
@@ -180,11 +169,11 @@ class _Unkillable:
 
     def _look(self, nodes: Sequence[str]) -> None:
         """Look again, and clear up where they are gone. Of who does not answer nothing new is known."""
-        looked = self.agents.ask("sweep", nodes, timeout_s=_ANSWER_S, attempt=self.number, kill=False)
+        looked = self.agents.ask("clean_up", nodes, timeout_s=_ANSWER_S, attempt=self.number, kill=False)
         self.answers.update(looked)
         if gone := sorted(looked.keys() - _with_processes(looked)):
-            patience = self.settings.teardown_s + _ANSWER_S
-            self.answers.update(self.agents.ask("sweep", gone, timeout_s=patience, attempt=self.number))
+            patience = self.job.spec.aegis.teardown_s + _ANSWER_S
+            self.answers.update(self.agents.ask("clean_up", gone, timeout_s=patience, attempt=self.number))
 
 
 def _with_processes(answers: Mapping[str, Answer]) -> list[str]:

@@ -13,25 +13,21 @@ from dataclasses import replace
 
 from zslurm.cluster.rails.problems import problems
 from zslurm.cluster.rails.types import Rail, RailMap
-from zslurm.cluster.rccl.environment import environment
+from zslurm.cluster.rccl.environment import variables_of
 from zslurm.config.spec import ClusterSection
-from zslurm.hardware.facts import Gpu, Nic, NodeFacts
+from zslurm.hardware.facts import NodeFacts
+from zslurm.hardware.gpus import Gpu
+from zslurm.hardware.nics import Nic
 from zslurm.hardware.pairing import common_path, near, pair
 
 _ROCE_V2 = "RoCE v2"
-# The kernel drivers of the rails' cards, where the profile says which cards these are.
+# The kernel drivers of the rails' cards, where the profile names the cards.
 _DRIVERS = {"pollara": "ionic", "broadcom": "bnxt_en", "cx7": "mlx5_core", "infiniband": "mlx5_core"}
 
 
-def rail_map(facts: NodeFacts, cluster: ClusterSection, gid_index: int | None = None) -> RailMap:
-    """The rails of a node and their problems.
-
-    Args:
-        facts: of the node.
-        cluster: the profile: nics and gpu_nics where it knows them.
-        gid_index: GID index that the ranks will use; default: what the profile says.
-    """
-    wanted = _gid_index(cluster) if gid_index is None else gid_index
+def rail_map(facts: NodeFacts, cluster: ClusterSection) -> RailMap:
+    """Return the rails of a node and their problems."""
+    wanted = _gid_index(cluster)
     make = _by_profile if cluster.nics else _by_pcie
     rails = tuple(make(facts, cluster, wanted))
     used = {rail.nic for rail in rails}
@@ -46,7 +42,7 @@ def rail_map(facts: NodeFacts, cluster: ClusterSection, gid_index: int | None = 
 
 def _gid_index(cluster: ClusterSection) -> int | None:
     """The index that jobs on this cluster are given, by the rules or the profile."""
-    given = {setting.name: setting.value for setting in environment(cluster)}
+    given = variables_of(cluster)
     index = given.get("NCCL_IB_GID_INDEX", "")
     return int(index) if index.isdecimal() else cluster.gid_index
 

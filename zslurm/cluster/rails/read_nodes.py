@@ -79,18 +79,14 @@ def differences(maps: Sequence[RailMap]) -> list[Difference]:
     same = [found for found in maps if len(found.rails) == usual_count]
     for index in range(usual_count):
         for aspect, (verb, value, shown) in _ASPECTS.items():
-            # A NIC that is missing has no place and no speed; that is a problem of its node, and reported as such.
-            present = [(found, value(found.rails[index])) for found in same if _comparable(found.rails[index])]
+            # A NIC that is missing has no address and no speed; that is reported as a problem of its node.
+            present = [(found, value(found.rails[index])) for found in same if found.rails[index].nic_pci]
             text = {value(found.rails[index]): shown(found.rails[index]) for found in same}
             listed += [
                 Difference(nodes, others, aspect, index, f"rail {index} {verb} {text[odd]}, not {text[usual]}")
                 for nodes, others, odd, usual in _minorities(present)
             ]
     return listed
-
-
-def _comparable(rail: Rail) -> bool:
-    return rail.nic_pci is not None
 
 
 def _minorities(
@@ -137,11 +133,7 @@ class RailReadings:
 
 
 def read_rails(cluster: ClusterSection, **where: Any) -> RailReadings:
-    """Ask nodes for their facts, and work out their rails.
-
-    Args:
-        cluster: the profile.
-        where: which nodes and how; see `zslurm.slurm.run_on_nodes.run_on_nodes`.
+    """Ask nodes for their facts, and work out their rails; `where` are arguments of `run_on_nodes`.
 
     Raises:
         SlurmUnavailable, SlurmRefused: no node could be asked.

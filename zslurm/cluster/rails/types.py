@@ -93,6 +93,6 @@ class RailMap:
         return [problem for problem in self.problems if problem.kind in kinds]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; each problem also says whether it makes the rails incomplete."""
+        """Plain values; each problem also has whether it makes the rails incomplete."""
         listed = [asdict(problem) | {"incomplete": problem.incomplete} for problem in self.problems]
         return asdict(self) | {"problems": listed}

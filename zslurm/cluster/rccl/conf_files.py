@@ -48,12 +48,9 @@ NO_FILES = Conf()
 
 
 def read_conf(given: Mapping[str, str], cluster: ClusterSection, root: Path = Path("/")) -> Conf:
-    """Read the files that RCCL or NCCL will read on a machine like this one.
+    """Read the files that RCCL or NCCL will read on a machine like this one, with /etc below `root`.
 
-    Args:
-        given: the environment of the job; what it sets, no file does.
-        cluster: the profile.
-        root: where /etc is.
+    What the environment of the job (`given`) sets, no file does.
     """
     own = given.get("NCCL_CONF_FILE")
     names = _NAMES[vendor_of(cluster)]

@@ -1,6 +1,6 @@
-"""The environment that RCCL or NCCL gets on a cluster: the rules that apply there, under what the site says.
+"""The environment that RCCL or NCCL gets on a cluster: the rules that apply there, under what the site sets.
 
-Rules are data (rules.yaml); see docs/rccl.md. `lint` checks variables that the user has set.
+Rules are data (rules.yaml); see docs/rccl.md.
 """
 
 from __future__ import annotations
@@ -8,22 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zslurm.cluster.rccl.conf_files import read_conf
-from zslurm.cluster.rccl.lint import Finding, lint, overridden
 from zslurm.cluster.rccl.rules import rules
 from zslurm.config.spec import ClusterSection
-
-__all__ = [
-    "RULES",
-    "Finding",
-    "LeftOut",
-    "Setting",
-    "environment",
-    "left_out",
-    "lint",
-    "overridden",
-    "read_conf",
-]
 
 RULES = "rule (zslurm/cluster/rccl/rules.yaml)"
 """Origin of a value that a rule gives."""
@@ -35,7 +21,7 @@ class Setting:
 
     Attributes:
         reason: why it is set, in one line.
-        source: who says so; empty for what the site or the user sets.
+        source: of the reason; empty for what the site or the user sets.
         origin: RULES, or the layer, file and line of cluster.env.
     """
 
@@ -51,15 +37,12 @@ def environment(
 ) -> list[Setting]:
     """The variables of a cluster: of each the first rule that applies, and then cluster.env, which wins.
 
-    Args:
-        cluster: the profile.
-        origin_of: where the value of a variable in cluster.env came from.
+    `origin_of` returns where the value of a variable in cluster.env came from.
     """
-    shipped = rules()
     found: dict[str, Setting] = {}
-    for rule in shipped.rules:
+    for rule in rules().rules:
         if rule.variable not in found and rule.when.holds(cluster):
-            value = rule.value_on(cluster, shipped.limits, shipped.gid_index)
+            value = rule.value_on(cluster)
             if value is not None:
                 found[rule.variable] = Setting(rule.variable, value, rule.reason, rule.source, RULES)
     for name, given in cluster.env.items():
@@ -68,6 +51,11 @@ def environment(
             reason = f"instead of the rule's {before.value}: {before.reason}" if before else "set in cluster.env"
             found[name] = Setting(name, given, reason, before.source if before else "", origin_of(name))
     return list(found.values())
+
+
+def variables_of(cluster: ClusterSection) -> dict[str, str]:
+    """Return the variables of `environment`, name to value."""
+    return {setting.name: setting.value for setting in environment(cluster)}
 
 
 @dataclass(frozen=True)
@@ -98,16 +86,14 @@ def left_out(cluster: ClusterSection) -> list[LeftOut]:
     """
     if cluster.launcher == "local":
         return []
-    shipped = rules()
-    set_already = {setting.name for setting in environment(cluster)} | cluster.env.keys()
+    set_already = variables_of(cluster).keys() | cluster.env.keys()
     found: dict[str, LeftOut] = {}
-    for rule in shipped.rules:
+    for rule in rules().rules:
         if rule.variable in set_already or rule.variable in found:
             continue
         needs = rule.when.unknown(cluster)
         if needs is None and rule.when.holds(cluster):
-            missing = rule.missing(cluster, shipped.limits, shipped.gid_index)
-            needs = " and ".join(f"cluster.{key}" for key in missing) or None
+            needs = " and ".join(f"cluster.{key}" for key in rule.missing(cluster)) or None
         if needs is not None:
             found[rule.variable] = LeftOut(rule.variable, needs, rule.reason)
     return list(found.values())

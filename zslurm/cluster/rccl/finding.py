@@ -1,12 +1,10 @@
-"""What the lint of RCCL's variables says of one of them, and how its checks read values."""
+"""What the lint of RCCL's variables finds about one of them, and how its checks read values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-from zslurm.config.spec import ClusterSection
 
 Level = Literal["fault", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("fault", "warning", "note")
@@ -35,22 +33,8 @@ class Finding:
         return f"{shown}: {self.message}"
 
 
-Check = Callable[[Mapping[str, str], ClusterSection], Iterator[Finding]]
-
-
-def fault(given: Mapping[str, str], name: str, message: str) -> Finding:
-    """Return a finding that fails the lint."""
-    return Finding(name, given.get(name), "fault", message)
-
-
-def warning(given: Mapping[str, str], name: str, message: str) -> Finding:
-    """Return a finding that is shown and fails nothing."""
-    return Finding(name, given.get(name), "warning", message)
-
-
-def note(given: Mapping[str, str], name: str, message: str) -> Finding:
-    """Return a finding about no variable."""
-    return Finding(name, given.get(name), "note", message)
+FindingFields = tuple[Level, str, str]
+"""What a check yields: level, name and message of a finding."""
 
 
 def is_on(given: Mapping[str, str], name: str) -> bool:

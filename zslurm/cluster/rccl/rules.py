@@ -5,16 +5,18 @@ Both files are data that ships in the package; a mistake in them is found by the
 
 from __future__ import annotations
 
+import operator
 import re
 from functools import cache
 from importlib import resources
 from string import Formatter
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from zslurm.config import yaml12
 from zslurm.config.spec import ClusterSection, one_line
+from zslurm.train.section import Section
 
 Network = Literal["pollara", "broadcom", "cx7", "infiniband"]
 Vendor = Literal["amd", "nvidia"]
@@ -30,21 +32,25 @@ BUILT_IN_ROCM = "7.2.1"
 PLUGIN = "librccl-anp.so"
 """AMD's network plugin for Pollara NICs, which older RCCL needs."""
 _FIELDS = frozenset(("nics", "interface", "gid_index", "ib_timeout", "ib_retries", "heartbeat_s"))
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 _RANGE = re.compile(r"(<=|>=|<|>|==)\s*(\d+(?:\.\d+)*)")
 # Families and types of GPUs as Slurm, sysfs and people write them: mi300x, nvidia_h100_80gb_hbm3, amd_mi250.
 _AMD = re.compile(r"(^|[^a-z0-9])(mi\d|amd|instinct|gfx9)", re.IGNORECASE)
 _NVIDIA = re.compile(r"(^|[^a-z0-9])(nvidia|tesla|rtx|(gb|gh|[abhlptv])\d)", re.IGNORECASE)
 
 
-def _one_word_of_why(text: str) -> str:
+def _not_empty(text: str) -> str:
     if not text.strip():
-        raise ValueError("must say something")
+        raise ValueError("must not be empty")
     return one_line(text)
 
 
+def _fields_in(template: str) -> list[str]:
+    return [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+
+
 def _template(text: str) -> str:
-    named = {field for _, field, _, _ in Formatter().parse(one_line(text)) if field is not None}
-    if unknown := named - _FIELDS:
+    if unknown := set(_fields_in(one_line(text))) - _FIELDS:
         raise ValueError(f"names {', '.join(sorted(unknown))}; known: {', '.join(sorted(_FIELDS))}")
     return text
 
@@ -55,14 +61,11 @@ def _range(text: str) -> str:
     return text
 
 
-Said = Annotated[str, AfterValidator(_one_word_of_why)]
-_STRICT = ConfigDict(extra="forbid", frozen=True)
+Line = Annotated[str, AfterValidator(_not_empty)]
 
 
-class When(BaseModel):
+class When(Section):
     """What must hold for a rule to apply; what is not given holds always."""
-
-    model_config = _STRICT
 
     gpus: bool | None = None
     vendor: Vendor | None = None
@@ -102,56 +105,28 @@ class When(BaseModel):
             and self.rails_only in (None, cluster.rails_only)
         )
 
-    def __str__(self) -> str:
-        """In words, for documents and explanations."""
-        words = ["nodes with GPUs" if self.gpus else "nodes without GPUs"] if self.gpus is not None else []
-        words += [{"amd": "AMD GPUs", "nvidia": "NVIDIA GPUs"}[self.vendor]] if self.vendor else []
-        words += [", ".join(self.network)] if self.network else []
-        words += ["rails only" if self.rails_only else "rails joined"] if self.rails_only is not None else []
-        words += [f"RCCL {self.rccl}"] if self.rccl else []
-        words += [f"transport {self.transport}"] if self.transport else []
-        words += ["with peermem" if self.peermem else "without peermem"] if self.peermem is not None else []
-        return "; ".join(words) or "always"
 
-
-class Rule(BaseModel):
-    """One variable: its value, when it holds, why, and who says so."""
-
-    model_config = _STRICT
+class Rule(Section):
+    """One variable: its value, when it holds, why, and the source of that."""
 
     variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
     value: Annotated[str, AfterValidator(_template)]
     when: When = When()
-    reason: Said
-    source: Said
+    reason: Line
+    source: Line
 
-    def value_on(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> str | None:
+    def value_on(self, cluster: ClusterSection) -> str | None:
         """The value on a cluster; None where the profile does not know what it needs."""
-        missing = self.missing(cluster, limits, gid_index)
-        return None if missing else self.value.format_map(self._known(cluster, limits, gid_index))
+        return None if self.missing(cluster) else self.value.format_map(_fields_of(cluster))
 
-    def missing(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> list[str]:
+    def missing(self, cluster: ClusterSection) -> list[str]:
         """Return the keys of the profile that the value needs and that are not given, such as `interface`."""
-        known = self._known(cluster, limits, gid_index)
-        needed = [field for _, field, _, _ in Formatter().parse(self.value) if field is not None]
-        return [field for field in needed if known[field] is None]
-
-    def _known(self, cluster: ClusterSection, limits: Limits, gid_index: dict[Network, int]) -> dict[str, Any]:
-        usual = gid_index.get(cluster.network) if cluster.network else None
-        return {
-            "nics": ",".join(cluster.nics) or None,
-            "interface": cluster.interface,
-            "gid_index": usual if cluster.gid_index is None else cluster.gid_index,
-            "ib_timeout": limits.ib_timeout,
-            "ib_retries": limits.ib_retries,
-            "heartbeat_s": limits.heartbeat_s,
-        }
+        known = _fields_of(cluster)
+        return [field for field in _fields_in(self.value) if known[field] is None]
 
 
-class Limits(BaseModel):
+class Limits(Section):
     """The figures behind the timeouts."""
-
-    model_config = _STRICT
 
     network_patience_s: Annotated[int, Field(gt=0)]
     ib_retries: Annotated[int, Field(ge=1, le=7)]
@@ -167,10 +142,8 @@ class Limits(BaseModel):
         )
 
 
-class Rules(BaseModel):
+class Rules(Section):
     """rules.yaml."""
-
-    model_config = _STRICT
 
     limits: Limits
     gid_index: dict[Network, int]
@@ -182,54 +155,44 @@ class Rules(BaseModel):
         return self.rocm.get(".".join(str(part) for part in version(rocm or "")[:2]))
 
 
-class Known(BaseModel):
+class Known(Section):
     """Names that some library reads."""
 
-    model_config = _STRICT
-
-    source: Said
+    source: Line
     prefix: str
     names: str
 
 
-class Misspelt(BaseModel):
+class Misspelt(Section):
     """A name that nothing reads, and the one that was meant."""
-
-    model_config = _STRICT
 
     name: str
     meant: str
-    source: Said
+    source: Line
 
 
-class Documented(BaseModel):
+class Documented(Section):
     """Settings that a vendor publishes for a network and that the lint therefore leaves alone there."""
-
-    model_config = _STRICT
 
     vendor: Vendor
     network: tuple[Network, ...]
     settings: tuple[str, ...]
-    why: Said
-    source: Said
+    why: Line
+    source: Line
 
 
-class Removed(BaseModel):
+class Removed(Section):
     """Names that nothing reads from a version on."""
-
-    model_config = _STRICT
 
     names: str
     vendor: Vendor | None = None
     since: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
-    why: Said
-    source: Said
+    why: Line
+    source: Line
 
 
-class Variables(BaseModel):
+class Variables(Section):
     """variables.yaml."""
-
-    model_config = _STRICT
 
     known: tuple[Known, ...]
     misspelt: tuple[Misspelt, ...]
@@ -273,6 +236,20 @@ def _data(name: str) -> Any:
     return yaml12.parse(text, name).data
 
 
+def _fields_of(cluster: ClusterSection) -> dict[str, Any]:
+    """What a rule's value may name; None where the profile does not know it."""
+    limits = rules().limits
+    usual = rules().gid_index.get(cluster.network) if cluster.network else None
+    return {
+        "nics": ",".join(cluster.nics) or None,
+        "interface": cluster.interface,
+        "gid_index": usual if cluster.gid_index is None else cluster.gid_index,
+        "ib_timeout": limits.ib_timeout,
+        "ib_retries": limits.ib_retries,
+        "heartbeat_s": limits.heartbeat_s,
+    }
+
+
 def patience_s(timeout: int, retries: int) -> float:
     """Seconds for which a NIC waits for an answer: 4.096 us * 2^timeout for each of the retries.
 
@@ -286,11 +263,7 @@ def vendor_of(cluster: ClusterSection) -> Vendor | None:
     if not cluster.gpus_per_node:
         return None
     name = cluster.gpu_family or cluster.gpu_type or ""
-    for vendor, pattern in zip(get_args(Vendor), (_AMD, _NVIDIA), strict=True):
-        if pattern.search(name):
-            found: Vendor = vendor
-            return found
-    return None
+    return "amd" if _AMD.search(name) else "nvidia" if _NVIDIA.search(name) else None
 
 
 def rccl_version(cluster: ClusterSection) -> str | None:
@@ -332,5 +305,4 @@ def _satisfies(have: Version, condition: str) -> bool:
     want = version(match[2])
     length = max(len(have), len(want))
     one, other = (part + (0,) * (length - len(part)) for part in (have, want))
-    holds = {"<": one < other, "<=": one <= other, ">": one > other, ">=": one >= other, "==": one == other}
-    return holds[match[1]]
+    return bool(_COMPARISONS[match[1]](one, other))

@@ -1,1 +1,1 @@
-"""The checks of `zslurm doctor`, one in each file; a new file here is a new check (see docs/doctor.md)."""
+"""The checks of `zslurm doctor`, by group: what `@check` decorates in a file here is one (docs/doctor.md)."""

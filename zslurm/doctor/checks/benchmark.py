@@ -1,8 +1,4 @@
-"""Are the GPUs as fast as healthy ones, and the links between them?
-
-The thresholds are those of Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the
-threshold. Low figures on a good node are almost always too few cores for the step.
-"""
+"""Checks that load the machine, and run only where they are asked for: the GPUs' speed, and torch."""
 
 from __future__ import annotations
 
@@ -13,16 +9,28 @@ import tempfile
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.doctor.check import Check, Outcome, failed, passed, warned, worst
+from zslurm.doctor.check import Outcome, check, failed, passed, warned, worst
 from zslurm.hardware.command import CommandHung
 from zslurm.hardware.node_sources import Sources
 
 _TIME_FACTOR = 4
 _CORES_PER_GPU = 4
 
+_TORCH = """
+import json, torch
+hip, cuda = torch.version.hip, torch.version.cuda
+kind = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "the CPU"
+print(json.dumps([torch.__version__, kind, torch.cuda.device_count()]))
+"""
 
-def check(sources: Sources) -> Outcome:
-    """Matrix product and memory traffic of each GPU, all-reduce among them; without GPUs, figures of the CPU."""
+
+@check("benchmark", "speed of GPUs: matrix product, memory, all-reduce", "node", on_request=True)
+def benchmark(sources: Sources) -> Outcome:
+    """Measure matrix product and memory traffic of each GPU, and all-reduce; without GPUs, those of the CPU.
+
+    The thresholds are those of Primus' node_smoke: healthy MI300X reach 4,500 to 5,000 GB/s where 2,000 is the
+    threshold. Low figures on a good node are almost always too few cores for the step.
+    """
     with tempfile.TemporaryDirectory() as folder:
         arguments = ("-P", "-m", "zslurm.doctor.speed", folder)
         try:
@@ -30,10 +38,8 @@ def check(sources: Sources) -> Outcome:
         except CommandHung as error:
             return failed(f"the benchmark hangs: {error}", "exclude the node")
     if done is None or done.code != 0:
-        words = done.err.strip().splitlines() if done else []
-        return failed(
-            f"the benchmark cannot run: {words[-1] if words else 'no message'}", "see the check torch-import"
-        )
+        message = (done and done.message) or "no message"
+        return failed(f"the benchmark cannot run: {message}", "see the check torch-import")
     figures: dict[str, Any] = json.loads(done.out.splitlines()[-1])
     shown = _shown(figures)
     if figures["device"] == "cpu":
@@ -45,18 +51,12 @@ def check(sources: Sources) -> Outcome:
         ("GB/s of all-reduce", [figures["all_reduce_gb_s"]], limits.all_reduce_gb_s),
     )
     cores = len(os.sched_getaffinity(0))
-    few = cores < _CORES_PER_GPU * len(figures["gemm_tflops"])
-    cause = (
-        f"only {counted(cores, 'core')} here: run with more, low figures are almost always that; "
-        "else exclude the node"
-    )
+    outcome, remedy = failed, "exclude the node; look at its clocks and power limits"
+    if cores < _CORES_PER_GPU * len(figures["gemm_tflops"]):
+        few = f"only {counted(cores, 'core')} here: run with more, low figures are almost always that"
+        outcome, remedy = warned, f"{few}; else exclude the node"
     problems = [
-        (warned if few else failed)(
-            f"GPU {index}: {value:.0f} {unit}, under {threshold:g}"
-            if len(values) > 1
-            else f"{value:.0f} {unit}, under {threshold:g}",
-            cause if few else "exclude the node; look at its clocks and power limits",
-        )
+        outcome(f"{f'GPU {index}: ' if len(values) > 1 else ''}{value:.0f} {unit}, under {threshold:g}", remedy)
         for unit, values, threshold in thresholds
         for index, value in enumerate(values)
         if value is not None and value < threshold
@@ -75,6 +75,21 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-CHECK = Check(
-    "benchmark", "benchmark", "speed of GPUs: matrix product, memory, all-reduce", "node", check, on_request=True
-)
+@check("benchmark", "torch can be imported and sees all GPUs", "node", on_request=True)
+def torch_import(sources: Sources) -> Outcome:
+    """Import torch in a separate process: a missing library ends that one, not the doctor."""
+    try:
+        done = sources.run(sys.executable, "-c", _TORCH, timeout_s=sources.limits.check_s)
+    except CommandHung as error:
+        remedy = "look whether its file system is slow (srun -w NODE python -X importtime)"
+        return failed(f"importing torch: {error}", remedy)
+    if done is None or done.code != 0:
+        message = (done and done.message) or "no message"
+        return failed(f"torch cannot be imported: {message}", "load ROCm in cluster.setup")
+    version, kind, devices = json.loads(done.out.splitlines()[-1])
+    facts = {"torch's build": f"{version} for {kind}"}
+    if devices < sources.cluster.gpus_per_node:
+        gpus = counted(sources.cluster.gpus_per_node, "GPU")
+        remedy = "install the torch of these GPUs; look at /dev/kfd's group and at ROCR_VISIBLE_DEVICES"
+        return failed(f"torch {version} ({kind}) sees {devices} of {gpus}", remedy, must_match=facts)
+    return passed(f"torch {version} ({kind}), {counted(devices, 'GPU')}", must_match=facts)

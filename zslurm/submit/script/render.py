@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -31,10 +32,10 @@ from zslurm.slurm.hostlist import compress, expand
 from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
 from zslurm.train.jsonl import read_jsonl
 
-SUPERVISOR_STARTS = 20
-"""How often a supervisor that dies is started, with none between that lived for SUPERVISOR_LIVED_S."""
+_SUPERVISOR_STARTS = 20
+"""How often a supervisor that dies is started, with none between that lived for _SUPERVISOR_LIVED_S."""
 
-SUPERVISOR_LIVED_S = 600
+_SUPERVISOR_LIVED_S = 600
 """Seconds after which a supervisor counts as having been well."""
 
 
@@ -46,7 +47,7 @@ class JobScript:
         template: what it was rendered from.
         text: the script itself.
         variables: what the template could use, by name.
-        secrets: the variables that the script reads from a file of their own, with their values.
+        secrets: the variables that the script reads from a separate file, with their values.
     """
 
     template: Template
@@ -55,7 +56,7 @@ class JobScript:
     secrets: Mapping[str, str]
 
 
-def excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
+def _excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
     """Return the nodes that the user excludes and those that Aegis found broken, as one hostlist; None for none.
 
     A node that the run asks for by name is never excluded.
@@ -72,12 +73,9 @@ def excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
 
 
 def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[tuple[str, str | bool]]:
-    """Return the #SBATCH options of a run, in the order in which they are shown.
+    """Return the #SBATCH options of a run, whose directory need not exist, in the order in which they are shown.
 
-    Args:
-        spec: the resolved run.
-        run: its directory (it need not exist).
-        start_over: a run that is there is moved aside first: its history excludes no node of the new one.
+    With `start_over` a run that is there is moved aside first: its history excludes no node of the new one.
     """
     slurm = spec.slurm
     options: list[tuple[str, str | bool | None]] = [
@@ -86,14 +84,8 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
         ("ntasks-per-node", str(spec.ranks_per_node)),
         ("cpus-per-task", str(spec.cpus_per_task)),
         ("gpus-per-node", spec.cluster.gpu_request),
-        ("mem", slurm.mem),
-        ("time", slurm.time),
-        ("partition", slurm.partition),
-        ("account", slurm.account),
-        ("qos", slurm.qos),
-        ("constraint", slurm.constraint),
-        ("nodelist", slurm.nodelist),
-        ("exclude", spec.slurm.exclude if start_over else excluded_nodes(spec, run)),
+        *((key, getattr(slurm, key)) for key in "mem time partition account qos constraint nodelist".split()),
+        ("exclude", spec.slurm.exclude if start_over else _excluded_nodes(spec, run)),
         ("output", str(run.logs / "job-%j.log")),
         ("open-mode", "append"),
         ("requeue", True),
@@ -108,11 +100,9 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
 def job_settings(
     spec: RunSpec, origin_of: Callable[[str], str] = lambda name: f"cluster.env.{name}"
 ) -> list[Setting]:
-    """Variables that the script exports, each with its reason and origin: zslurm's own, the rules', cluster.env's.
+    """Return the variables that the script exports: zslurm's, the rules', and those of cluster.env.
 
-    Args:
-        spec: the run.
-        origin_of: where the value of a variable in cluster.env came from.
+    `origin_of` gives where the value of a variable in cluster.env came from.
     """
     own = {
         "PYTHONSAFEPATH": ("1", "a json.py of the working directory must not hide Python's own"),
@@ -129,22 +119,17 @@ def job_settings(
 
 
 def job_environment(spec: RunSpec) -> dict[str, str]:
-    """Variables that the script exports."""
+    """Return the variables that the script exports."""
     return {setting.name: setting.value for setting in job_settings(spec)}
 
 
 def job_python(spec: RunSpec) -> str:
-    """The Python that runs the supervisor, and the ranks where nothing else is said."""
+    """Return the Python that runs the supervisor, and the ranks where nothing else is set."""
     return f"{spec.cluster.venv}/bin/python" if spec.cluster.venv else sys.executable
 
 
-def supervisor_command(spec: RunSpec, run: RunDir) -> str:
-    """The shell command that runs submitit's pickled call (the same that submitit's executors build)."""
-    return f"{shlex.quote(job_python(spec))} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
-
-
 def template_of(spec: RunSpec) -> Template:
-    """The template of a run's script.
+    """Return the template of a run's script.
 
     Raises:
         NotFound: cluster.template names nothing.
@@ -156,25 +141,33 @@ def template_variables(
     spec: RunSpec, run: RunDir, *, command: str | None = None, start_over: bool = False
 ) -> dict[str, Any]:
     """Return everything that a template may use, by name; see docs/templates.md."""
-    env, secrets = split_secrets(job_environment(spec))
+    # The same that submitit's executors build: it runs submitit's pickled call.
+    own = f"{shlex.quote(job_python(spec))} -u -m submitit.core._submit {shlex.quote(str(run.submitit))}"
     return {
         "job_name": spec.slurm.job_name or spec.run.name,
         "directives": directives(spec, run, start_over=start_over),
-        "modules": spec.cluster.modules,
-        "env": env,
-        "secrets": list(secrets),
-        "secrets_file": str(run.secrets),
-        "setup": spec.cluster.setup,
-        "venv": spec.cluster.venv,
+        **environment_variables(spec, run.secrets),
         "code": job_code(spec, run),
         "run_dir": str(run.path),
         "runs_dir": str(run.path.parent),
         # A script is rendered before its job has an id: the launcher or Slurm gives it in the environment.
         "job_log": ShellWord(f'{quote(str(run.logs))}/job-"$ZSLURM_JOB_ID".log'),
         "job_id": ShellWord('"$ZSLURM_JOB_ID"'),
-        "supervisor_command": command or supervisor_command(spec, run),
-        "supervisor_starts": SUPERVISOR_STARTS,
-        "supervisor_lived_s": SUPERVISOR_LIVED_S,
+        "supervisor_command": command or own,
+        "supervisor_starts": _SUPERVISOR_STARTS,
+        "supervisor_lived_s": _SUPERVISOR_LIVED_S,
+    }
+
+
+def environment_variables(spec: RunSpec, secrets_file: Path) -> dict[str, Any]:
+    """Return what every template may use of the profile: the environment of the job."""
+    env, secrets = split_secrets(job_environment(spec))
+    cluster = spec.cluster
+    return {
+        **{key: getattr(cluster, key) for key in ("modules", "setup", "venv")},
+        "env": env,
+        "secrets": list(secrets),
+        "secrets_file": str(secrets_file),
         "spec": spec,
     }
 
@@ -189,12 +182,8 @@ def render(
 ) -> JobScript:
     """Render the script of a run's job.
 
-    Args:
-        spec: the resolved run.
-        run: its directory (it need not exist).
-        command: shell command of the supervisor; default: supervisor_command(spec, run).
-        template: default: the run's own.
-        start_over: as in `directives`.
+    The run's directory need not exist. `command` replaces the shell command of the supervisor, `template` the
+    run's template; `start_over` is as in `directives`.
 
     Raises:
         ConfigError: the template is not valid, or uses a variable that does not exist.
@@ -220,7 +209,7 @@ def render(
 
 
 def _place(error: Exception, template: Template, environment: TemplateEnvironment) -> str:
-    """File and line of the template that raised: Jinja2 writes them into the traceback."""
+    """Return file and line of the template that raised: Jinja2 writes them into the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     found = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in environment.places]
     return found[-1] if found else template.place

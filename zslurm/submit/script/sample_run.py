@@ -19,11 +19,10 @@ _NO_PROFILE = "{launcher: slurm, name: sample, gpus_per_node: 8, cpus_per_node: 
 
 
 def sample_run(cluster: str | None, *, local: bool) -> Resolved:
-    """A sample run over a cluster profile.
+    """Return a sample run over a cluster profile.
 
-    Args:
-        cluster: name of the profile; default: the usual one, or where there is none a cluster of 8 GPUs per node.
-        local: a run for this machine instead of one for Slurm.
+    Without `cluster` over the usual one, or where there is none over a cluster of 8 GPUs per node; with `local` a
+    run for this machine instead of one for Slurm.
 
     Raises:
         ConfigError, NotFound: the profile is not valid, or not there.

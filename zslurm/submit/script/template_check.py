@@ -1,4 +1,4 @@
-"""Whether a template makes a script that can train: what `zslurm template check` and every submission look at.
+"""Check whether a template makes a script that can train, in `zslurm template check` and at every submission.
 
 It must render, be valid shell, and keep the lines without which a run is lost: the options that sbatch must see,
 the variables, and the loop around the supervisor. What only looks odd is a warning.
@@ -51,7 +51,7 @@ def check_template(
         place, _, message = str(error).partition(": ")
         known = any(finding.place == place for finding in unknown)
         return None, unknown if known else [*unknown, Finding("error", place, message)]
-    return script, [*unknown, *check_script(script), *_shellcheck(script)]
+    return script, [*unknown, *_syntax(script), *_missing_lines(script), *_shellcheck(script)]
 
 
 def checked_script(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> JobScript:
@@ -77,11 +77,6 @@ def checked_script(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> J
     return script
 
 
-def check_script(script: JobScript) -> list[Finding]:
-    """Return everything that is wrong with a rendered script, shellcheck's opinions aside."""
-    return [*_syntax(script), *_missing_lines(script)]
-
-
 def _undefined(template: Template, known: set[str]) -> Iterator[Finding]:
     """Find variables that do not exist, each where it is used first."""
     environment = TemplateEnvironment(template)
@@ -100,7 +95,7 @@ def _undefined(template: Template, known: set[str]) -> Iterator[Finding]:
 
 
 def _syntax(script: JobScript) -> Iterator[Finding]:
-    """What `bash -n` says."""
+    """Find what `bash -n` refuses."""
     place = script.template.place
     bash = shutil.which("bash")
     if bash is None:
@@ -110,10 +105,10 @@ def _syntax(script: JobScript) -> Iterator[Finding]:
     )
     if done.returncode == 0:
         return
-    said = done.stderr.strip().splitlines() or ["bash -n: not valid"]
-    found = re.match(r".*?line (?P<line>\d+): (?P<message>.*)", said[0])
+    message = (done.stderr.strip().splitlines() or ["bash -n: not valid"])[0]
+    found = re.match(r".*?line (?P<line>\d+): (?P<message>.*)", message)
     if found is None:
-        yield Finding("error", place, said[0])
+        yield Finding("error", place, message)
         return
     lines = script.text.splitlines()
     number = min(int(found["line"]), len(lines))
@@ -122,7 +117,7 @@ def _syntax(script: JobScript) -> Iterator[Finding]:
 
 
 def _shellcheck(script: JobScript) -> Iterator[Finding]:
-    """What shellcheck warns of, where there is one."""
+    """Find what shellcheck warns of, where there is one."""
     program = shutil.which("shellcheck")
     if program is None:
         return
@@ -143,7 +138,7 @@ def _shellcheck(script: JobScript) -> Iterator[Finding]:
 
 
 def _missing_lines(script: JobScript) -> Iterator[Finding]:
-    """What a script must have and this one does not."""
+    """Find what a script must have and this one does not."""
     place, variables = script.template.place, script.variables
     lines = script.text.splitlines()
 
@@ -155,7 +150,7 @@ def _missing_lines(script: JobScript) -> Iterator[Finding]:
     if variables["spec"].cluster.launcher == "slurm":
         yield from _directives(place, lines, variables)
         if "export SUBMITIT_EXECUTOR=slurm" not in lines:
-            yield error("does not say `export SUBMITIT_EXECUTOR=slurm`; keep the block `identity`")
+            yield error("has no line `export SUBMITIT_EXECUTOR=slurm`; keep the block `identity`")
     if not any(line.startswith("export ZSLURM_JOB_ID=") for line in lines):
         yield error("does not set ZSLURM_JOB_ID; keep the block `identity`")
     hidden = [name for name in variables["env"] if not any(f"export {name}=" in line for line in lines)]
@@ -175,13 +170,13 @@ def _missing_lines(script: JobScript) -> Iterator[Finding]:
     trapped = all(re.search(rf"^\s*trap\s.*\b{name}\b", script.text, re.MULTILINE) for name in ("USR2", "TERM"))
     if not trapped or any(part not in script.text for part in loop):
         yield error(
-            "does not have the loop around the supervisor; keep the block `launch`, or say "
+            "does not have the loop around the supervisor; keep the block `launch`, or write "
             '{% include "_supervise.sh.j2" %}'
         )
 
 
 def _directives(place: str, lines: list[str], variables: Mapping[str, Any]) -> Iterator[Finding]:
-    """The #SBATCH options: there, in time, and those that other code relies on with their value."""
+    """Check the #SBATCH options: there, in time, and those that other code relies on with their value."""
     given: dict[str, str] = {}
     commands = False
     for line in lines:

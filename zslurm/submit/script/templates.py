@@ -1,13 +1,14 @@
 """Templates of job scripts: the ones that ship with zslurm, the site's, and the user's own.
 
-A user's lie in ~/.config/zslurm/templates ($XDG_CONFIG_HOME is honoured), a site's in /etc/zslurm/templates; they
+A user's are in ~/.config/zslurm/templates ($XDG_CONFIG_HOME is honoured), a site's in /etc/zslurm/templates; they
 hide shipped ones of the same name. Inside a template the file name of a shipped one always means the shipped one:
-a `train.sbatch.j2` of the user's own may say `{% extends "train.sbatch.j2" %}` and change one block of it.
+a user's `train.sbatch.j2` may begin with `{% extends "train.sbatch.j2" %}` and change one block of it.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -36,12 +37,12 @@ class Template:
 
     @property
     def file_name(self) -> str:
-        """The name of its file."""
+        """Return the name of its file."""
         return self.place.rsplit("/", 1)[1]
 
 
 def shipped_templates() -> dict[str, Template]:
-    """Every template that ships with zslurm, by name; parts that others include start with `_`."""
+    """Return every template that ships with zslurm, by name; parts that others include start with `_`."""
     found: dict[str, Template] = {}
     for entry in sorted(resources.files("zslurm.sbatch_templates").iterdir(), key=lambda entry: entry.name):
         if name := _name_of(entry.name):
@@ -50,12 +51,12 @@ def shipped_templates() -> dict[str, Template]:
 
 
 def user_templates_dir() -> Path:
-    """Where this user's own templates lie."""
+    """Return the folder of this user's templates."""
     return config_dir() / "templates"
 
 
 def own_templates() -> dict[str, Template]:
-    """The templates of the user and of the site, by name; a user's hides the site's.
+    """Return the templates of the user and of the site, by name; a user's hides the site's.
 
     Raises:
         ConfigError: one is not text.
@@ -83,7 +84,7 @@ def _read(path: Path) -> str:
 
 
 def find_template(name: str) -> Template:
-    """A template by name (the user's own, the site's, a shipped one), or a file by path.
+    """Return a template by name (the user's, the site's, a shipped one), or a file by path.
 
     Raises:
         NotFound: none; the nearest name is suggested.
@@ -108,7 +109,7 @@ class TemplateEnvironment(jinja2.Environment):
         self._shipped = {part.file_name: part for part in shipped_templates().values()}
         self._template = template
         self.places = {template.place}
-        """Where the templates that were used lie."""
+        """Locations of the templates that were used."""
         super().__init__(
             loader=jinja2.FunctionLoader(self._load),
             undefined=jinja2.StrictUndefined,
@@ -122,8 +123,7 @@ class TemplateEnvironment(jinja2.Environment):
         self.filters["comment"] = lambda value: "".join(c if c.isprintable() else "?" for c in str(value))
 
     def _load(self, name: str) -> tuple[str, str, None] | None:
-        found = self._find(name)
-        if found is None:
+        if (found := self._find(name)) is None:
             return None
         self.places.add(found.place)
         return found.source, found.place, None
@@ -142,13 +142,13 @@ class TemplateEnvironment(jinja2.Environment):
 
 
 def _directive(value: str | bool) -> str:
-    """The value of an #SBATCH line with its equals sign; nothing for a bare flag.
+    """Return the value of an #SBATCH line with its equals sign; nothing for a bare flag.
 
     Slurm strips one level of quotes, and reads backslash escapes inside them too.
     """
     if value is True:
         return ""
     text = str(value)
-    if all(character.isalnum() or character in "-_.,:/@=+[]%" for character in text) and text:
+    if re.fullmatch(r"[\w.,:/@=+[\]%-]+", text):
         return f"={text}"
     return "='" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

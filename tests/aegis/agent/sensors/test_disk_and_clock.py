@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.aegis.places import place
-from zslurm.aegis.agent.sensor import Place, Reading
+from tests.aegis.contexts import context
+from zslurm.aegis.agent.sensor import NodeContext, Reading
 from zslurm.aegis.agent.sensors.clock import Clock
 from zslurm.aegis.agent.sensors.disk import Disk
 
@@ -18,27 +18,27 @@ def told(reading: Reading) -> list[tuple[str, str, str, bool]]:
     return [(fault.kind, fault.role, fault.scope, fault.cleared) for fault in reading.faults]
 
 
-def disk(at: Place) -> Disk:
-    return Disk(at, at.run.checkpoints)
+def disk(at: NodeContext) -> Disk:
+    return Disk(at)
 
 
 def test_enough_room(tmp_path: Path) -> None:
-    reading = disk(place(tmp_path / "root", disk_free_gb=0.0)).read()
+    reading = disk(context(tmp_path / "root", disk_free_gb=0.0)).read()
     assert reading.ok and not reading.faults
     assert reading.values["free_gb"] > 0
 
 
 def test_low_room_is_told_when_it_begins_and_ends(tmp_path: Path) -> None:
-    low, fine = (place(tmp_path / "root", disk_free_gb=wanted) for wanted in (1e9, 0.0))
+    low, fine = (context(tmp_path / "root", disk_free_gb=wanted) for wanted in (1e9, 0.0))
     sensor = disk(low)
     assert told(sensor.read()) == [("disk_low", "advisory", "storage", False)]
     assert told(sensor.read()) == []
-    sensor._place = fine
+    sensor.context = fine
     assert told(sensor.read()) == [("disk_low", "advisory", "storage", True)]
 
 
 def test_a_file_system_that_is_gone_and_comes_back(tmp_path: Path) -> None:
-    at = place(tmp_path / "root", disk_free_gb=0.0)
+    at = context(tmp_path / "root", disk_free_gb=0.0)
     sensor = disk(at)
     at.run.checkpoints.rename(tmp_path / "away")
     reading = sensor.read()
@@ -52,7 +52,7 @@ def test_a_file_system_that_is_gone_and_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("moved", "words"), [(-3600.0, "back by 3600.0 s"), (90.0, "forward by 90.0 s")])
 def test_a_clock_that_jumps(tmp_path: Path, moved: float, words: str) -> None:
     offset = 0.0
-    at = replace(place(tmp_path / "root"), now=lambda: time.monotonic() + 1e9 + offset)
+    at = replace(context(tmp_path / "root"), now=lambda: time.monotonic() + 1e9 + offset)
     clock = Clock(at)
     assert clock.read().faults == ()
     assert clock.read().faults == ()
@@ -63,5 +63,5 @@ def test_a_clock_that_jumps(tmp_path: Path, moved: float, words: str) -> None:
 
 
 def test_the_real_clock_does_not_jump(tmp_path: Path) -> None:
-    clock = Clock(replace(place(tmp_path / "root"), now=time.time))
+    clock = Clock(replace(context(tmp_path / "root"), now=time.time))
     assert [clock.read().faults for _ in range(3)] == [()] * 3

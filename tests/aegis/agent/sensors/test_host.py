@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aegis.places import place
+from tests.aegis.contexts import context
 from tests.fake_sysfs import FakeNode
 from tests.waiting import wait_for
 from zslurm.aegis.agent.sensors.host import Host, cgroups_of_job, oom_kills, zombies
@@ -33,7 +33,7 @@ def memory(node: FakeNode, available_gib: int) -> None:
 
 
 def started(node: FakeNode) -> Host:
-    host = Host(place(node.root))
+    host = Host(context(node.root))
     assert host.read().faults == ()
     return host
 
@@ -43,7 +43,7 @@ def told(faults: tuple[Fault, ...]) -> list[tuple[str, str, bool]]:
 
 
 def test_what_is_measured(node: FakeNode) -> None:
-    assert Host(place(node.root)).read().values == {
+    assert Host(context(node.root)).read().values == {
         "memory_free_gib": 500.0, "memory_gib": 1000.0, "oom_kills": 3, "load": 7.25,
     }  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_outside_a_job(tmp_path: Path, text: str) -> None:
 def test_what_cannot_be_read_is_unavailable(tmp_path: Path, meminfo: str) -> None:
     node = FakeNode(tmp_path / "root")
     node.write("proc/meminfo", meminfo)
-    reading = Host(place(node.root)).read()
+    reading = Host(context(node.root)).read()
     assert (reading.ok, reading.faults) == (False, ())
     assert reading.why == f"{node.root}/proc/meminfo cannot be read"
 
@@ -128,7 +128,7 @@ def test_zombies_are_counted_where_there_are_many(node: FakeNode) -> None:
     end(19)
     assert zombies(node.root / "proc", os.getuid()) == 19
     assert zombies(node.root / "proc", os.getuid() + 1) == 0
-    host = Host(place(node.root))
+    host = Host(context(node.root))
     assert host.read().faults == ()
     end(20)
     said = [fault for _ in range(24) for fault in host.read().faults]

@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.aegis.places import place
+from tests.aegis.contexts import context
 from tests.waiting import wait_for
-from zslurm.aegis.agent.kernel_source.choose import open_source
 from zslurm.aegis.agent.kernel_source.journal import Journal
 from zslurm.aegis.agent.kernel_source.kmsg import Kmsg, parse_record
 from zslurm.aegis.agent.kernel_source.log_file import LogFile
 from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable, text_of
 from zslurm.aegis.agent.sensor import Reading
-from zslurm.aegis.agent.sensors.kernel_log import KernelLog, make
-from zslurm.aegis.types import Role, Scope
+from zslurm.aegis.agent.sensors.kernel_log import KernelLog, make, open_source
+from zslurm.aegis.fault_kinds import BENIGN, BENIGN_AFTER_FAULT, GPU_RAS_UNCORRECTABLE, NIC_LINK_DOWN
+from zslurm.aegis.logs.signatures import Match
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a table of signatures would say."""
-
-    kind: str
-    role: Role
-    scope: Scope
-    gpu: str | None = None
-    nic: str | None = None
-    clears: str | None = None
-
-
-def match(line: str) -> Found | None:
+def match(line: str) -> Match | None:
     """A table of four signatures."""
     if "uncorrectable" in line:
-        return Found("gpu_ras_uncorrectable", "root", "gpu", gpu=line.split()[1].rstrip(":"))
+        return Match(GPU_RAS_UNCORRECTABLE, "root", "gpu", gpu=line.split()[1].rstrip(":"))
     if "Link is Down" in line:
-        return Found("nic_link_down", "root", "nic", nic="eth11")
+        return Match(NIC_LINK_DOWN, "root", "nic", nic="eth11")
     if "Link is Up" in line:
-        return Found("benign_after_fault", "benign", "unknown", nic="eth11", clears="nic_link_down")
-    return Found("benign", "benign", "unknown") if "VM inv eng" in line else None
+        return Match(BENIGN_AFTER_FAULT, "benign", "unknown", nic="eth11", clears=NIC_LINK_DOWN)
+    return Match(BENIGN, "benign", "unknown") if "VM inv eng" in line else None
 
 
 ECC = "amdgpu 0000:1c:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!"
 
 
 def sensor(tmp_path: Path, path: Path) -> KernelLog:
-    return KernelLog(place(tmp_path / "root"), match, lambda at: LogFile(path, at))
+    return KernelLog(context(tmp_path / "root"), match, lambda at: LogFile(path, at))
 
 
 def append(path: Path, *lines: str) -> None:
@@ -190,8 +177,8 @@ def test_records_of_kmsg(record: bytes, text: str | None) -> None:
 
 def test_kmsg_that_may_not_be_opened_and_no_journal(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"dev/kmsg: No such file or directory; no journalctl$"):
-        open_source("auto", "node0", tmp_path, {"PATH": "/usr/bin"}, 1.0)
-    followed = KernelLog(place(tmp_path / "root"), match, lambda at: Kmsg(tmp_path / "kmsg", at))
+        open_source(context(tmp_path))
+    followed = KernelLog(context(tmp_path / "root"), match, lambda at: Kmsg(tmp_path / "kmsg", at))
     for _ in range(2):
         reading = followed.read()
         assert (reading.ok, reading.why) == (False, f"{tmp_path}/kmsg: No such file or directory")
@@ -208,7 +195,7 @@ def test_the_real_kmsg_starts_at_its_end() -> None:
 def test_the_setting_names_a_file_of_the_node(tmp_path: Path) -> None:
     log = tmp_path / "kern-node0.log"
     log.touch()
-    source = open_source(str(tmp_path / "kern-%n.log"), "node0", Path("/"), {}, 1.0)
+    source = open_source(context(tmp_path / "root", kernel_log=str(tmp_path / "kern-%n.log")))
     append(log, ECC)
     assert source.lines() == [ECC]
     source.close()
@@ -277,17 +264,17 @@ def test_a_log_that_ended_is_opened_again_later(tmp_path: Path) -> None:
         opened.append(Once())
         return opened[-1]
 
-    followed = KernelLog(place(tmp_path / "root"), match, open_log)
+    followed = KernelLog(context(tmp_path / "root"), match, open_log)
     assert [followed.read().why for _ in range(3)] == ["journalctl has ended"] * 3
     assert len(opened) == len(closed) == 1, "not at once, or a dead journal would be started again and again"
 
 
 def test_off_is_no_sensor(tmp_path: Path) -> None:
-    assert make(place(tmp_path / "root", kernel_log="off")) is None
+    assert make(context(tmp_path / "root", kernel_log="off")) is None
 
 
 def test_the_journal_of_the_whole_machine_is_not_read_under_a_moved_root(tmp_path: Path) -> None:
     journalctl(tmp_path, f"touch {tmp_path}/called; echo '[ 1.0] node0 kernel: old'")
     with pytest.raises(Unavailable):
-        open_source("auto", "node0", tmp_path, {"PATH": f"{tmp_path}:/bin"}, 1.0)
+        open_source(context(tmp_path, environ={"PATH": f"{tmp_path}:/bin"}))
     assert not (tmp_path / "called").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aegis.places import place
+from tests.aegis.contexts import context
 from tests.fake_sysfs import FakeNode, h100_mlx5, mi300x_pollara
 from zslurm.aegis.agent.sensors.nic import Nics, NicState, changes, exceeded_retries, make, retransmits_much
 from zslurm.aegis.types import Fault
@@ -20,7 +20,7 @@ def node(tmp_path: Path) -> FakeNode:
 
 
 def sensor(node: FakeNode, **cluster: object) -> Nics:
-    made = make(place(node.root, cluster={"nics": NAMES} | cluster))
+    made = make(context(node.root, cluster={"nics": NAMES} | cluster))
     assert made is not None
     assert made.read().values == {"up": 8, "down": []}
     return made
@@ -77,7 +77,7 @@ def test_a_flap_between_two_looks_is_told_as_both(node: FakeNode, folder: str, n
 
 def test_a_link_that_is_down_from_the_start_is_an_advisory(node: FakeNode) -> None:
     node.take_nic_down("ionic_0")
-    nics = make(place(node.root, cluster={"nics": NAMES}))
+    nics = make(context(node.root, cluster={"nics": NAMES}))
     assert nics is not None
     (fault,) = nics.read().faults
     assert told(fault) == ("nic_link_down", "advisory", "ionic_0", False)
@@ -153,7 +153,7 @@ def test_counters_that_cannot_be_read_tell_nothing(node: FakeNode) -> None:
 
 def test_without_a_profile_the_rails_are_found_by_pcie(tmp_path: Path) -> None:
     node = h100_mlx5(tmp_path / "root")
-    nics = make(place(node.root, cluster={"network": "infiniband"}))
+    nics = make(context(node.root, cluster={"network": "infiniband"}))
     assert nics is not None and nics.read().values["up"] == 8, "the ninth is the storage's"
     node.take_nic_down("mlx5_8")
     assert nics.read().faults == ()
@@ -162,4 +162,4 @@ def test_without_a_profile_the_rails_are_found_by_pcie(tmp_path: Path) -> None:
 
 
 def test_no_nics_are_no_sensor(tmp_path: Path) -> None:
-    assert make(place(tmp_path / "root")) is None
+    assert make(context(tmp_path / "root")) is None

@@ -167,7 +167,7 @@ def test_an_answer_comes_in_parts_and_is_whole(here: SteeredAgents) -> None:
     here.agents.attempt = 7
     here.start()
     here.wait_for_event("agents_started")
-    answers = here.agents.ask("sweep", timeout_s=30.0)
+    answers = here.agents.ask("clean_up", timeout_s=30.0)
     assert answers["here"].values == {"part": [1, 2], "attempt": 7}
     assert here.agents.ask("stacks", ["nowhere"], timeout_s=30.0) == {}
 
@@ -209,7 +209,7 @@ def test_the_real_agent_speaks_and_does_what_it_is_told(tmp_path: Path) -> None:
     steered.start()
     steered.wait_for_event("agents_started")
     steered.wait_for_report("here")
-    answer = steered.agents.ask("sweep", timeout_s=60.0, attempt=1)["here"]
+    answer = steered.agents.ask("clean_up", timeout_s=60.0, attempt=1)["here"]
     assert answer.ok, answer.why
     steered.agents.stop()
     wait_for(lambda: not steered.agents.liveness.any_responding(), "it to be gone")
@@ -284,7 +284,7 @@ def test_one_killed_agent_is_replaced_by_a_step_of_its_own(slurm: SteeredAgents)
     second = (slurm.directory / "calls").read_text().splitlines()[1]
     assert "--nodelist=node1" in second.split()
     assert f"--job-name=agents-{slurm.agents.generation}-2" in second.split()
-    assert set(slurm.agents.ask("sweep", timeout_s=30.0)) == set(NODES)
+    assert set(slurm.agents.ask("clean_up", timeout_s=30.0)) == set(NODES)
 
 
 def test_a_silent_agent_is_replaced_and_not_heard_any_more(slurm: SteeredAgents) -> None:
@@ -305,13 +305,13 @@ def test_a_node_that_cannot_be_reached_is_known_as_such(slurm: SteeredAgents) ->
     (slurm.directory / "down").write_text("node1")
     os.kill(slurm.pid("node1"), signal.SIGKILL)
     slurm.wait_for_event("agent_lost")
-    wait_for(slurm.agents.liveness.unreachable, "the word of srun")
-    assert slurm.agents.liveness.unreachable() == {
+    wait_for(slurm.agents.liveness.trouble, "the word of srun")
+    assert slurm.agents.liveness.trouble() == {
         "node1": "tasks cannot be started: Communication connection failure"
     }
     (slurm.directory / "down").unlink()
     slurm.wait_for_event("agent_restarted")
-    assert slurm.agents.liveness.unreachable() == {}
+    assert slurm.agents.liveness.trouble() == {}
 
 
 def test_a_node_that_left_the_job_keeps_no_other_from_its_agent(
@@ -363,8 +363,8 @@ def test_what_slurm_says_of_a_silent_node_is_known(slurm: SteeredAgents) -> None
     record = "\x1f".join(["node1", "down*+drain", "gpu:8", "96", "1000", "main", ""]) + "\x1e"
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\n")
     slurm.ask_for("blocked", "node1")
-    wait_for(slurm.agents.liveness.slurm_states, "the word of sinfo")
-    assert slurm.agents.liveness.slurm_states() == {"node1": "Slurm says down not responding"}
+    wait_for(slurm.agents.liveness.trouble, "the word of sinfo")
+    assert slurm.agents.liveness.trouble() == {"node1": "Slurm reports down not responding"}
 
 
 @pytest.mark.parametrize("state", ["unknown*", "allocated*", "idle"])
@@ -376,9 +376,9 @@ def test_where_no_agent_speaks_only_a_node_that_is_down_is_in_trouble(slurm: Ste
     record = "".join("\x1f".join([node, word, "gpu:8", "96", "1000", "main", ""]) + "\x1e" for node, word in rows)
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\n")
     slurm.ask_for("blocked")
-    said = {"node1": "Slurm says down not responding"}
+    said = {"node1": "Slurm reports down not responding"}
     wait_for(
-        lambda: not slurm.agents.liveness.any_responding() and slurm.agents.liveness.slurm_states() == said,
+        lambda: not slurm.agents.liveness.any_responding() and slurm.agents.liveness.trouble() == said,
         "the word of sinfo",
     )
 
@@ -391,7 +391,7 @@ def test_what_is_unknown_to_slurm_is_no_trouble_while_others_speak(slurm: Steere
     (slurm.directory / "tools" / "sinfo").write_text(f"#!/bin/sh\nprintf '{record}'\necho asked >> {asked}\n")
     slurm.ask_for("blocked", "node1")
     wait_for(lambda: asked.exists() and len(asked.read_text().split()) > 1, "Slurm to be asked twice")
-    assert slurm.agents.liveness.slurm_states() == {}
+    assert slurm.agents.liveness.trouble() == {}
 
 
 def test_agents_of_an_srun_that_gave_up_are_ended_as_soon_as_slurm_answers(slurm: SteeredAgents) -> None:

@@ -50,10 +50,9 @@ class Journal(Source):
                 capture_output=True, timeout=timeout_s, check=False,
             )  # fmt: skip
             if b" kernel: " not in answer.stdout:
-                words = (answer.stderr or answer.stdout).decode("utf-8", errors="replace").strip().splitlines()
-                raise Unavailable(
-                    f"journalctl shows no line of the kernel: {words[-1] if words else 'it is empty'}"
-                )
+                printed = (answer.stderr or answer.stdout).decode("utf-8", errors="replace").strip()
+                last = (printed.splitlines() or ["it is empty"])[-1]
+                raise Unavailable(f"journalctl shows no line of the kernel: {last}")
             self._process = subprocess.Popen(
                 [program, "-k", "-f", *new, *form], env=dict(environ), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

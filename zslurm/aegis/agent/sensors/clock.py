@@ -1,6 +1,6 @@
 """Does the node's clock jump? Times of faults are compared between nodes: a jump makes a cascade look like a root.
 
-The wall clock is held against the monotonic one, which cannot be set. NTP's slow corrections (500 ppm at most)
+The wall clock is compared with the monotonic one, which cannot be set. NTP's slow corrections (500 ppm at most)
 stay far below what counts as a jump.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.agent.sensor import NodeContext, Reading, Sensor
 from zslurm.aegis.fault_kinds import CLOCK_JUMP
 
 _MEMORY = TypeAdapter(float)
@@ -23,9 +23,8 @@ JUMP_S = 1.0
 class Clock(Sensor):
     """Compares the two clocks."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self.period_s = place.settings.period_s
+    def __init__(self, context: NodeContext) -> None:
+        super().__init__(context)
         self._offset: float | None = None
         self._reported: float | None = None
 
@@ -38,8 +37,8 @@ class Clock(Sensor):
         self._offset = self._reported = _MEMORY.validate_python(memory)
 
     def read(self) -> Reading:
-        """A fault where the wall clock moved by itself since the last look."""
-        before, wall, after = time.monotonic(), self._place.now(), time.monotonic()
+        """Return a fault where the wall clock moved by itself since the last look."""
+        before, wall, after = time.monotonic(), self.context.now(), time.monotonic()
         offset, last = wall - (before + after) / 2, self._offset
         self._offset = offset
         self._reported = offset if self._reported is None else self._reported
@@ -47,11 +46,8 @@ class Clock(Sensor):
         if abs(moved) <= JUMP_S + (after - before):
             return Reading()
         self._reported = offset
-        direction = "forward" if moved > 0 else "back"
-        line = f"the clock jumped {direction} by {abs(moved):.1f} s"
-        return Reading(faults=(self._place.fault(CLOCK_JUMP, "advisory", "node", "clock", line),))
+        line = f"the clock jumped {'forward' if moved > 0 else 'back'} by {abs(moved):.1f} s"
+        return Reading(faults=(self.context.fault(CLOCK_JUMP, "clock", line),))
 
 
-def make(place: Place) -> Clock:
-    """Make the sensor."""
-    return Clock(place)
+make = Clock

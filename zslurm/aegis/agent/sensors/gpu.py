@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from zslurm.aegis.agent.gpu_tool import GpuTool, ToolAnswer, ToolSources, is_there, tool_exists
-from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.agent.sensor import Change, NodeContext, Reading, Sensor
 from zslurm.aegis.fault_kinds import (
     GPU_BAD_PAGES,
     GPU_HANG_RESET,
@@ -25,9 +25,8 @@ from zslurm.aegis.fault_kinds import (
     GPU_RAS_UNCORRECTABLE,
     GPU_THROTTLED,
     XGMI_ERROR,
-    FaultKind,
 )
-from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.hardware import ras
 from zslurm.hardware.gpu_health import GpuHealth
@@ -65,7 +64,7 @@ class GpuState:
         return cls(health.uncorrectable, health.correctable, health.deferred, dict(health.blocks), pages)
 
     def filled_from(self, other: GpuState) -> GpuState:
-        """This one, with what it leaves open taken from another source."""
+        """Return this one, with what it leaves open taken from another source."""
         names = ("uncorrectable", "correctable", "deferred", "bad_pages", "throttled")
         missing = {name: getattr(other, name) for name in names if getattr(self, name) is None}
         return replace(self, blocks=self.blocks or other.blocks, **missing)
@@ -87,41 +86,34 @@ class GpuMemory:
 _MEMORY = TypeAdapter(GpuMemory)
 
 
-@dataclass(frozen=True)
-class Change:
-    """What became of a GPU between two looks, for a fault."""
-
-    kind: FaultKind
-    role: Role
-    words: str
-    scope: Scope = "gpu"
-    cleared: bool = False
-
-
 def changes(before: GpuState, now: GpuState) -> list[Change]:
     """Return what happened to a GPU between two looks. A counter that was not known before shows nothing."""
     if now.gone:
-        return [] if before.gone else [Change(GPU_INIT_FAIL, "root", "has disappeared from the bus")]
+        return [] if before.gone else [Change(GPU_INIT_FAIL, "has disappeared from the bus")]
     found = _uncorrectable(before, now)
     if went_back := [name for name in ("uncorrectable", "correctable") if _grown(before, now, name) < 0]:
-        words = f"counts {' and '.join(went_back)} errors anew: it was reset"
-        found.append(Change(GPU_HANG_RESET, "advisory", words))
-    found += _pages(before, now)
+        message = f"counts {' and '.join(went_back)} errors anew: it was reset"
+        found.append(Change(GPU_HANG_RESET, message, "advisory"))
+    # New bad pages are an advisory, until the driver gives the GPU up.
+    if (pages := _grown(before, now, "bad_pages")) > 0 and now.bad_pages is not None:
+        given_up = now.bad_pages - pages < BAD_PAGES_LIMIT <= now.bad_pages
+        message = f"has {counted(pages, 'new bad page')}, {now.bad_pages} in all"
+        found.append(Change(GPU_BAD_PAGES, message, "root" if given_up else "advisory"))
     if now.throttled and not before.throttled:
-        found.append(Change(GPU_THROTTLED, "advisory", f"is slowed down: {', '.join(now.throttled)}"))
+        found.append(Change(GPU_THROTTLED, f"is slowed down: {', '.join(now.throttled)}"))
     elif before.throttled and now.throttled == ():
-        found.append(Change(GPU_THROTTLED, "advisory", "is no longer slowed down", cleared=True))
+        found.append(Change(GPU_THROTTLED, "is no longer slowed down", cleared=True))
     return found
 
 
 def _grown(before: GpuState, now: GpuState, name: str) -> int:
-    """By how much a count grew; 0 where one of both is not known."""
+    """Return by how much a count grew; 0 where one of both is not known."""
     was, has = getattr(before, name), getattr(now, name)
     return 0 if was is None or has is None else int(has - was)
 
 
 def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
-    """New uncorrectable errors, those of XGMI apart."""
+    """Return new uncorrectable errors, those of XGMI apart."""
     new = _grown(before, now, "uncorrectable")
     if new <= 0:
         return []
@@ -131,26 +123,12 @@ def _uncorrectable(before: GpuState, now: GpuState) -> list[Change]:
     of_xgmi = min(new, by_block.pop(XGMI, 0))
     found = []
     if of_xgmi:
-        found.append(Change(XGMI_ERROR, "root", f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})"))
+        found.append(Change(XGMI_ERROR, f"counts {counted(of_xgmi, 'new uncorrectable error')} ({XGMI})"))
     if new > of_xgmi:
         where = f" ({', '.join(sorted(by_block))})" if by_block else ""
-        words = f"counts {counted(new - of_xgmi, 'new uncorrectable error')}{where}"
-        found.append(Change(GPU_RAS_UNCORRECTABLE, "root", words))
+        message = f"counts {counted(new - of_xgmi, 'new uncorrectable error')}{where}"
+        found.append(Change(GPU_RAS_UNCORRECTABLE, message))
     return found
-
-
-def _pages(before: GpuState, now: GpuState) -> list[Change]:
-    """New bad pages: an advisory, until the driver gives the GPU up."""
-    if _grown(before, now, "bad_pages") <= 0 or now.bad_pages is None or before.bad_pages is None:
-        return []
-    role: Role = "root" if before.bad_pages < BAD_PAGES_LIMIT <= now.bad_pages else "advisory"
-    return [
-        Change(
-            GPU_BAD_PAGES,
-            role,
-            f"has {counted(now.bad_pages - before.bad_pages, 'new bad page')}, {now.bad_pages} in all",
-        )
-    ]
 
 
 def worth_reporting(reported: int, count: int) -> bool:
@@ -161,25 +139,25 @@ def worth_reporting(reported: int, count: int) -> bool:
 class Gpus(Sensor):
     """Watches every GPU of the node."""
 
-    def __init__(self, place: Place, sources: ToolSources, tool: GpuTool | None) -> None:
-        self._place, self._sources, self._tool = place, sources, tool
-        self.period_s = place.settings.period_s
+    def __init__(self, context: NodeContext, sources: ToolSources, tool: GpuTool | None) -> None:
+        super().__init__(context)
+        self._sources, self._tool = sources, tool
         self._gpus = {gpu.index: gpu for gpu in sources.facts.gpus}
         self._seen: set[int] = set()
         self._last: dict[int, GpuState] = {}
         self._began: dict[int, GpuState] = {}
-        self._said: dict[int, GpuState] = {}
+        self._by_tool: dict[int, GpuState] = {}
         self._corrected: dict[tuple[int, str], int] = {}
         self._reported: dict[tuple[int, str], int] = {}
         self._why = "there is no tool for them"
         self._waits = tool is not None
 
     def begin_attempt(self) -> None:
-        """The GPUs are as they were seen last."""
+        """Take the GPUs as they were seen last."""
         self._began = dict(self._last)
 
     def memory(self) -> Any:
-        """Each GPU as it was when the attempt began, and which of them were on the bus."""
+        """Return each GPU as it was when the attempt began, and which of them were on the bus."""
         return _MEMORY.dump_python(GpuMemory(self._began, sorted(self._seen)), mode="json")
 
     def recall(self, memory: Any) -> None:
@@ -193,8 +171,8 @@ class Gpus(Sensor):
         """Return faults for what grew since the last look; not ok where no GPU shows its errors."""
         states = self._by_sysfs()
         self._ask_tool(needed=not states or any(state.uncorrectable is None for state in states.values()))
-        for index, said in self._said.items():
-            states[index] = states[index].filled_from(said) if index in states else said
+        for index, state in self._by_tool.items():
+            states[index] = states[index].filled_from(state) if index in states else state
         faults: list[Fault] = []
         for index, now in states.items():
             # Steps over looks at which a count was not known: what grew meanwhile is reported then.
@@ -216,8 +194,10 @@ class Gpus(Sensor):
         return Reading(faults=tuple(faults), values=values)
 
     def _by_sysfs(self) -> dict[int, GpuState]:
-        root = self._place.root / "sys/bus/pci/devices"
-        states = {health.index: GpuState.of(health) for health in ras.read(self._sources)}
+        root = self.context.root / "sys/bus/pci/devices"
+        states = {
+            health.index: GpuState.of(health) for health in ras.read(self._sources.root, self._sources.facts.gpus)
+        }
         states |= {index: states.get(index, GpuState()) for index in self._gpus}
         there = {index for index, gpu in self._gpus.items() if gpu.pci and is_there(root / gpu.pci)}
         self._seen |= there  # a container may show the GPUs, and not the PCI bus
@@ -231,7 +211,7 @@ class Gpus(Sensor):
             return
         self._waits = False
         self._why = news.why or self._why
-        self._said = said_by(news, self._gpus)
+        self._by_tool = _states_of(news, self._gpus)
 
     def _faults(self, index: int, before: GpuState, now: GpuState) -> list[Fault]:
         found = changes(before, now)
@@ -240,21 +220,17 @@ class Gpus(Sensor):
                 count = self._corrected[index, name] = self._corrected.get((index, name), 0) + new
                 if worth_reporting(self._reported.get((index, name), 0), count):
                     self._reported[index, name] = count
-                    words = f"counts {counted(count, f'{name} error')} since the attempt began"
-                    found.append(Change(GPU_RAS_CORRECTABLE, "advisory", words))
+                    message = f"counts {counted(count, f'{name} error')} since the attempt began"
+                    found.append(Change(GPU_RAS_CORRECTABLE, message))
         return [self._fault(index, change) for change in found]
 
     def _fault(self, index: int, change: Change) -> Fault:
-        gpu = self._gpus.get(index)
-        place = f"GPU {index}" if gpu is None or gpu.pci is None else f"GPU {index} ({gpu.pci})"
-        name = str(index) if gpu is None or gpu.pci is None else gpu.pci
-        line = f"{place} {change.words}"
-        return self._place.fault(
-            change.kind, change.role, change.scope, "gpu", line, gpu=name, cleared=change.cleared
-        )
+        pci = self._gpus[index].pci if index in self._gpus else None
+        device = f"GPU {index} ({pci})" if pci else f"GPU {index}"
+        return change.fault(self.context, "gpu", device, gpu=pci or str(index))
 
 
-def said_by(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuState]:
+def _states_of(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuState]:
     """Return the tool's states by the index that sysfs gives each GPU, where their PCI addresses are known."""
     by_pci = {gpu.pci: index for index, gpu in gpus.items() if gpu.pci}
     found = {}
@@ -264,15 +240,15 @@ def said_by(answer: ToolAnswer, gpus: Mapping[int, Gpu]) -> dict[int, GpuState]:
     return found
 
 
-def make(place: Place) -> Gpus | None:
-    """Watches the node's GPUs; None where there are none, none are expected, and no tool knows of any."""
-    sources = ToolSources.of(place)
+def make(context: NodeContext) -> Gpus | None:
+    """Return the sensor of the node's GPUs; None where none are there or expected, and no tool knows of any."""
+    sources = ToolSources.of(context)
     gpus = sources.facts.gpus
-    has_tool = tool_exists(place, sources)
-    if not gpus and not has_tool and not place.cluster.gpus_per_node:
+    has_tool = tool_exists(context, sources)
+    if not gpus and not has_tool and not context.cluster.gpus_per_node:
         return None
     nvidia = any(gpu.kind == "nvidia" for gpu in gpus) or (
         not gpus and sources.find("amd-smi") is None and sources.find("nvidia-smi") is not None
     )
-    wanted = nvidia or place.settings.amd_smi != "off"
-    return Gpus(place, sources, GpuTool(place, sources, nvidia=nvidia) if wanted else None)
+    wanted = nvidia or context.settings.amd_smi != "off"
+    return Gpus(context, sources, GpuTool(context, sources, nvidia=nvidia) if wanted else None)

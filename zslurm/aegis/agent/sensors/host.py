@@ -16,15 +16,17 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from zslurm.aegis.agent.sensor import Place, Reading, Sensor
+from zslurm.aegis.agent.sensor import NodeContext, Reading, Sensor
 from zslurm.aegis.fault_kinds import HOST_OOM, MEMORY_LOW, ZOMBIES
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.core.files import read_text
+from zslurm.core.processes import read_stat
 from zslurm.hardware.sysfs import key_values, names
 
 _GIB = 1 << 30
 _JOB = re.compile(r"job_\d+")
+_SIZE = re.compile(r"(\d+)\s+kB")
 _MANY_ZOMBIES = 20
 _MEMORY = TypeAdapter(dict[str, int])
 _ZOMBIES_EVERY = 12
@@ -34,16 +36,14 @@ _ZOMBIES_EVERY = 12
 class Host(Sensor):
     """Watches memory and processes."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self.period_s = place.settings.period_s
+    def __init__(self, context: NodeContext) -> None:
+        super().__init__(context)
         self._kills: dict[str, int] = {}
         self._began: dict[str, int] = {}
-        self._low = self._zombies = False
         self._looks = 0
 
     def begin_attempt(self) -> None:
-        """Kills are counted from the last look."""
+        """Count kills from the last look."""
         self._began = dict(self._kills)
 
     def memory(self) -> Any:
@@ -57,9 +57,9 @@ class Host(Sensor):
 
     def read(self) -> Reading:
         """Return faults for new kills, and where memory or zombies cross their limits."""
-        proc = self._place.root / "proc"
+        proc = self.context.root / "proc"
         memory = parse_meminfo(key_values(proc / "meminfo"))
-        kills = oom_kills(self._place.root)
+        kills = oom_kills(self.context.root)
         if memory is None and not kills:
             return Reading(ok=False, why=f"{proc}/meminfo cannot be read")
         faults, values = self._killed(kills), {"oom_kills": max(kills.values(), default=0)}
@@ -67,57 +67,36 @@ class Host(Sensor):
         if memory is not None:
             free, total = memory
             measured |= {"memory_free_gib": round(free / _GIB, 1), "memory_gib": round(total / _GIB, 1)}
-            faults += self._memory(free, total)
+            line = f"{show_bytes(free)} of {show_bytes(total)} of memory are free"
+            is_low = free < self.context.settings.memory_free_fraction * total
+            faults += self.state_fault(MEMORY_LOW, "host", is_low, line)
         if (load := (read_text(proc / "loadavg") or "").split()[:1]) and load[0].replace(".", "").isdigit():
             measured["load"] = float(load[0])
         if self._looks % _ZOMBIES_EVERY == 0:
-            faults += self._count_zombies(proc)
+            count = zombies(proc, os.getuid())
+            line = f"{counted(count, 'zombie')} of this user"
+            faults += self.state_fault(ZOMBIES, "host", count >= _MANY_ZOMBIES, line)
         self._looks += 1
         return Reading(faults=tuple(faults), values=measured)
 
     def _killed(self, kills: dict[str, int]) -> list[Fault]:
-        """New kills. Those of the job count; the whole host's only where the job has no counter."""
+        """Return new kills. Those of the job count; the whole host's only where the job has no counter."""
         before, self._kills = self._kills, {**self._kills, **kills}
         for where, count in kills.items():
             self._began.setdefault(where, count)
         new = {where: count - before[where] for where, count in kills.items() if count > before.get(where, count)}
-        if (inside := new.get("job", 0)) > 0:
-            line = f"the kernel killed {counted(inside, 'process')} of the job: out of memory"
-            return [self._place.fault(HOST_OOM, "root", "node", "host", line)]
-        if (anywhere := new.get("host", 0)) <= 0:
+        whose = next((name for name in ("job", "host") if name in new), None)
+        if whose is None:
             return []
-        line = f"the kernel killed {counted(anywhere, 'process')} of the host: out of memory"
-        return [self._place.fault(HOST_OOM, "advisory" if "job" in kills else "root", "node", "host", line)]
-
-    def _memory(self, free: int, total: int) -> list[Fault]:
-        low, was_low = free < self._place.settings.memory_free_fraction * total, self._low
-        self._low = low
-        if low == was_low:
-            return []
-        line = f"{show_bytes(free)} of {show_bytes(total)} of memory are free"
-        return [self._place.fault(MEMORY_LOW, "advisory", "node", "host", line, cleared=not low)]
-
-    def _count_zombies(self, proc: Path) -> list[Fault]:
-        count = zombies(proc, os.getuid())
-        many, had_many = count >= _MANY_ZOMBIES, self._zombies
-        self._zombies = many
-        if many == had_many:
-            return []
-        line = f"{counted(count, 'zombie')} of this user"
-        return [self._place.fault(ZOMBIES, "advisory", "node", "host", line, cleared=not many)]
+        line = f"the kernel killed {counted(new[whose], 'process')} of the {whose}: out of memory"
+        role = "advisory" if whose == "host" and "job" in kills else "root"
+        return [self.context.fault(HOST_OOM, "host", line, role=role, scope="node")]
 
 
 def parse_meminfo(fields: dict[str, str]) -> tuple[int, int] | None:
     """Return free memory (without what caches would give back) and all of it, bytes; None where unknown."""
-    sizes = {
-        name: int(words[0]) << 10 for name, text in fields.items() if (words := text.split()) and _is_size(words)
-    }
-    free, total = sizes.get("MemAvailable"), sizes.get("MemTotal")
-    return (free, total) if free is not None and total else None
-
-
-def _is_size(words: list[str]) -> bool:
-    return words[0].isdecimal() and words[1:] == ["kB"]
+    free, total = (_SIZE.fullmatch(fields.get(name, "")) for name in ("MemAvailable", "MemTotal"))
+    return (int(free[1]) << 10, int(total[1]) << 10) if free and total and int(total[1]) else None
 
 
 def oom_kills(root: Path) -> dict[str, int]:
@@ -144,8 +123,8 @@ def cgroups_of_job(root: Path, text: str) -> list[tuple[str, Path]]:
         at = next((index for index, part in enumerate(parts) if _JOB.fullmatch(part)), None)
         if at is None or controllers not in ("", "memory"):
             continue
-        place = "sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup"
-        found.append(("v1" if controllers else "v2", root.joinpath(place, *parts[: at + 1])))
+        kind, mount = ("v1", "sys/fs/cgroup/memory") if controllers else ("v2", "sys/fs/cgroup")
+        found.append((kind, root.joinpath(mount, *parts[: at + 1])))
     return found
 
 
@@ -165,20 +144,15 @@ def _kill_count(file: Path) -> int | None:
 
 def zombies(proc: Path, uid: int) -> int:
     """Return processes of a user that ended and were not collected by their parents."""
-    return sum(
-        (read_text(proc / pid / "stat") or "").rpartition(")")[2].split()[:1] == ["Z"]
-        for pid in names(proc)
-        if pid.isdecimal() and _owner(proc / pid) == uid
-    )
+    mine = [proc / pid for pid in names(proc) if pid.isdecimal() and _owner(proc / pid) == uid]
+    return sum((stat := read_stat(process)) is not None and stat[1][0] == "Z" for process in mine)
 
 
-def _owner(place: Path) -> int | None:
+def _owner(process: Path) -> int | None:
     try:
-        return place.stat().st_uid
+        return process.stat().st_uid
     except OSError:
         return None
 
 
-def make(place: Place) -> Host:
-    """Make the sensor."""
-    return Host(place)
+make = Host

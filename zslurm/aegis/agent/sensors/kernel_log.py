@@ -9,17 +9,23 @@ counted.
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from zslurm.aegis.agent.kernel_source.choose import open_source
+from zslurm.aegis.agent.kernel_source.journal import Journal
+from zslurm.aegis.agent.kernel_source.kmsg import Kmsg
+from zslurm.aegis.agent.kernel_source.log_file import LogFile
 from zslurm.aegis.agent.kernel_source.source import Ended, Position, Source, Unavailable
-from zslurm.aegis.agent.sensor import Place, Reading, Sensor
-from zslurm.aegis.fault_kinds import FaultKind
-from zslurm.aegis.types import Fault, Role, Scope
+from zslurm.aegis.agent.sensor import NodeContext, Reading, Sensor
+from zslurm.aegis.logs.signatures import Match, Signatures
+from zslurm.aegis.types import Fault
 
 _MOST_ALIKE = 5
 """Faults of one kind and device that are reported within _ALIKE_S seconds."""
@@ -33,57 +39,26 @@ _MOST_ROUNDS = 100
 _MEMORY = TypeAdapter(dict[str, int | float | str])
 
 
-class Match(Protocol):
-    """What the signatures make of a line; see zslurm.aegis.logs.signatures."""
-
-    @property
-    def kind(self) -> FaultKind:
-        """What the line means."""
-        ...
-
-    @property
-    def role(self) -> Role:
-        """The part that it has in a failure."""
-        ...
-
-    @property
-    def scope(self) -> Scope:
-        """What is broken."""
-        ...
-
-    @property
-    def gpu(self) -> str | None:
-        """The GPU that it names."""
-        ...
-
-    @property
-    def nic(self) -> str | None:
-        """The NIC that it names."""
-        ...
-
-    @property
-    def clears(self) -> FaultKind | None:
-        """The kind that it ends."""
-        ...
-
-
 Matcher = Callable[[str], Match | None]
 
 
 class KernelLog(Sensor):
     """Follows the kernel log."""
 
-    def __init__(self, place: Place, match: Matcher, open_log: Callable[[Position | None], Source]) -> None:
+    def __init__(
+        self, context: NodeContext, match: Matcher, open_log: Callable[[Position | None], Source]
+    ) -> None:
         """Open the log here, so that nothing is missed between the agent's start and the first look.
 
         Args:
-            place: where.
+            context: where.
             match: classifies a line.
             open_log: opens the log at a position, or at its present end; called again where reading failed.
         """
-        self._place, self._match, self._open = place, match, open_log
+        super().__init__(context)
+        self._match, self._open = match, open_log
         # Read often: faults bear the time at which they were read, and the earliest root is the one that counts.
-        self.period_s = min(place.settings.period_s, place.settings.progress_s)
+        self.period_s = min(context.settings.period_s, context.settings.progress_s)
         self._source: Source | None = None
         self._why = ""
         self._open_at = 0.0
@@ -96,7 +71,7 @@ class KernelLog(Sensor):
         self._began = self._at
 
     def begin_attempt(self) -> None:
-        """What was not read yet is of the new attempt."""
+        """Count what was not read yet as the new attempt's."""
         self._began = self._at
 
     def memory(self) -> Any:
@@ -174,9 +149,8 @@ class KernelLog(Sensor):
         if self._is_one_too_many((kind, str(found.clears), found.gpu or "", found.nic or "")):
             self._left_out += 1
             return None
-        words = line.strip()[:_LONGEST_LINE]
-        return self._place.fault(
-            kind, found.role, found.scope, "kernel_log", words,
+        return self.context.fault(
+            kind, "kernel_log", line.strip()[:_LONGEST_LINE], role=found.role, scope=found.scope,
             gpu=found.gpu, nic=found.nic, cleared=found.clears is not None,
         )  # fmt: skip
 
@@ -187,18 +161,36 @@ class KernelLog(Sensor):
         return len(recent) >= _MOST_ALIKE
 
 
-def make(place: Place) -> KernelLog | None:
-    """Follows the log that the settings name; None where they are `off`."""
-    settings = place.settings
-    if settings.kernel_log == "off":
+def open_source(context: NodeContext, at: Position | None = None) -> Source:
+    """Open the log that `aegis.sensors.kernel_log` names (`%n`: the node); `auto`: what this user may read.
+
+    Args:
+        context: the node.
+        at: a position of before, of the same setting; None: the end.
+
+    Raises:
+        Unavailable: nothing can be read, with the reason for each way that was tried.
+    """
+    setting, environ = context.settings.kernel_log, context.environ
+    if setting != "auto":
+        return LogFile(Path(setting.replace("%n", context.node)), at)
+    try:
+        return Kmsg(context.root / "dev/kmsg", at)
+    except Unavailable as error:
+        why = str(error)
+    path = environ.get("PATH", os.defpath)
+    program = shutil.which("journalctl", path=path) if context.root == Path("/") else None
+    if program is None:
+        raise Unavailable(f"{why}; no journalctl")
+    try:
+        return Journal(program, environ, context.settings.amd_smi_timeout_s, at)
+    except Unavailable as error:
+        raise Unavailable(f"{why}; {error}") from error
+
+
+def make(context: NodeContext) -> KernelLog | None:
+    """Return a sensor that follows the log which the settings name; None where they are `off`."""
+    if context.settings.kernel_log == "off":
         return None
-    from zslurm.aegis.logs.signatures import Signatures
-
-    signatures = Signatures.load()
-
-    def open_log(at: Position | None) -> Source:
-        return open_source(
-            settings.kernel_log, place.node, place.root, place.environ, settings.amd_smi_timeout_s, at
-        )
-
-    return KernelLog(place, lambda line: signatures.match(line, kernel=True), open_log)
+    match = partial(Signatures.load().match, kernel=True)
+    return KernelLog(context, match, partial(open_source, context))

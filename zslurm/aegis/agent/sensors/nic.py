@@ -22,9 +22,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from zslurm.aegis.agent.sensor import Place, Reading, Sensor
-from zslurm.aegis.fault_kinds import NIC_ERRORS, NIC_FAULT, NIC_LINK_DOWN, FaultKind
-from zslurm.aegis.types import Fault, Role
+from zslurm.aegis.agent.sensor import Change, NodeContext, Reading, Sensor
+from zslurm.aegis.fault_kinds import NIC_ERRORS, NIC_FAULT, NIC_LINK_DOWN
+from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rails.map import rail_map
 from zslurm.core.files import read_text
@@ -65,16 +65,6 @@ class NicState:
     trouble: str = ""
     downs: Mapping[str, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Change:
-    """What became of a NIC between two looks, for a fault."""
-
-    kind: FaultKind
-    root: bool
-    words: str
-    cleared: bool = False
 
 
 def read_nic(root: Path, device: str) -> NicState:
@@ -126,25 +116,24 @@ def _word(path: Path) -> str:
 
 def changes(before: NicState, now: NicState) -> list[Change]:
     """Return what happened to a link between two looks; one that went down and came back is reported as both."""
-    found = []
-    if now.trouble and not before.trouble:
-        found.append(Change(NIC_LINK_DOWN, True, now.trouble))
-    elif before.trouble and not now.trouble:
-        found.append(Change(NIC_LINK_DOWN, True, "the link is up again", cleared=True))
-    elif not now.trouble and (flaps := sum(_grown(before.downs, now.downs).values())):
-        found.append(Change(NIC_LINK_DOWN, True, f"the link went down {counted(flaps, 'time')} and is up again"))
-        found.append(Change(NIC_LINK_DOWN, True, "the link is up again", cleared=True))
-    return found
+    if now.trouble:
+        return [] if before.trouble else [Change(NIC_LINK_DOWN, now.trouble)]
+    up = Change(NIC_LINK_DOWN, "the link is up again", cleared=True)
+    if before.trouble:
+        return [up]
+    if flaps := sum(_grown(before.downs, now.downs).values()):
+        return [Change(NIC_LINK_DOWN, f"the link went down {counted(flaps, 'time')} and is up again"), up]
+    return []
 
 
 def exceeded_retries(before: NicState, now: NicState) -> str:
-    """Words where the NIC gave peers up between two looks; empty else."""
+    """Return which counters show that the NIC gave peers up between two looks; empty where none does."""
     grown = _grown(before.counters, now.counters)
     return _listed({name: count for name, count in grown.items() if name in EXCEEDED})
 
 
 def retransmits_much(before: NicState, now: NicState) -> str:
-    """Words where more than a share of the packets was sent again between two looks; empty else."""
+    """Return what shows that more than a share of the packets was sent again between two looks, or nothing."""
     grown = _grown(before.counters, now.counters)
     again = {name: count for name, count in grown.items() if name in RETRANSMITTED}
     total = sum(again.values())
@@ -156,7 +145,7 @@ def retransmits_much(before: NicState, now: NicState) -> str:
 
 
 def _grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """By how much counters grew; one that went back was reset, and shows nothing."""
+    """Return by how much counters grew; one that went back was reset, and shows nothing."""
     return {name: count - before[name] for name, count in now.items() if count > before.get(name, count)}
 
 
@@ -170,9 +159,8 @@ _MEMORY = TypeAdapter(dict[str, NicState])
 class Nics(Sensor):
     """Watches the NICs of the rails."""
 
-    def __init__(self, place: Place, devices: Iterable[str]) -> None:
-        self._place = place
-        self.period_s = place.settings.period_s
+    def __init__(self, context: NodeContext, devices: Iterable[str]) -> None:
+        super().__init__(context)
         self._devices = tuple(devices)
         self._last: dict[str, NicState] = {}
         self._began: dict[str, NicState] = {}
@@ -181,11 +169,11 @@ class Nics(Sensor):
         self._is_first = True
 
     def begin_attempt(self) -> None:
-        """Links are as they were seen last."""
+        """Take the links as they were seen last."""
         self._began = dict(self._last)
 
     def memory(self) -> Any:
-        """Each NIC as it was when the attempt began, with the counters of the last look."""
+        """Return each NIC as it was when the attempt began, with the counters of the last look."""
         return _MEMORY.dump_python(self._began, mode="json")
 
     def recall(self, memory: Any) -> None:
@@ -197,7 +185,7 @@ class Nics(Sensor):
         """Return faults for what changed since the last look; a NIC that was down at the first is an advisory."""
         faults: list[Fault] = []
         for device in self._devices:
-            now, before = read_nic(self._place.root, device), self._last.get(device)
+            now, before = read_nic(self.context.root, device), self._last.get(device)
             self._last[device] = now
             began = self._began.setdefault(device, now)
             if began.trouble and not now.trouble:  # it has come up in this attempt
@@ -205,8 +193,8 @@ class Nics(Sensor):
             self._began[device] = replace(began, counters=now.counters)
             if before is None or (self._is_first and before.trouble and now.trouble):
                 if now.trouble:
-                    words = f"{now.trouble} since before the agent started"
-                    faults.append(self._fault(device, Change(NIC_LINK_DOWN, False, words)))
+                    message = f"{now.trouble} since before the agent started"
+                    faults.append(self._fault(device, Change(NIC_LINK_DOWN, message, "advisory")))
                 continue
             found = [*self._retries(device, before, now), *changes(before, now)]
             found += self._retransmissions(device, before, now)
@@ -216,39 +204,33 @@ class Nics(Sensor):
         return Reading(faults=tuple(faults), values={"up": len(self._devices) - len(down), "down": down})
 
     def _retries(self, device: str, before: NicState, now: NicState) -> list[Change]:
-        """Told at every look at which retries were exceeded, and once when they are not any more."""
-        words = exceeded_retries(before, now)
-        if words:
+        """Report every look at which retries were exceeded, and once when they are not any more."""
+        if exceeded := exceeded_retries(before, now):
             self._exceeded.add(device)
-            return [Change(NIC_FAULT, True, words)]
+            return [Change(NIC_FAULT, exceeded)]
         if device not in self._exceeded or now.trouble:
             return []
         self._exceeded.discard(device)
-        return [Change(NIC_FAULT, True, "no retries are exceeded any more", cleared=True)]
+        return [Change(NIC_FAULT, "no retries are exceeded any more", cleared=True)]
 
     def _retransmissions(self, device: str, before: NicState, now: NicState) -> list[Change]:
-        """Told when it begins and when it is over."""
-        words = retransmits_much(before, now)
-        if bool(words) == (device in self._busy):
+        """Report when it begins and when it is over."""
+        much = retransmits_much(before, now)
+        if bool(much) == (device in self._busy):
             return []
-        if words:
-            self._busy.add(device)
-        else:
-            self._busy.discard(device)
-        return [Change(NIC_ERRORS, False, words or "few packets are sent again now", cleared=not words)]
+        self._busy ^= {device}
+        return [Change(NIC_ERRORS, much or "few packets are sent again now", cleared=not much)]
 
     def _fault(self, device: str, change: Change) -> Fault:
-        role: Role = "root" if change.root else "advisory"
-        line = f"{device}: {change.words}"
-        return self._place.fault(change.kind, role, "nic", "nic", line, nic=device, cleared=change.cleared)
+        return change.fault(self.context, "nic", f"{device}:", nic=device)
 
 
-def make(place: Place) -> Nics | None:
-    """Watches the NICs that the profile names, else those that are the rails' by PCIe."""
-    devices = place.cluster.nics
+def make(context: NodeContext) -> Nics | None:
+    """Return the sensor of the NICs that the profile names, else of those that are the rails' by PCIe."""
+    devices = context.cluster.nics
     if not devices:
-        if not read_nics(place.root):
+        if not read_nics(context.root):
             return None
-        rails = rail_map(read_facts(place.root), place.cluster).rails
+        rails = rail_map(read_facts(context.root), context.cluster).rails
         devices = tuple(rail.nic for rail in rails if rail.nic is not None)
-    return Nics(place, dict.fromkeys(devices)) if devices else None
+    return Nics(context, dict.fromkeys(devices)) if devices else None

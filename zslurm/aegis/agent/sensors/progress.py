@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zslurm.aegis.protocol import RankProgress
+from zslurm.core.processes import read_stat
 from zslurm.train.progress import Progress, read_progress
 
 _RECORD = re.compile(r"rank-(\d{5,})")
@@ -59,8 +60,5 @@ def _age_s(record: Progress, now_ns: int, paused_since: Callable[[float], float]
 
 
 def _is_halted(pid: int) -> bool:
-    """Return whether a process is stopped, by the letter after its name, which may hold anything, in its stat."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError):
-        return False
+    stat = read_stat(Path(f"/proc/{pid}"))
+    return stat is not None and stat[1][0] in "Tt"

@@ -238,7 +238,7 @@ class Agents:
             nodes: where; default: everywhere.
             timeout_s: seconds to wait; an agent that has not answered then is missing in the result.
             attempt: the attempt that it is about; default: the present one.
-            kill: of `sweep`.
+            kill: of `clean_up`.
         """
         with self._lock:
             known = set(self.liveness.nodes)

@@ -42,18 +42,7 @@ class AgentKeeper:
         event: Callable[..., None],
         in_thread: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        """Prepare; `run` starts the agents.
-
-        Args:
-            settings: of the run.
-            liveness: what is known of the agents.
-            launcher: starts and ends them.
-            present_attempt: number of the attempt that runs; the one that runs now was started by an earlier
-                supervisor.
-            on_line: called with each line of an agent's output.
-            event: `event(kind, **fields)` records what became of the agents.
-            in_thread: `in_thread(name, work)` runs something in a separate thread.
-        """
+        """Prepare; `run` starts the agents. `in_thread(name, work)` runs something in a separate thread."""
         self._timeout_s = settings.heartbeat_timeout_s
         self._liveness, self._launcher = liveness, launcher
         self._present_attempt, self._adopted = present_attempt, present_attempt()

@@ -43,7 +43,7 @@ class NodeAgent:
         retry_at: when the next one may be started (monotonic seconds).
         unreachable: why Slurm can start nothing on the node.
         slurm_state: what Slurm calls a node whose agent is not heard.
-        is_down: Slurm calls it down; otherwise it only hears nothing of the node.
+        is_down: Slurm calls it down; otherwise the node only does not respond.
     """
 
     link: AgentLink | None = None
@@ -89,11 +89,7 @@ class Liveness:
     """The agents of one supervisor, node by node."""
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
-        """Know of no node yet.
-
-        Args:
-            heartbeat_timeout_s: seconds without a report after which an agent counts as lost.
-        """
+        """Know of no node yet; an agent is lost after `heartbeat_timeout_s` without a report."""
         self.lock = threading.RLock()
         self.nodes: dict[str, NodeAgent] = {}
         self.links: list[AgentLink] = []
@@ -136,33 +132,17 @@ class Liveness:
         """Return the nodes whose agent has reported once, and not for so long."""
         return set(self.missed(seconds, time.monotonic()))
 
-    def unreachable(self) -> dict[str, str]:
-        """Return the unheard nodes on which Slurm can start nothing, with its message: they may well be dead.
+    def trouble(self) -> dict[str, str]:
+        """Return the unheard nodes that may well be dead by what Slurm does or reports, each with a message.
 
-        It is empty while no agent reports at all: a controller that has just come back starts nothing anywhere.
-        """
-        if not self.any_responding():
-            return {}
-        with self.lock:
-            return {name: node.unreachable for name, node in self.nodes.items() if node.unreachable}
-
-    def slurm_states(self) -> dict[str, str]:
-        """Return the unheard nodes that Slurm calls down or not responding, with a message.
-
-        While no agent reports at all, those are only the nodes that are down: a controller that has just come back
-        has not heard of any node yet.
+        While no agent reports at all, those are only the nodes that Slurm calls down: a controller that has just
+        come back starts nothing anywhere, and has not heard of any node yet.
         """
         responding = self.any_responding()
         with self.lock:
-            return {
-                name: node.slurm_state
-                for name, node in self.nodes.items()
-                if node.slurm_state and (responding or node.is_down)
-            }
-
-    def trouble(self) -> dict[str, str]:
-        """Return the unheard nodes that may well be dead by what Slurm does or reports, each with a message."""
-        return self.unreachable() | self.slurm_states()
+            found = {name: node.slurm_state or node.unreachable for name, node in self.nodes.items()}
+            down = {name for name, node in self.nodes.items() if node.slurm_state and node.is_down}
+        return {name: message for name, message in found.items() if message and (responding or name in down)}
 
     # --- what the keeper asks ---------------------------------------------------------------------------------
 
@@ -249,4 +229,4 @@ def _bad_state(node: Node) -> str:
     flags = sorted(node.flags & {"not_responding", "fail"})
     if node.state not in _DOWN and not flags:
         return ""
-    return "Slurm says " + " ".join([node.state, *flags]).replace("_", " ")
+    return "Slurm reports " + " ".join([node.state, *flags]).replace("_", " ")

@@ -22,7 +22,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.environment import step_environment
-from zslurm.slurm.hostlist import compress
+from zslurm.slurm.run_on_nodes import beside_ranks
 from zslurm.slurm.version import OVERLAP_SHARES_GPUS
 
 STEP_PREFIX = "agents-"
@@ -97,12 +97,11 @@ class AgentLauncher:
         """
         name = f"{STEP_PREFIX}{self.generation}" + (f"-{number}" if number > 1 else "")
         command = [*self.program, str(self.run.path), f"--generation={self.generation}", f"--attempt={attempt}"]
-        env = {"PYTHONSAFEPATH": "1", BATCH_NODE: self.environ.get("SLURMD_NODENAME", "")}
+        env = dict(self.environ)
         if self.on_slurm:
             command = agent_step(self.spec, nodes, name) + command
-            env = step_environment(self.environ) | env
-        else:
-            env = dict(self.environ) | env
+            env = step_environment(self.environ)
+        env[BATCH_NODE] = self.environ.get("SLURMD_NODENAME", "")
         link = AgentLink(command, env, nodes, name, on_line)
         if not self.on_slurm:
             with contextlib.suppress(OSError, ZslurmError):
@@ -164,25 +163,9 @@ class AgentLauncher:
 
 
 def agent_step(spec: RunSpec, nodes: Sequence[str], name: str) -> list[str]:
-    """Return the srun command for one agent on each of these nodes, beside whatever runs there."""
-    command = [
-        "srun",
-        f"--job-name={name}",
-        "--overlap",
-        "--no-kill",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--mem=0",
-        f"--nodes={len(nodes)}",
-        f"--ntasks={len(nodes)}",
-        "--ntasks-per-node=1",
-        "--cpus-per-task=1",
-        "--cpu-bind=none",
-        f"--nodelist={compress(nodes)}",
-    ]
-    cluster = spec.cluster
-    if cluster.gpus_per_node:
-        # To look at them; where ConstrainDevices=yes a step sees only its own.
-        kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
-        command += [f"--gpus-per-node={kind}{cluster.gpus_per_node}", "--gpu-bind=none"]
-    return command
+    """Return the srun command for one agent on each of these nodes, beside whatever runs there.
+
+    The agents get the job's GPUs to look at them: where ConstrainDevices=yes a step sees only its own.
+    """
+    options = [*beside_ranks(nodes, name), "--no-kill", "--cpus-per-task=1", *spec.cluster.srun_gpu_options()]
+    return ["srun", *options]

@@ -1,0 +1,1 @@
+"""Building token bundles, and reading them."""

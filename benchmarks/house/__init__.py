@@ -1,0 +1,1 @@
+"""The repository itself: its size, and what its tests cost."""

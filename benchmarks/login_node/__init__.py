@@ -1,0 +1,1 @@
+"""Commands on the login node: how fast they start and answer."""

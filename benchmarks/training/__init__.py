@@ -1,0 +1,1 @@
+"""Training steps and their parts: optimizer, matmul, routing, garbage collection."""

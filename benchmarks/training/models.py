@@ -1,0 +1,40 @@
+"""The models of the benchmarks: the tiny recipe's, one of 108.8 million parameters, and a part of zaya1-400m."""
+
+from __future__ import annotations
+
+import yaml
+
+from benchmarks.common import ROOT
+from zslurm.train.config import ModelConfig
+
+TINY = ModelConfig(
+    vocab_size=4096,
+    hidden_size=128,
+    layers=4,
+    query_heads=4,
+    kv_heads=2,
+    head_dim=32,
+    experts=4,
+    expert_hidden_size=256,
+    router_hidden_size=32,
+    skip_rule="zero",
+)
+LARGER = ModelConfig(
+    vocab_size=8192,
+    hidden_size=512,
+    layers=8,
+    query_heads=4,
+    kv_heads=2,
+    head_dim=64,
+    experts=16,
+    expert_hidden_size=512,
+    router_hidden_size=64,
+    skip_rule="zero",
+)
+
+
+def part_of_400m() -> ModelConfig:
+    """4 of the 15 layers of the recipe zaya1-400m with 4/15 of its vocabulary: 171 million parameters."""
+    recipe = ROOT / "train" / "recipes" / "zaya1-400m.yaml"
+    whole = ModelConfig.model_validate(yaml.safe_load(recipe.read_text())["model"])
+    return whole.model_copy(update={"layers": 4, "vocab_size": whole.vocab_size * 4 // whole.layers})

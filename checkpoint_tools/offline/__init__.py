@@ -1,0 +1,1 @@
+"""What people do to checkpoints that no run writes: verify, compare, reshape."""

@@ -1,0 +1,238 @@
+"""Compile the kernels in Triton for a GPU that this machine lacks, and read what the compiler made of them.
+
+The launching code of an implementation runs as it is, on tensors of the device `meta`, with a driver that compiles
+for the architecture asked for and launches nothing. So what is compiled is what would run there: the same
+specialisations, configurations and options, and launches that would be refused for their resources are refused.
+
+What is read from the code object, and the limits that `violations` holds it to:
+
+    LDS (shared memory)     at most what one workgroup may have: 64 KiB on gfx942
+    spills                  none, neither of vector nor of scalar registers, and no scratch memory
+    accesses                operands move 16 bytes at a time somewhere, where they lie together in memory
+    matrix instructions     where a product is: MFMA of AMD, MMA of NVIDIA
+
+Triton brings everything this takes: AMD's backend with an assembler, and NVIDIA's ptxas, cuobjdump and nvdisasm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zslurm.kernels.arch import Arch, meta_tensors_on
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch to compile, described by the file of an implementation.
+
+    Attributes:
+        name: of the kind of operands: format, layout, sizes.
+        run: calls the implementation with operands on the device `meta`.
+        product: whether matrix instructions are expected.
+        wide: whether accesses of 16 bytes are expected.
+    """
+
+    name: str
+    run: Callable[[], object]
+    product: bool = True
+    wide: bool = True
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """What the compiler made of one launch.
+
+    Attributes:
+        kernel: name of the function.
+        warps: waves (warps) of a workgroup.
+        stages: of the software pipeline.
+        lds_bytes: LDS (shared memory) of a workgroup, bytes.
+        registers: vector registers of a lane; on AMD with its accumulation registers.
+        spills: registers that are spilled; on NVIDIA bytes of local memory.
+        scratch_bytes: private memory of a lane, bytes.
+        occupancy: waves (warps) that a SIMD (a quarter of a multiprocessor) can hold at once.
+        wide_accesses: instructions that move 16 bytes between global memory and registers.
+        matrix_instructions: MFMA or MMA instructions.
+    """
+
+    kernel: str
+    warps: int
+    stages: int
+    lds_bytes: int
+    registers: int
+    spills: int
+    scratch_bytes: int
+    occupancy: int
+    wide_accesses: int
+    matrix_instructions: int
+
+
+def violations(code: CodeObject, launch: Launch, arch: Arch) -> list[str]:
+    """Return what of a code object is against the rules of the module's text, as sentences."""
+    found = []
+    if code.lds_bytes > arch.lds_bytes:
+        found.append(f"{code.lds_bytes} bytes of LDS exceed the {arch.lds_bytes} of {arch.name}")
+    if code.spills:
+        found.append(f"{code.spills} registers are spilled")
+    if code.scratch_bytes:
+        found.append(f"{code.scratch_bytes} bytes of scratch memory are used")
+    if launch.wide and not code.wide_accesses:
+        found.append("nothing moves 16 bytes at a time")
+    if launch.product and not code.matrix_instructions:
+        found.append("a product without matrix instructions")
+    return found
+
+
+def implementation_files() -> list[str]:
+    """Return the folders of the operations that have an implementation in Triton."""
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/triton.py"))
+
+
+def launches_of(folder: str, arch: Arch) -> Iterator[Launch]:
+    """Yield the launches that an operation's file in Triton describes for an architecture."""
+    yield from importlib.import_module(f"zslurm.kernels.{folder}.triton").launches(arch)
+
+
+def compile_launch(launch: Launch, arch: Arch) -> list[CodeObject]:
+    """Compile what a launch runs, in the order of its kernels.
+
+    Raises:
+        triton.errors.TritonError: the compiler or its checks of resources refuse it.
+    """
+    with _compiling_for(arch) as compiled:
+        launch.run()
+    return [read(files, arch) for files in compiled]
+
+
+def read(files: Mapping[str, Path], arch: Arch) -> CodeObject:
+    """Read the resources of a kernel from the files that Triton made of it, by their suffix."""
+    metadata = json.loads(files[".json"].read_text())
+    numbers = _amd(files[".amdgcn"].read_text()) if arch.is_amd else _nvidia(files[".cubin"], metadata, arch)
+    return CodeObject(
+        kernel=metadata["name"],
+        warps=metadata["num_warps"],
+        stages=metadata["num_stages"],
+        lds_bytes=metadata["shared"],
+        **numbers,
+    )
+
+
+def _amd(text: str) -> dict[str, int]:
+    def noted(name: str) -> int:
+        found = re.search(rf"^\s*\.{name}:\s+(\d+)", text, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    occupancy = re.search(r"^; Occupancy: (\d+)", text, re.MULTILINE)
+    return {
+        # What gfx90a and later count as vector registers has the accumulation registers in it.
+        "registers": noted("vgpr_count"),
+        "spills": noted("vgpr_spill_count") + noted("sgpr_spill_count"),
+        "scratch_bytes": noted("private_segment_fixed_size"),
+        "occupancy": int(occupancy[1]) if occupancy else 0,
+        "wide_accesses": len(re.findall(r"\b(?:global|buffer)_(?:load|store)_dwordx4\b", text)),
+        "matrix_instructions": len(re.findall(r"\bv_s?mfma", text)),
+    }
+
+
+_REGISTERS_OF_SM = 65536
+_MOST_WARPS_OF_SM = 64
+
+
+def _nvidia(cubin: Path, metadata: Mapping[str, int], arch: Arch) -> dict[str, int]:
+    usage = _nvidia_tool("cuobjdump", "--dump-resource-usage", str(cubin))
+    code = _nvidia_tool("nvdisasm", "--print-code", str(cubin))
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    if found is None:
+        raise ValueError(f"cuobjdump printed no resource usage, but: {usage.strip()[:200]}")
+    registers, stack, local = map(int, found.groups())
+    # Registers are dealt out to warps in steps of 256, shared memory to the workgroups of a multiprocessor.
+    by_registers = _REGISTERS_OF_SM // (-(-registers * 32 // 256) * 256)
+    by_memory = arch.lds_bytes // max(1, metadata["shared"]) * metadata["num_warps"]
+    return {
+        "registers": registers,
+        "spills": local,
+        "scratch_bytes": stack,
+        "occupancy": min(by_registers, by_memory, _MOST_WARPS_OF_SM) // 4,
+        "wide_accesses": len(re.findall(r"\b(?:LDG|STG|LDGSTS)\.E[.\w]*\.128\b", code)),
+        "matrix_instructions": len(re.findall(r"\b(?:HMMA|HGMMA|DMMA)\b", code)),
+    }
+
+
+def _nvidia_tool(name: str, *arguments: str) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([tool, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+# --- A driver that launches nothing ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _compiling_for(arch: Arch) -> Iterator[list[dict[str, Path]]]:
+    """Let launches of Triton compile for an architecture; gives the files of each kernel, by their suffix."""
+    import triton
+    from triton.runtime import driver
+
+    if triton.knobs.runtime.interpret:
+        raise ValueError("kernels are not compiled while TRITON_INTERPRET is set: unset it")
+    compiled: list[dict[str, Path]] = []
+
+    def keep(module: None, function: None, name: str, files: Mapping[str, str], key: str) -> None:
+        compiled.append({Path(file).suffix: Path(file) for file in files.values()})
+
+    hooks, before = triton.knobs.runtime.kernel_load_end_hook, driver._active
+    driver.set_active(_Driver(arch))
+    hooks.add(keep)
+    try:
+        with meta_tensors_on(arch):
+            yield compiled
+    finally:
+        hooks.remove(keep)
+        driver._active = before
+
+
+_drivers = itertools.count()
+
+
+class _Driver:
+    """As much of a driver of Triton as a launch calls."""
+
+    def __init__(self, arch: Arch) -> None:
+        self.arch = arch
+        self.utils = self
+        self.device = f"{arch.name}, compiled only, {next(_drivers)}"
+
+    def get_current_device(self) -> str:
+        return self.device  # the key of a kernel's cache in this process
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        if self.arch.is_amd:
+            return GPUTarget("hip", self.arch.name, self.arch.wave_size)
+        return GPUTarget("cuda", int(self.arch.name.removeprefix("sm_")), self.arch.wave_size)
+
+    def get_device_properties(self, device: str) -> dict[str, int]:
+        return {"max_shared_mem": self.arch.lds_bytes, "multiprocessor_count": self.arch.compute_units}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: str) -> tuple[None, None, int, int, int]:
+        return None, None, 0, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        def launch(*_: object) -> None:
+            pass
+
+        return launch

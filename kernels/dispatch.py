@@ -1,0 +1,277 @@
+"""Choose which implementation of an operation runs: the frame that every operation of this package is built in.
+
+An operation is a folder. Its `__init__.py` holds one or more `Operation`s, each with a reference in plain torch,
+which is the definition and runs everywhere, and implementations in order of preference. A call
+
+1. checks its operands: what is wrong with them is the same ValueError, whichever implementation would run;
+2. takes the implementation that `use` forces, or else the one that the measured table of this architecture
+   (`table.json` in the folder) has for these sizes, or else, where nothing was measured, the operation's
+   documented rule; if that one does not take the operands, the first in order of preference that does;
+3. runs it. One that cannot be imported, built or compiled is left out from then on, with one warning that states
+   why, and the next in line runs, the reference at last.
+
+The choice depends on the operands, the architecture and the table alone, so all ranks and all repetitions of a run
+make the same one.
+
+A table is measured by a benchmark and is a list of rules per architecture, of which the first that fits holds:
+
+    {"gfx942": [{"when": {"dtype": "bfloat16", "side": [0, 2047]}, "use": "reference"}, {"use": "triton"}]}
+
+The keys of `when` are those of the operation's `sizes`; a list of two numbers is a range with both ends. Where a
+folder has several operations, the file has such a table for each of them, by the name behind the dot.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from subprocess import SubprocessError
+from typing import Any
+
+from zslurm.kernels.arch import Arch, arch_of
+
+_log = logging.getLogger(__name__)
+
+REFERENCE = "reference"
+
+Sizes = Mapping[str, Any]
+"""What a choice may depend on, by name: sizes as integers, and the format by torch's name."""
+
+
+class UnavailableError(RuntimeError):
+    """An implementation cannot run here: its library, build or compiler is missing or fails."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run an operation.
+
+    Attributes:
+        name: as the settings have it: triton, hip, cpu, torch, or the name of a package.
+        run: runs it, with the operation's arguments. It imports what it needs when it is first called, and raises
+            ImportError or `UnavailableError` before it changes any operand.
+        supports: gets the operation's arguments, which are right; returns None, or what of them it does not take,
+            as a phrase: "operands on a CPU".
+    """
+
+    name: str
+    run: Callable[..., Any]
+    supports: Callable[..., str | None]
+
+
+def everything(*_: Any, **__: Any) -> str | None:
+    """Support any operands: what the reference does."""
+    return None
+
+
+@dataclass
+class Operation:
+    """One operation, called as a function.
+
+    Attributes:
+        name: the folder, and behind a dot the operation in it where there are several: grouped_gemm.multiply.
+        reference: the definition, in plain torch.
+        implementations: the others, in order of preference.
+        check: gets the arguments and raises ValueError for those that are wrong for every implementation.
+        device: gets the arguments and returns the torch device that they are on.
+        sizes: gets the arguments and returns what the table's rules are about.
+        rule: gets the architecture and the sizes; returns the implementation's name where nothing was measured,
+            or None for the order of preference.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    implementations: Sequence[Implementation]
+    check: Callable[..., None]
+    device: Callable[..., Any]
+    sizes: Callable[..., Sizes]
+    rule: Callable[[Arch, Sizes], str | None] = lambda arch, sizes: None
+    _all: dict[str, Implementation] = field(init=False, repr=False)
+    _unavailable: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _warned: set[str] = field(default_factory=set, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        everyone = [Implementation(REFERENCE, self.reference, everything), *self.implementations]
+        self._all = {each.name: each for each in everyone}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Check the operands, choose an implementation and run it.
+
+        Raises:
+            ValueError: the operands are wrong.
+        """
+        self.check(*args, **kwargs)
+        while True:
+            chosen = self.choose(*args, **kwargs)
+            if chosen.name == REFERENCE:
+                return chosen.run(*args, **kwargs)
+            try:
+                return chosen.run(*args, **kwargs)
+            except Exception as error:
+                if not failed_to_start(error):
+                    raise
+                self._leave_out(chosen.name, error)
+
+    def all(self) -> list[Implementation]:
+        """Return the reference and the other implementations."""
+        return list(self._all.values())
+
+    def choose(self, *args: Any, **kwargs: Any) -> Implementation:
+        """Return the implementation that runs for these operands, which are right."""
+        reference = self._all[REFERENCE]
+        forced = _forced(self.name)
+        if forced is not None:
+            return self._able(forced, args, kwargs, warn=True) or reference
+        sizes = self.sizes(*args, **kwargs)
+        arch = arch_of(self.device(*args, **kwargs))
+        name = self._measured(arch, sizes) or self.rule(arch, sizes)
+        if name == REFERENCE:
+            return reference
+        order = [each.name for each in self.implementations]
+        able = (self._able(each, args, kwargs) for each in ([name] if name else []) + order)
+        return next((each for each in able if each is not None), reference)
+
+    def _able(self, name: str, args: Any, kwargs: Any, *, warn: bool = False) -> Implementation | None:
+        """Return an implementation if it can start and takes these operands."""
+        if name in self._unavailable or name not in self._all:
+            return None
+        lacks = self._all[name].supports(*args, **kwargs)
+        if lacks is not None and warn:
+            self._warn_once(f"{self.name}: {name} does not take {lacks}; the reference runs instead")
+        return self._all[name] if lacks is None else None
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        """Return which implementations could not start in this process, and why."""
+        return self._unavailable
+
+    def table(self) -> Mapping[str, list[dict[str, Any]]]:
+        """Return what was measured: a list of rules for each architecture; empty where nothing was.
+
+        Raises:
+            ValueError: the table names an implementation that this operation does not have.
+        """
+        return _table_of(self.name, frozenset(self._all))
+
+    def _measured(self, arch: Arch, sizes: Sizes) -> str | None:
+        for rule in self.table().get(arch.name, ()):
+            if all(_fits(sizes[key], wanted) for key, wanted in rule.get("when", {}).items()):
+                return str(rule["use"])
+        return None
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        self._unavailable[name] = cause
+        self._warn_once(f"{self.name} runs without {name}, which cannot start here ({cause})")
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning(message)
+
+
+@cache
+def _table_of(operation: str, implementations: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
+    folder, _, part = operation.partition(".")
+    file = resources.files("zslurm.kernels") / folder / "table.json"
+    everything_measured = json.loads(file.read_text()) if file.is_file() else {}
+    table: dict[str, list[dict[str, Any]]] = everything_measured.get(part, {}) if part else everything_measured
+    for arch, rules in table.items():
+        unknown = {rule["use"] for rule in rules} - implementations
+        if unknown:
+            raise ValueError(f"{file}: {arch}: {operation} has no implementation {', '.join(sorted(unknown))}")
+    return table
+
+
+def _fits(size: int | str, wanted: Any) -> bool:
+    if isinstance(wanted, list):
+        lowest, highest = wanted
+        return bool(lowest <= size <= highest)
+    return bool(size == wanted)
+
+
+def failed_to_start(error: Exception) -> bool:
+    """Return whether an implementation failed before it ran: while it was imported, built or compiled.
+
+    Everything else is an error of the run itself, as memory that is used up, and is not hidden by another try.
+    Triton raises plain RuntimeErrors too, as where it finds no C compiler: those that its own code raised count.
+    """
+    if isinstance(error, ImportError | OSError | SubprocessError | UnavailableError):
+        return True
+    return any(kind.__module__.split(".")[0] == "triton" for kind in type(error).__mro__) or _raised_by_triton(
+        error
+    )
+
+
+def _raised_by_triton(error: Exception) -> bool:
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    inside = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
+    return str(inside).split(".")[0] == "triton"
+
+
+# --- Which operations there are, and what is forced ------------------------------------------------------------
+
+_forced_names: dict[str, str] = {}
+
+
+def operations() -> dict[str, Operation]:
+    """Return every operation by its name: those that the folders of this package list in OPERATIONS."""
+    import zslurm.kernels as package
+
+    found: dict[str, Operation] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.ispkg:
+            folder = importlib.import_module(f"zslurm.kernels.{module.name}")
+            found |= {operation.name: operation for operation in getattr(folder, "OPERATIONS", ())}
+    return found
+
+
+def use(name: str, implementation: str) -> None:
+    """Force an implementation in this process, or with "auto" let the tables choose again.
+
+    The reference runs, with one warning, where the implementation does not take the operands or cannot start.
+
+    Args:
+        name: an operation, or the folder of several.
+        implementation: the name of one, or "auto".
+
+    Raises:
+        ValueError: there is no such operation or implementation.
+    """
+    concerned = [each for each in operations().values() if name in (each.name, each.name.partition(".")[0])]
+    if not concerned:
+        raise ValueError(f"no operation {name}: there are {', '.join(sorted(operations()))}")
+    if implementation == "auto":
+        _forced_names.pop(name, None)
+        return
+    known = {each.name for operation in concerned for each in operation.all()}
+    if implementation not in known:
+        raise ValueError(
+            f"{name} has no implementation {implementation}: there are auto, {', '.join(sorted(known))}"
+        )
+    _forced_names[name] = implementation
+
+
+@contextmanager
+def using(name: str, implementation: str) -> Iterator[None]:
+    """Force an implementation inside a `with` block, as `use` does."""
+    before = dict(_forced_names)
+    use(name, implementation)
+    try:
+        yield
+    finally:
+        _forced_names.clear()
+        _forced_names.update(before)
+
+
+def _forced(name: str) -> str | None:
+    return _forced_names.get(name) or _forced_names.get(name.partition(".")[0])

@@ -1,0 +1,157 @@
+"""Multiply groups of consecutive rows by one matrix per group: the products of routed experts.
+
+    multiply(x_NI, weight_EIO, groups)              y[rows of e] = x[rows of e] W[e]            [N, O]
+    weight_gradient(left_NI, right_NO, groups)      G[e] = left[rows of e]^T right[rows of e]   [E, I, O]
+
+Groups may have no rows: their gradient is zero. Rows behind the last group are left undefined in the result.
+
+    reference       a loop, for any device and format; the host waits to learn how many rows each group has
+    triton          one persistent kernel for each of the two, the groups' ends read on the GPU
+    torch           `torch.nn.functional.grouped_mm`
+
+Where no table was measured: on a CPU the loop, which is as fast there; on GPUs of NVIDIA torch's, whose kernels
+there read the ends on the GPU; on those of AMD Triton's. What that one does not take goes to another that takes it
+without the host, if there is one.
+
+Under `torch.compile` each product is one operator, whose inside the compiler does not see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zslurm.kernels import checks
+from zslurm.kernels.arch import Arch
+from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.grouped_gemm import grouped_mm, reference
+from zslurm.kernels.grouped_gemm.groups import Groups
+
+__all__ = ["OPERATIONS", "Groups", "multiply", "weight_gradient"]
+
+_IN_TRITON = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
+    """Multiply the rows of group e by matrix e; returns [N, O], undefined behind the last group."""
+    if torch.compiler.is_compiling():
+        y_NO: Tensor = _compiled_multiply(x_NI, weight_EIO, groups.ends_E)
+    else:
+        y_NO = _multiply(x_NI, weight_EIO, groups)
+    return y_NO
+
+
+def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor:
+    """Multiply left transposed by right, over the rows of each group; returns [E, I, O]."""
+    run = _compiled_weight_gradient if torch.compiler.is_compiling() else None
+    gradient: Tensor = (
+        run(left_NI, right_NO, groups.ends_E) if run else _weight_gradient(left_NI, right_NO, groups)
+    )
+    return gradient
+
+
+def _check_multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> None:
+    name = "grouped_gemm.multiply"
+    checks.shape(name, "x", x_NI, (None, None), "NI")
+    checks.shape(name, "weight", weight_EIO, (None, x_NI.shape[1], None), "EIO")
+    checks.shape(name, "groups.ends_E", groups.ends_E, (weight_EIO.shape[0],), "E")
+    _check_all(name, groups, x=x_NI, weight=weight_EIO)
+
+
+def _check_weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> None:
+    name = "grouped_gemm.weight_gradient"
+    checks.shape(name, "left", left_NI, (None, None), "NI")
+    checks.shape(name, "right", right_NO, (left_NI.shape[0], None), "NO")
+    checks.shape(name, "groups.ends_E", groups.ends_E, (None,), "E")
+    _check_all(name, groups, left=left_NI, right=right_NO)
+
+
+def _check_all(name: str, groups: Groups, **operands: Tensor) -> None:
+    checks.one_dtype(name, **operands)
+    checks.dtype_among(name, (torch.int32,), **{"groups.ends_E": groups.ends_E})
+    checks.one_device(name, **operands, **{"groups.ends_E": groups.ends_E})
+
+
+def _sizes(left: Tensor, right: Tensor, groups: Groups) -> Sizes:
+    count = len(groups.ends_E)
+    return {
+        "dtype": checks.short(left.dtype),
+        "groups": count,
+        "rows_per_group": left.shape[0] // max(1, count),
+        "inputs": left.shape[1],
+        "outputs": right.shape[-1],
+    }
+
+
+def _rule(arch: Arch, sizes: Sizes) -> str:
+    if arch.name == "cpu":
+        return "reference"
+    return "torch" if arch.is_nvidia else "triton"
+
+
+def _lacks_in_triton(left: Tensor, right: Tensor, groups: Groups) -> str | None:
+    if left.device.type != "cuda":
+        return f"operands on {left.device.type}"
+    return None if left.dtype in _IN_TRITON else f"{checks.short(left.dtype)} operands"
+
+
+def _by_triton(function: str) -> Implementation:
+    def run(left: Tensor, right: Tensor, groups: Groups) -> Any:
+        from zslurm.kernels.grouped_gemm import triton
+
+        return getattr(triton, function)(left, right, groups.ends_E)
+
+    return Implementation("triton", run, _lacks_in_triton)
+
+
+_multiply = Operation(
+    name="grouped_gemm.multiply",
+    reference=reference.multiply,
+    implementations=[
+        _by_triton("multiply"),
+        Implementation("torch", grouped_mm.multiply, grouped_mm.lacks),
+    ],
+    check=_check_multiply,
+    device=lambda x_NI, weight_EIO, groups: x_NI.device,
+    sizes=_sizes,
+    rule=_rule,
+)
+
+_weight_gradient = Operation(
+    name="grouped_gemm.weight_gradient",
+    reference=reference.weight_gradient,
+    implementations=[
+        _by_triton("weight_gradient"),
+        Implementation("torch", grouped_mm.weight_gradient, grouped_mm.lacks),
+    ],
+    check=_check_weight_gradient,
+    device=lambda left_NI, right_NO, groups: left_NI.device,
+    sizes=_sizes,
+    rule=_rule,
+)
+
+OPERATIONS = (_multiply, _weight_gradient)
+
+
+@torch.library.custom_op("zslurm::grouped_multiply", mutates_args=())
+def _compiled_multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    y_NO: Tensor = _multiply(x_NI, weight_EIO, Groups(ends_E))
+    return y_NO
+
+
+@_compiled_multiply.register_fake
+def _(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    return x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
+
+
+@torch.library.custom_op("zslurm::grouped_weight_gradient", mutates_args=())
+def _compiled_weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor:
+    gradient_EIO: Tensor = _weight_gradient(left_NI, right_NO, Groups(ends_E))
+    return gradient_EIO
+
+
+@_compiled_weight_gradient.register_fake
+def _(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor:
+    return left_NI.new_empty(ends_E.shape[0], left_NI.shape[-1], right_NO.shape[-1])

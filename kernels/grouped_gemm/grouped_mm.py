@@ -1,0 +1,46 @@
+"""Multiply groups of rows by torch's `grouped_mm`, which takes the groups' ends from the device.
+
+It asks for strides that are multiples of 16 bytes and knows few formats. On GPUs of AMD, torch 2.9 to 2.13 copies
+the ends to the host and makes one product per group, unless ROCM_ALLOW_GROUP_GEMM_CK=1 is in the environment and
+torch was built with Composable Kernel (ROCm/pytorch, aten/src/ATen/native/cuda/GroupedBlas.cpp). So there it is
+taken only with that variable.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zslurm.kernels.arch import arch_of
+from zslurm.kernels.grouped_gemm.groups import Groups
+
+_ALIGNMENT = 16  # bytes; of every stride of grouped_mm's operands
+SWITCH = "ROCM_ALLOW_GROUP_GEMM_CK"
+"""The variable that lets torch use Composable Kernel on AMD's GPUs."""
+
+
+def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
+    """Multiply the rows of group e by matrix e; returns [N, O]."""
+    return F.grouped_mm(x_NI, weight_EIO, offs=groups.ends_E)
+
+
+def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor:
+    """Multiply left transposed by right, over the rows of each group; returns [E, I, O]."""
+    return F.grouped_mm(left_NI.T, right_NO, offs=groups.ends_E)
+
+
+def lacks(left: Tensor, right: Tensor, groups: Groups) -> str | None:
+    """Return what of these operands torch does not take, or None."""
+    if not hasattr(F, "grouped_mm"):
+        return "anything before torch 2.10"
+    formats = (torch.float32, torch.bfloat16) if left.device.type == "cpu" else (torch.bfloat16,)
+    if left.dtype not in formats:
+        return f"{str(left.dtype).removeprefix('torch.')} operands"
+    if any(size * left.dtype.itemsize % _ALIGNMENT for size in (left.shape[-1], right.shape[-1])):
+        return "rows that are no multiple of 16 bytes"
+    if arch_of(left.device).is_amd and os.environ.get(SWITCH) != "1":
+        return f"operands on AMD's GPUs without {SWITCH}=1, where it waits for the host"
+    return None

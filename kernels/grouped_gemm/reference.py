@@ -1,0 +1,65 @@
+"""Multiply groups of rows by one matrix per group in a loop: the definition.
+
+    multiply            y[rows of e] = x[rows of e] W[e]
+    weight_gradient     G[e] = left[rows of e]^T right[rows of e], zero for a group without rows
+
+The loop runs anywhere, and needs the number of rows of every group on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from zslurm.kernels.grouped_gemm.groups import Groups
+from zslurm.kernels.matmul import ROW_MULTIPLE, kernel_per_shape, matmul, matmul_into
+
+
+def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
+    """Multiply the rows of group e by matrix e; returns [N, O]."""
+    y_NO = x_NI.new_empty(x_NI.shape[0], weight_EIO.shape[-1])
+    for rows, weight_IO in zip(_slices(groups.rows()), weight_EIO.unbind(), strict=True):
+        wide = _widened(rows, x_NI)
+        if wide == rows:
+            matmul_into(x_NI[rows], weight_IO, y_NO[rows])
+        else:  # what the others' rows give with this group's matrix is left
+            y_NO[rows] = matmul(x_NI[wide], weight_IO)[rows.start - wide.start : rows.stop - wide.start]
+    return y_NO
+
+
+def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor:
+    """Multiply left transposed by right, over the rows of each group; returns [E, I, O]."""
+    rows_E = groups.rows()
+    gradient_EIO = left_NI.new_empty(len(rows_E), left_NI.shape[-1], right_NO.shape[-1])
+    for rows, gradient_IO in zip(_slices(rows_E), gradient_EIO.unbind(), strict=True):
+        missing = _even(rows, left_NI) - (rows.stop - rows.start)
+        left, right = (F.pad(x[rows], (0, 0, 0, missing)) if missing else x[rows] for x in (left_NI, right_NO))
+        matmul_into(left.T, right, gradient_IO)
+    return gradient_EIO
+
+
+def _slices(rows_E: Sequence[int]) -> list[slice]:
+    """Return the rows of each group."""
+    ends = list(accumulate(rows_E, initial=0))
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def _even(rows: slice, x_NI: Tensor) -> int:
+    """Return how many rows are multiplied: an even number, where every other one costs oneDNN a new kernel.
+
+    Of the small numbers there are few anyway.
+    """
+    count: int = rows.stop - rows.start
+    return (
+        count if count < ROW_MULTIPLE or not kernel_per_shape(x_NI) else -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
+    )
+
+
+def _widened(rows: slice, x_NI: Tensor) -> slice:
+    """Return the rows, and others beside them up to an even number, as far as there are others."""
+    even = _even(rows, x_NI)
+    start = max(0, min(rows.start, len(x_NI) - even))
+    return slice(start, min(start + even, len(x_NI)))

@@ -1,0 +1,309 @@
+"""Multiply groups of rows by one matrix per group on a GPU, with the groups' ends read on the GPU alone.
+
+Both kernels are persistent: as many workgroups as the card has compute units take tiles in turn. What a tile is
+follows from the groups' ends, so the host never waits to learn how many rows a group has, and a group without rows
+costs nothing. Sums are fp32, each tile's by one workgroup: the same operands give the same bits.
+
+    multiply            variable rows: each group's rows in tiles; a tile beyond a group's end is cut by a mask
+    weight_gradient     variable terms: every group has the same tiles, each a sum over the group's rows, which is
+                        zero for a group without rows. It takes 32 rows at a time: with 64, Triton spills on gfx942
+
+Any strides will do; what lies together in memory is read 16 bytes at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zslurm.kernels.arch import Arch, arch_of
+from zslurm.kernels.code_object import Launch
+from zslurm.kernels.triton_tools import INTERPRETED, compiler_options, dies, launching_on
+
+
+class Configuration(NamedTuple):
+    """How a tile is computed: its rows and columns, the terms of one step, waves and stages of the pipeline."""
+
+    rows: int
+    columns: int
+    terms: int
+    num_warps: int
+    num_stages: int
+
+
+def multiply_configuration(arch: Arch, dtype: torch.dtype, rows_per_group: int, columns: int) -> Configuration:
+    """Return how tiles are computed where a group has so many rows on average."""
+    if dtype == torch.float32:
+        return Configuration(64, 64, 32, 4, 2)
+    if rows_per_group <= 64 or columns <= 64:
+        return Configuration(64, 64, 64, 4, 2)
+    return Configuration(128, 128, 64, 8, 2 if arch.is_amd else 4)
+
+
+def weight_gradient_configuration(arch: Arch, dtype: torch.dtype, rows: int, columns: int) -> Configuration:
+    """Return how the tiles of gradients of this size are computed."""
+    if dtype == torch.float32:
+        return Configuration(64, 64, 32, 4, 2)
+    if rows <= 64 or columns <= 64:
+        return Configuration(64, 64, 32, 4, 2)
+    return Configuration(128, 128, 32, 8, 2 if arch.is_amd else 4)
+
+
+def multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    """Multiply the rows of group e by matrix e; returns [N, O], undefined behind the last group."""
+    (rows, terms), (groups, _, columns) = x_NI.shape, weight_EIO.shape
+    out_NO = x_NI.new_empty(rows, columns)
+    if not (out_NO.numel() and groups):
+        return out_NO
+    arch = arch_of(x_NI.device)
+    chosen = multiply_configuration(arch, x_NI.dtype, rows // groups, columns)
+    # Every group may have one tile that is not full.
+    tiles = (triton.cdiv(rows, chosen.rows) + groups) * triton.cdiv(columns, chosen.columns)
+    with launching_on(x_NI):
+        _variable_rows[(min(tiles, arch.compute_units),)](
+            x_NI,
+            weight_EIO,
+            out_NO,
+            ends_E,
+            groups,
+            terms,
+            columns,
+            *x_NI.stride(),
+            *weight_EIO.stride(),
+            *out_NO.stride(),
+            GROUPS=max(2, triton.next_power_of_2(groups)),
+            ROWS=chosen.rows,
+            COLUMNS=chosen.columns,
+            TERMS=chosen.terms,
+            WHOLE_TERMS=terms % chosen.terms == 0,
+            WHOLE_COLUMNS=columns % chosen.columns == 0,
+            DIES=dies(arch),
+            WIDENED=INTERPRETED,
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            **compiler_options(arch),
+        )
+    return out_NO
+
+
+def weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor:
+    """Multiply left transposed by right, over the rows of each group; returns [E, I, O]."""
+    groups, rows, columns = ends_E.shape[0], left_NI.shape[1], right_NO.shape[1]
+    out_EIO = left_NI.new_empty(groups, rows, columns)
+    if not out_EIO.numel():
+        return out_EIO
+    arch = arch_of(left_NI.device)
+    chosen = weight_gradient_configuration(arch, left_NI.dtype, rows, columns)
+    tiles = groups * triton.cdiv(rows, chosen.rows) * triton.cdiv(columns, chosen.columns)
+    with launching_on(left_NI):
+        _variable_terms[(min(tiles, arch.compute_units),)](
+            left_NI,
+            right_NO,
+            out_EIO,
+            ends_E,
+            tiles,
+            rows,
+            columns,
+            *left_NI.stride(),
+            *right_NO.stride(),
+            *out_EIO.stride(),
+            ROWS=chosen.rows,
+            COLUMNS=chosen.columns,
+            TERMS=chosen.terms,
+            WHOLE_ROWS=rows % chosen.rows == 0,
+            WHOLE_COLUMNS=columns % chosen.columns == 0,
+            DIES=dies(arch),
+            WIDENED=INTERPRETED,
+            num_warps=chosen.num_warps,
+            num_stages=chosen.num_stages,
+            **compiler_options(arch),
+        )
+    return out_EIO
+
+
+@triton.jit
+def _program(DIES: tl.constexpr):
+    """Return this workgroup's place, so that neighbours are on one die, where they share a cache."""
+    program = tl.program_id(0)
+    if DIES > 1:
+        programs = tl.num_programs(0)
+        die = program % DIES
+        program = die * (programs // DIES) + tl.minimum(die, programs % DIES) + program // DIES
+    return program
+
+
+@triton.jit
+def _dot(left, right, total, WIDENED: tl.constexpr):
+    if WIDENED:
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
+    if left.dtype == tl.float32:  # else TF32 on some
+        total = tl.dot(left, right, total, input_precision="ieee")
+    else:
+        total = tl.dot(left, right, total)
+    return total
+
+
+@triton.jit
+def _variable_rows(
+    x,
+    weight,
+    out,
+    ends,
+    groups,
+    terms,
+    columns,
+    x_row,
+    x_term,
+    weight_group,
+    weight_term,
+    weight_column,
+    out_row,
+    out_column,
+    GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TERMS: tl.constexpr,
+    WHOLE_TERMS: tl.constexpr,
+    WHOLE_COLUMNS: tl.constexpr,
+    DIES: tl.constexpr,
+    WIDENED: tl.constexpr,
+):
+    """Multiply tiles of the groups' rows, those of one group and one column of tiles after each other."""
+    group = tl.arange(0, GROUPS)
+    end = tl.load(ends + group, mask=group < groups, other=0)
+    start = tl.load(ends + group - 1, mask=(group > 0) & (group < groups), other=0)
+    column_tiles = (columns + COLUMNS - 1) // COLUMNS
+    tiles = tl.where(group < groups, (end - start + ROWS - 1) // ROWS * column_tiles, 0)
+    tiles_up_to = tl.cumsum(tiles, 0)
+    all_tiles = tl.sum(tiles, 0)
+    in_rows = tl.arange(0, ROWS)
+    in_columns = tl.arange(0, COLUMNS)
+    in_terms = tl.arange(0, TERMS)
+
+    for tile in range(_program(DIES), all_tiles, tl.num_programs(0)):
+        own = tl.sum((tiles_up_to <= tile).to(tl.int32), 0)
+        is_own = group == own
+        own_start = tl.sum(tl.where(is_own, start, 0), 0)
+        own_end = tl.sum(tl.where(is_own, end, 0), 0)
+        in_group = tile - tl.sum(tl.where(is_own, tiles_up_to - tiles, 0), 0)
+        row_tiles = (own_end - own_start + ROWS - 1) // ROWS
+        first_row = own_start + in_group % row_tiles * ROWS
+        first_column = in_group // row_tiles * COLUMNS
+
+        # Rows beyond the group's end are read as its last one, and not stored.
+        row = tl.minimum(in_rows, own_end - 1 - first_row)
+        is_column = (first_column + in_columns < columns) | WHOLE_COLUMNS
+        left = x + first_row.to(tl.int64) * x_row
+        right = weight + own.to(tl.int64) * weight_group + first_column.to(tl.int64) * weight_column
+        left_offsets = row[:, None] * x_row + in_terms[None, :] * x_term
+        right_offsets = in_terms[:, None] * weight_term + in_columns[None, :] * weight_column
+        total = tl.full((ROWS, COLUMNS), 0.0, dtype=tl.float32)
+        for first_term in range(0, terms, TERMS):
+            is_term = (in_terms < terms - first_term) | WHOLE_TERMS
+            left_tile = tl.load(left + left_offsets, mask=is_term[None, :], other=0.0)
+            right_tile = tl.load(right + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0)
+            total = _dot(left_tile, right_tile, total, WIDENED)
+            left += TERMS * x_term
+            right += TERMS * weight_term
+
+        corner = out + first_row.to(tl.int64) * out_row + first_column.to(tl.int64) * out_column
+        offsets = in_rows[:, None] * out_row + in_columns[None, :] * out_column
+        is_row = first_row + in_rows < own_end
+        tl.store(corner + offsets, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _variable_terms(
+    left,
+    right,
+    out,
+    ends,
+    tiles,
+    rows,
+    columns,
+    left_term,
+    left_row,
+    right_term,
+    right_column,
+    out_group,
+    out_row,
+    out_column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TERMS: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr,
+    WHOLE_COLUMNS: tl.constexpr,
+    DIES: tl.constexpr,
+    WIDENED: tl.constexpr,
+):
+    """Sum up tiles of the groups' gradients, those of one group after each other."""
+    row_tiles = (rows + ROWS - 1) // ROWS
+    column_tiles = (columns + COLUMNS - 1) // COLUMNS
+    in_rows = tl.arange(0, ROWS)
+    in_columns = tl.arange(0, COLUMNS)
+    in_terms = tl.arange(0, TERMS)
+    left_offsets = in_rows[:, None] * left_row + in_terms[None, :] * left_term
+    right_offsets = in_terms[:, None] * right_term + in_columns[None, :] * right_column
+
+    for tile in range(_program(DIES), tiles, tl.num_programs(0)):
+        group = tile // (row_tiles * column_tiles)
+        in_group = tile % (row_tiles * column_tiles)
+        first_row = in_group % row_tiles * ROWS
+        first_column = in_group // row_tiles * COLUMNS
+        start = tl.load(ends + group - 1, mask=group > 0, other=0)
+        terms = tl.load(ends + group) - start
+        is_row = (first_row + in_rows < rows) | WHOLE_ROWS
+        is_column = (first_column + in_columns < columns) | WHOLE_COLUMNS
+        left_corner = left + start.to(tl.int64) * left_term + first_row.to(tl.int64) * left_row
+        right_corner = right + start.to(tl.int64) * right_term + first_column.to(tl.int64) * right_column
+        total = tl.full((ROWS, COLUMNS), 0.0, dtype=tl.float32)
+        whole = terms // TERMS * TERMS
+        for _ in range(0, whole, TERMS):
+            left_tile = tl.load(left_corner + left_offsets, mask=is_row[:, None], other=0.0)
+            right_tile = tl.load(right_corner + right_offsets, mask=is_column[None, :], other=0.0)
+            total = _dot(left_tile, right_tile, total, WIDENED)
+            left_corner += TERMS * left_term
+            right_corner += TERMS * right_term
+        if whole < terms:  # the rows behind are another group's, or hold anything
+            is_term = in_terms < terms - whole
+            left_tile = tl.load(left_corner + left_offsets, mask=is_row[:, None] & is_term[None, :], other=0.0)
+            right_tile = tl.load(
+                right_corner + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0
+            )
+            total = _dot(left_tile, right_tile, total, WIDENED)
+
+        corner = out + group.to(tl.int64) * out_group + first_row.to(tl.int64) * out_row
+        corner += first_column.to(tl.int64) * out_column
+        offsets = in_rows[:, None] * out_row + in_columns[None, :] * out_column
+        tl.store(corner + offsets, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+def launches(arch: Arch) -> Iterator[Launch]:
+    """Yield a launch of every kind that the compiler makes other code of: the products of ZAYA1's experts."""
+    kinds = [(dtype, rows) for dtype in (torch.bfloat16, torch.float16) for rows in (32, 1024)]
+    if arch.is_amd:
+        kinds.append((torch.float32, 1024))
+    ends = torch.empty(16, dtype=torch.int32, device="meta")
+    for dtype, rows in kinds:
+        x = torch.empty(16 * rows, 2048, dtype=dtype, device="meta")
+        weight = torch.empty(16, 2048, 4096, dtype=dtype, device="meta")
+        name = f"{str(dtype).removeprefix('torch.')} {rows}"
+        yield Launch(f"{name} rows", partial(multiply, x, weight, ends))
+        yield Launch(f"{name} rows, weight turned", partial(multiply, x, weight.view(16, 4096, 2048).mT, ends))
+    for dtype in dict(kinds):
+        for rows, columns in ((64, 64), (2048, 4096)):
+            left = torch.empty(4096, rows, dtype=dtype, device="meta")
+            right = torch.empty(4096, columns, dtype=dtype, device="meta")
+            name = f"{str(dtype).removeprefix('torch.')} {rows} x {columns}"
+            yield Launch(f"{name} gradient", partial(weight_gradient, left, right, ends))
+    x = torch.empty(100, 77, dtype=torch.bfloat16, device="meta")
+    odd = torch.empty(16, 77, 99, dtype=torch.bfloat16, device="meta")
+    yield Launch("bfloat16 odd rows", partial(multiply, x, odd, ends), wide=False)
+    yield Launch("bfloat16 odd gradient", partial(weight_gradient, x, x.new_empty(100, 99), ends), wide=False)

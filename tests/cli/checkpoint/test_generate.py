@@ -1,0 +1,141 @@
+"""`zslurm generate`: from a run, a checkpoint, a published folder; the same text from each."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cli.commands import Zslurm
+from tests.cli.trained import CONTEXT, MODEL
+from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.train.checkpointing.load_weights import load_model
+from zslurm.train.data.build.tokenizer import load_tokenizer
+from zslurm.train.hub import open_weights
+
+PROMPT = "The quick brown"
+
+
+@torch.no_grad()
+def by_full_forward(checkpoint: Path, tokens: list[int], count: int) -> list[int]:
+    """The likeliest continuation, computed anew from the whole text for every token."""
+    with open_weights(checkpoint) as weights:
+        model = load_model(weights, dtype=torch.float32)
+    made = list(tokens)
+    for _ in range(count):
+        logits, _ = model(torch.tensor([made]), rope_base=5000.0)
+        made.append(int(logits[0, -1].argmax()))
+    return made[len(tokens) :]
+
+
+def test_a_model_is_loaded_as_it_was_saved(run: Path) -> None:
+    with open_weights(run / "checkpoints" / "step-00000080") as weights:
+        model = load_model(weights, dtype=torch.float32)
+        rounded = load_model(weights, dtype=torch.bfloat16)
+        for name, parameter in model.named_parameters():
+            values = np.empty(parameter.numel(), np.float32)
+            weights.read(name, 0, values)
+            assert parameter.detach().numpy().tobytes() == values.tobytes(), name
+    assert rounded.balancing_bias.dtype == torch.float32
+    for ours, exact in zip(rounded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, exact.to(torch.bfloat16))
+
+
+def test_greedy_text_is_that_of_the_full_forward(zslurm: Zslurm, run: Path) -> None:
+    said = zslurm.ok("generate", "first", "--prompt", PROMPT, "--max-tokens", "8", "--json").json
+    tokenizer = load_tokenizer(run.parent.parent / "data" / "tokenizer.json")
+    tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    assert said["prompt_tokens"] == len(tokens)
+    assert said["tokens"] == by_full_forward(run / "checkpoints" / "step-00000080", tokens, 8)
+    assert said["text"] == tokenizer.decode(said["tokens"])
+
+
+def test_the_text_is_on_stdout_and_the_facts_are_on_stderr(zslurm: Zslurm) -> None:
+    text = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "8", "--json").json["text"]
+    done = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "8")
+    assert done.stdout == text + "\n"
+    per_token = MODEL["layers"] * 2 * MODEL["kv_heads"] * MODEL["head_dim"] * 4
+    assert f"cache {show_bytes(per_token)} per token" in done.stderr
+
+
+def test_runs_checkpoints_exports_and_imports_say_the_same(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
+    zslurm.ok("checkpoint", "export", "first", tmp_path / "hf", "--dtype", "fp32")
+    zslurm.ok("checkpoint", "import", tmp_path / "hf", tmp_path / "imported")
+    texts = [
+        zslurm.ok("generate", place, "--prompt", PROMPT, "-n", "10").stdout
+        for place in ("first", run, run / "checkpoints", tmp_path / "hf", tmp_path / "imported")
+    ]
+    assert texts == texts[:1] * 5
+    newest = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "1", "--json").json["weights"]
+    assert newest == str(run / "checkpoints" / "step-00000080")
+
+
+def test_a_prompt_from_stdin_is_the_same_prompt(zslurm: Zslurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "5").stdout
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+    assert zslurm.ok("generate", "first", "--prompt", "-", "-n", "5").stdout == given
+
+
+def test_draws_depend_on_the_seed_alone(zslurm: Zslurm) -> None:
+    def drawn(seed: int, **options: float) -> str:
+        given = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+        return zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "12", f"--seed={seed}", *given).stdout
+
+    assert drawn(1, temperature=1.5) == drawn(1, temperature=1.5)
+    assert len({drawn(seed, temperature=1.5) for seed in range(4)}) > 1
+    assert drawn(1, temperature=1.5, top_p=1e-6) == drawn(2), "only the likeliest token is left"
+
+
+def test_it_ends_with_the_context(zslurm: Zslurm) -> None:
+    done = zslurm.ok("generate", "first", "--prompt", PROMPT, "-n", "500", "--json")
+    said = done.json
+    assert said["prompt_tokens"] + said["new_tokens"] <= CONTEXT
+    assert "context" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reported"),
+    [
+        (["first", "--prompt", ""], 2, "empty"),
+        (["first", "--prompt", "東京 " * 40], 2, f"context of {CONTEXT}"),
+        (["first", "--prompt", "a\udcffb"], 2, "the prompt: it is not UTF-8 text (character 1)\n"),
+        (["first", "--prompt", "a", "--temperature", "-1"], 2, "temperature"),
+        (["first", "--prompt", "a", "--temperature", "nan"], 2, "temperature"),
+        (["first", "--prompt", "a", "--top-p", "1.5"], 2, "top-p"),
+        (["first", "--prompt", "a", "--top-p", "0"], 2, "top-p"),
+        (["first", "--prompt", "a", "--tokenizer", "/dev/null"], 2, "tokenizer"),
+        (["nobody", "--prompt", "a"], 3, "nobody"),
+        (["first"], 2, "prompt"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(zslurm: Zslurm, arguments: list[str], code: int, reported: str) -> None:
+    done = zslurm("generate", *arguments)
+    assert done.code == code
+    assert reported in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_weights_without_a_tokenizer_ask_for_one(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
+    zslurm.ok("checkpoint", "export", "first", tmp_path / "hf", "--no-tokenizer")
+    reported = zslurm("generate", tmp_path / "hf", "--prompt", PROMPT)
+    assert reported.code == 2
+    assert "--tokenizer" in reported.stderr
+    tokenizer = run.parent.parent / "data" / "tokenizer.json"
+    zslurm.ok("generate", tmp_path / "hf", "--prompt", PROMPT, "--tokenizer", tokenizer, "-n", "3")
+
+
+def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(
+    zslurm: Zslurm, run: Path, tmp_path: Path
+) -> None:
+    larger = load_tokenizer(run.parent.parent / "data" / "tokenizer.json")
+    larger.add_tokens([f"word{number}" for number in range(300)])
+    larger.save(str(tmp_path / "tokenizer.json"))
+    reported = zslurm("generate", "first", "--prompt", "word299", "--tokenizer", tmp_path / "tokenizer.json")
+    assert reported.code == 2
+    assert "another model's" in reported.stderr

@@ -1,0 +1,155 @@
+"""What compilers make of the HIP sources for GPUs that this machine need not have.
+
+gfx942 by clang 19 with Debian's device libraries, which are older than the MI300X: the one file of them that names
+the architecture is added. sm_90 by nvcc. And both runtime compilers, where a library of one is at hand: Debian's
+hipRTC knows gfx90a.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from zslurm.kernels.arch import GFX942
+from zslurm.kernels.hip import rtc
+from zslurm.kernels.hip.build import SOURCES, source_of
+from zslurm.kernels.hip.compilers import CUDA_FLAGS, HIP_FLAGS, RTC_FLAGS
+
+NAMES = sorted(file.stem for file in SOURCES.glob("*.hip"))
+DEVICE_LIBRARIES = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")
+STREAMING = re.compile(r"adamw|muon_(momentum|update)")
+"""Kernels whose time is that of their memory accesses."""
+
+ISA_VERSION = """target triple = "amdgcn-amd-amdhsa"
+@__oclc_ISA_version = linkonce_odr hidden local_unnamed_addr addrspace(4) constant i32 9402, align 4
+"""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a code object: its resources by name, and its instructions."""
+
+    name: str
+    resources: dict[str, int]
+    code: str
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def needs(found: bool, what: str) -> None:
+    """Skip where something is missing, but not in CI, which installs it."""
+    if not found:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"needs {what}")
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The device libraries with what they lack for gfx942."""
+    needs(shutil.which("clang++-19") is not None and DEVICE_LIBRARIES.is_dir(), "clang-19 and rocm-device-libs")
+    folder = tmp_path_factory.mktemp("device-libraries")
+    for library in DEVICE_LIBRARIES.glob("*.bc"):
+        (folder / library.name).symlink_to(library)
+    text = folder / "isa.ll"
+    text.write_text(ISA_VERSION)
+    target = ("-nogpulib", "--target=amdgcn-amd-amdhsa", "-x", "ir", "-c", "-emit-llvm")
+    run("clang++-19", *target, text, "-o", folder / "oclc_isa_version_942.bc")
+    return folder
+
+
+def compiled(name: str, libraries: Path, out: Path, *more: str) -> Path:
+    source = out.with_suffix(".hip")
+    source.write_text(source_of(name))
+    device = ("--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output")
+    paths = ("--rocm-path=/usr", f"--rocm-device-lib-path={libraries}")
+    run("clang++-19", "-x", "hip", *device, *paths, *HIP_FLAGS, "-Wall", "-Werror", *more, source, "-o", out)
+    return out
+
+
+def kernels_of(assembly: str) -> list[Kernel]:
+    listed = assembly.split("amdhsa.kernels:", 1)[1].split("\n  - .agpr_count:")[1:]
+    found = []
+    for entry in listed:
+        name = re.search(r"^    \.name:\s+(\S+)$", entry, re.MULTILINE)
+        assert name is not None
+        numbers = re.findall(r"^    \.(\w+):\s+(\d+)$", entry, re.MULTILINE)
+        code = assembly.split(f"\n{name[1]}:", 1)[1].split(".Lfunc_end", 1)[0]
+        found.append(Kernel(name[1], {key: int(value) for key, value in numbers}, code))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gfx942(name: str, libraries: Path, tmp_path: Path) -> None:
+    kernels = kernels_of(compiled(name, libraries, tmp_path / "kernel.s", "-S").read_text())
+    assert sorted(kernel.name for kernel in kernels) == declared(name)
+    for kernel in kernels:
+        used = kernel.resources
+        assert used["group_segment_fixed_size"] <= GFX942.lds_bytes
+        assert used["private_segment_fixed_size"] == used["vgpr_spill_count"] == used["sgpr_spill_count"] == 0
+        assert used["vgpr_count"] <= 64, "eight waves on a SIMD"
+        assert used["kernarg_segment_size"] <= 4096
+        assert not re.search(r"\b(flat|scratch|buffer)_(load|store)", kernel.code), "all is global memory"
+        if STREAMING.match(kernel.name):
+            assert "global_load_dwordx4" in kernel.code
+            assert "global_store_dwordx4" in kernel.code
+        if kernel.name.startswith(("muon_momentum", "muon_update")):  # others divide, which takes them
+            assert not re.search(r"\bv_(pk_)?(fma|fmac|mac|mad)_f32", kernel.code)
+
+
+def declared(name: str) -> list[str]:
+    return sorted(re.findall(r"^HOST_ENTRY\((\w+)\)$", (SOURCES / f"{name}.hip").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gfx942_links(name: str, libraries: Path, tmp_path: Path) -> None:
+    code = compiled(name, libraries, tmp_path / "kernel.co").read_bytes()
+    assert code.startswith(b"\x7fELF")
+    assert int.from_bytes(code[18:20], "little") == 224, "of AMD's GPUs"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sm_90(name: str, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    source = tmp_path / "kernel.hip"
+    source.write_text(source_of(name))
+    nvcc = ("nvcc", "-arch=sm_90", *CUDA_FLAGS, "-x", "cu", source, "-o")
+    ptx = tmp_path / "kernel.ptx"
+    run(*nvcc, ptx, "-ptx")
+    assert not re.search(r"\bfma\.rn\.f32", ptx.read_text()), "nothing is contracted"
+    printed = run(*nvcc, tmp_path / "kernel.cubin", "-cubin", "-Xptxas", "-v")
+    kernels = len(declared(name))
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", printed)
+    assert spills == [("0", "0", "0")] * kernels
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", printed)]
+    assert len(registers) == kernels
+    assert max(registers) <= 64
+
+
+@pytest.mark.parametrize("name", ["hipRTC", "NVRTC"])
+def test_runtime_compilers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, a driver or a header."""
+    if name == "hipRTC":  # before ROCm 6 it was a part of HIP itself
+        debians = DEVICE_LIBRARIES.parents[1].glob("libamdhip64.so*")
+        paths = [*Path("/opt/rocm/lib").glob("libhiprtc.so*"), *debians]
+        monkeypatch.setattr(rtc, "_candidates", lambda stem: (str(path) for path in paths))
+    monkeypatch.setattr(rtc, "open_library", rtc.open_library.__wrapped__)
+    try:
+        library = rtc.open_library(name)
+    except rtc.RtcError as error:
+        pytest.skip(str(error))
+    arch = "--offload-arch=gfx90a" if name == "hipRTC" else "--gpu-architecture=sm_90"
+    assert re.match(r"(hiprtc|nvrtc) \d+\.\d+ /", library.version())
+    for source in NAMES:
+        assert library.compile(source_of(source), (arch, *RTC_FLAGS[name])).startswith(b"\x7fELF")
+    with pytest.raises(rtc.RtcError, match=r"cannot compile the kernel: .*error: "):
+        library.compile("int x = undeclared;", (arch,))

@@ -1,0 +1,96 @@
+"""Every kernel in Triton, in every configuration, compiled for the GPUs that it is for, within their limits."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from zslurm.kernels.arch import GFX942, SM_90, Arch
+from zslurm.kernels.code_object import (
+    CodeObject,
+    Launch,
+    _amd,
+    compile_launch,
+    implementation_files,
+    launches_of,
+    violations,
+)
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("arch", [GFX942, SM_90], ids=lambda arch: arch.name)
+@pytest.mark.parametrize("folder", implementation_files())
+def test_every_kernel_keeps_to_the_limits(folder: str, arch: Arch) -> None:
+    found = {}
+    for launch in launches_of(folder, arch):
+        compiled = compile_launch(launch, arch)
+        assert compiled, f"{launch.name} launches nothing"
+        for code in compiled:
+            if wrong := violations(code, launch, arch):
+                found[f"{launch.name}: {code.kernel}"] = wrong
+    assert found == {}
+
+
+def good(**other: int) -> CodeObject:
+    fields = {"warps": 4, "stages": 2, "lds_bytes": 65536, "registers": 128, "spills": 0, "scratch_bytes": 0}
+    return CodeObject(
+        kernel="k", **{**fields, "occupancy": 4, "wide_accesses": 1, "matrix_instructions": 1, **other}
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (good(), []),
+        (good(lds_bytes=98304), ["98304 bytes of LDS exceed the 65536 of gfx942"]),
+        (good(spills=3, scratch_bytes=12), ["3 registers are spilled", "12 bytes of scratch memory are used"]),
+        (good(wide_accesses=0, matrix_instructions=0), ["nothing moves 16 bytes", "without matrix instructions"]),
+    ],
+)
+def test_what_is_against_the_limits_is_named(code: CodeObject, expected: list[str]) -> None:
+    found = violations(code, Launch("l", lambda: None), GFX942)
+    assert len(found) == len(expected)
+    assert all(part in sentence for part, sentence in zip(expected, found, strict=True))
+
+
+def test_a_kernel_without_products_needs_no_matrix_instructions() -> None:
+    launch = Launch("l", lambda: None, product=False, wide=False)
+    assert violations(good(wide_accesses=0, matrix_instructions=0), launch, GFX942) == []
+
+
+def test_a_launch_that_needs_too_much_memory_is_refused_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    from zslurm.kernels.symmetric_product import triton
+
+    monkeypatch.setattr(triton, "configuration", lambda *_: triton.Configuration(128, 64, 8, 4))
+    x_KSL = torch.empty(1, 4096, 4096, dtype=torch.bfloat16, device="meta")
+    launch = Launch("four stages", partial(triton.symmetric_product, x_KSL, torch.empty_like(x_KSL)))
+    with pytest.raises(OutOfResources, match="shared memory, Required: 98304, Hardware limit: 65536"):
+        compile_launch(launch, GFX942)
+    assert compile_launch(launch, SM_90)[0].lds_bytes > 65536
+
+
+def test_what_llvm_notes_of_a_kernel_is_read() -> None:
+    text = """
+	buffer_load_dwordx4 v[2:5], v1, s[0:3], 0 offen
+	global_store_dwordx4 v[0:1], v[2:5], off
+	global_load_dwordx2 v[0:1], v2, off
+	v_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]
+; Occupancy: 3
+    .private_segment_fixed_size: 24
+    .sgpr_spill_count: 2
+    .vgpr_count:     166
+    .vgpr_spill_count: 5
+"""
+    assert _amd(text) == {
+        "registers": 166,
+        "spills": 7,
+        "scratch_bytes": 24,
+        "occupancy": 3,
+        "wide_accesses": 2,
+        "matrix_instructions": 1,
+    }

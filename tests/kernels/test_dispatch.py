@@ -1,0 +1,263 @@
+"""Which implementation of an operation runs: forced, measured, by rule, and where one cannot start."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CalledProcessError
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from zslurm.kernels import checks, dispatch
+from zslurm.kernels.arch import CPU, GFX942, KNOWN, SM_90, Arch, arch_of
+from zslurm.kernels.dispatch import Implementation, Operation, UnavailableError, operations, use, using
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def never(x: Tensor) -> str | None:
+    return None
+
+
+class Recorded:
+    """An implementation that counts its calls, and fails as asked."""
+
+    def __init__(self, name: str, error: Exception | None = None, lacks: str | None = None) -> None:
+        self.calls = 0
+        self.error = error
+        self.implementation = Implementation(name, self.run, lambda x: lacks)
+
+    def run(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return x + x
+
+
+def check(x: Tensor) -> None:
+    checks.dtype_among("double", (torch.float32,), x=x)
+
+
+def double(*recorded: Recorded, rule: Callable[[Arch, Any], str | None] | None = None) -> Operation:
+    return Operation(
+        name="double",
+        reference=doubled,
+        implementations=[each.implementation for each in recorded],
+        check=check,
+        device=lambda x: x.device,
+        sizes=lambda x: {"numel": x.numel(), "dtype": checks.short(x.dtype)},
+        **({"rule": rule} if rule else {}),
+    )
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Operation], None]]:
+    """Let `use` find an operation of the test."""
+    monkeypatch.setattr(dispatch, "_forced_names", {})
+
+    def known(operation: Operation) -> None:
+        monkeypatch.setattr(dispatch, "operations", lambda: {operation.name: operation})
+
+    yield known
+
+
+X = torch.arange(3.0)
+
+
+def test_the_first_that_takes_the_operands_runs() -> None:
+    first, second = Recorded("first", lacks="numbers"), Recorded("second")
+    assert torch.equal(double(first, second)(X), X * 2)
+    assert (first.calls, second.calls) == (0, 1)
+
+
+def test_a_rule_chooses_where_nothing_was_measured() -> None:
+    first, second = Recorded("first"), Recorded("second")
+    operation = double(first, second, rule=lambda arch, sizes: "second" if sizes["numel"] > 2 else "reference")
+    operation(X)
+    operation(X[:2])
+    assert (first.calls, second.calls) == (0, 1)
+
+
+def test_a_measured_table_goes_before_the_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "double").mkdir()
+    rules = [{"when": {"dtype": "float32", "numel": [0, 2]}, "use": "reference"}, {"use": "first"}]
+    (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": rules}))
+    monkeypatch.setattr(dispatch.resources, "files", lambda package: tmp_path)
+    dispatch._table_of.cache_clear()
+    first = Recorded("first")
+    operation = double(first, rule=lambda arch, sizes: "reference")
+    assert operation.choose(X[:2]).name == "reference"
+    assert operation.choose(X).name == "first"
+    (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": [{"use": "frist"}]}))
+    dispatch._table_of.cache_clear()
+    with pytest.raises(ValueError, match="cpu: double has no implementation frist"):
+        operation(X)
+    dispatch._table_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("no module named triton"),
+        CalledProcessError(1, ["hipcc"]),
+        PermissionError(13, "Permission denied"),
+        UnavailableError("hipcc is missing"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_cannot_start_is_left_out_with_one_warning(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = Recorded("first", error), Recorded("second")
+    operation = double(first, second)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert torch.equal(operation(X), X * 2)
+    assert (first.calls, second.calls) == (1, 3)
+    (warning,) = caplog.messages
+    assert warning.startswith("double runs without first, which cannot start here (")
+    assert str(error).splitlines()[0] in warning
+    assert operation.unavailable == {"first": f"{type(error).__name__}: {error}"}
+
+
+def test_when_none_can_start_the_reference_runs(caplog: pytest.LogCaptureFixture) -> None:
+    operation = double(Recorded("first", ImportError("a")), Recorded("second", ImportError("b")))
+    assert torch.equal(operation(X), X * 2)
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory left"), ValueError("odd"), RuntimeError("x")])
+def test_an_error_of_the_run_itself_is_raised(error: Exception) -> None:
+    first = Recorded("first", error)
+    operation = double(first)
+    with pytest.raises(type(error), match=str(error)):
+        operation(X)
+    assert not operation.unavailable
+
+
+def test_what_triton_itself_raises_counts_as_a_failed_start() -> None:
+    build = pytest.importorskip("triton.runtime.build")
+    with pytest.raises(Exception) as caught:
+        build.compile_module_from_src(src="int main( {", name="broken")
+    assert dispatch.failed_to_start(caught.value)  # type: ignore[arg-type]  # no exit of the interpreter
+
+
+def test_bad_operands_are_the_same_error_whatever_would_run(force: Callable[[Operation], None]) -> None:
+    first = Recorded("first")
+    operation = double(first)
+    force(operation)
+    for name in ("reference", "first", "auto"):
+        with (
+            using("double", name),
+            pytest.raises(ValueError, match="double: x is float64, but must be one of float32"),
+        ):
+            operation(X.double())
+    assert first.calls == 0
+
+
+def test_a_forced_implementation_runs(
+    force: Callable[[Operation], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = Recorded("first"), Recorded("second", lacks="operands on a CPU")
+    operation = double(first, second)
+    force(operation)
+    use("double", "reference")
+    operation(X)
+    assert (first.calls, second.calls) == (0, 0)
+    with using("double", "first"):
+        operation(X)
+        assert first.calls == 1
+    assert operation.choose(X).name == "reference", "what was forced before"
+    use("double", "second")
+    for _ in range(2):
+        assert torch.equal(operation(X), X * 2)
+    assert (first.calls, second.calls) == (1, 0)
+    assert caplog.messages == ["double: second does not take operands on a CPU; the reference runs instead"]
+    use("double", "auto")
+    assert operation.choose(X).name == "first"
+
+
+def test_forcing_what_does_not_exist_names_what_does(force: Callable[[Operation], None]) -> None:
+    force(double(Recorded("first")))
+    with pytest.raises(ValueError, match="no operation duoble: there are double"):
+        use("duoble", "first")
+    with pytest.raises(ValueError, match="double has no implementation second: there are auto, first, reference"):
+        use("double", "second")
+
+
+def test_every_operation_of_the_package_is_well_formed() -> None:
+    for name, operation in operations().items():
+        assert operation.name == name
+        names = [each.name for each in operation.all()]
+        assert names[0] == "reference"
+        assert len(set(names)) == len(names)
+        assert "auto" not in names
+        assert set(operation.table()) <= set(KNOWN)
+
+
+def test_architectures_are_named_as_compilers_name_them() -> None:
+    assert arch_of("cpu") is CPU
+    assert arch_of(torch.device("meta")) is CPU
+    assert (GFX942.is_amd, SM_90.is_nvidia, CPU.is_amd or CPU.is_nvidia) == (True, True, False)
+    with pytest.raises(ValueError, match="no kernel is for a device of type xpu"):
+        arch_of("xpu")
+
+
+@pytest.mark.parametrize(
+    ("hip", "properties", "expected"),
+    [
+        (
+            "6.4",
+            {"gcnArchName": "gfx942:sramecc+:xnack-", "major": 9, "minor": 4},
+            replace(GFX942, compute_units=7),
+        ),
+        (None, {"major": 9, "minor": 0}, replace(SM_90, compute_units=7)),
+        (
+            None,
+            {"major": 8, "minor": 9, "warp_size": 32, "shared_memory_per_block_optin": 101376},
+            Arch("sm_89", 32, 101376, 7),
+        ),
+        (
+            "6.4",
+            {"gcnArchName": "gfx1100", "major": 11, "minor": 0, "warp_size": 32, "shared_memory_per_block": 65536},
+            Arch("gfx1100", 32, 65536, 7),
+        ),
+    ],
+    ids=["mi300x", "h100", "another of NVIDIA", "another of AMD"],
+)
+def test_a_gpu_is_named_by_what_torch_knows_of_it(
+    hip: str | None, properties: dict[str, Any], expected: Arch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zslurm.kernels import arch
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    found = type("Properties", (), {"multi_processor_count": 7, **properties})()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    arch._gpu.cache_clear()
+    assert arch_of("cuda:0") == expected
+    arch._gpu.cache_clear()
+
+
+def test_operands_that_do_not_fit_are_named() -> None:
+    x, other = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="op: all operands must have one format, but x is float32, y is float64"):
+        checks.one_dtype("op", x=x, y=other)
+    with pytest.raises(ValueError, match="op: all operands must be on one device, not x on cpu, y on meta"):
+        checks.one_device("op", x=x, y=x.to("meta"))
+    with pytest.raises(ValueError, match=r"op: x has the shape \[2, 3\], but must have \[M, 4\]"):
+        checks.shape("op", "x", x, (None, 4), "MN")
+    with pytest.raises(ValueError, match=r"op: x has the shape \[2, 3\], but must have \[K, M, N\]"):
+        checks.shape("op", "x", x, (None, None, None), "KMN")
+    checks.shape("op", "x", x, (2, None), "MN")
+    whole = torch.zeros(8)
+    checks.no_overlap("op", "out", whole[:4], x=whole[4:], empty=whole[:0])
+    with pytest.raises(ValueError, match="op: out shares memory with x: give a tensor"):
+        checks.no_overlap("op", "out", whole[:5], x=whole[4:])

@@ -1,0 +1,1 @@
+"""Aegis: start the supervisor, try its hooks, replay its decisions, classify logs."""

@@ -1,0 +1,114 @@
+"""`zslurm aegis classify`: the diagnosis of a job's logs, as a table and as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zslurm.aegis.logs import classify as logs
+from zslurm.aegis.logs.classify import Diagnosis, Line
+from zslurm.aegis.logs.lines import chunks_of
+from zslurm.cli.options import Json
+from zslurm.core.console import print_json, print_table
+from zslurm.core.errors import NotFound
+from zslurm.core.units import show_time
+from zslurm.slurm.hostlist import compress, compress_ranges
+
+_READ = 1 << 20
+
+
+def classify(
+    files: Annotated[list[str], typer.Argument(metavar="FILES... | -", help="Logs of one job, also packed ones.")],
+    json: Json = False,
+) -> None:
+    """Find in logs what went wrong: the root, what followed from it, who is suspect and what to do.
+
+    Works on the logs of any job: output of ranks and of srun, dmesg, journalctl, other trainers' logs.
+
+    Example: zslurm aegis classify slurm-4242.out dmesg.txt
+    """
+    for name in files:
+        if name != "-" and not Path(name).exists():
+            raise NotFound(f"{name}: no such file; name log files, or - for standard input")
+        if name != "-" and Path(name).is_dir():
+            raise NotFound(f"{name}: is a directory; name the files in it")
+    found = logs.classify((name, _standard_input() if name == "-" else chunks_of(Path(name))) for name in files)
+    if json:
+        root = None if found.root is None else _as_json(found.root) | {"certain": found.certain}
+        print_json(
+            {
+                "lines": [_as_json(line) for line in found.lines],
+                "root": root,
+                "suspect": asdict(found.suspect),
+                "advice": found.advice,
+                "left_out": found.left_out,
+            }
+        )
+        return
+    _print_root(found)
+    if found.lines:
+        print()
+        print_table(["time", "class", "role", "lines", "where", "first line"], _rows(found))
+
+
+def _standard_input() -> Iterator[bytes]:
+    yield from iter(lambda: sys.stdin.buffer.read(_READ), b"")
+
+
+def _as_json(line: Line) -> dict[str, Any]:
+    match = line.match
+    return {
+        "file": line.file,
+        "number": line.finding.number,
+        "class": match.kind,
+        **{name: getattr(match, name) for name in ("role", "scope", "node", "gpu", "nic", "rank")},
+        "time": line.finding.time,
+        "line": line.finding.text,
+    }
+
+
+def _print_root(found: Diagnosis) -> None:
+    """Print the root, its line and the advice; or that nothing was found."""
+    root = found.root
+    if root is None:
+        print("no fault found" + (", only advisories:" if found.lines else ""))
+        return
+    uncertain = "" if found.certain else " (a consequence; its cause is not in these logs)"
+    suspect = ", ".join(f"{name} {value}" for name, value in asdict(found.suspect).items() if value is not None)
+    print(f"root: {root.match.kind}{uncertain}" + (f": {suspect}" if suspect else ""))
+    print(f"  {root.file}:{root.finding.number}: {root.finding.text}")
+    print(f"  {found.advice}")
+
+
+def _rows(found: Diagnosis) -> list[list[str]]:
+    """Return the timeline: lines of one kind and role in one row, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    for line in found.lines:
+        groups.setdefault((line.match.kind, line.match.role), []).append(line)
+    return [_row(kind, role, lines, found.root) for (kind, role), lines in groups.items()]
+
+
+def _row(kind: str, role: str, lines: list[Line], root: Line | None) -> list[str]:
+    first = lines[0]
+    when = show_time(first.when, "%m-%d %H:%M:%S") if first.when is not None else "-"
+    shown = "root" if any(line is root for line in lines) else {"root": "later root"}.get(role, role)
+    text = f"{first.file}:{first.finding.number}: {first.finding.text}"
+    return [when, kind, shown, str(len(lines)), _where(lines), text]
+
+
+def _where(lines: Sequence[Line]) -> str:
+    """Return nodes, GPUs, NICs and ranks that the lines name."""
+    named = []
+    if nodes := {line.match.node for line in lines if line.match.node and "[" not in line.match.node}:
+        named.append(compress(nodes))
+    for name in ("gpu", "nic"):
+        if found := sorted({str(value) for line in lines if (value := getattr(line.match, name))}):
+            named.append(f"{name} {', '.join(found)}")
+    if ranks := {line.match.rank for line in lines if line.match.rank is not None}:
+        named.append(f"rank {compress_ranges(ranks)}")
+    return "; ".join(named) or "-"

@@ -1,0 +1,75 @@
+"""`zslurm aegis replay`: what was done about each attempt of a run, and what another policy would have done."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zslurm.aegis.policy import replay as policy
+from zslurm.aegis.policy.replay import Replayed
+from zslurm.checkpoint_tools.quantities import show_duration
+from zslurm.cli.options import Json, Set
+from zslurm.core.console import print_json, print_table
+from zslurm.core.units import show_time
+from zslurm.run.find import find
+
+
+def replay(
+    events: Annotated[
+        str, typer.Argument(metavar="EVENTS_OR_RUN", help="An events.jsonl, or a run's name, directory or job id.")
+    ],
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Show what was done about each attempt of a run, and what another policy would have done.
+
+    The policy is that of the run, changed by --set aegis.KEY=VALUE. It gets each attempt with the history that
+    the run really had.
+
+    Example: zslurm aegis replay my-run --set aegis.retries=1
+    """
+    given = Path(events)
+    path = given if given.is_file() else find(events).events
+    settings = policy.settings_of(path.with_name("config.json"), overrides or [])
+    found = policy.replay(policy.read_events(path), settings)
+    if json:
+        attempts = [
+            {
+                "attempt": one.attempt,
+                "ended": one.ended,
+                "outcome": one.outcome,
+                "done": asdict(one.done) if one.done is not None else None,
+                "policy": one.policy.fields(),
+                "gives_up_after_s": one.gives_up_after,
+                "goes_on": one.goes_on,
+                "assumed": one.assumed,
+                "differs": one.differs,
+            }
+            for one in found
+        ]
+        print_json({"events": str(path), "settings": settings.model_dump(mode="json"), "attempts": attempts})
+    else:
+        print_table(["attempt", "ended", "outcome", "done", "policy", "differs"], [_row(one) for one in found])
+
+
+def _row(one: Replayed) -> list[str]:
+    differs = "yes" if one.differs else "" if one.done is not None else "?"
+    return [str(one.attempt), show_time(one.ended), one.outcome, _done(one), _policy(one), differs]
+
+
+def _done(one: Replayed) -> str:
+    if one.done is None:
+        return "nothing was decided"
+    watched = "" if one.done.mode == "act" else f" (mode {one.done.mode}: not done)"
+    return f"{one.done.action}{watched}: {one.done.reason}"
+
+
+def _policy(one: Replayed) -> str:
+    if one.goes_on:
+        return "let the attempt continue"
+    early = "" if one.gives_up_after is None else f"end it after {show_duration(one.gives_up_after)}, "
+    assumed = "; which nodes there were is assumed" if one.assumed else ""
+    return f"{early}{one.policy.action}: {one.policy.reason}{assumed}"

@@ -1,0 +1,185 @@
+"""`zslurm generate`: continue a prompt, and print the text as it is made."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from zslurm.checkpoint_tools.plain import in_words
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.cli.checkpoint.options import Context, RopeBase, TokenizerFile, tokenizer_for
+from zslurm.cli.errors import as_user_errors
+from zslurm.cli.options import Json, run_locally_or_as_job
+from zslurm.core.console import print_json, say
+from zslurm.core.errors import ConfigError
+from zslurm.run.checkpoints import find_weights
+from zslurm.train.data.build.tokenizer import load_tokenizer
+from zslurm.train.data.detokenize import text_pieces
+from zslurm.train.hub import Overrides, Weights, open_weights
+
+if TYPE_CHECKING:
+    from zslurm.train.model.zaya import Zaya
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Number formats to compute in."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+def generate(
+    checkpoint: Annotated[
+        str,
+        Argument(
+            metavar="CKPT",
+            help="A run (its newest checkpoint), a checkpoint's directory, or a folder in transformers' format.",
+        ),
+    ],
+    prompt: Annotated[
+        str, Option("--prompt", "-p", metavar="TEXT", help="Text to continue; - reads it from stdin.")
+    ],
+    max_tokens: Annotated[int, Option("--max-tokens", "-n", min=1, help="Tokens to make at most.")] = 128,
+    temperature: Annotated[float, Option(help="0 always takes the likeliest token (greedy).")] = 0.0,
+    top_p: Annotated[float, Option(help="Draw from the likeliest tokens of this total share.")] = 1.0,
+    seed: Annotated[int, Option(min=0, help="Of the draws.")] = 0,
+    dtype: Annotated[Dtype | None, Option(help="Compute in this format; default: the weights' own.")] = None,
+    device: Annotated[Device, Option(help="cuda is also torch's name for AMD GPUs.")] = Device.AUTO,
+    tokenizer: TokenizerFile = None,
+    rope_base: RopeBase = None,
+    context: Context = None,
+    json: Json = False,
+) -> None:
+    """Continue a text with a model; the continuation goes to stdout as it is made.
+
+    Example: zslurm generate my-run --prompt 'def main(' --max-tokens 50
+    """
+    run_locally_or_as_job(False)
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"--temperature must be 0 or a positive number, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"--top-p must be above 0 and at most 1, got {top_p}")
+    text = _prompt(prompt)
+    path = find_weights(checkpoint)
+    with as_user_errors(), open_weights(path, Overrides(rope_base, context)) as weights:
+        files = tokenizer_for(weights, tokenizer)
+        if files is None:
+            raise ConfigError(f"{path}: has no tokenizer; name one with --tokenizer")
+        # As the weights' data were made, or as a published model's settings have it.
+        coder, special = load_tokenizer(files.file), files.adds_special_tokens
+        coder.encode_special_tokens = not special
+        ids = list(coder.encode(text, add_special_tokens=special).ids)
+        room = _room(weights, ids)
+        if room < max_tokens:
+            say(f"note: at most {counted(room, 'token')}, not {max_tokens}: the context ends there (--context)")
+        model = _load(weights, dtype or weights.settings.dtype or "fp32", device.value)
+    end = weights.settings.tokens.end
+    made: list[int] = []
+
+    def tokens() -> Iterator[int]:
+        """Yield and collect tokens as they are made, without the one that ends the text."""
+        from zslurm.train.model import generate as generator  # imports torch
+
+        assert weights.settings.rope_base is not None
+        for token in generator.generate(
+            model,
+            ids,
+            max_new_tokens=min(max_tokens, room),
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            eos_ids=end,
+            rope_base=weights.settings.rope_base,
+        ):
+            if token in end:
+                return
+            made.append(token)
+            yield token
+
+    started = time.monotonic()
+    text = ""
+    for piece in text_pieces(coder, ids, tokens()):
+        text += piece
+        if not json:
+            print(piece, end="", flush=True)
+    facts = _facts(model, len(ids), len(made), time.monotonic() - started)
+    if json:
+        print_json({"weights": str(path), "text": text, "tokens": made, **facts})
+        return
+    print()
+    say(
+        f"{counted(len(made), 'token')} after {len(ids)} of prompt, {len(made) / max(facts['seconds'], 1e-9):.1f} "
+        f"tokens/s; cache {show_bytes(facts['cache_bytes_per_token'])} per token, "
+        f"{facts['cache_compression']:g}x less than without compression"
+    )
+
+
+def _prompt(given: str) -> str:
+    try:
+        text = sys.stdin.read() if given == "-" else given
+        text.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"the prompt: {in_words(error)}") from error
+    if not text:
+        raise ConfigError("the prompt is empty; give some text to continue")
+    return text
+
+
+def _room(weights: Weights, ids: list[int]) -> int:
+    """Return how many tokens may follow the prompt."""
+    settings = weights.settings
+    if not ids:
+        raise ConfigError("the prompt is empty: the tokenizer makes no token of it")
+    if max(ids) >= settings.model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has token {max(ids)}, the model {settings.model.vocab_size}: it is another model's"
+        )
+    if settings.rope_base is None:
+        raise ConfigError(f"{weights.path}: is in no run, so its RoPE base is not known; pass --rope-base")
+    if settings.context is None:
+        raise ConfigError(f"{weights.path}: is in no run, so its context is not known; pass --context")
+    if len(ids) >= settings.context:
+        raise ConfigError(
+            f"the prompt has {counted(len(ids), 'token')}, which leaves no room in the context of "
+            f"{settings.context}; shorten it, or pass --context if the model bears more than it was trained with"
+        )
+    return settings.context - len(ids)
+
+
+def _load(weights: Weights, dtype: str, device: str) -> Zaya:
+    import torch
+
+    from zslurm.train.checkpointing.load_weights import load_model
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no GPU here")
+    return load_model(weights, dtype={"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], device=device)
+
+
+def _facts(model: Zaya, prompt: int, made: int, seconds: float) -> dict[str, Any]:
+    from zslurm.train.model.cache import bytes_per_token
+
+    config = model.config
+    return {
+        "prompt_tokens": prompt,
+        "new_tokens": made,
+        "seconds": seconds,
+        "cache_bytes_per_token": bytes_per_token(config, model.embedding.weight.dtype),
+        "cache_compression": config.hidden_size / (config.kv_heads * config.head_dim),
+    }

@@ -1,0 +1,46 @@
+"""Options that the commands on checkpoints and weights share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from zslurm.core.errors import ConfigError
+from zslurm.train.hub import TokenizerFiles, Weights
+
+Checkpoint = Annotated[
+    str, Argument(metavar="CKPT", help="A checkpoint's directory, or a run (its newest checkpoint).")
+]
+Checkpoints = Annotated[str, Argument(metavar="RUN", help="A run, or a directory of checkpoints.")]
+Threads = Annotated[int, Option("--workers", metavar="N", min=1, help="Threads; login nodes are shared.")]
+ShardSize = Annotated[str, Option(metavar="SIZE", help="Size of one file at most.")]
+TokenizerFile = Annotated[
+    Path | None, Option(metavar="FILE", help="A tokenizer.json to use instead of the weights' own.")
+]
+NoTokenizer = Annotated[bool, Option("--no-tokenizer", help="Leave the tokenizer out.")]
+RopeBase = Annotated[
+    float | None, Option(metavar="BASE", min=1, help="Base of the rotary embedding; default: that of the run.")
+]
+Context = Annotated[
+    int | None, Option(metavar="TOKENS", min=1, help="Longest sequence; default: that of the run.")
+]
+
+
+def tokenizer_for(weights: Weights, file: Path | None, *, none: bool = False) -> TokenizerFiles | None:
+    """Return the tokenizer that goes with weights: `file`, or else their own; with `none` no tokenizer.
+
+    Raises:
+        ConfigError: both a file and none are asked for.
+        HubError: the file is no tokenizer, or the weights' own is not found.
+    """
+    if none and file is not None:
+        raise ConfigError("give --tokenizer or --no-tokenizer, not both")
+    if none:
+        return None
+    if file is None:
+        return weights.tokenizer()
+    files = TokenizerFiles(file / "tokenizer.json" if file.is_dir() else file)
+    files.check()
+    return files

@@ -1,0 +1,115 @@
+"""`zslurm env`: the variables of RCCL and NCCL for a shell, a person and a program."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+from typer import Option
+
+from zslurm.cli.options import Cluster, Json, Set
+from zslurm.cluster.profile import default_name
+from zslurm.cluster.rccl import environment as rccl
+from zslurm.cluster.rccl.conf_files import read_conf
+from zslurm.cluster.rccl.environment import Setting
+from zslurm.cluster.rccl.lint import lint, overridden
+from zslurm.cluster.site import resolve_profile
+from zslurm.config.spec import ClusterSection
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import CheckFailed
+from zslurm.core.quoting import quote
+from zslurm.core.redact import redact_value
+from zslurm.hardware.sysfs import sysroot
+
+_WIDTH = 110
+
+
+def env(
+    cluster: Cluster = None,
+    overrides: Set = None,
+    explain: Annotated[
+        bool, Option("--explain", help="Add why each variable is set, the source, and which layer it is from.")
+    ] = False,
+    diff: Annotated[str | None, Option(metavar="OTHER", help="Only what differs from another profile.")] = None,
+    lint: Annotated[
+        bool, Option("--lint", help="Check the profile's variables and this shell's; exit code 5 on faults.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Print the environment of RCCL or NCCL on a cluster, for `eval "$(zslurm env)"`.
+
+    Example: zslurm env --cluster mi300x-pollara --explain
+    """
+    name = cluster or default_name()
+    section, settings = _settings(name, overrides or [])
+    if lint:
+        _lint(settings, section, as_json=json)
+        return
+    shown = [setting for setting in settings if not _is_secret(setting)]
+    if diff is not None:
+        ours = {setting.name: setting.value for setting in shown}
+        theirs = {s.name: s.value for s in _settings(diff, overrides or [])[1] if not _is_secret(s)}
+        differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+        if json:
+            print_json({key: {name: ours.get(key), diff: theirs.get(key)} for key in differing})
+        else:
+            rows = [[key, ours.get(key, "-"), theirs.get(key, "-")] for key in differing]
+            print_table(["variable", name, diff], rows)
+        return
+    for setting in settings:
+        if setting not in shown:
+            say(f"note: {setting.name} is left out: it looks like a secret")
+    if json:
+        print_json([asdict(setting) for setting in shown])
+        return
+    for setting in shown:
+        if explain:
+            source = [f"source: {setting.source}"] if setting.source else []
+            _print_comment(setting.reason, *source, f"origin: {setting.origin}")
+        print(f"export {setting.name}={quote(setting.value)}")
+    for rule in rccl.left_out(section) if explain else ():
+        _print_comment(f"left out: {rule.line}")
+
+
+def _settings(name: str, overrides: list[str]) -> tuple[ClusterSection, list[Setting]]:
+    resolved = resolve_profile(name, overrides)
+    return resolved.spec.cluster, rccl.environment(resolved.spec.cluster, resolved.origin_of_variable)
+
+
+def _is_secret(setting: Setting) -> bool:
+    return bool(redact_value(setting.name, setting.value) != setting.value)
+
+
+def _print_comment(*lines: str) -> None:
+    """Print comments of the shell, the first line less indented than the others."""
+    for number, line in enumerate(lines):
+        text = "".join(c if c.isprintable() else "?" for c in line)
+        first = "#   " if number else "# "
+        for part in textwrap.wrap(
+            text, _WIDTH, initial_indent=first, subsequent_indent="#     ", break_on_hyphens=False
+        ):
+            print(part)
+
+
+def _lint(settings: Sequence[Setting], cluster: ClusterSection, *, as_json: bool) -> None:
+    """Check a profile's variables and, over them, the shell's, and which of these a job replaces.
+
+    Raises:
+        CheckFailed: there are faults; one line for each.
+    """
+    job = {setting.name: setting.value for setting in settings}
+    given = {**job, **os.environ}
+    findings = lint(given, cluster, read_conf(given, cluster, sysroot()))
+    listed = {finding.name for finding in findings}
+    findings += [finding for finding in overridden(os.environ, job) if finding.name not in listed]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            if finding.level != "fault":
+                say(f"{finding.level}: {finding.line}")
+    if faults := [finding.line for finding in findings if finding.level == "fault"]:
+        raise CheckFailed("\n".join(faults))

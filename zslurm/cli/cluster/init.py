@@ -1,0 +1,48 @@
+"""`zslurm init`: write a cluster profile from what Slurm reports."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from zslurm.cluster.detect import detect
+from zslurm.cluster.profile import keep_before, profile_path, save_profile
+from zslurm.core.console import say
+
+
+def init(
+    name: Annotated[str | None, Option(help="Name of the profile; default: the cluster's.")] = None,
+    partition: Annotated[str | None, Option(help="Partition to use; default: Slurm's default one.")] = None,
+    account: Annotated[str | None, Option(help="Account to charge, for the profile and for the probe.")] = None,
+    probe: Annotated[
+        bool, Option("--probe", help="Ask one node for its NICs, rails and drivers, in a separate job.")
+    ] = False,
+    probe_timeout: Annotated[float, Option(metavar="SECONDS", min=1, help="Wait so long for that job.")] = 300.0,
+    yes: Annotated[
+        bool, Option("-y", "--yes", help="Ask nothing; replace an existing profile of the name.")
+    ] = False,
+) -> None:
+    """Write a cluster profile from what Slurm reports. A profile that it replaces is kept beside it.
+
+    Example: zslurm init --yes
+    """
+    found = detect(name=name, partition=partition, account=account)
+    choices = found.partition_choices
+    if partition is None and len(choices) > 1 and not yes:
+        partition = typer.prompt(f"partition ({', '.join(choices)})", default=choices[0], err=True)
+        found = detect(name=name, partition=partition, account=account)
+    path = profile_path(found.name)
+    if path.exists() and not yes:
+        typer.confirm(f"{path} exists; replace it?", abort=True, err=True)
+    if probe:
+        if choices:
+            say("asking one node for its NICs, rails and drivers; the job waits in the queue like any other")
+        found = detect(name=name, partition=partition, account=account, probe_timeout_s=probe_timeout)
+    kept = keep_before(path, found.text)
+    save_profile(found.name, found.text, make_default=True)
+    print(found.text, end="")
+    if kept is not None:
+        say(f"the profile that was there is kept as {kept}")
+    say(f"wrote {path}; it is now the default cluster")

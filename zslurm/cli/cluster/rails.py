@@ -1,0 +1,148 @@
+"""`zslurm rails`: rail maps as a picture for the terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Annotated, Any
+
+from typer import Option
+
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cli.options import Cluster, Json
+from zslurm.cluster.rails.map import rail_map
+from zslurm.cluster.rails.read_nodes import RailReadings, identical, read_rails
+from zslurm.cluster.rails.types import Rail, RailMap
+from zslurm.cluster.site import load_site
+from zslurm.core.console import print_json, print_styled
+from zslurm.core.errors import CheckFailed, ConfigError
+from zslurm.hardware.facts import read_facts
+from zslurm.slurm.hostlist import compress, expand
+
+
+def rails(
+    cluster: Cluster = None,
+    nodes: Annotated[int | None, Option(metavar="N", min=1, help="Ask so many nodes of Slurm's choice.")] = None,
+    nodelist: Annotated[str | None, Option(metavar="HOSTLIST", help="Ask exactly these nodes.")] = None,
+    here: Annotated[bool, Option("--here", help="Look at this machine, without Slurm.")] = False,
+    timeout: Annotated[
+        float, Option(metavar="SECONDS", min=1, help="Wait no longer for nodes, the queue included.")
+    ] = 300,
+    json: Json = False,
+) -> None:
+    """Draw which GPU sends through which NIC, and where rails are incomplete or differ.
+
+    A short job on one node, unless --nodes or --nodelist name more. Exit code 5 where a rail is incomplete or a
+    node does not answer.
+
+    Example: zslurm rails --nodes 4
+    """
+    if sum((nodes is not None, nodelist is not None, here)) > 1:
+        raise ConfigError("--nodes, --nodelist and --here exclude each other")
+    names = None if nodelist is None else expand(nodelist)
+    if names == []:
+        raise ConfigError("--nodelist: names no node")
+    site = load_site(cluster)
+    if here or site.cluster.launcher == "local":
+        facts = read_facts()
+        found = RailReadings((rail_map(facts, site.cluster),), {}, ())
+    else:
+        options = [*site.submit_options(), "--time=5"]
+        found = read_rails(site.cluster, nodes=names or (), count=nodes or 1, options=options, timeout_s=timeout)
+    if json:
+        print_json(as_json(found))
+    else:
+        print_styled(draw(found))
+    if faulty := [*found.incomplete, *found.unanswered]:
+        raise CheckFailed(f"rails are incomplete or unknown on {compress(faulty)}")
+
+
+Line = list[tuple[str, str]]
+"""Pieces of a line, each with its style."""
+
+_GOOD, _WARN, _BAD, _QUIET, _BOLD = "green", "yellow", "bold red", "dim", "bold"
+
+
+def draw(found: RailReadings) -> Iterator[Line]:
+    """Draw every distinct map once, with its nodes; then what differs, and which nodes did not answer."""
+    for number, group in enumerate(identical(found.maps)):
+        if number:
+            yield []
+        yield from _draw_group(group)
+    if found.differences or found.unanswered:
+        yield []
+    for difference in found.differences:
+        yield [(str(difference), _WARN)]
+    for node, why in found.unanswered.items():
+        yield [(f"{node}: no answer: ", _BAD), (why, "")]
+
+
+def _draw_group(group: Sequence[RailMap]) -> Iterator[Line]:
+    one = group[0]
+    source = "by the profile" if one.source == "profile" else "by PCIe distance"
+    yield [
+        (compress(found.node for found in group), _BOLD),
+        (f": {counted(len(group), 'node')}, {counted(len(one.rails), 'rail')} {source}", ""),
+    ]
+    widths = [max(map(len, column)) for column in zip(*map(_cells, one.rails), strict=True)]
+    bad = {problem.rail for problem in one.problems if problem.incomplete}
+    odd = {problem.rail for problem in one.problems}
+    by_numa = sorted(one.rails, key=lambda rail: (rail.numa is None, rail.numa or 0, rail.index))
+    for numa, rails in groupby(by_numa, key=lambda rail: rail.numa):
+        yield [("  NUMA node unknown" if numa is None else f"  NUMA node {numa}", _QUIET)]
+        for rail in rails:
+            style = _BAD if rail.index in bad else _WARN if rail.index in odd else _GOOD
+            yield _draw_rail(rail, widths, style)
+    if one.others:
+        yield [(f"  no rail: {', '.join(one.others)}", _QUIET)]
+    for problem in one.problems:
+        yield [("  incomplete: " if problem.incomplete else "  warning: ", _BAD if problem.incomplete else _WARN),
+               (problem.message, "")]  # fmt: skip
+
+
+def _cells(rail: Rail) -> list[str]:
+    gpus = ",".join(map(str, rail.gpus))
+    rate = f"{rail.rate_gbps:g} Gb/s" if rail.rate_gbps is not None else ""
+    return [
+        f"rail {rail.index}",
+        f"GPU {gpus}" if gpus else "no GPU",
+        " ".join(pci for pci in rail.gpu_pci if pci),
+        f"{rail.near} {rail.bridge or ''}".strip() if rail.near else "",
+        rail.nic or "no NIC",
+        rail.nic_pci or "",
+        rail.netdev or "",
+        rail.state or ("missing" if rail.nic_pci is None else "unknown"),
+        rate,
+        f"GID {rail.gid_index}" if rail.gid_index is not None else "",
+    ]
+
+
+def _draw_rail(rail: Rail, widths: Sequence[int], style: str) -> Line:
+    """Draw `rail 0  GPU 0 0000:05:00.0 ──[switch 0000:00:01.1]── ionic_0 0000:06:00.0 eth1  ACTIVE  400 Gb/s`."""
+    name, gpu, gpu_pci, near, nic, nic_pci, netdev, state, rate, gid = (
+        cell.ljust(width) for cell, width in zip(_cells(rail), widths, strict=True)
+    )
+    length = widths[3] + 6
+    wire = f"──[{near.rstrip()}]──".ljust(length, "─") if rail.near else ("─ " * length)[:length]
+    return [
+        (f"    {name}  ", _QUIET),
+        (f"{gpu} ", _BOLD),
+        (f"{gpu_pci} ", _QUIET),
+        (f"{wire} ", style),
+        (f"{nic} ", _BOLD),
+        (f"{nic_pci} {netdev}  ", _QUIET),
+        (f"{state}  ", style),
+        (f"{rate}  {gid}".rstrip(), ""),
+    ]
+
+
+def as_json(found: RailReadings) -> dict[str, Any]:
+    """Return everything, node by node."""
+    return {
+        "nodes": [node.as_json() for node in found.maps],
+        "groups": [[node.node for node in group] for group in identical(found.maps)],
+        "differences": [asdict(difference) for difference in found.differences],
+        "silent": dict(found.unanswered),
+        "incomplete": sorted(found.incomplete),
+    }

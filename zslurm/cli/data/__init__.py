@@ -1,0 +1,1 @@
+"""Token bundles: build, describe, verify."""

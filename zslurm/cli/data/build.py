@@ -1,0 +1,131 @@
+"""`zslurm data build`: make token bundles of text, with progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
+from zslurm.cli.errors import as_user_errors
+from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
+from zslurm.core.console import print_json, say
+from zslurm.core.errors import NotFound
+from zslurm.core.progress_bar import byte_bar
+from zslurm.core.units import parse_size
+from zslurm.train.data.build import build as bundles
+from zslurm.train.data.build.encode import default_workers
+from zslurm.train.data.build.source_reader import Fields
+from zslurm.train.data.build.sources import MissingSource
+from zslurm.train.data.manifest import BuildSummary
+
+Workers = Annotated[
+    int | None, Option(min=1, help="How many work side by side; default: 4 at most, in a Slurm job all cores.")
+]
+_STAGES = {
+    "tokenizer": "training the tokenizer",
+    "tokens": "tokenizing",
+    "compare": "comparing with what is there",
+}
+
+
+def build(
+    sources: Annotated[
+        list[Path],
+        Argument(
+            metavar="SOURCE...", help="Texts, .jsonl (also .gz, .zst) and .parquet files, or directories of them."
+        ),
+    ],
+    out: Annotated[Path, Option("--out", "-o", help="The directory to make.")],
+    vocab_size: Annotated[
+        int | None, Option(min=512, max=1 << 24, help="Train a BPE tokenizer of this size on the text.")
+    ] = None,
+    tokenizer: Annotated[Path | None, Option(help="Use this tokenizer.json instead of training one.")] = None,
+    glob: Annotated[str, Option(help="Which files of a directory.")] = "*",
+    text_key: Annotated[str, Option(help="What holds the text of a .jsonl line.")] = "text",
+    text_column: Annotated[str, Option(help="What holds the text of a .parquet row.")] = "text",
+    prompt_key: Annotated[
+        str | None, Option(help="For fine-tuning: what holds the prompt, which is not learned.")
+    ] = None,
+    completion_key: Annotated[str | None, Option(help="For fine-tuning: what holds the completion.")] = None,
+    end_token: Annotated[
+        str | None, Option(help="The tokenizer's end-of-document token, where it is an unusual one.")
+    ] = None,
+    bundle_size: Annotated[str, Option(metavar="SIZE", help="Size of one bundle at most.")] = "2GiB",
+    max_document: Annotated[str, Option(metavar="SIZE", help="Refuse documents that are larger.")] = "32MiB",
+    workers: Workers = None,
+    slurm: Slurm = False,
+    json: Json = False,
+) -> None:
+    """Tokenize text into HDF5 bundles. After a kill, the same command continues where it was.
+
+    Example: zslurm data build ~/texts --glob '*.txt' --vocab-size 32768 --out data/texts
+    """
+    run_locally_or_as_job(slurm)
+    summary = make_bundle(
+        sources,
+        out,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        glob=glob,
+        fields=Fields(text_key, text_column, prompt_key, completion_key),
+        end_token=end_token,
+        bundle_bytes=parse_size(bundle_size),
+        max_document_bytes=parse_size(max_document),
+        workers=workers,
+    )
+    if json:
+        print_json({**asdict(summary), "path": str(summary.path)})
+    else:
+        say(describe_summary(summary))
+
+
+def make_bundle(sources: list[Path], out: Path, *, workers: int | None = None, **options: Any) -> BuildSummary:
+    """Build a bundle with progress on stderr; `options` are those of `zslurm.train.data.build.build.build`.
+
+    Raises:
+        NotFound: a source does not exist.
+        ConfigError: bad sources, tokenizer or output directory.
+    """
+    with as_user_errors(), _progress() as report:
+        try:
+            return bundles.build(
+                sources, out, workers=workers or default_workers(), report=report, note=say, **options
+            )
+        except MissingSource as error:
+            raise NotFound(str(error)) from error
+
+
+@contextmanager
+def _progress() -> Iterator[bundles.Report]:
+    """Show a progress bar on a terminal, a line for each stage elsewhere."""
+    seen: set[str] = set()
+    with byte_bar("reading") as bar:
+
+        def report(progress: bundles.BuildProgress) -> None:
+            stage = _STAGES[progress.stage]
+            if not sys.stderr.isatty() and stage not in seen:
+                say(f"{stage} ({show_bytes(progress.total)} of text)")
+            seen.add(stage)
+            bar(progress.done, progress.total, stage)
+
+        yield report
+
+
+def describe_summary(summary: BuildSummary) -> str:
+    """Describe in one line what a build made."""
+    done = "was already there" if summary.reused else f"made in {show_duration(summary.seconds)}"
+    targets = f" ({show_count(summary.targets)} count as targets)" if summary.targets < summary.tokens else ""
+    parts = [
+        f"{counted(summary.tokens, 'token', shown=show_count(summary.tokens))} of {summary.vocab_size}{targets}",
+        counted(summary.documents, "document"),
+        f"{show_bytes(summary.text_bytes)} of text",
+    ]
+    if summary.skipped_files:
+        parts.append(f"{counted(len(summary.skipped_files), 'file')} skipped (not UTF-8: see build.json)")
+    return f"{summary.path}: {done}: {', '.join(parts)}"

@@ -1,0 +1,138 @@
+"""`zslurm logs --errors`: what went wrong in an attempt, over all its ranks, the root first.
+
+As in the supervisor (aegis/policy/outcome.py): the rank that it names is the root, ranks that complain
+of lost peers are its cascade, others failed on their own later. Ranks with the same message share a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
+from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
+from zslurm.core.files import read_json
+from zslurm.core.units import show_time
+from zslurm.run.event import select
+from zslurm.run.events import AttemptEnded, FaultDetected, RanksEnded
+from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.slurm.hostlist import compress, compress_ranges
+from zslurm.train.jsonl import read_jsonl
+
+COLUMNS = ("role", "ranks", "node", "time", "step", "first line")
+_LAST_LINES = 5
+_TAIL = 1 << 16
+
+Role = Literal["root", "cascade", "failed"]
+_ORDER: dict[Role, int] = {"root": 0, "failed": 1, "cascade": 2}
+
+
+@dataclass(frozen=True)
+class RankError:
+    """Ranks that ended badly in the same way.
+
+    Attributes:
+        when: of the first of them (UNIX seconds); None where none of them could record it.
+        details: the traceback, or the last lines of the log, of the first of them.
+    """
+
+    role: Role
+    ranks: tuple[int, ...]
+    nodes: str
+    when: float | None
+    step: int | None
+    line: str
+    details: str
+
+    def as_row(self) -> list[str]:
+        """Return one line of the table."""
+        when = show_time(self.when, "%m-%d %H:%M:%S") if self.when else "-"
+        step = str(self.step) if self.step is not None and self.step >= 0 else "-"
+        return [self.role, compress_ranges(self.ranks) or "-", self.nodes, when, step, self.line]
+
+
+def attempt_with_errors(run: RunDir) -> AttemptDir | None:
+    """Return the newest attempt in which something went wrong; None where nothing did in any."""
+    return next((attempt for attempt in reversed(run.attempt_dirs()) if rank_errors(run, attempt)), None)
+
+
+def rank_errors(run: RunDir, attempt: AttemptDir) -> list[RankError]:
+    """Return what went wrong in an attempt: the root, what failed independently, the cascade; each by time."""
+    rows = [row for row in read_jsonl(run.events) if row.get("attempt") == attempt.number]
+    ended = max(select(rows, AttemptEnded), key=lambda event: event.time, default=None)
+    cause = (ended.cause if ended is not None else None) or {}
+    ends = {int(end["rank"]): end for path in attempt.ranks.glob("*.json") if (end := read_json(path)) is not None}
+    groups: dict[tuple[Role, str], list[dict[str, Any]]] = {}
+    faults = [event for event in select(rows, FaultDetected) if event.source == "srun"]
+    cancelled = any(event.kind == SLURM_CANCELLED for event in faults)
+    unrecorded = _unrecorded(faults, list(select(rows, RanksEnded)), ends)
+    for found in [*_recorded(ends), *({**found, "cascade": cancelled} for found in unrecorded)]:
+        role = _role(found, cause)
+        groups.setdefault((role, found["line"]), []).append(found)
+    errors = [_group(attempt, role, line, members) for (role, line), members in groups.items()]
+    if cause and not any(error.role == "root" for error in errors):  # no rank's: a node, or unknown
+        line, node = str(cause["message"]), cause.get("node") or "-"
+        errors.append(RankError("root", (), node, ended.time if ended is not None else None, None, line, ""))
+    return sorted(errors, key=lambda error: (_ORDER[error.role], error.when or float("inf")))
+
+
+def _recorded(ends: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what ranks recorded about their end."""
+    for rank, end in ends.items():
+        if not is_orderly(end):
+            message = f"{end['error']}: {end['message']}" if end.get("error") else f"exit code {end['exit_code']}"
+            yield {**end, "rank": rank, "line": message, "cascade": reports_lost_peer(end)}
+
+
+def _unrecorded(
+    faults: Sequence[FaultDetected], ended: Sequence[RanksEnded], ends: dict[int, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield ranks that recorded nothing: they exited with 0 too early, or a signal ended them, as srun reports."""
+    for fault in faults:
+        if fault.kind == EARLY_EXIT and fault.rank is not None:
+            yield {name: fault.row.get(name) for name in ("rank", "node", "line", "time", "step")}
+    for event in ended:
+        for rank in event.ranks:
+            if rank not in ends:
+                yield {"rank": rank, "node": event.node, "line": event.what, "time": event.time}
+
+
+def _role(found: dict[str, Any], cause: dict[str, Any]) -> Role:
+    if "rank" in cause and (found["rank"] == cause["rank"] or found["line"] == cause["message"]):
+        return "root"
+    return "cascade" if found.get("cascade") else "failed"
+
+
+def _group(attempt: AttemptDir, role: Role, line: str, members: list[dict[str, Any]]) -> RankError:
+    members.sort(key=lambda found: found["time"])
+    first = members[0]
+    return RankError(
+        role,
+        tuple(sorted(found["rank"] for found in members)),
+        compress({str(found["node"]) for found in members}),
+        float(first["time"]),
+        first.get("step"),
+        line,
+        first.get("traceback") or _last_lines(attempt, first["rank"]),
+    )
+
+
+def _last_lines(attempt: AttemptDir, rank: int) -> str:
+    """Return the end of a rank's log: all that is left of one that was killed."""
+    try:
+        with attempt.rank_log(rank).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join([line for line in lines if line.strip()][-_LAST_LINES:])
+
+
+def details_of_root(errors: Sequence[RankError]) -> Iterator[str]:
+    """Yield what the root rank left to read: its traceback, or the end of its log."""
+    for error in errors[:1]:
+        if error.role == "root" and error.details:
+            yield f"rank {error.ranks[0]}{f' on {error.nodes}' if len(error.ranks) == 1 else ''}:"
+            yield from (f"  {line}" for line in error.details.rstrip().splitlines())

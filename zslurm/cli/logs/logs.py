@@ -1,0 +1,90 @@
+"""`zslurm logs`: print and follow one rank's log as it is, several merged by the time of their lines."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from zslurm.checkpoint_tools.plain import shorten
+from zslurm.cli.logs.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
+from zslurm.cli.logs.merged_logs import print_merged
+from zslurm.cli.logs.rank_log import chosen_attempt, no_log, print_logs
+from zslurm.cli.options import Follow, Json, Run
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import ConfigError
+from zslurm.run.find import find
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.hostlist import HostlistError, expand_ranges
+
+
+def logs(
+    run: Run,
+    follow: Follow = False,
+    rank: Annotated[
+        str, Option(metavar="RANKS", help="Whose output: 3, or several such as 0,8-15 or all, merged by time.")
+    ] = "0",
+    attempt: Annotated[
+        int | None, Option(min=1, help="Which attempt; default: the newest (with --errors: that has errors).")
+    ] = None,
+    errors: Annotated[
+        bool, Option("--errors", help="What went wrong, over all ranks: the root and its traceback first.")
+    ] = False,
+    supervisor: Annotated[
+        bool, Option("--supervisor", help="The job's own output (batch script and supervisor) instead.")
+    ] = False,
+    lines: Annotated[int | None, Option("-n", "--lines", min=0, help="Only the last N lines.")] = None,
+    json: Json = False,
+) -> None:
+    """Print the output of ranks: one rank's as it is, that of several with time and rank.
+
+    With --json a line of JSON for each line, with its time, attempt and rank.
+
+    Example: zslurm logs -f my-run --rank 0,8-15
+    """
+    ranks = parse_ranks(rank)
+    found = find(run)
+    if errors:
+        if follow or supervisor:
+            raise ConfigError("--errors looks at an attempt as it is; leave -f and --supervisor out")
+        _print_errors(run=found, attempt=attempt, as_json=json)
+    elif supervisor and json:
+        raise ConfigError("--supervisor: the job's own output has no ranks and no times; leave --json out")
+    elif supervisor or (ranks is not None and len(ranks) == 1 and not json):
+        one = ranks[0] if ranks else 0
+        print_logs(found, rank=one, attempt=attempt, supervisor=supervisor, last_lines=lines, follow=follow)
+    else:
+        print_merged(found, ranks=ranks, attempt=attempt, last_lines=lines, follow=follow, as_json=json)
+
+
+def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:
+    newest = chosen_attempt(run, attempt)
+    if newest is None:
+        raise no_log(run)
+    chosen = attempt_with_errors(run) or newest if attempt is None else newest
+    found = rank_errors(run, chosen)
+    if as_json:
+        print_json([vars(error) | {"attempt": chosen.number} for error in found])
+    elif found:
+        if chosen != newest:
+            say(f"{run.name}: attempt {chosen.number}; no rank of a later one recorded an error")
+        print_table(COLUMNS, [error.as_row() for error in found])
+        for line in details_of_root(found):
+            print(line)
+    else:
+        which = "any attempt" if attempt is None and chosen.number > 1 else f"attempt {chosen.number}"
+        say(f"{run.name}: no rank of {which} recorded an error")
+
+
+def parse_ranks(text: str) -> list[int] | None:
+    """Return the ranks of `0,8-15`, each once; None for `all`.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if text.strip() == "all":
+        return None
+    try:
+        return sorted(set(expand_ranges(text)))
+    except HostlistError as error:
+        raise ConfigError(f"--rank {shorten(text)}: expected ranks such as 0,8-15, or `all`") from error

@@ -1,0 +1,112 @@
+"""Print and follow one log of a run as it is: a rank's, or the job's own."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from zslurm.cli.run.polling import looks
+from zslurm.core.errors import NotFound
+from zslurm.core.files import read_json
+from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.run.state import recorded_job
+
+
+def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:
+    """Return the attempt of a number, or the newest; None where there is none yet.
+
+    Raises:
+        NotFound: there is no attempt of this number.
+    """
+    attempts = run.attempt_dirs()
+    if number is None:
+        return attempts[-1] if attempts else None
+    for attempt in attempts:
+        if attempt.number == number:
+            return attempt
+    raise NotFound(f"{run.name}: there is no attempt {number}")
+
+
+def ranks_with_logs(run: RunDir, attempt: AttemptDir, ranks: Sequence[int] | None) -> list[int]:
+    """Return the ranks that have a log, of those asked for.
+
+    Raises:
+        NotFound: the attempt has no such rank.
+    """
+    if ranks is None:
+        names = [path.stem.removeprefix("rank-") for path in attempt.logs.glob("rank-*.log")]
+        return sorted(int(name) for name in names if name.isdigit())
+    world = (read_json(attempt.description) or {}).get("world_size")
+    found = [rank for rank in ranks if attempt.rank_log(rank).exists()]
+    for rank in ranks:
+        if isinstance(world, int) and rank >= world and rank not in found:
+            raise NotFound(f"{run.name}: attempt {attempt.number} has ranks 0 to {world - 1}, not {rank}")
+    return found
+
+
+def no_log(run: RunDir) -> NotFound:
+    """Return the error for a run of which nothing was logged, and nothing will be."""
+    return NotFound(f"{run.name}: no log yet; see why with `zslurm status {run.name}`")
+
+
+def _log_path(run: RunDir, rank: int, attempt: int | None, supervisor: bool) -> Path | None:
+    """Return the log that is asked for; None while it does not exist yet."""
+    if supervisor:
+        job = recorded_job(run)
+        ids = [job_id for job_id in (job.successor, job.job_id) if job_id] if job else []
+        return next((path for path in map(run.job_log, ids) if path.exists()), None)
+    chosen = chosen_attempt(run, attempt)
+    if chosen is None or not ranks_with_logs(run, chosen, [rank]):
+        return None
+    return chosen.rank_log(rank)
+
+
+def print_logs(
+    run: RunDir, *, rank: int, attempt: int | None, supervisor: bool, last_lines: int | None, follow: bool
+) -> None:
+    """Print a log to standard output: a rank's, or with `supervisor` the job's own.
+
+    Without `attempt` that of the newest, also when a newer one begins while following, until the run has ended; of
+    what is there already only `last_lines`.
+
+    Raises:
+        NotFound: there is no such log, and none is to be expected.
+    """
+    path = _log_path(run, rank, attempt, supervisor)
+    states = looks([run], follow=follow)
+    if not next(states) and path is None:
+        raise no_log(run)
+    offset = _print_tail(path, last_lines) if path else 0
+    for active in states:
+        newest = _log_path(run, rank, attempt, supervisor)
+        if newest is not None and newest != path:
+            path, offset = newest, 0
+        printed = _print_from(path, offset) if path else 0
+        offset += printed
+        if not active and not printed:
+            break
+
+
+def _print_tail(path: Path, last_lines: int | None) -> int:
+    """Print the file, or its last lines; returns how far it was read."""
+    with path.open("rb") as file:
+        block: bytes = file.read() if last_lines is None else b"".join(deque(file, maxlen=last_lines))
+        end = file.tell()
+    _write(block)
+    return end
+
+
+def _print_from(path: Path, offset: int) -> int:
+    with path.open("rb") as file:
+        file.seek(offset)
+        block = file.read()
+    _write(block)
+    return len(block)
+
+
+def _write(block: bytes) -> None:
+    if block:
+        sys.stdout.buffer.write(block)
+        sys.stdout.buffer.flush()

@@ -1,0 +1,1 @@
+"""Runs: submit, show, watch, control."""

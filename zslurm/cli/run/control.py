@@ -1,0 +1,98 @@
+"""`zslurm cancel|hold|release|requeue`, and `zslurm exec`: act on runs that were submitted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zslurm.cli.options import Run, Runs
+from zslurm.core.console import say
+from zslurm.job.exec_command import exec_on_nodes
+from zslurm.run.find import OrphanJob, find, find_to_change
+from zslurm.submit import control
+
+if TYPE_CHECKING:
+    from zslurm.run.run_dir import RunDir
+
+
+def requeue(
+    run: Run,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not sit out Slurm's pause of about two minutes before the start.")
+    ] = False,
+    exclude: Annotated[
+        str | None,
+        typer.Option(metavar="NODES", help="A hostlist of nodes that the job must not use from now on."),
+    ] = None,
+) -> None:
+    """Put a run's job back into the queue.
+
+    The run saves, stops, and continues from that checkpoint when it starts again. With --exclude it is held
+    until the nodes are on its list, and released then, so that it cannot start on them in between.
+
+    Example: zslurm requeue my-run --exclude node[3,7]
+    """
+    found = find_to_change(run, "requeue")
+    done = control.requeue(found, now=now, exclude=exclude)
+    what = f"requeued {found.name} as" if done.action == "requeue" else f"{found.name} waits on as"
+    without = f", without {exclude}" if exclude else ""
+    say(f"{what} job {done.job_id}{without}")
+
+
+def hold(runs: Runs) -> None:
+    """Keep runs that wait in the queue from starting.
+
+    Example: zslurm hold my-run
+    """
+    for run in dict.fromkeys(find_to_change(reference, "hold") for reference in runs):
+        say(f"held job {control.hold(run)} of {run.name}; `zslurm release {run.name}` lets it start")
+
+
+def release(runs: Runs) -> None:
+    """Let held runs start.
+
+    Example: zslurm release my-run
+    """
+    for run in dict.fromkeys(find_to_change(reference, "release") for reference in runs):
+        say(f"released job {control.release(run)} of {run.name}")
+
+
+def cancel(
+    runs: Runs,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has saved and stopped.")] = False,
+) -> None:
+    """Let runs save and stop; `submit` continues them.
+
+    A job whose run directory is gone is ended as scancel does.
+
+    Example: zslurm cancel my-run
+    """
+    found: list[RunDir | OrphanJob] = []
+    for reference in runs:
+        try:
+            found.append(find_to_change(reference, "cancel"))
+        except OrphanJob as orphan:
+            found.append(orphan)
+    for run in dict.fromkeys(found):
+        if isinstance(run, OrphanJob):
+            say(control.cancel_orphan(run.job, run.run))
+            continue
+        job_id = control.cancel(run, wait=wait)
+        say(f"cancelled job {job_id} of {run.name}" if job_id else f"{run.name} is not active; nothing to cancel")
+
+
+def exec(
+    run: Run,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.")],
+    node: Annotated[
+        str | None, typer.Option(metavar="NODES", help="Only on these nodes of the job; a hostlist.")
+    ] = None,
+) -> None:
+    """Run a command once on each node of a running run, beside its ranks.
+
+    Its exit code is the worst of them.
+
+    Example: zslurm exec my-run --node node3 -- rocm-smi --showuse
+    """
+    raise typer.Exit(exec_on_nodes(find(run), command, node))

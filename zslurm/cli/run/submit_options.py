@@ -1,0 +1,68 @@
+"""The options of `zslurm submit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from zslurm.cli.options import Cluster, Json, RunFile, Set
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """What `zslurm submit` takes on its command line."""
+
+    run_file: RunFile
+    sbatch_options: Annotated[
+        list[str] | None,
+        Argument(metavar="[-- SBATCH_OPTION...]", help="Any other long option of sbatch, behind `--`."),
+    ] = None
+    cluster: Cluster = None
+    nodes: Annotated[int | None, Option(min=1, help="Nodes of the job.")] = None
+    spares: Annotated[int | None, Option(min=0, help="Nodes on top, for when one fails; the job outlives it.")] = (
+        None
+    )
+    time: Annotated[str | None, Option(metavar="TIME", help="Time limit: 24:00:00, 2-12, or minutes.")] = None
+    partition: Annotated[str | None, Option(metavar="NAME", help="Partition.")] = None
+    account: Annotated[str | None, Option(metavar="NAME", help="Account to charge.")] = None
+    qos: Annotated[str | None, Option(metavar="NAME", help="Quality of service.")] = None
+    reservation: Annotated[str | None, Option(metavar="NAME", help="Reservation to run in.")] = None
+    exclude: Annotated[str | None, Option(metavar="NODES", help="Nodes that must not be used: node[3,7-9].")] = (
+        None
+    )
+    dependency: Annotated[
+        list[str] | None,
+        Option(
+            metavar="[TYPE:]JOB",
+            help="Start when this job or run has succeeded, or by another TYPE: afterany, ... (repeatable).",
+        ),
+    ] = None
+    overrides: Set = None
+    sweep: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=A,B,...", help="A run for each value; several give every combination."),
+    ] = None
+    sweep_file: Annotated[
+        Path | None, Option(metavar="FILE", help="A run for each line KEY=VALUE KEY=VALUE ...")
+    ] = None
+    max_concurrent: Annotated[
+        int | None, Option(metavar="N", min=1, help="Members of a sweep that run side by side.")
+    ] = None
+    checkpoint: Annotated[
+        str | None, Option(metavar="CKPT", help="Continue from this checkpoint, and no other.")
+    ] = None
+    profile: Annotated[
+        str | None, Option(metavar="FIRST:LAST", help="Trace these steps of rank 0; see docs/metrics.md.")
+    ] = None
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show script, environment, placement, memory, start; submit nothing.")
+    ] = False
+    wait: Annotated[
+        bool, Option("--wait", help="Stay and show progress. Ctrl-C stops a local run, detaches from a Slurm job.")
+    ] = False
+    new: Annotated[bool, Option("--new", help="Start over: an existing run of this name is moved aside.")] = False
+    quiet: Annotated[bool, Option("-q", "--quiet", help="Print just the job id.")] = False
+    json: Json = False

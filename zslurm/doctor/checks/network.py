@@ -1,0 +1,207 @@
+"""Checks of the network: names, NICs and rails, the way to GPU memory, and the variables of RCCL."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cluster.rails.map import rail_map
+from zslurm.cluster.rails.types import Rail
+from zslurm.cluster.rccl.conf_files import read_conf
+from zslurm.cluster.rccl.environment import left_out, variables_of
+from zslurm.cluster.rccl.finding import Finding
+from zslurm.cluster.rccl.lint import concerns_us, lint, overridden
+from zslurm.cluster.rccl.lint_network import dmabuf_by_default
+from zslurm.cluster.rccl.rules import vendor_of
+from zslurm.doctor.check import Outcome, Status, check, failed, passed, unavailable, warned, worst
+from zslurm.hardware.command import CommandHung
+from zslurm.hardware.node_sources import Sources
+from zslurm.hardware.routes import addresses
+from zslurm.slurm.hostlist import compress
+
+# Of libibverbs (rdma-core, libibverbs/init.c), and of ibv_devices.
+_REFUSED = re.compile(r"Driver (\S+) does not support the kernel ABI of (\d+) \(supports (\d+) to (\d+)\)")
+_LISTED = re.compile(r"^\s+(\S+)\s+[0-9a-f]{16}\s*$", re.MULTILINE)
+
+
+@check("network", "names of nodes resolve, and not to the loopback address", "both")
+def names(sources: Sources) -> Outcome | None:
+    """Look up the names of the nodes that are checked together.
+
+    A name that does not resolve makes c10d's store try again for minutes. One that resolves to the loopback
+    address on the node itself (Debian's `127.0.1.1`) makes rank 0 publish an address that others cannot reach.
+    """
+    peers = sources.task.peers
+    if not peers:
+        return None
+    found = {peer: addresses(peer, sources.root) for peer in peers}
+    problems = []
+    if unknown := [peer for peer, addresses in found.items() if not addresses]:
+        reason = f"{len(unknown)} of {len(peers)} names do not resolve: {compress(unknown)}"
+        problems.append(failed(reason, "add them to DNS or /etc/hosts"))
+    own = found.get(sources.node, [])
+    if len(peers) > 1 and own and all(ipaddress.ip_address(address).is_loopback for address in own):
+        remedy = "take the loopback line of the node's name out of /etc/hosts, or set cluster.interface"
+        problems.append(warned(f"its own name resolves to {own[0]} here", remedy))
+    return worst(problems, f"{len(peers)} names resolve")
+
+
+@check("network", "NICs of all rails are there, up and at full rate", "node", inconsistent=Status.WARN)
+def nics(sources: Sources) -> Outcome | None:
+    """Look at state and rate of each RDMA device that is a rail's, and at firmware and driver of all."""
+    cluster, found = sources.cluster, sources.facts.nics
+    if not cluster.nics and not cluster.network and not found:
+        return None
+    firmware = sorted({f"{nic.driver or '?'} {nic.firmware or '?'}" for nic in found})
+    facts = {"NIC driver and firmware": ", ".join(firmware) or None}
+    if not found:
+        if not sources.path("/sys/class").is_dir():
+            reason = f"{sources.path('/sys/class/infiniband')} cannot be read"
+            return unavailable(reason, "look whether /sys is mounted", must_match=facts)
+        return failed("no RDMA device is there", "look whether the NICs' driver is loaded", must_match=facts)
+    remedy = "look at the cable and the switch port (rdma link; ethtool); exclude the node meanwhile"
+    listed = rail_map(sources.facts, cluster).problems_of("missing-nic", "nic-down", "slow")
+    problems = [(failed if problem.incomplete else warned)(problem.message, remedy) for problem in listed]
+    rails = len(cluster.nics) or sum(nic.state == "ACTIVE" for nic in found)
+    return worst(problems, f"{counted(rails, 'NIC is', 'NICs are')} up", must_match=facts)
+
+
+@check("network", "NICs have a RoCE v2 address at the GID index in use", "node")
+def gid_index(sources: Sources) -> Outcome | None:
+    """Look for RoCE v2 at the GID index that ranks use: a wrong one is `status 4`, or a hang at the start."""
+    ethernet = [nic for nic in sources.facts.nics if nic.link_layer == "Ethernet"]
+    if not ethernet or sources.cluster.network == "infiniband":
+        return None
+    if not any(gid.type for nic in ethernet for gid in nic.gids.values()):
+        return unavailable("no NIC shows the types of its GIDs", "look at gid_attrs below /sys/class/infiniband")
+    remedy = "give the interface an address; or set cluster.gid_index in the profile (`show_gids` lists them)"
+    rails = rail_map(sources.facts, sources.cluster)
+    problems = [failed(problem.message, remedy) for problem in rails.problems_of("no-roce-v2")]
+    indexes = sorted({rail.gid_index for rail in rails.rails if rail.gid_index is not None})
+    listed = ", ".join(map(str, indexes))
+    return worst(problems, f"RoCE v2 at GID index {listed}", must_match={"GID index of RoCE v2": listed or None})
+
+
+@check("network", "GPU i uses the NIC of rail i, on every node", "node")
+def rails(sources: Sources) -> Outcome | None:
+    """Look at the pairing of GPUs and NICs on this node; that it is the same elsewhere is found by comparing."""
+    if not sources.facts.gpus or not sources.facts.nics:
+        return None
+    found = rail_map(sources.facts, sources.cluster)
+    paired = [rail for rail in found.rails if rail.nic_pci and rail.gpus]
+    if not paired:
+        return unavailable("no GPU can be paired with a NIC", "list cluster.nics in the profile")
+    remedy = "see `zslurm doctor --json`; list cluster.nics and gpu_nics in the profile as the cables run"
+    problems = [
+        (failed if problem.incomplete else warned)(problem.message, remedy)
+        for problem in found.problems_of("no-near-nic", "shared-nic", "permuted", "different")
+    ]
+    fine = f"{counted(len(paired), 'rail')}, by {'the profile' if found.source == 'profile' else 'PCIe'}"
+    return worst(problems, fine, must_match={f"rail {rail.index}": _drawn(rail) for rail in paired})
+
+
+def _drawn(rail: Rail) -> str:
+    gpus = "+".join(map(str, rail.gpus))
+    return f"GPU {gpus} ({rail.gpu_pci[0]}) - {rail.nic} ({rail.nic_pci})"
+
+
+@check("network", "NICs reach GPU memory by peermem or dma-buf", "node")
+def peermem(sources: Sources) -> Outcome | None:
+    """Look at the kernel's peer memory and RCCL's switch for dma-buf, where AMD GPUs have a fast network.
+
+    Where neither works RCCL trains all the same, and copies every message between nodes through host memory.
+    """
+    cluster, found = sources.cluster, sources.facts.peermem
+    if vendor_of(cluster) != "amd" or not cluster.network or not sources.facts.gpus:
+        return None
+    if found is None:
+        return unavailable("neither memory_peers in sysfs nor /proc/kallsyms shows whether there is peermem")
+    facts = {"peermem": "there" if found else "missing"}
+    if found and cluster.peermem is False:
+        return warned("peermem is there, cluster.peermem is false", "set cluster.peermem: true", must_match=facts)
+    if found:
+        return passed("peermem is there", must_match=facts)
+    dmabuf = (variables_of(cluster) | dict(sources.environ)).get("NCCL_DMABUF_ENABLE")
+    stated = cluster.rocm_version or cluster.rccl_version
+    known = cluster if stated else cluster.model_copy(update={"rocm_version": sources.facts.rocm})
+    if dmabuf == "0" or (dmabuf is None and not dmabuf_by_default(known)):
+        shown = "not set" if dmabuf is None else dmabuf
+        reason = f"no peermem, and NCCL_DMABUF_ENABLE is {shown}: messages go through host memory"
+        remedy = "set cluster.peermem: false (the rules then turn dma-buf on), or have amdgpu's peermem loaded"
+        return failed(reason, remedy, must_match=facts)
+    return passed("no peermem; RCCL takes dma-buf", must_match=facts)
+
+
+@check("network", "the RDMA library fits the kernel's driver", "both", inconsistent=Status.WARN)
+def rdma_abi(sources: Sources) -> Outcome | None:
+    """Compare the devices that libibverbs lists with the kernel's.
+
+    A library that is older than the driver rejects every device, RCCL falls back to a socket, and the job dies of
+    "Connection refused" (AMD-AGI/Primus#887). libibverbs prints one warning, and lists no device.
+    """
+    devices = sources.facts.nics
+    if not devices:
+        return None
+    abis = sorted({f"{nic.driver or nic.device} {nic.abi}" for nic in devices if nic.abi is not None})
+    facts = {"RDMA ABI": ", ".join(abis) or None}
+    try:
+        done = sources.run("ibv_devices", timeout_s=sources.limits.canary_s)
+    except CommandHung as error:
+        remedy = "exclude the node; it needs a reboot"
+        return failed(f"{error}: an RDMA driver is wedged", remedy, must_match=facts)
+    if done is None:
+        kernel = f" (the kernel has {', '.join(abis)})" if abis else ""
+        reason = f"ibv_devices is not on PATH, so the library cannot be asked{kernel}"
+        return unavailable(reason, "install rdma-core's ibverbs-utils", must_match=facts)
+    if refused := _REFUSED.search(done.err + done.out):
+        driver, kernel, low, high = refused.groups()
+        reason = (
+            f"the library's {driver} has ABI {low} to {high}, the kernel's {kernel}: no {driver} NIC is usable"
+        )
+        remedy = "install the RDMA library that came with the driver, in the container too"
+        return failed(reason, remedy, must_match=facts)
+    listed = _LISTED.findall(done.out)
+    if missing := [nic.device for nic in devices if nic.device not in listed]:
+        known = f"{len(devices) - len(missing)} of {len(devices)}"
+        reason = f"the library lists {known} RDMA devices: not {', '.join(missing)}"
+        return failed(reason, "install the provider library of these NICs", must_match=facts)
+    return passed(f"the library knows all {len(devices)} RDMA devices", must_match=facts)
+
+
+@check("network", "dead, misspelt or contradictory variables of RCCL", "login")
+def environment(sources: Sources) -> Outcome | None:
+    """Check the variables that a job would get from here: this shell's, under those of the profile's rules."""
+    if not sources.cluster.gpus_per_node:
+        return None
+    job = variables_of(sources.cluster)
+    given = {**sources.environ, **job}
+    conf = read_conf(given, sources.cluster, sources.root)
+    findings = [*lint(given, sources.cluster, conf), *overridden(sources.environ, job)]
+    remedy = "complete the profile (`zslurm init --probe` reads a node), or set it in cluster.env"
+    problems = _of_findings(findings, "`zslurm env --explain` shows what a job gets")
+    problems += [warned(rule.line, remedy) for rule in left_out(sources.cluster)]
+    return worst(problems, f"{counted(len(job), 'variable is', 'variables are')} set, none is wrong")
+
+
+@check("network", "files that set variables of RCCL behind the environment", "node", inconsistent=Status.WARN)
+def rccl_conf(sources: Sources) -> Outcome | None:
+    """Read ~/.rccl.conf, /etc/rccl.conf and NCCL_CONF_FILE; what they set must be the same on all nodes."""
+    if not sources.cluster.gpus_per_node:
+        return None
+    given = {**sources.environ, **variables_of(sources.cluster)}
+    conf = read_conf(given, sources.cluster, sources.root)
+    conf = replace(conf, settings=tuple(setting for setting in conf.settings if concerns_us(setting.name)))
+    if not conf.settings and conf.unreadable is None:
+        return passed("no file sets variables of RCCL", must_match={"files of RCCL": "none"})
+    looked_at = {setting.name for setting in conf.settings} | {"NCCL_CONF_FILE"}
+    findings = [finding for finding in lint(given, sources.cluster, conf) if finding.name in looked_at]
+    problems = _of_findings(findings, "move what is wanted to cluster.env, where a dry run shows it")
+    listed = ", ".join(f"{setting.name}={setting.value}" for setting in conf.settings)
+    return worst(problems, f"files set {listed}", must_match={"files of RCCL": listed})
+
+
+def _of_findings(findings: Iterable[Finding], remedy: str) -> list[Outcome]:
+    return [(failed if finding.level == "fault" else warned)(finding.line, remedy) for finding in findings]
