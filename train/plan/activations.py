@@ -49,6 +49,7 @@ LOGITS_ON_CPU = 1 << 21
 LOGITS_ELSEWHERE = 1 << 28
 PART_OF_LOGITS_ON_CPU = 1 << 19
 FEWEST_TOKENS = 64
+PIECE_OF_GRADIENT = 1 << 26  # kernels/head
 
 _INDEX = 8  # bytes of an int64
 _FP32 = 4
@@ -238,6 +239,13 @@ def _head(sizes: _Sizes) -> int:
     logits = _part(sizes) * model.vocab_size * wide
     if not sizes.converts:
         return kept + max(logits, _weight_gradient(sizes, chunk), _weight_gradient(sizes, sizes.tokens % chunk))
+    if not sizes.on_cpu:
+        # 16-bit operands are multiplied as they are: there is no embedding in fp32, and no product of its size
+        # beside the gradient's sum, to which pieces are added.
+        second = min(chunk, sizes.tokens - chunk) * model.vocab_size * narrow
+        piece = min(sizes.table, PIECE_OF_GRADIENT) * wide
+        rounded = softmax * narrow
+        return kept + max(logits + (rounded if second else 0), rounded + second, second + piece if second else 0)
     # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
     # logits' gradient rounded, and its product with the input. In the second chunk there is still the rounded
     # gradient of the first, and CPUs convert the product to add it.
@@ -248,7 +256,7 @@ def _head(sizes: _Sizes) -> int:
     sums = max(product + sizes.sums(sizes.table), sizes.sums(chunk * model.hidden_size))
     on_top = [inputs + logits + (rounded if second else 0), rounded + max(sums, second)]
     if second:
-        on_top.append(second + max(sums, product + (sizes.table * wide if sizes.on_cpu else 0)))
+        on_top.append(second + max(sums, product + sizes.table * wide))
     return kept + sizes.table * wide + max(on_top)
 
 

@@ -19,6 +19,7 @@ from benchmarks.memory import peak_bytes
 from benchmarks.training.models import TINY
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
+from zslurm.kernels import head as head_kernels
 from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.model import head, sdpa
@@ -336,3 +337,13 @@ def test_the_plan_knows_the_constants_of_the_code() -> None:
     assert head._CHUNK_ELEMENTS_ELSEWHERE == activations.LOGITS_ELSEWHERE
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
     assert head._CHUNK_TOKENS == activations.FEWEST_TOKENS
+    assert head_kernels._PIECE_ELEMENTS == activations.PIECE_OF_GRADIENT
+
+
+def test_on_gpus_the_head_widens_no_embedding() -> None:
+    config = config_of(LARGE_VOCABULARY, parallel={"dtype": "bf16"})
+    table = LARGE_VOCABULARY.vocab_size * LARGE_VOCABULARY.hidden_size
+    memory = {on_cpu: microbatch_memory(config, config.phases[0], on_cpu=on_cpu) for on_cpu in (False, True)}
+    beside_logits = {on_cpu: one.head - one.layers - one.logits for on_cpu, one in memory.items()}
+    assert 4 * table < beside_logits[False] < 5 * table, "the gradient"
+    assert beside_logits[True] > 8 * table, "and the embedding"
