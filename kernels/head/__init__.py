@@ -3,9 +3,9 @@
     product(left_MK, right_KN, out_MN)      out = left right, summed and stored in at least fp32
 
 The head's logits, log-sum-exp and the embedding's gradient need fp32 results, not fp32 operands: the product of
-two bf16 numbers is exact in fp32, so products of the narrow operands differ from those of widened ones by the order
-of their sums alone, at the rate of the bf16 matrix units (on MI300X eight times that of fp32) and without a widened
-copy of the embedding.
+two bf16 numbers is exact in fp32, so products of narrow operands differ from those of widened ones by the order of
+their sums alone. They run at the rate of the bf16 matrix units, on MI300X eight times that of fp32, and without a
+widened copy of the embedding.
 
     reference       widens both operands, for any device and format
     torch           `torch.mm(..., out_dtype=torch.float32)`: on GPUs, of AMD from torch 2.10 on
@@ -71,7 +71,8 @@ def keeps_narrow(left_MK: Tensor, right_KN: Tensor) -> bool:
 def add_product(left_MK: Tensor, right_KN: Tensor, total_MN: Tensor) -> None:
     """Add left right to a matrix in at least fp32, some rows at a time, without another matrix of its size."""
     rows = max(1, _PIECE_ELEMENTS // max(1, total_MN.shape[1]))
-    for left, total in zip(left_MK.split(rows), total_MN.split(rows), strict=True):
+    for start in range(0, len(total_MN), rows):
+        total = total_MN[start : start + rows]
         piece = torch.empty_like(total)
-        product(left, right_KN, piece)
+        product(left_MK[start : start + rows], right_KN, piece)
         total += piece

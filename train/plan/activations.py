@@ -7,7 +7,7 @@ weights' format and in that of the fp32 islands (docs/model.md). A layer keeps, 
     residual stream   4 b D + 2 w D        each stage's two ends, and the stream after each entry
     attention         b (2 Q + 2 V + O) + w Q   projections, mixed and final q and k (Q channels), values, output
     router            6 b R + w R + ...    every stage of its MLP
-    experts           2 b (D + F) for each expert of the token
+    experts           2 b (D + F) for each expert of the token, on GPUs 2 b F
 
 and besides the joined projection and convolution kernel (weights, once). In short sequences on a CPU attention's
 probabilities are kept as well: S (S + block) / 2 per query head and sequence.
@@ -202,7 +202,8 @@ def _probabilities(sizes: _Sizes) -> int:
 def _router(sizes: _Sizes) -> int:
     """Return the router's state and MLP, probabilities, and choices."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
-    choices = model.router_classes * wide + model.experts_per_token * (_INDEX + narrow)
+    weights = narrow if sizes.on_cpu else wide  # CPUs keep them rounded
+    choices = model.router_classes * wide + model.experts_per_token * (_INDEX + weights)
     if model.router == "linear":
         return sizes.tokens * choices
     norm = model.router_hidden_size * wide * (2 if sizes.converts else 1) + wide
@@ -210,8 +211,11 @@ def _router(sizes: _Sizes) -> int:
 
 
 def _experts(sizes: _Sizes) -> int:
-    """Rows sorted by expert, their first product, their results in order again, and both orders."""
-    width = 2 * (sizes.model.hidden_size + sizes.model.expert_hidden_size)
+    """Rows sorted by expert, their first product, their results in order again, and both orders.
+
+    GPUs gather the rows once more in backward, from the tokens, and need no results.
+    """
+    width = 2 * (sizes.on_cpu * sizes.model.hidden_size + sizes.model.expert_hidden_size)
     return sizes.rows * (width * sizes.narrow + 2 * _INDEX)
 
 
@@ -222,12 +226,22 @@ def _experts_backward(sizes: _Sizes) -> int:
     other products of one expert take on a CPU beside their results depends on its load, and is not counted.
     """
     model = sizes.model
+    if not sizes.on_cpu:
+        return sizes.wide_stream + sizes.stream + _steps_backward(sizes)
     freed = sizes.rows * model.hidden_size * sizes.narrow  # the results were needed for the weights' gradient
     rows = sizes.rows * (model.hidden_size + 4 * model.expert_hidden_size) * sizes.narrow
     weights = 3 * model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow
     sums = sizes.sums(2 * model.expert_hidden_size * model.hidden_size)
     last = max(sums, sizes.rows * model.hidden_size * sizes.narrow)
     return sizes.wide_stream + rows + weights - freed + last
+
+
+def _steps_backward(sizes: _Sizes) -> int:
+    """Return the most that a step on a GPU takes beside the incoming gradient: the activation's, or the last."""
+    model = sizes.model
+    outer, inner = (sizes.rows * width * sizes.narrow for width in (model.hidden_size, model.expert_hidden_size))
+    matrix = model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow
+    return max(outer + 4 * inner, outer + 3 * inner + matrix, outer + 2 * inner + 3 * matrix + sizes.stream)
 
 
 def _head(sizes: _Sizes) -> int:

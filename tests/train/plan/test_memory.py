@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks.training.models import TINY
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
 from zslurm.kernels import head as head_kernels
+from zslurm.kernels.dispatch import using
 from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.model import head, sdpa
@@ -338,6 +340,17 @@ def test_the_plan_knows_the_constants_of_the_code() -> None:
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
     assert head._CHUNK_TOKENS == activations.FEWEST_TOKENS
     assert head_kernels._PIECE_ELEMENTS == activations.PIECE_OF_GRADIENT
+
+
+@pytest.mark.parametrize("model", [SMALL, TWO_EXPERTS])
+def test_on_gpus_the_experts_keep_their_first_product_alone(model: ModelConfig) -> None:
+    kept = {}
+    for form in ("cpu", "reference"):  # the reference is what GPUs run
+        with using("experts.network", form):
+            kept[form] = kept_by_autograd(build(model, 0, dtype=torch.float32), 2, 64)
+    sizes = activations._Sizes(model, 2, 64, narrow=4, masked=False, on_cpu=True)
+    saved = activations._experts(sizes) - activations._experts(replace(sizes, on_cpu=False))
+    assert kept["cpu"] - kept["reference"] == pytest.approx(model.layers * saved, rel=2e-3)
 
 
 def test_on_gpus_the_head_widens_no_embedding() -> None:
