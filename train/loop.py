@@ -35,6 +35,7 @@ from zslurm.train.data.sampler import rank_microbatches
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best, Evaluator
+from zslurm.train.model.attention_backend import attention_backend
 from zslurm.train.model.flash import choose_kernels
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
@@ -304,6 +305,8 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
     attention = choose_kernels(
         parallel.attention, device=world.device, dtype=dtype, head_dim=config.model.head_dim
     )
+    if world.device.type == "cuda":
+        _LOG.info("attention runs on %s", attention_backend(attention, config, world.device, dtype))
     model = build(config.model, config.run.seed, dtype=dtype, device=world.device)
     chosen = parallel.grouped_gemm
     dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))

@@ -2,8 +2,8 @@
 
 The peak of a device is, in this order: metrics.peak_tflops; on a CPU, which no table covers, the rate
 of a matrix product that is measured once at the start, on all ranks at the same time, in the format of the run;
-on a GPU the table of `train.telemetry.flops`. A GPU that is not in it, or is a part of one that is, has no MFU: the
-metric is null, and one line of the log names the device and what to set.
+on a GPU the table of `train.telemetry.flops`. A GPU that is not in it, or is a part of one that is, has no MFU:
+the metric is null, and one line of the log names the device and what to set.
 """
 
 from __future__ import annotations
