@@ -3,7 +3,7 @@
     for each step:
         each rank runs its microbatches forward and backward, gradients summed in one flat buffer and reduced
             bucket by bucket during the last backward
-        clip, update this rank's chunk, all-gather the weights
+        clip, update this rank's chunk, all-gather the weights under the next forward
         balance the experts, report to the observers, save when it is time or when asked to stop
 
 `train(run_dir)` is the whole program of one rank; `python -m zslurm.train RUN_DIR` and zslurm's ranks call it.
@@ -120,6 +120,7 @@ class Trainer:
             run_dir, config, world, attempt=attempt, done=self.step, total_steps=total_steps
         )
         self.clock = StepClock(world.device)
+        self.model.call_before(self._wait_for_weights)
         _LOG.info(self.checkpointer.prepare())
         self.saves = SaveSchedule(
             self.checkpointer,
@@ -240,10 +241,18 @@ class Trainer:
         self.saves.wait_for_snapshot()
         self.clock.enter(Part.OPTIMIZER)
         self.optimizer.step(here.lr)
-        self.shards.gather_weights()
+        self.shards.start_gathering()
         self.clock.enter(Part.OTHER)
         self._set_balance(balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas))
         return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=True)
+
+    def _wait_for_weights(self, module: str | None = None) -> None:
+        """Wait for a module's weights, all by default; waiting for peers is no work of this rank's."""
+        if self.shards.is_gathering(module):
+            self.progress.update(waiting=True)
+            with self.clock.within(Part.OPTIMIZER):
+                self.shards.wait_for_weights(module)
+            self.progress.update()
 
     def _skip(self, reason: str, loss: float, grad_norm: float) -> None:
         """Leave a step out, and report what went wrong first and where.
@@ -270,6 +279,7 @@ class Trainer:
         _LOG.info("step %d is skipped: %s%s (%d in a row, of %d)", skipped.step, reason, where, in_a_row, limit)
 
     def _evaluate(self, here: Position) -> None:
+        self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
         with self.clock.within(None):
             found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update)
@@ -278,6 +288,7 @@ class Trainer:
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
 
     def _save(self, *, wait: bool) -> None:
+        self._wait_for_weights()
         best, keep = self.evaluator.will_save(self.step), self.observers.checkpoints_in_use()
         if best is not None and self.config.checkpoint.keep_best:
             keep.add(best.step)
