@@ -241,7 +241,7 @@ class Trainer:
         self.saves.wait_for_snapshot()
         self.clock.enter(Part.OPTIMIZER)
         self.optimizer.step(here.lr)
-        self.shards.start_gathering()
+        self.shards.start_gathering(rounded=self.optimizer.rounds)
         self.clock.enter(Part.OTHER)
         self._set_balance(balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas))
         return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=True)
