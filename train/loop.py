@@ -41,7 +41,7 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
-from zslurm.train.parallel.world import DTYPES, World, open_world
+from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
@@ -223,20 +223,25 @@ class Trainer:
         self.clock.enter(Part.REDUCE)
         self.shards.reduce_gradients()
         signals = [float(targets), float(self.stop.asked), *self.saves.signals()]
-        totals = torch.cat([loss_sums, loss_sums.new_tensor(signals)])
+        totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         dist.all_reduce(totals, group=self.world.dp_group)
         dist.all_reduce(counts_MLC, group=self.world.dp_group)
-        targets, stop = int(totals[2].item()), bool(totals[3].item() > 0)
-        self.saves.agree(totals[4:].tolist())
-        if 0 < targets < here.step_tokens:
-            # Some targets are masked: the losses were divided by as many as there might be.
-            self.shards.scale_gradients(here.step_tokens / targets)
-        grad_norm = self.shards.clip_gradients(optim.clip_norm).item()
-        loss_mean, z_loss = (totals[:2] / max(1, targets)).tolist()
+        if self.order.data.masked:
+            # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
+            share = here.step_tokens / totals[2]
+            self.shards.scale_gradients(share.where(totals[2] > 0, 1).to(self.shards.master_gradient.dtype))
+        norm = self.shards.clip_gradients(optim.clip_norm)
+        self.clock.enter(Part.REDUCE)
+        sums, norm, counts_LC = read_back(totals, norm, counts_MLC.sum(dim=0))
+        self.clock.settle()
+        ce_sum, z_sum, targets, asked, *agreed = sums.tolist()
+        stop, grad_norm, counts_LC = asked > 0, norm.item(), counts_LC.long()
+        self.saves.agree(agreed)
+        loss_mean, z_loss = ce_sum / max(1, targets), z_sum / max(1, targets)
         reason = self.guard.why_skip(loss_mean, grad_norm, first_of_phase=here.step_in_phase == 0)
         if reason is not None:
             self._skip(reason, loss_mean, grad_norm)
-            return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=False)
+            return StepResult(loss_mean, z_loss, grad_norm, counts_LC, stop, taken=False)
         self.clock.enter(Part.CHECKPOINT)
         self.saves.wait_for_snapshot()
         self.clock.enter(Part.OPTIMIZER)
@@ -244,7 +249,7 @@ class Trainer:
         self.shards.start_gathering(rounded=self.optimizer.rounds)
         self.clock.enter(Part.OTHER)
         self._set_balance(balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas))
-        return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=True)
+        return StepResult(loss_mean, z_loss, grad_norm, counts_LC, stop, taken=True)
 
     def _wait_for_weights(self, module: str | None = None) -> None:
         """Wait for a module's weights, all by default; waiting for peers is no work of this rank's."""

@@ -47,7 +47,7 @@ class Zaya(nn.Module):
         self.register_buffer("balancing_bias", bias_LC)
         self._recompute = False
         self._by_bounds = False
-        self._before: Callable[[str | None], None] = lambda module: None
+        self._before: Callable[[str | None], None] = _here_already
 
     def call_before(self, wait: Callable[[str | None], None]) -> None:
         """Call `wait` with the name of each module (`embedding`, `layers.0`) before its weights are first read.
@@ -208,3 +208,7 @@ def build(config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.d
         parameters[info.name].copy_(initial_tensor(info, config, seed))
     model.balancing_bias.copy_(initial_balancing_bias(config))
     return model
+
+
+def _here_already(module: str | None) -> None:
+    """Wait for no weights: nothing gathers them."""
