@@ -11,11 +11,11 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from zslurm.kernels.amd_assembly import kernels_of
 from zslurm.kernels.arch import GFX942
 from zslurm.kernels.hip import rtc
 from zslurm.kernels.hip.build import SOURCES, source_of
@@ -29,15 +29,6 @@ STREAMING = re.compile(r"adamw|muon_(momentum|update)")
 ISA_VERSION = """target triple = "amdgcn-amd-amdhsa"
 @__oclc_ISA_version = linkonce_odr hidden local_unnamed_addr addrspace(4) constant i32 9402, align 4
 """
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel of a code object: its resources by name, and its instructions."""
-
-    name: str
-    resources: dict[str, int]
-    code: str
 
 
 def run(*command: str | Path) -> str:
@@ -75,32 +66,20 @@ def compiled(name: str, libraries: Path, out: Path, *more: str) -> Path:
     return out
 
 
-def kernels_of(assembly: str) -> list[Kernel]:
-    listed = assembly.split("amdhsa.kernels:", 1)[1].split("\n  - .agpr_count:")[1:]
-    found = []
-    for entry in listed:
-        name = re.search(r"^    \.name:\s+(\S+)$", entry, re.MULTILINE)
-        assert name is not None
-        numbers = re.findall(r"^    \.(\w+):\s+(\d+)$", entry, re.MULTILINE)
-        code = assembly.split(f"\n{name[1]}:", 1)[1].split(".Lfunc_end", 1)[0]
-        found.append(Kernel(name[1], {key: int(value) for key, value in numbers}, code))
-    return found
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_gfx942(name: str, libraries: Path, tmp_path: Path) -> None:
     kernels = kernels_of(compiled(name, libraries, tmp_path / "kernel.s", "-S").read_text())
     assert sorted(kernel.name for kernel in kernels) == declared(name)
     for kernel in kernels:
-        used = kernel.resources
-        assert used["group_segment_fixed_size"] <= GFX942.lds_bytes
-        assert used["private_segment_fixed_size"] == used["vgpr_spill_count"] == used["sgpr_spill_count"] == 0
-        assert used["vgpr_count"] <= 64, "eight waves on a SIMD"
-        assert used["kernarg_segment_size"] <= 4096
+        assert kernel.lds_bytes <= GFX942.lds_bytes
+        assert kernel.scratch_bytes == kernel.spills == 0
+        assert kernel.registers <= 64, "eight waves on a SIMD"
+        assert kernel.occupancy == 8
+        assert kernel.argument_bytes <= 4096
         assert not re.search(r"\b(flat|scratch|buffer)_(load|store)", kernel.code), "all is global memory"
         if STREAMING.match(kernel.name):
-            assert "global_load_dwordx4" in kernel.code
-            assert "global_store_dwordx4" in kernel.code
+            assert kernel.wide_loads
+            assert kernel.wide_stores
         if kernel.name.startswith(("muon_momentum", "muon_update")):  # others divide, which takes them
             assert not re.search(r"\bv_(pk_)?(fma|fmac|mac|mad)_f32", kernel.code)
 
