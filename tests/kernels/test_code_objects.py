@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from importlib.metadata import version
 
 import pytest
 import torch
 
+from benchmarks.common import RESULTS
+from benchmarks.kernels.code_objects import of_triton
 from zslurm.kernels.arch import GFX942, SM_90, Arch
 from zslurm.kernels.code_object import (
     CodeObject,
@@ -23,14 +27,18 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize("arch", [GFX942, SM_90], ids=lambda arch: arch.name)
 @pytest.mark.parametrize("folder", implementation_files())
 def test_every_kernel_keeps_to_the_limits(folder: str, arch: Arch) -> None:
-    found = {}
+    found, rows = {}, []
     for launch in launches_of(folder, arch):
         compiled = compile_launch(launch, arch)
         assert compiled, f"{launch.name} launches nothing"
         for code in compiled:
+            rows.append(of_triton(launch.name, code))
             if wrong := violations(code, launch, arch):
                 found[f"{launch.name}: {code.kernel}"] = wrong
     assert found == {}
+    recorded = json.loads((RESULTS / "code_objects.json").read_text())
+    if arch == GFX942 and recorded["triton_version"] == version("triton"):
+        assert rows == recorded["triton"].get(folder), "run `python -m benchmarks code_objects` and `make docs`"
 
 
 def good(**other: int) -> CodeObject:

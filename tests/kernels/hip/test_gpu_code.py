@@ -1,40 +1,31 @@
 """What compilers make of the HIP sources for GPUs that this machine need not have.
 
-gfx942 by clang 19 with Debian's device libraries, which are older than the MI300X: the one file of them that names
-the architecture is added. sm_90 by nvcc. And both runtime compilers, where a library of one is at hand: Debian's
-hipRTC knows gfx90a.
+gfx942 by clang 19 with Debian's device libraries (gfx942.py), sm_90 by nvcc. And both runtime compilers, where a
+library of one is at hand: Debian's hipRTC knows gfx90a.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common import RESULTS
+from benchmarks.kernels.code_objects import of_hip
+from tests.kernels.hip.gfx942 import DEVICE_LIBRARIES, can_compile, compiled, device_libraries, run
 from zslurm.kernels.amd_assembly import kernels_of
 from zslurm.kernels.arch import GFX942
 from zslurm.kernels.hip import rtc
 from zslurm.kernels.hip.build import SOURCES, source_of
-from zslurm.kernels.hip.compilers import CUDA_FLAGS, HIP_FLAGS, RTC_FLAGS
+from zslurm.kernels.hip.compilers import CUDA_FLAGS, RTC_FLAGS
 
 NAMES = sorted(file.stem for file in SOURCES.glob("*.hip"))
-DEVICE_LIBRARIES = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")
 STREAMING = re.compile(r"adamw|muon_(momentum|update)")
 """Kernels whose time is that of their memory accesses."""
-
-ISA_VERSION = """target triple = "amdgcn-amd-amdhsa"
-@__oclc_ISA_version = linkonce_odr hidden local_unnamed_addr addrspace(4) constant i32 9402, align 4
-"""
-
-
-def run(*command: str | Path) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def needs(found: bool, what: str) -> None:
@@ -46,24 +37,8 @@ def needs(found: bool, what: str) -> None:
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The device libraries with what they lack for gfx942."""
-    needs(shutil.which("clang++-19") is not None and DEVICE_LIBRARIES.is_dir(), "clang-19 and rocm-device-libs")
-    folder = tmp_path_factory.mktemp("device-libraries")
-    for library in DEVICE_LIBRARIES.glob("*.bc"):
-        (folder / library.name).symlink_to(library)
-    text = folder / "isa.ll"
-    text.write_text(ISA_VERSION)
-    target = ("-nogpulib", "--target=amdgcn-amd-amdhsa", "-x", "ir", "-c", "-emit-llvm")
-    run("clang++-19", *target, text, "-o", folder / "oclc_isa_version_942.bc")
-    return folder
-
-
-def compiled(name: str, libraries: Path, out: Path, *more: str) -> Path:
-    source = out.with_suffix(".hip")
-    source.write_text(source_of(name))
-    device = ("--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output")
-    paths = ("--rocm-path=/usr", f"--rocm-device-lib-path={libraries}")
-    run("clang++-19", "-x", "hip", *device, *paths, *HIP_FLAGS, "-Wall", "-Werror", *more, source, "-o", out)
-    return out
+    needs(can_compile(), "clang-19 and rocm-device-libs")
+    return device_libraries(tmp_path_factory.mktemp("device-libraries"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,6 +55,11 @@ def test_gfx942(name: str, libraries: Path, tmp_path: Path) -> None:
         if STREAMING.match(kernel.name):
             assert kernel.wide_loads
             assert kernel.wide_stores
+    recorded = json.loads((RESULTS / "code_objects.json").read_text())["hip"].get(name)
+    assert [of_hip(kernel) for kernel in kernels] == recorded, (
+        "run `python -m benchmarks code_objects`, `make docs`"
+    )
+    for kernel in kernels:
         if kernel.name.startswith(("muon_momentum", "muon_update")):  # others divide, which takes them
             assert not re.search(r"\bv_(pk_)?(fma|fmac|mac|mad)_f32", kernel.code)
 
