@@ -87,7 +87,10 @@ class _Compiled:
         ]
         self.config = config
         self.schedule = coefficient_schedule(config.muon.coefficients, config.muon.steps)
-        self.update = torch.compile(self._update) if on_gpu else self._update
+        self.update: Callable[..., None] = self._update
+        if on_gpu:  # for every shape on its own, which is fastest, however many there are
+            torch._dynamo.config.recompile_limit = max(8, len(batches))
+            self.update = torch.compile(self._update, dynamic=False)
 
     @torch.no_grad()
     def step(self) -> None:
