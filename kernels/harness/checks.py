@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 
@@ -55,7 +55,8 @@ class Checked:
 
 def check_all(device: torch.device, *, only: Sequence[str] = ()) -> Iterator[Checked]:
     """Check all operations on a device, or those whose folder is named."""
-    with _interpreter() as interpreter:
+    with ExitStack() as stack:
+        interpreter = None
         for operation in operations().values():
             if only and operation.name.partition(".")[0] not in only:
                 continue
@@ -65,6 +66,7 @@ def check_all(device: torch.device, *, only: Sequence[str] = ()) -> Iterator[Che
             for index, case in enumerate(cases):
                 for each in operation.implementations:
                     if each.name == "triton" and device.type == "cpu":
+                        interpreter = interpreter or stack.enter_context(_interpreter())
                         yield interpreter.submit(_interpreted, operation.name, index).result()
                     else:
                         yield check(operation, case, each.name, device)
@@ -132,19 +134,19 @@ def _interpreted(operation: str, index: int) -> Checked:
     return check(operations()[operation], case, "triton", torch.device("cpu"), ask=False)
 
 
-@contextmanager
-def _interpreter() -> Iterator[ProcessPoolExecutor]:
-    """Give a process in which Triton interprets; it starts at the first use."""
+def _interpreter() -> ProcessPoolExecutor:
+    """Return a process in which Triton interprets; in this one nothing changes."""
+    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start)
     before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"  # for the process; this one has imported Triton or does not interpret
+    os.environ["TRITON_INTERPRET"] = "1"
     try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start) as pool:
-            yield pool
+        pool.submit(os.getpid).result()  # it starts with this environment
     finally:
         if before is None:
             del os.environ["TRITON_INTERPRET"]
         else:
             os.environ["TRITON_INTERPRET"] = before
+    return pool
 
 
 def _start() -> None:

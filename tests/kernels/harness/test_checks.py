@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,11 @@ def test_adamw_and_muon_on_a_cpu() -> None:
 
 def test_triton_in_its_interpreter_on_a_cpu() -> None:
     pytest.importorskip("triton")
-    found = list(check_all(DEVICE, only=["grouped_gemm"]))
+    found = []
+    for each in check_all(DEVICE, only=["grouped_gemm"]):
+        # Triton may be imported here while the checks run: on a GPU it must not interpret then.
+        assert "TRITON_INTERPRET" not in os.environ
+        found.append(each)
     assert {each.status for each in found if each.implementation == "triton"} == {"ok"}
     assert not any(each.bad for each in found)
 
