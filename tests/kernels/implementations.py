@@ -54,6 +54,12 @@ def _written_back(done: tuple[Any, tuple[Any, ...]], args: tuple[Any, ...]) -> A
     for mine, theirs in zip(args, after, strict=True):
         if isinstance(mine, Tensor) and mine.numel() and not _same(mine, theirs):
             mine.copy_(theirs)
+    return _on_cpu(result)
+
+
+def _on_cpu(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(map(_on_cpu, result))
     return result.cpu() if isinstance(result, Tensor) else result
 
 
