@@ -17,6 +17,10 @@ Beside the operations:
     dispatch            the frame of an operation, and how one of its implementations is chosen
     arch                the architectures that kernels are chosen, compiled and measured for
     checks              what is wrong with operands, for every implementation; check_lists: with lists of them
+    case                operands that an operation is checked and measured on; cases.py in its folder has them
+    harness             build, check and measure all of them: `zslurm kernels`
+    cache               the user's directories of builds and measured tables
+    amd_assembly        resources and instructions of kernels in what LLVM writes for AMD's GPUs
     code_object         what a GPU's compiler makes of the kernels in Triton, read without such a GPU
     triton_tools        what the kernels in Triton share
     hip                 build and launch kernels of HIP C++ on AMD's and NVIDIA's GPUs, and on the CPU for tests
