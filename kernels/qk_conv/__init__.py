@@ -167,8 +167,16 @@ def _check_formats(
 
 
 def _by(chosen: bool) -> Any:
-    def run(*args: Any) -> tuple[Tensor, Tensor]:
-        return _joined(*args, chosen)
+    def run(
+        z_BSQ: Tensor,
+        kernel: Convolutions | JoinedKernel,
+        temperature_J: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        linked: Linked = None,
+        before_BWQ: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return _joined(z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ, chosen)
 
     return run
 

@@ -86,12 +86,12 @@ def backward(
 
 def _by_head(z_BSQ: Tensor, weight_hIP: Tensor) -> Tensor:
     """[B, S, h * P] seen as [h, B, S, P]."""
-    return z_BSQ.unflatten(-1, (weight_hIP.shape[0], weight_hIP.shape[-1])).permute(2, 0, 1, 3)
+    return torch.unflatten(z_BSQ, -1, (weight_hIP.shape[0], weight_hIP.shape[-1])).permute(2, 0, 1, 3)
 
 
 def _reversed(weight_hIP: Tensor) -> Tensor:
     """The kernel [h, taps * P, P] that leads from outputs back to inputs: taps reversed, [P, P] transposed."""
-    return weight_hIP.unflatten(1, (-1, weight_hIP.shape[-1])).flip(1).mT.flatten(1, 2)
+    return torch.unflatten(weight_hIP, 1, (-1, weight_hIP.shape[-1])).flip(1).mT.flatten(1, 2)
 
 
 def _windows(z_hBSP: Tensor, weight_hIP: Tensor, seen_BSW: Tensor | None, before_hBWP: Tensor | None) -> Tensor:
@@ -118,9 +118,9 @@ def _windows_ahead(grad_hBSP: Tensor, weight_hIP: Tensor, seen_BSW: Tensor | Non
 def _add_mean_skip(u_hBSP: Tensor, z_hBSP: Tensor, queries: int) -> None:
     """Add to each query head its mean with its key head, and to each key head the mean of these over its group."""
     keys = len(u_hBSP) - queries
-    z_JGBSP, z_JBSP = z_hBSP[:queries].unflatten(0, (keys, -1)), z_hBSP[queries:]
+    z_JGBSP, z_JBSP = torch.unflatten(z_hBSP[:queries], 0, (keys, -1)), z_hBSP[queries:]
     mean_JGBSP = z_JGBSP + z_JBSP.unsqueeze(1)
-    u_hBSP[:queries].unflatten(0, (keys, -1)).add_(mean_JGBSP, alpha=0.5)
+    torch.unflatten(u_hBSP[:queries], 0, (keys, -1)).add_(mean_JGBSP, alpha=0.5)
     for mean_JBSP in mean_JGBSP.unbind(1):
         u_hBSP[queries:].add_(mean_JBSP, alpha=0.5 / mean_JGBSP.shape[1])
 
@@ -128,9 +128,9 @@ def _add_mean_skip(u_hBSP: Tensor, z_hBSP: Tensor, queries: int) -> None:
 def _add_mean_skip_backward(grad_z_hBSP: Tensor, grad_u_hBSP: Tensor, queries: int) -> None:
     """Add the gradient of `_add_mean_skip` with respect to z."""
     keys = len(grad_u_hBSP) - queries
-    u_JGBSP, u_JBSP = grad_u_hBSP[:queries].unflatten(0, (keys, -1)), grad_u_hBSP[queries:]
+    u_JGBSP, u_JBSP = torch.unflatten(grad_u_hBSP[:queries], 0, (keys, -1)), grad_u_hBSP[queries:]
     mean_JGBSP = torch.add(u_JGBSP, u_JBSP.unsqueeze(1), alpha=1 / u_JGBSP.shape[1])
-    grad_z_hBSP[:queries].unflatten(0, (keys, -1)).add_(mean_JGBSP, alpha=0.5)
+    torch.unflatten(grad_z_hBSP[:queries], 0, (keys, -1)).add_(mean_JGBSP, alpha=0.5)
     for mean_JBSP in mean_JGBSP.unbind(1):
         grad_z_hBSP[queries:].add_(mean_JBSP, alpha=0.5)
 

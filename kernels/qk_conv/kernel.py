@@ -50,7 +50,7 @@ class JoinedKernel(NamedTuple):
     def as_convolutions(self) -> Convolutions:
         """Return it as a depthwise convolution that changes nothing, and this one."""
         heads, _, head_dim = self.weight_hIP.shape
-        weight_hWPO = self.weight_hIP.view(heads, -1, head_dim, head_dim)
+        weight_hWPO = torch.unflatten(self.weight_hIP, 1, (-1, head_dim))
         one_Q11 = self.bias_hP.new_ones(heads * head_dim, 1, 1)
         return Convolutions(
             one_Q11,

@@ -50,8 +50,8 @@ def mix(
     middle_TQW = F.conv1d(windows_BSQW.flatten(0, 1), depthwise_Q1W, depthwise_bias_Q, groups=channels)
     mixed_TQ1 = F.conv1d(middle_TQW, grouped_QPW, grouped_bias_Q, groups=channels // head_dim)
 
-    z_BSQP = wide_BSQ.unflatten(2, (-1, head_dim))
-    z_BSJGP = z_BSQP[:, :, :-keys].unflatten(2, (keys, -1))
+    z_BSQP = torch.unflatten(wide_BSQ, 2, (-1, head_dim))
+    z_BSJGP = torch.unflatten(z_BSQP[:, :, :-keys], 2, (keys, -1))
     mean_BSJGP = (z_BSJGP + z_BSQP[:, :, -keys:].unsqueeze(3)) / 2
     mean_BSQP = torch.cat([mean_BSJGP.flatten(2, 3), mean_BSJGP.mean(dim=3)], dim=2)
     u_BQSP = (mixed_TQ1.view(z_BSQP.shape) + mean_BSQP).transpose(1, 2)

@@ -71,7 +71,7 @@ def forward(
         return q_BHSP, k_BJSP, u_hBSP, inverse_hBS1
     arch = arch_of(z_BSQ.device)
     chosen = configuration(arch, z_BSQ.dtype, length, head_dim)
-    z_BSQ, cos, sin = _rows_together(z_BSQ), _rows_together(cos), _rows_together(sin)
+    z_BSQ, cos, sin = _rows_together(z_BSQ), cos.contiguous(), sin.contiguous()
     before_BWQ = z_BSQ if before_BWQ is None else _rows_together(before_BWQ)
     with launching_on(z_BSQ):
         _forward[(batch * triton.cdiv(length, chosen.rows) * heads,)](
@@ -125,7 +125,7 @@ def backward(
         sums.zero_()
     else:
         grad_q_BHSP, grad_k_BJSP = _rows_together(grad_q_BHSP), _rows_together(grad_k_BJSP)
-        z_BSQ, cos, sin = _rows_together(z_BSQ), _rows_together(cos), _rows_together(sin)
+        z_BSQ, cos, sin = _rows_together(z_BSQ), cos.contiguous(), sin.contiguous()
         with launching_on(z_BSQ):
             _backward[(heads * taps * partials + tiles * heads,)](
                 grad_q_BHSP,
@@ -184,7 +184,7 @@ def _shared(
 
 
 def _padded(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def _rows_together(x: Tensor) -> Tensor:
@@ -749,17 +749,17 @@ def _on_meta(dtype: torch.dtype, head_dim: int, tokens: int, taps: int, divided:
 
     z = empty(2, tokens, (heads + keys) * head_dim)[:, :, : heads * head_dim]  # of a wider product
     weight, temperature = empty(heads, taps * head_dim, head_dim), empty(keys)
-    angles = [empty(tokens, head_dim // 4, dtype=torch.float32) for _ in range(2)]
+    cos, sin = [empty(tokens, head_dim // 4, dtype=torch.float32) for _ in range(2)]
     bias = empty(heads, head_dim, dtype=torch.float32)
     seen = empty(2, tokens, taps, dtype=torch.bool) if divided else None
     u, inverse = (
         empty(heads, 2, tokens, head_dim, dtype=torch.float32),
         empty(heads, 2, tokens, 1, dtype=torch.float32),
     )
-    grads = empty(2, heads - keys, tokens, head_dim), empty(2, keys, tokens, head_dim)
+    q_grad, k_grad = empty(2, heads - keys, tokens, head_dim), empty(2, keys, tokens, head_dim)
     before = empty(2, taps - 1, heads * head_dim)
     return {
-        "forward": partial(forward, z, weight, bias, temperature, *angles, seen, None, True),
-        "forward behind others": partial(forward, z, weight, bias, temperature, *angles, seen, before, False),
-        "backward": partial(backward, *grads, z, weight, temperature, *angles, seen, u, inverse),
+        "forward": partial(forward, z, weight, bias, temperature, cos, sin, seen, None, True),
+        "forward behind others": partial(forward, z, weight, bias, temperature, cos, sin, seen, before, False),
+        "backward": partial(backward, q_grad, k_grad, z, weight, temperature, cos, sin, seen, u, inverse),
     }
