@@ -7,6 +7,7 @@ or kernel runs is decided here, from the device, the format, the sizes and what 
     matmul              products of two matrices: torch's, or oneDNN's on the CPUs where that is faster
     grouped_gemm        products of groups of rows with one matrix per group: Triton's, torch's, or a loop
     symmetric_product   X X^T and b A + c A A with half of the FLOPs: what Newton-Schulz steps are made of
+    residual_norm       residual scaling, addition and norm as one: by torch, or by kernels in Triton
     muon                momentum and update of many matrices: by torch, or in one pass each by HIP kernels
     adamw               AdamW's step on many tensors: by torch's function, or in one pass by a HIP kernel
 
