@@ -10,6 +10,7 @@ or kernel runs is decided here, from the device, the format, the sizes and what 
     head                products of 16-bit matrices with an fp32 result: torch's, or of widened operands
     symmetric_product   X X^T and b A + c A A with half of the FLOPs: what Newton-Schulz steps are made of
     qk_conv             queries and keys of CCA: convolutions, mean skip, norm, temperature and rotation
+    residual_norm       residual scaling, addition and norm as one: by torch, or by kernels in Triton
     muon                momentum and update of many matrices: by torch, or in one pass each by HIP kernels
     adamw               AdamW's step on many tensors: by torch's function, or in one pass by a HIP kernel
 
