@@ -131,13 +131,13 @@ def _check_backward(
 ) -> None:
     name, given = "residual_norm.backward", Operands(*operands)
     check(name, given)
+    if grad_x is None and grad_joined is None:
+        raise ValueError(f"{name}: neither grad_x nor grad_joined is given")
     shape, letters = tuple(given.hidden.shape), "." * given.hidden.dim()
     checks.dtype_among(name, (given.wide,), statistics=statistics, joined=joined)
     checks.shape(name, "statistics", statistics, (None, given.hidden.numel() // shape[-1]), "KR")
     gradients = {"grad_x": grad_x, "grad_joined": grad_joined, "joined": joined if given.joins else None}
     there = {key: value for key, value in gradients.items() if value is not None}
-    if not {"grad_x", "grad_joined"} & there.keys():
-        raise ValueError(f"{name}: neither grad_x nor grad_joined is given")
     for key, value in there.items():
         checks.shape(name, key, value, shape, letters)
     checks.one_device(name, hidden=given.hidden, statistics=statistics, **there)
