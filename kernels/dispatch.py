@@ -100,12 +100,15 @@ class Operation:
     sizes: Callable[..., Sizes]
     rule: Callable[[Arch, Sizes], str | None] = lambda arch, sizes: None
     _all: dict[str, Implementation] = field(init=False, repr=False)
+    _names: frozenset[str] = field(init=False, repr=False)
+    _order: list[str] = field(init=False, repr=False)
     _unavailable: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _warned: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         everyone = [Implementation(REFERENCE, self.reference, everything), *self.implementations]
         self._all = {each.name: each for each in everyone}
+        self._names, self._order = frozenset(self._all), [each.name for each in self.implementations]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the operands, choose an implementation and run it.
@@ -144,9 +147,11 @@ class Operation:
         name = self._measured(arch, sizes) or self.rule(arch, sizes)
         if name == REFERENCE:
             return reference
-        order = [each.name for each in self.implementations]
-        able = (self._able(each, args, kwargs) for each in ([name] if name else []) + order)
-        return next((each for each in able if each is not None), reference)
+        for each in (name, *self._order) if name else self._order:
+            able = self._able(each, args, kwargs)
+            if able is not None:
+                return able
+        return reference
 
     def _able(self, name: str, args: Any, kwargs: Any, *, warn: bool = False) -> Implementation | None:
         """Return an implementation if it can start and takes these operands."""
@@ -168,7 +173,7 @@ class Operation:
         Raises:
             ValueError: the table names an implementation that this operation does not have.
         """
-        return _table_of(self.name, frozenset(self._all))
+        return _table_of(self.name, self._names)
 
     def _measured(self, arch: Arch, sizes: Sizes) -> str | None:
         for rule in self.table().get(arch.name, ()):
@@ -322,4 +327,6 @@ def using(name: str, implementation: str) -> Iterator[None]:
 
 
 def _forced(name: str) -> str | None:
+    if not _forced_names:
+        return None
     return _forced_names.get(name) or _forced_names.get(name.partition(".")[0])
