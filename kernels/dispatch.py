@@ -31,6 +31,7 @@ import importlib
 import json
 import logging
 import pkgutil
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -264,11 +265,16 @@ def failed_to_start(error: Exception) -> bool:
 
 
 def _raised_by_triton(error: Exception) -> bool:
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    inside = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(inside).split(".")[0] == "triton"
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    if inside.split(".")[0] != "triton":
+        return False
+    if not str(error).startswith("Triton Error ["):
+        return True
+    # The driver's own message. While a module is loaded it means that the code does not fit this GPU; at a launch
+    # it reports a fault of this kernel or of one before it.
+    loading = any(frame.f_code.co_name == "_init_handles" for frame in frames)
+    return loading and "out of memory" not in str(error)
 
 
 # --- Which operations there are, and what is forced ------------------------------------------------------------

@@ -46,13 +46,17 @@ def choose(logits_TC: Tensor, bias_C: Tensor, choices: int) -> tuple[Tensor, Ten
     if torch.compiler.is_compiling():
         return reference.choose(logits_TC, bias_C, choices)[:2]
     operands.check_choose(logits_TC, bias_C, choices)
-    if _choose.choose(logits_TC, bias_C, choices).name == REFERENCE:  # torch's own autograd does it
+    if logits_TC.device.type == "cpu":
+        # torch's own autograd does it. The device alone decides: were it whether the kernels can start, a layer
+        # whose first run found out that they cannot would keep other tensors when it is recomputed.
         return reference.choose(logits_TC, bias_C, choices)[:2]
-    classes_TK, weights_TK = _Choice.apply(logits_TC, bias_C, choices)  # type: ignore[no-untyped-call]  # torch's
+    classes_TK, weights_TK = Choice.apply(logits_TC, bias_C, choices)  # type: ignore[no-untyped-call]  # torch's
     return classes_TK, weights_TK
 
 
-class _Choice(torch.autograd.Function):
+class Choice(torch.autograd.Function):
+    """What a GPU takes: the choice and its gradient as operations, whichever implementations run them."""
+
     @staticmethod
     def forward(ctx: Any, logits_TC: Tensor, bias_C: Tensor, choices: int) -> tuple[Tensor, Tensor]:
         classes_TK, weights_TK, probabilities_TC = _choose(logits_TC, bias_C, choices)

@@ -36,6 +36,8 @@ def works_on(device: torch.device) -> bool:
     try:
         product(one, one, torch.empty(16, 16, device=device))
     except (RuntimeError, TypeError) as error:  # refused by the operator, or an argument that this torch lacks
+        if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+            raise  # not refused: the device has no memory left, or reports a fault
         cause = str(error).strip().splitlines()[0]
         _log.warning("head.product widens its operands to fp32 on %s, which is slow (%s)", device, cause)
         return False

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from zslurm.kernels.residual_norm import by_torch, reference
+from zslurm.kernels.residual_norm import by_torch, operations, reference
 from zslurm.kernels.residual_norm.operands import Operands
 from zslurm.kernels.residual_norm.reference import Gradients
 
@@ -36,12 +35,6 @@ def _torch(centered: bool, given: Operands) -> ModuleType:
     return reference if by_torch.lacks(centered, given) else by_torch
 
 
-def _dispatched(direction: str) -> Any:
-    import zslurm.kernels.residual_norm as operation
-
-    return getattr(operation, direction)
-
-
 @torch.library.custom_op("zslurm::residual_norm", mutates_args=())
 def _forward(
     eps: float,
@@ -56,7 +49,7 @@ def _forward(
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     given = Operands(hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias)
-    x, joined, statistics = _dispatched("_forward")(eps, centered, *given)
+    x, joined, statistics = operations.forward(eps, centered, *given)
     return x, joined, statistics
 
 
@@ -85,7 +78,7 @@ def _backward(
     bias: Tensor | None,
 ) -> list[Tensor]:
     given = Operands(hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias)
-    found = _dispatched("_backward")(grad_x, grad_joined, joined, statistics, *given)
+    found = operations.backward(grad_x, grad_joined, joined, statistics, *given)
     return [each for each in found if each is not None]
 
 

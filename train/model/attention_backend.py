@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.model.flash import FlashAttention, Kernels
@@ -49,7 +50,7 @@ def attention_backend(kernels: Kernels, config: TrainConfig, device: torch.devic
         by_context[context] = f"torch's {choice.name} backend"
     if len(set(by_context.values())) == 1:
         return next(iter(by_context.values()))
-    return ", ".join(f"{name} for {context} tokens" for context, name in by_context.items())
+    return ", ".join(f"{name} for {counted(context, 'token')}" for context, name in by_context.items())
 
 
 def ask_torch(config: TrainConfig, context: int, device: torch.device, dtype: torch.dtype) -> SdpaChoice:

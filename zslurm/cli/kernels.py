@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from zslurm.checkpoint_tools.quantities import counted
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.options import Json
 from zslurm.core import log
 from zslurm.core.console import print_json, print_table, say
@@ -148,7 +148,7 @@ def bench(
     if figures:
         print()
         print_table(["what", "against", "us", "speed ratio", "of triad"], [_figure_row(each) for each in figures])
-    say(f"triad: {rate / 1e9:,.0f} GB/s")
+    say(f"triad: {show_bytes(rate)}/s")
     for file in files:
         say(f"wrote {file}")
     if arch == CPU:
