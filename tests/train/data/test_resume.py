@@ -259,11 +259,10 @@ def test_bundles_of_sources_that_have_changed_are_built_anew(
 
 def test_the_file_that_ended_a_bundle_counts_among_its_sources(tokenizer: Path, tmp_path: Path) -> None:
     """Had its record been as small before, the bundle would have held it, too."""
-    texts = {"a": "x1 " * 40, "b": "y2 " * 4000, "c": "z3 " * 4000}
-    source = write_texts(tmp_path / "in", **texts)
+    source = write_texts(tmp_path / "in", a="x1 " * 40, b="y2 " * 4000, c="z3 " * 4000)
     settings = {"tokenizer": tokenizer, "bundle_bytes": 3000}
     interrupted([source], tmp_path / "out", after=1, **settings)
-    write_texts(tmp_path / "in", **texts | {"b": "y2 " * 20})
+    write_texts(tmp_path / "in", b="y2 " * 20)
     build([source], tmp_path / "out", **settings)
     build([source], tmp_path / "whole", **settings)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
