@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # For example `make test PYTEST_ARGS='-k doctor'`; `-n 0` runs all in one process.
 PYTEST_ARGS ?=
+GPU_ARGS ?=
 # Children compile their byte code once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults lint format docs bench slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults lint format docs bench gpu slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,10 @@ docs: $(STAMP) ## write the tables of the documents that come from the program
 
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks
+
+# For example `make gpu GPU_ARGS='--minutes 30'`; `--list` shows the parts.
+gpu: $(STAMP) ## build, test and measure everything that needs a GPU, in ten minutes
+	$(BIN)/python -m benchmarks gpu $(GPU_ARGS)
 
 slurm-up: $(STAMP) ## start a real Slurm of 8 nodes on this machine (root)
 	@$(BIN)/python -m tests.on_slurm up

@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -236,6 +237,71 @@ def memory_plan() -> str:
     return table(head, rows)
 
 
+_CARDS_GB = (80, 139, 192)
+"""Memory of an H100, an H200 and an MI300X as their drivers count it, in GiB."""
+_LEFT_FREE = 0.1
+
+
+def one_card() -> str:
+    """Return the largest microbatch of each recipe, in tokens, that fits on one card of each size."""
+    head = ("recipe", *(f"{size} GiB{how}" for size in _CARDS_GB for how in ("", ", recompute")))
+    rows = []
+    for name in recipes():
+        body = yaml12.parse(recipes()[name], name).data
+        found = [
+            _largest(body, size * 2**30 * (1 - _LEFT_FREE), recompute=recompute)
+            for size in _CARDS_GB
+            for recompute in (False, True)
+        ]
+        rows.append((f"`{name}`", *found))
+    return table(head, rows)
+
+
+def _largest(body: dict[str, Any], room: float, *, recompute: bool) -> str:
+    """Return how many sequences of 4,096 tokens of a recipe's model fit at once, and their tokens."""
+    best = 0
+    for sequences in (1, 2, 4, 8, 16, 32, 64):
+        phase = {"tokens": 10**9, "context": 4096, "global_batch": 64, "micro_batch": sequences, "lr": 1e-3}
+        sections = {key: body[key] for key in ("model", "optim") if key in body}
+        parallel = {"dtype": "bf16", "recompute": recompute}
+        config = TrainConfig.model_validate({**sections, "phases": [phase], "parallel": parallel})
+        if plan_memory(config, 1, on_cpu=False).peak > room:
+            break
+        best = sequences
+    return f"{best}{' or more' if best == 64 else ''} x 4,096" if best else "-"
+
+
+def code_objects() -> str:
+    """Return what the compilers make of each kernel for gfx942: benchmarks/results/code_objects.json."""
+    figures = json.loads((ROOT / "benchmarks" / "results" / "code_objects.json").read_text(encoding="utf-8"))
+    rows = [
+        (
+            f"`{folder}`",
+            f"`{row['kernel']}`",
+            row["operands"] or "-",
+            *(row[key] for key in ("waves", "registers")),
+            f"{row['lds_bytes']:,}",
+            *(row[key] for key in ("occupancy", "spills", "wide_accesses", "matrix_instructions")),
+        )
+        for language in ("triton", "hip")
+        for folder, kernels in figures[language].items()
+        for row in kernels
+    ]
+    head = (
+        "source",
+        "kernel",
+        "operands",
+        "waves",
+        "registers",
+        "LDS, bytes",
+        "occupancy",
+        "spills",
+        "16 bytes",
+        "MFMA",
+    )
+    return table(head, rows)
+
+
 # --- the source ------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +390,8 @@ TABLES: dict[str, Callable[[], str]] = {
         recipe_sizes,
         packing,
         memory_plan,
+        one_card,
+        code_objects,
         drawing,
         rooms,
         source_figures,

@@ -6,7 +6,11 @@ or kernel runs is decided here, from the device, the format, the sizes and what 
 
     matmul              products of two matrices: torch's, or oneDNN's on the CPUs where that is faster
     grouped_gemm        products of groups of rows with one matrix per group: Triton's, torch's, or a loop
+    experts             routing, the order of rows by expert, SwiGLU and the way back: torch's, or Triton's kernels
+    head                products of 16-bit matrices with an fp32 result: torch's, or of widened operands
     symmetric_product   X X^T and b A + c A A with half of the FLOPs: what Newton-Schulz steps are made of
+    qk_conv             queries and keys of CCA: convolutions, mean skip, norm, temperature and rotation
+    residual_norm       residual scaling, addition and norm as one: by torch, or by kernels in Triton
     muon                momentum and update of many matrices: by torch, or in one pass each by HIP kernels
     adamw               AdamW's step on many tensors: by torch's function, or in one pass by a HIP kernel
 
@@ -15,6 +19,10 @@ Beside the operations:
     dispatch            the frame of an operation, and how one of its implementations is chosen
     arch                the architectures that kernels are chosen, compiled and measured for
     checks              what is wrong with operands, for every implementation; check_lists: with lists of them
+    case                operands that an operation is checked and measured on; cases.py in its folder has them
+    harness             build, check and measure all of them: `zslurm kernels`
+    cache               the user's directories of builds and measured tables
+    amd_assembly        resources and instructions of kernels in what LLVM writes for AMD's GPUs
     code_object         what a GPU's compiler makes of the kernels in Triton, read without such a GPU
     triton_tools        what the kernels in Triton share
     hip                 build and launch kernels of HIP C++ on AMD's and NVIDIA's GPUs, and on the CPU for tests

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zslurm.kernels.amd_assembly import kernels_of
 from zslurm.kernels.arch import Arch, meta_tensors_on
 
 
@@ -126,20 +127,15 @@ def read(files: Mapping[str, Path], arch: Arch) -> CodeObject:
     )
 
 
-def _amd(text: str) -> dict[str, int]:
-    def noted(name: str) -> int:
-        found = re.search(rf"^\s*\.{name}:\s+(\d+)", text, re.MULTILINE)
-        return int(found[1]) if found else 0
-
-    occupancy = re.search(r"^; Occupancy: (\d+)", text, re.MULTILINE)
+def _amd(assembly: str) -> dict[str, int]:
+    (kernel,) = kernels_of(assembly)
     return {
-        # What gfx90a and later count as vector registers has the accumulation registers in it.
-        "registers": noted("vgpr_count"),
-        "spills": noted("vgpr_spill_count") + noted("sgpr_spill_count"),
-        "scratch_bytes": noted("private_segment_fixed_size"),
-        "occupancy": int(occupancy[1]) if occupancy else 0,
-        "wide_accesses": len(re.findall(r"\b(?:global|buffer)_(?:load|store)_dwordx4\b", text)),
-        "matrix_instructions": len(re.findall(r"\bv_s?mfma", text)),
+        "registers": kernel.registers,
+        "spills": kernel.spills,
+        "scratch_bytes": kernel.scratch_bytes,
+        "occupancy": kernel.occupancy,
+        "wide_accesses": kernel.wide_loads + kernel.wide_stores,
+        "matrix_instructions": kernel.matrix_instructions,
     }
 
 

@@ -10,8 +10,12 @@ which is the definition and runs everywhere, and implementations in order of pre
 3. runs it. One that cannot be imported, built or compiled is left out from then on, with one warning that states
    why, and the next in line runs, the reference at last.
 
-The choice depends on the operands, the architecture and the table alone, so all ranks and all repetitions of a run
-make the same one.
+The choice depends on the operands, the architecture and the tables alone, so all ranks and all repetitions of a
+run make the same one.
+
+Of a GPU's architecture that the user has measured with `zslurm kernels bench`, the table in their cache directory
+(cache.py) holds instead of the one in the folder; one that cannot be read is left out with a warning. A CPU has no
+such table: its choices are fixed, so that runs repeat bit by bit.
 
 A table is measured by a benchmark and is a list of rules per architecture, of which the first that fits holds:
 
@@ -27,15 +31,18 @@ import importlib
 import json
 import logging
 import pkgutil
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from subprocess import SubprocessError
 from typing import Any
 
-from zslurm.kernels.arch import Arch, arch_of
+from zslurm.kernels.arch import CPU, Arch, arch_of
+from zslurm.kernels.cache import cache_directory
 
 _log = logging.getLogger(__name__)
 
@@ -94,12 +101,15 @@ class Operation:
     sizes: Callable[..., Sizes]
     rule: Callable[[Arch, Sizes], str | None] = lambda arch, sizes: None
     _all: dict[str, Implementation] = field(init=False, repr=False)
+    _names: frozenset[str] = field(init=False, repr=False)
+    _order: list[str] = field(init=False, repr=False)
     _unavailable: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _warned: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         everyone = [Implementation(REFERENCE, self.reference, everything), *self.implementations]
         self._all = {each.name: each for each in everyone}
+        self._names, self._order = frozenset(self._all), [each.name for each in self.implementations]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the operands, choose an implementation and run it.
@@ -123,6 +133,10 @@ class Operation:
         """Return the reference and the other implementations."""
         return list(self._all.values())
 
+    def implementation(self, name: str) -> Implementation:
+        """Return the reference or another implementation by its name; KeyError if there is none."""
+        return self._all[name]
+
     def choose(self, *args: Any, **kwargs: Any) -> Implementation:
         """Return the implementation that runs for these operands, which are right."""
         reference = self._all[REFERENCE]
@@ -134,9 +148,11 @@ class Operation:
         name = self._measured(arch, sizes) or self.rule(arch, sizes)
         if name == REFERENCE:
             return reference
-        order = [each.name for each in self.implementations]
-        able = (self._able(each, args, kwargs) for each in ([name] if name else []) + order)
-        return next((each for each in able if each is not None), reference)
+        for each in (name, *self._order) if name else self._order:
+            able = self._able(each, args, kwargs)
+            if able is not None:
+                return able
+        return reference
 
     def _able(self, name: str, args: Any, kwargs: Any, *, warn: bool = False) -> Implementation | None:
         """Return an implementation if it can start and takes these operands."""
@@ -158,11 +174,11 @@ class Operation:
         Raises:
             ValueError: the table names an implementation that this operation does not have.
         """
-        return _table_of(self.name, frozenset(self._all))
+        return _table_of(self.name, self._names)
 
     def _measured(self, arch: Arch, sizes: Sizes) -> str | None:
         for rule in self.table().get(arch.name, ()):
-            if all(_fits(sizes[key], wanted) for key, wanted in rule.get("when", {}).items()):
+            if all(_fits(sizes.get(key), wanted) for key, wanted in rule.get("when", {}).items()):
                 return str(rule["use"])
         return None
 
@@ -179,22 +195,60 @@ class Operation:
 
 @cache
 def _table_of(operation: str, implementations: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
-    folder, _, part = operation.partition(".")
+    folder = operation.partition(".")[0]
     file = resources.files("zslurm.kernels") / folder / "table.json"
-    everything_measured = json.loads(file.read_text()) if file.is_file() else {}
+    table = _rules_in(file, operation, implementations) if file.is_file() else {}
+    for own in sorted(cache_directory().glob(f"tables/*/{folder}.json")):
+        arch = own.parent.name
+        if arch == CPU.name:
+            continue
+        try:
+            table |= {arch: _rules_in(own, operation, implementations)[arch]}
+        except KeyError:  # of other operations of the folder only
+            continue
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            _log.warning(f"{own} is no table of {operation} and is left out ({error}): measure again or remove it")
+    return table
+
+
+def forget_tables() -> None:
+    """Read the tables again at the next choice: after new ones were measured in this process."""
+    _table_of.cache_clear()
+
+
+def _rules_in(
+    file: Traversable, operation: str, implementations: frozenset[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rules of an operation by architecture.
+
+    Raises:
+        ValueError: the file is no table, or names an implementation that the operation does not have.
+    """
+    part = operation.partition(".")[2]
+    everything_measured = json.loads(file.read_text())
     table: dict[str, list[dict[str, Any]]] = everything_measured.get(part, {}) if part else everything_measured
     for arch, rules in table.items():
-        unknown = {rule["use"] for rule in rules} - implementations
+        if not all(_is_rule(rule) for rule in rules):
+            raise ValueError(f"{file}: {arch}: expected a list of rules, as kernels/dispatch.py describes them")
+        unknown = {str(rule.get("use")) for rule in rules} - implementations
         if unknown:
             raise ValueError(f"{file}: {arch}: {operation} has no implementation {', '.join(sorted(unknown))}")
     return table
 
 
-def _fits(size: int | str, wanted: Any) -> bool:
+def _is_rule(rule: Any) -> bool:
+    when = rule.get("when", {}) if isinstance(rule, dict) else None
+    return isinstance(when, dict) and all(
+        not isinstance(wanted, list) or (len(wanted) == 2 and all(isinstance(end, int) for end in wanted))
+        for wanted in when.values()
+    )
+
+
+def _fits(size: int | str | None, wanted: Any) -> bool:
     if isinstance(wanted, list):
         lowest, highest = wanted
-        return bool(lowest <= size <= highest)
-    return bool(size == wanted)
+        return isinstance(size, int) and bool(lowest <= size <= highest)
+    return size is not None and bool(size == wanted)
 
 
 def failed_to_start(error: Exception) -> bool:
@@ -211,11 +265,16 @@ def failed_to_start(error: Exception) -> bool:
 
 
 def _raised_by_triton(error: Exception) -> bool:
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    inside = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return str(inside).split(".")[0] == "triton"
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    if inside.split(".")[0] != "triton":
+        return False
+    if not str(error).startswith("Triton Error ["):
+        return True
+    # The driver's own message. While a module is loaded it means that the code does not fit this GPU; at a launch
+    # it reports a fault of this kernel or of one before it.
+    loading = any(frame.f_code.co_name == "_init_handles" for frame in frames)
+    return loading and "out of memory" not in str(error)
 
 
 # --- Which operations there are, and what is forced ------------------------------------------------------------
@@ -274,4 +333,6 @@ def using(name: str, implementation: str) -> Iterator[None]:
 
 
 def _forced(name: str) -> str | None:
+    if not _forced_names:
+        return None
     return _forced_names.get(name) or _forced_names.get(name.partition(".")[0])

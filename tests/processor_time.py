@@ -22,21 +22,18 @@ class ProcessorTime:
     """The seconds of each test of this process."""
 
     def __init__(self, to: Path) -> None:
-        self.to, self.group, self.parent = to, *_enter()
+        self.to = to
+        self.group, self.parent = fresh_group(f"zslurm-tests-{os.getpid()}")
+        (self.group / "cgroup.procs").write_text(str(os.getpid()))
         self.tests: defaultdict[str, dict[str, float]] = defaultdict(dict)
-
-    def used_s(self) -> float:
-        """The processor time of all that is or was in the group."""
-        lines = (self.group / "cpu.stat").read_text().splitlines()
-        return int(dict(line.split() for line in lines)["usage_usec"]) / 1e6
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        before = getattr(self, "last", self.used_s())
+        before = getattr(self, "last", processor_s(self.group))
         try:
             return (yield)
         finally:
-            self.last = self.used_s()
+            self.last = processor_s(self.group)
             file, _, name = item.nodeid.partition("::")
             self.tests[file][name] = round(self.tests[file].get(name, 0.0) + self.last - before, 3)
             self.to.write_text(json.dumps(self.tests, indent=1))
@@ -48,15 +45,20 @@ class ProcessorTime:
         self.group.rmdir()
 
 
-def _enter() -> tuple[Path, Path]:
-    """Put this process into a fresh group; returns it and the one that it was in."""
+def fresh_group(name: str) -> tuple[Path, Path]:
+    """Make a group below the one that this process is in; returns both."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     (root,) = [Path(where) for _, where, kind, *_ in mounts if kind == "cgroup2"][:1]
     own = Path("/proc/self/cgroup").read_text().splitlines()[-1].removeprefix("0::/")
-    group = root / own / f"zslurm-tests-{os.getpid()}"
+    group = root / own / name
     group.mkdir()
-    (group / "cgroup.procs").write_text(str(os.getpid()))
     return group, root / own
+
+
+def processor_s(group: Path) -> float:
+    """Return the processor time of all that is or was in a group."""
+    lines = (group / "cpu.stat").read_text().splitlines()
+    return int(dict(line.split() for line in lines)["usage_usec"]) / 1e6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,6 +26,9 @@ from zslurm.config.spec import ClusterSection
 from zslurm.doctor import checks
 from zslurm.doctor.check import Status, all_checks
 from zslurm.hardware.node_sources import Sources
+from zslurm.kernels.dispatch import operations
+from zslurm.kernels.harness.bench import bench_all
+from zslurm.kernels.harness.checks import check_all
 from zslurm.train.shapes import parameter_counts
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -121,11 +124,34 @@ def test_the_rule_applies_where_it_should() -> None:
     assert not rule.when.holds(elsewhere)
 
 
-def test_the_kernel_computes_what_its_reference_does(placed: Placed) -> None:
-    kernel = placed(kernels, block("A kernel", "python"))
-    x = torch.randn((2, 5), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(kernel.squared_relu(x), kernel.reference(x))
-    assert torch.autograd.gradcheck(kernel.squared_relu, x.requires_grad_())
+def test_the_kernel_is_found_checked_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = TEXT.partition("## A kernel\n")[2].partition("\n## ")[0]
+    for text in re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+        named = re.match(r"# kernels/([\w/]+\.py)\n", text)
+        assert named, "the first line of an example names its file"
+        file = tmp_path / named[1]
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    monkeypatch.setattr(kernels, "__path__", [*kernels.__path__, str(tmp_path)])
+    try:
+        operation = operations()["squared_relu"]
+        x = torch.randn((2, 5), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        out, expected = torch.empty_like(x), torch.empty_like(x)
+        assert operation.choose(x, out).name == "cpu"
+        operation(x, out)
+        operation.reference(x, expected)
+        assert torch.equal(out, expected)
+        with pytest.raises(ValueError, match="squared_relu: "):
+            operation(x, out.float())
+        cpu = torch.device("cpu")
+        assert [each.status for each in check_all(cpu, only=["squared_relu"])] == ["ok"]
+        timed = list(bench_all(cpu, small=True, only=["squared_relu"]))
+        assert [each.seconds.keys() for each in timed] == [{"reference", "cpu"}] * 2
+    finally:
+        for name in [name for name in sys.modules if name.startswith("zslurm.kernels.squared_relu")]:
+            del sys.modules[name]
+        if hasattr(kernels, "squared_relu"):
+            del kernels.squared_relu
 
 
 def test_the_recipe_is_a_run(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     for each step:
         each rank runs its microbatches forward and backward, gradients summed in one flat buffer and reduced
             bucket by bucket during the last backward
-        clip, update this rank's chunk, all-gather the weights
+        clip, update this rank's chunk, all-gather the weights under the next forward
         balance the experts, report to the observers, save when it is time or when asked to stop
 
 `train(run_dir)` is the whole program of one rank; `python -m zslurm.train RUN_DIR` and zslurm's ranks call it.
@@ -35,12 +35,13 @@ from zslurm.train.data.sampler import rank_microbatches
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best, Evaluator
+from zslurm.train.model.attention_backend import attention_backend
 from zslurm.train.model.flash import choose_kernels
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
-from zslurm.train.parallel.world import DTYPES, World, open_world
+from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
@@ -119,6 +120,7 @@ class Trainer:
             run_dir, config, world, attempt=attempt, done=self.step, total_steps=total_steps
         )
         self.clock = StepClock(world.device)
+        self.model.call_before(self._wait_for_weights)
         _LOG.info(self.checkpointer.prepare())
         self.saves = SaveSchedule(
             self.checkpointer,
@@ -221,28 +223,41 @@ class Trainer:
         self.clock.enter(Part.REDUCE)
         self.shards.reduce_gradients()
         signals = [float(targets), float(self.stop.asked), *self.saves.signals()]
-        totals = torch.cat([loss_sums, loss_sums.new_tensor(signals)])
+        totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         dist.all_reduce(totals, group=self.world.dp_group)
         dist.all_reduce(counts_MLC, group=self.world.dp_group)
-        targets, stop = int(totals[2].item()), bool(totals[3].item() > 0)
-        self.saves.agree(totals[4:].tolist())
-        if 0 < targets < here.step_tokens:
-            # Some targets are masked: the losses were divided by as many as there might be.
-            self.shards.scale_gradients(here.step_tokens / targets)
-        grad_norm = self.shards.clip_gradients(optim.clip_norm).item()
-        loss_mean, z_loss = (totals[:2] / max(1, targets)).tolist()
+        if self.order.data.masked:
+            # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
+            share = here.step_tokens / totals[2]
+            self.shards.scale_gradients(share.where(totals[2] > 0, 1).to(self.shards.master_gradient.dtype))
+        norm = self.shards.clip_gradients(optim.clip_norm)
+        self.clock.enter(Part.REDUCE)
+        sums, norm, counts_LC = read_back(totals, norm, counts_MLC.sum(dim=0))
+        self.clock.settle()
+        ce_sum, z_sum, targets, asked, *agreed = sums.tolist()
+        stop, grad_norm, counts_LC = asked > 0, norm.item(), counts_LC.long()
+        self.saves.agree(agreed)
+        loss_mean, z_loss = ce_sum / max(1, targets), z_sum / max(1, targets)
         reason = self.guard.why_skip(loss_mean, grad_norm, first_of_phase=here.step_in_phase == 0)
         if reason is not None:
             self._skip(reason, loss_mean, grad_norm)
-            return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=False)
+            return StepResult(loss_mean, z_loss, grad_norm, counts_LC, stop, taken=False)
         self.clock.enter(Part.CHECKPOINT)
         self.saves.wait_for_snapshot()
         self.clock.enter(Part.OPTIMIZER)
         self.optimizer.step(here.lr)
-        self.shards.gather_weights()
+        self.shards.start_gathering(rounded=self.optimizer.rounds)
         self.clock.enter(Part.OTHER)
         self._set_balance(balance_over(self.balance, counts_MLC, lr=optim.balance_lr, betas=optim.balance_betas))
-        return StepResult(loss_mean, z_loss, grad_norm, counts_MLC.sum(dim=0), stop, taken=True)
+        return StepResult(loss_mean, z_loss, grad_norm, counts_LC, stop, taken=True)
+
+    def _wait_for_weights(self, module: str | None = None) -> None:
+        """Wait for a module's weights, all by default; waiting for peers is no work of this rank's."""
+        if self.shards.is_gathering(module):
+            self.progress.update(waiting=True)
+            with self.clock.within(Part.OPTIMIZER):
+                self.shards.wait_for_weights(module)
+            self.progress.update()
 
     def _skip(self, reason: str, loss: float, grad_norm: float) -> None:
         """Leave a step out, and report what went wrong first and where.
@@ -269,6 +284,7 @@ class Trainer:
         _LOG.info("step %d is skipped: %s%s (%d in a row, of %d)", skipped.step, reason, where, in_a_row, limit)
 
     def _evaluate(self, here: Position) -> None:
+        self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
         with self.clock.within(None):
             found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update)
@@ -277,6 +293,7 @@ class Trainer:
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
 
     def _save(self, *, wait: bool) -> None:
+        self._wait_for_weights()
         best, keep = self.evaluator.will_save(self.step), self.observers.checkpoints_in_use()
         if best is not None and self.config.checkpoint.keep_best:
             keep.add(best.step)
@@ -304,6 +321,8 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
     attention = choose_kernels(
         parallel.attention, device=world.device, dtype=dtype, head_dim=config.model.head_dim
     )
+    if world.device.type == "cuda":
+        _LOG.info("attention runs on %s", attention_backend(attention, config, world.device, dtype))
     model = build(config.model, config.run.seed, dtype=dtype, device=world.device)
     chosen = parallel.grouped_gemm
     dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))

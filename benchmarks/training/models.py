@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import yaml
-
-from benchmarks.common import ROOT
+from zslurm.config import yaml12
+from zslurm.config.load import recipes
 from zslurm.train.config import ModelConfig
 
 TINY = ModelConfig(
@@ -33,8 +32,12 @@ LARGER = ModelConfig(
 )
 
 
+def recipe(name: str) -> ModelConfig:
+    """The model of a recipe."""
+    return ModelConfig.model_validate(yaml12.parse(recipes()[name], name).data["model"])
+
+
 def part_of_400m() -> ModelConfig:
     """4 of the 15 layers of the recipe zaya1-400m with 4/15 of its vocabulary: 171 million parameters."""
-    recipe = ROOT / "train" / "recipes" / "zaya1-400m.yaml"
-    whole = ModelConfig.model_validate(yaml.safe_load(recipe.read_text())["model"])
+    whole = recipe("zaya1-400m")
     return whole.model_copy(update={"layers": 4, "vocab_size": whole.vocab_size * 4 // whole.layers})

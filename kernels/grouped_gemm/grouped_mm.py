@@ -29,7 +29,12 @@ def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
 
 def weight_gradient(left_NI: Tensor, right_NO: Tensor, groups: Groups) -> Tensor:
     """Multiply left transposed by right, over the rows of each group; returns [E, I, O]."""
-    return F.grouped_mm(left_NI.T, right_NO, offs=groups.ends_E)
+    gradient_EIO = F.grouped_mm(left_NI.T, right_NO, offs=groups.ends_E)
+    if arch_of(left_NI.device).name in ("cpu", "sm_90"):
+        return gradient_EIO
+    # Elsewhere torch may leave a group without rows as memory had it (pytorch/pytorch#172439, #174314).
+    rows_E = groups.ends_E.diff(prepend=groups.ends_E.new_zeros(1))
+    return gradient_EIO.masked_fill_((rows_E == 0).view(-1, 1, 1), 0)
 
 
 def lacks(left: Tensor, right: Tensor, groups: Groups) -> str | None:

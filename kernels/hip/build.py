@@ -22,12 +22,12 @@ import stat
 import tempfile
 from pathlib import Path
 
+from zslurm.kernels.cache import cache_directory
 from zslurm.kernels.hip.compilers import BuildError, Compiler, compilers_for
 
 _log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-CACHE_VARIABLE = "ZSLURM_KERNEL_CACHE"
 _MAGIC = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _temporary: list[Path] = []
@@ -63,14 +63,6 @@ def code_of(file: Path) -> bytes | None:
         return None
     code, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     return code if hashlib.sha256(code).digest() == digest else None
-
-
-def cache_directory() -> Path:
-    """Return the directory that builds are kept in, by the environment."""
-    if CACHE_VARIABLE in os.environ:
-        return Path(os.environ[CACHE_VARIABLE]).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "zslurm" / "kernels"
 
 
 def _inlined(file: str, seen: set[str]) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zslurm.kernels.hip.build import CACHE_VARIABLE
+from tests.kernels.implementations import ON_A_GPU
+from zslurm.kernels.cache import CACHE_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +20,16 @@ def kernel_cache(
     cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
     monkeypatch.setenv(CACHE_VARIABLE, str(cache))
     return cache
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is not asked for by its mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of an implementation on a GPU, wherever they are parametrised with its name."""
+    for item in items:
+        values = (
+            item.callspec.params.values()
+            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+            else ()
+        )
+        if any(isinstance(value, str) and value.endswith(ON_A_GPU) for value in values):
+            item.add_marker(pytest.mark.gpu)

@@ -21,6 +21,8 @@ from torch import Tensor
 from zslurm.kernels.dispatch import Operation, operations
 
 Run = Callable[..., Any]
+ON_A_GPU = " on a GPU"
+"""End of the names of those that run there: their tests get the mark `gpu` (conftest.py)."""
 
 
 def implementations(operation: Operation) -> dict[str, Run]:
@@ -32,7 +34,7 @@ def implementations(operation: Operation) -> dict[str, Run]:
         elif each.name in ("reference", "cpu"):
             found[each.name] = each.run
         if torch.cuda.is_available() and each.name != "cpu":
-            found[f"{each.name} on a GPU"] = partial(on_gpu, each.run, each.supports)
+            found[f"{each.name}{ON_A_GPU}"] = partial(on_gpu, each.run, each.supports)
     return found
 
 
@@ -52,6 +54,12 @@ def _written_back(done: tuple[Any, tuple[Any, ...]], args: tuple[Any, ...]) -> A
     for mine, theirs in zip(args, after, strict=True):
         if isinstance(mine, Tensor) and mine.numel() and not _same(mine, theirs):
             mine.copy_(theirs)
+    return _on_cpu(result)
+
+
+def _on_cpu(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(map(_on_cpu, result))
     return result.cpu() if isinstance(result, Tensor) else result
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from importlib.metadata import version
 
 import pytest
 import torch
 
+from benchmarks.common import RESULTS
+from benchmarks.kernels.code_objects import of_triton
 from zslurm.kernels.arch import GFX942, SM_90, Arch
 from zslurm.kernels.code_object import (
     CodeObject,
     Launch,
-    _amd,
     compile_launch,
     implementation_files,
     launches_of,
@@ -24,14 +27,18 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize("arch", [GFX942, SM_90], ids=lambda arch: arch.name)
 @pytest.mark.parametrize("folder", implementation_files())
 def test_every_kernel_keeps_to_the_limits(folder: str, arch: Arch) -> None:
-    found = {}
+    found, rows = {}, []
     for launch in launches_of(folder, arch):
         compiled = compile_launch(launch, arch)
         assert compiled, f"{launch.name} launches nothing"
         for code in compiled:
+            rows.append(of_triton(launch.name, code))
             if wrong := violations(code, launch, arch):
                 found[f"{launch.name}: {code.kernel}"] = wrong
     assert found == {}
+    recorded = json.loads((RESULTS / "code_objects.json").read_text())
+    if arch == GFX942 and recorded["triton_version"] == version("triton"):
+        assert rows == recorded["triton"].get(folder), "run `python -m benchmarks code_objects` and `make docs`"
 
 
 def good(**other: int) -> CodeObject:
@@ -72,25 +79,3 @@ def test_a_launch_that_needs_too_much_memory_is_refused_as_on_a_gpu(monkeypatch:
     with pytest.raises(OutOfResources, match="shared memory, Required: 98304, Hardware limit: 65536"):
         compile_launch(launch, GFX942)
     assert compile_launch(launch, SM_90)[0].lds_bytes > 65536
-
-
-def test_what_llvm_notes_of_a_kernel_is_read() -> None:
-    text = """
-	buffer_load_dwordx4 v[2:5], v1, s[0:3], 0 offen
-	global_store_dwordx4 v[0:1], v[2:5], off
-	global_load_dwordx2 v[0:1], v2, off
-	v_mfma_f32_32x32x8_bf16 a[0:15], v[0:1], v[2:3], a[0:15]
-; Occupancy: 3
-    .private_segment_fixed_size: 24
-    .sgpr_spill_count: 2
-    .vgpr_count:     166
-    .vgpr_spill_count: 5
-"""
-    assert _amd(text) == {
-        "registers": 166,
-        "spills": 7,
-        "scratch_bytes": 24,
-        "occupancy": 3,
-        "wide_accesses": 2,
-        "matrix_instructions": 1,
-    }

@@ -261,3 +261,22 @@ def test_operands_that_do_not_fit_are_named() -> None:
     checks.no_overlap("op", "out", whole[:4], x=whole[4:], empty=whole[:0])
     with pytest.raises(ValueError, match="op: out shares memory with x: give a tensor"):
         checks.no_overlap("op", "out", whole[:5], x=whole[4:])
+
+
+@pytest.mark.parametrize(
+    ("message", "function", "starts"),
+    [
+        ("Triton Error [HIP]:  Code: 719, Messsage: unspecified launch failure", "__call__", True),
+        ("Triton Error [CUDA]: out of memory", "_init_handles", True),
+        ("Triton Error [CUDA]: no kernel image is available", "_init_handles", False),
+        ("Failed to find C compiler. Please specify via CC environment variable.", "_build", False),
+    ],
+)
+def test_a_fault_of_the_device_is_not_hidden_as_a_kernel_that_cannot_start(
+    message: str, function: str, starts: bool
+) -> None:
+    raised_in: dict[str, Any] = {"__name__": "triton.backends.amd.driver"}
+    exec(f"def {function}():\n    raise RuntimeError({message!r})\n", raised_in)
+    with pytest.raises(RuntimeError) as raised:
+        raised_in[function]()
+    assert dispatch.failed_to_start(raised.value) is not starts

@@ -182,6 +182,11 @@ class TrainingData:
                 self._window(sequences, row)  # raises, and names the token
         return rows
 
+    @property
+    def masked(self) -> bool:
+        """Return whether some of the targets may not count."""
+        return any(bundle.masked for corpus in self.corpora.values() for bundle in corpus.bundles)
+
     def target_mask(self, sequences: Sequences) -> NDArray[np.uint8] | None:
         """Return which targets of sequences count, uint8 [k, context] of 0 and 1; None where all do."""
         mask: NDArray[np.uint8] | None = None

@@ -1,7 +1,7 @@
 """Compressed convolutional attention (arXiv 2510.04476): attention in a latent space of fewer heads.
 
 Queries and keys are projected down, mixed along time and channels by two short causal convolutions, joined
-with the mean of their unmixed forms, and normalised per head (`qk_conv.py`). Half of the value channels come
+with the mean of their unmixed forms, and normalised per head (`kernels/qk_conv`). Half of the value channels come
 from the token before.
 For ZAYA1-base the cache is 8x smaller than that of 16 full heads.
 """
@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zslurm.kernels.matmul import linear
+from zslurm.kernels.qk_conv import Convolutions, Linked, join, qk_conv
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.cache import LayerCache
 from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.packing import Packing
-from zslurm.train.model.qk_conv import Linked, MixingKernel, joined_kernel, mix
 from zslurm.train.model.sdpa import attend, attend_by_sdpa
 
 
@@ -52,7 +52,7 @@ class CompressedConvolutionalAttention(nn.Module):
         if packing.valid_BS1 is not None:
             x_BSD = x_BSD * packing.valid_BS1
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
-        q_BHSP, k_BJSP = mix(z_BSQ, self.kernel(), self.temperature, packing.rotary, packing.linked)
+        q_BHSP, k_BJSP = qk_conv(z_BSQ, self.convolutions(), self.temperature, *packing.rotary, packing.linked)
         v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
         return linear(self._attend(q_BHSP, k_BJSP, v_BJSP, packing), self.output.weight)
 
@@ -76,7 +76,7 @@ class CompressedConvolutionalAttention(nn.Module):
             before_BWQ=projection_QD.new_zeros(batch, reach, channels),
             delayed_B1Q=projection_QD.new_zeros(batch, 1, half),
             projection_QD=projection_QD,
-            kernel=self.kernel(),
+            kernel=join(self.convolutions()),
         )
 
     def _decode(self, x_BSD: Tensor, packing: Packing, cache: LayerCache) -> Tensor:
@@ -85,7 +85,9 @@ class CompressedConvolutionalAttention(nn.Module):
         z_BSQ, current_BSQ, delayed_BSQ = linear(x_BSD, cache.projection_QD).split(
             [len(cache.projection_QD) - 2 * half, half, half], dim=-1
         )
-        q_BHSP, k_BJSP = mix(z_BSQ, cache.kernel, self.temperature, packing.rotary, None, cache.before_BWQ)
+        q_BHSP, k_BJSP = qk_conv(
+            z_BSQ, cache.kernel, self.temperature, *packing.rotary, before_BWQ=cache.before_BWQ
+        )
         if reach := cache.before_BWQ.shape[1]:
             cache.before_BWQ = torch.cat([cache.before_BWQ, z_BSQ], dim=1)[:, -reach:]
         previous_BSQ = torch.cat([cache.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
@@ -118,11 +120,11 @@ class CompressedConvolutionalAttention(nn.Module):
         parts = (self.query, self.key, self.value_current, self.value_previous)
         return torch.cat([part.weight for part in parts])
 
-    def kernel(self) -> MixingKernel:
-        """Both convolutions as one."""
+    def convolutions(self) -> Convolutions:
+        """Return both convolutions of queries and keys."""
         depthwise, grouped = self.depthwise_conv, self.grouped_conv
         assert depthwise.bias is not None and grouped.bias is not None
-        return joined_kernel(depthwise.weight, depthwise.bias, grouped.weight, grouped.bias)
+        return Convolutions(depthwise.weight, depthwise.bias, grouped.weight, grouped.bias)
 
     def values(self, current_BSQ: Tensor, delayed_BSQ: Tensor, linked: Linked = None) -> Tensor:
         """Current token's channels, then the previous token's (zeros before the first), cut into heads."""

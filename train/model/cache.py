@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zslurm.kernels.qk_conv import JoinedKernel
 from zslurm.train.config import ModelConfig
-from zslurm.train.model.qk_conv import MixingKernel
 from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
@@ -38,7 +38,7 @@ class LayerCache:
     before_BWQ: Tensor
     delayed_B1Q: Tensor
     projection_QD: Tensor
-    kernel: MixingKernel
+    kernel: JoinedKernel
 
     def append(self, k_BJSP: Tensor, v_BJSP: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Add tokens at position `start` and give back keys and values of all tokens so far."""

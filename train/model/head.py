@@ -1,4 +1,4 @@
-"""The output head and its loss: fp32 matrix product with the tied embedding, summed cross-entropy.
+"""The output head and its loss: fp32 logits from the tied embedding, summed cross-entropy.
 
 With a vocabulary of 262,272 the fp32 logits of one sequence of 4,096 tokens are 4.3 GB, and their gradient as
 much again. The loss therefore runs over chunks of tokens, and takes each chunk's gradient while its logits
@@ -10,8 +10,10 @@ The z-loss (PaLM, arXiv 2204.02311, section 5) is a weight times the square of e
 keeps Z near 0, so that logits do not drift, and adds 2 weight Z softmax to the gradient of the logits. It is taken
 from the same chunk and costs one more pass over it.
 
-Logits, softmax and loss are in at least fp32. The two products of the gradient are, as everywhere in backward,
-in the parameters' format: with bf16 parameters their results are rounded to bf16 anyway.
+Logits, softmax and loss are in at least fp32. On GPUs bf16 parameters are multiplied as they are, with fp32
+results (`zslurm.kernels.head`): no copy of the embedding in fp32 is made, and its gradient is summed in fp32 over
+the chunks. Elsewhere they are widened for the logits. The operands of the gradient's two products are, as
+everywhere in backward, in the parameters' format.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zslurm.kernels.head import add_product, keeps_narrow, product
 from zslurm.kernels.matmul import add_matmul, linear, matmul, matmul_into
 from zslurm.train.model.precision import at_least_fp32
 
@@ -57,6 +60,10 @@ class HeadLoss(NamedTuple):
 
 def logits(x_BSD: Tensor, embedding_VD: Tensor) -> Tensor:
     """Logits [B, S, V] of the normed hidden states, in at least fp32."""
+    x_TD = x_BSD.flatten(0, -2)
+    if not torch.compiler.is_compiling() and keeps_narrow(x_TD, embedding_VD.T):
+        logits_TV: Tensor = _Logits.apply(x_TD, embedding_VD)
+        return logits_TV.unflatten(0, x_BSD.shape[:-1])
     x_BSD = at_least_fp32(x_BSD)
     if embedding_VD.dtype == x_BSD.dtype or x_BSD.requires_grad or embedding_VD.device.type != "cpu":
         return linear(x_BSD, at_least_fp32(embedding_VD))
@@ -88,13 +95,44 @@ def summed_losses(
     return HeadLoss(*_SummedLosses.apply(x_TD, embedding_VD, targets_T, z_weight, chunk, wanted))
 
 
+class _Logits(torch.autograd.Function):
+    """fp32 logits of narrow operands, which are nowhere widened; gradients in the operands' format."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, embedding_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(x_TD, embedding_VD)
+        return _wide_product(x_TD, embedding_VD.T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TV: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_TD, embedding_VD = ctx.saved_tensors
+        narrow_TV = grad_TV.to(x_TD.dtype)
+        wanted = ctx.needs_input_grad
+        return (
+            matmul(narrow_TV, embedding_VD) if wanted[0] else None,
+            matmul(narrow_TV.T, x_TD) if wanted[1] else None,
+        )
+
+
+def _wide_product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
+    wide = torch.promote_types(left_MK.dtype, torch.float32)
+    out_MN = left_MK.new_empty(left_MK.shape[0], right_KN.shape[1], dtype=wide)
+    product(left_MK, right_KN, out_MN)
+    return out_MN
+
+
 def _softmax(x_TD: Tensor, weight_VD: Tensor, target_T1: Tensor, out_TV: Tensor) -> tuple[Tensor, Tensor]:
-    """Write the softmax of the logits; return their log-sum-exp and the target's logit, both [T, 1]."""
+    """Write the softmax of the logits; return their log-sum-exp and the target's logit, both [T, 1].
+
+    Operands of another format than the softmax's are multiplied as they are.
+    """
     on_cpu = x_TD.device.type == "cpu"
     rows = max(_CHUNK_TOKENS, _PART_ELEMENTS_ON_CPU // len(weight_VD)) if on_cpu else max(1, len(x_TD))
     log_sums, target_logits = [], []
     for x, target, softmax in zip(x_TD.split(rows), target_T1.split(rows), out_TV.split(rows), strict=True):
-        logits = matmul(x, weight_VD.T)
+        narrow = weight_VD.dtype != out_TV.dtype
+        logits = _wide_product(x, weight_VD.T) if narrow else matmul(x, weight_VD.T)
         torch.softmax(logits, dim=-1, out=softmax)
         # The largest probability is exp(largest logit) / sum of exponentials, and never small.
         log_sums.append(logits.amax(dim=-1, keepdim=True) - softmax.amax(dim=-1, keepdim=True).log())
@@ -116,32 +154,32 @@ class _SummedLosses(torch.autograd.Function):
         chunk: int,
         wanted: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        weight_VD = at_least_fp32(embedding_VD)
+        narrow = keeps_narrow(x_TD, embedding_VD.T)
+        wide = torch.promote_types(embedding_VD.dtype, torch.float32)
+        weight_VD = embedding_VD if narrow else at_least_fp32(embedding_VD)
         counted_T1 = (targets_T != IGNORED_TARGET).unsqueeze(-1)
         target_T1 = targets_T.unsqueeze(-1).where(counted_T1, 0)
         counted_x_TD = x_TD * counted_T1 if wanted else x_TD
-        cross_entropy, z_loss = weight_VD.new_zeros(()), weight_VD.new_zeros(())
+        cross_entropy, z_loss = (x_TD.new_zeros((), dtype=wide) for _ in range(2))
         grad_x_TD = torch.empty_like(x_TD) if wanted else None
-        grad_weight_VD = torch.empty_like(weight_VD) if wanted else None
+        grad_weight_VD = torch.empty_like(weight_VD, dtype=wide) if wanted else None
         chunk = max(1, min(chunk, len(x_TD)))
-        softmax_TV = weight_VD.new_empty(chunk, len(weight_VD))
+        softmax_TV = x_TD.new_empty(chunk, len(weight_VD), dtype=wide)
         for start in range(0, len(x_TD), chunk):
             rows = slice(start, start + chunk)
             x, target, counted = x_TD[rows], target_T1[rows], counted_T1[rows]
             softmax = softmax_TV[: len(x)]
-            log_sum, target_logit = _softmax(at_least_fp32(x), weight_VD, target, softmax)
+            log_sum, target_logit = _softmax(x if narrow else at_least_fp32(x), weight_VD, target, softmax)
             cross_entropy += (log_sum - target_logit).where(counted, 0).sum()
             if z_weight:
                 z_loss += z_weight * log_sum.square().where(counted, 0).sum()
                 softmax.mul_(1 + 2 * z_weight * log_sum)
             if grad_x_TD is not None and grad_weight_VD is not None:
                 grad_logits = softmax.scatter_add_(-1, target, -torch.ones_like(log_sum))
-                narrow = grad_logits.to(embedding_VD.dtype)
-                matmul_into(narrow, embedding_VD, grad_x_TD[rows])
-                if start:
-                    add_matmul(narrow.T, counted_x_TD[rows], grad_weight_VD)
-                else:
-                    matmul_into(narrow.T, counted_x_TD[rows], grad_weight_VD)
+                rounded = grad_logits.to(embedding_VD.dtype)
+                matmul_into(rounded, embedding_VD, grad_x_TD[rows])
+                into, add = (product, add_product) if narrow else (matmul_into, add_matmul)
+                (add if start else into)(rounded.T, counted_x_TD[rows], grad_weight_VD)
         if grad_x_TD is not None:
             ctx.save_for_backward(grad_x_TD.mul_(counted_T1), grad_weight_VD)
         ctx.mark_non_differentiable(cross_entropy, z_loss)

@@ -30,12 +30,3 @@ def rotary_table(positions_S: Tensor, rotary_dim: int, base: float, dtype: torch
     exponents_A = torch.arange(0, rotary_dim, 2, device=positions_S.device, dtype=dtype) / rotary_dim
     angles_SA = positions_S.to(dtype).unsqueeze(-1) * base**-exponents_A
     return RotaryTable(angles_SA.cos(), angles_SA.sin())
-
-
-def rotate(x_SP: Tensor, table: RotaryTable) -> Tensor:
-    """Turn the first channels of x [..., S, P] by the angles of their positions."""
-    pairs = table.cos_SA.shape[-1]
-    first, second, still = x_SP.split([pairs, pairs, x_SP.shape[-1] - 2 * pairs], dim=-1)
-    turned_first = torch.addcmul(first * table.cos_SA, second, table.sin_SA, value=-1)
-    turned_second = torch.addcmul(second * table.cos_SA, first, table.sin_SA)
-    return torch.cat([turned_first, turned_second, still], dim=-1)

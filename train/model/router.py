@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zslurm.kernels.experts import choose
 from zslurm.kernels.matmul import linear
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.norm import RMSNorm
-from zslurm.train.model.precision import at_least_fp32
 
 
 class Routing(NamedTuple):
@@ -54,7 +54,7 @@ class Router(nn.Module):
         if previous_TR is not None:
             state_TR = state_TR + previous_TR * self.previous_scale
         logits_TC = self.output(F.gelu(self.second(F.gelu(self.first(self.norm(state_TR))))))
-        return Routing(*_choose(logits_TC, balancing_bias_C, self.classes_per_token), state_TR)
+        return Routing(*choose(logits_TC, balancing_bias_C, self.classes_per_token), state_TR)
 
 
 class LinearRouter(nn.Module):
@@ -67,17 +67,9 @@ class LinearRouter(nn.Module):
 
     def forward(self, x_TD: Tensor, previous_TR: Tensor | None, balancing_bias_C: Tensor) -> Routing:
         """As `Router.forward`; the state of the layer before is not looked at."""
-        return Routing(*_choose(self.output(x_TD), balancing_bias_C, self.classes_per_token), None)
+        return Routing(*choose(self.output(x_TD), balancing_bias_C, self.classes_per_token), None)
 
 
 def make_router(config: ModelConfig, dtype: torch.dtype, *, first: bool) -> Router | LinearRouter:
     """Return the router that the configuration asks for."""
     return LinearRouter(config, dtype) if config.router == "linear" else Router(config, dtype, first=first)
-
-
-def _choose(logits_TC: Tensor, balancing_bias_C: Tensor, choices: int) -> tuple[Tensor, Tensor]:
-    """Classes and their probabilities [T, K]: biased choice, unbiased weight."""
-    probabilities_TC = at_least_fp32(logits_TC).softmax(dim=-1)
-    preference_TC = probabilities_TC.detach() + balancing_bias_C
-    classes_TK = preference_TC.topk(choices, dim=-1).indices
-    return classes_TK, probabilities_TC.gather(-1, classes_TK)

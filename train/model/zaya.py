@@ -8,7 +8,7 @@ Where the experts are a loop, one forward waits for the device once per layer (s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,14 @@ class Zaya(nn.Module):
         self.register_buffer("balancing_bias", bias_LC)
         self._recompute = False
         self._by_bounds = False
+        self._before: Callable[[str | None], None] = _here_already
+
+    def call_before(self, wait: Callable[[str | None], None]) -> None:
+        """Call `wait` with the name of each module (`embedding`, `layers.0`) before its weights are first read.
+
+        None stands for all of them. It is no forward hook of the layers, which torch.compile would trace.
+        """
+        self._before = wait
 
     def run_with(
         self,
@@ -119,6 +127,7 @@ class Zaya(nn.Module):
     @torch.inference_mode()
     def new_cache(self, batch: int = 1, room: int = 256) -> Cache:
         """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows)."""
+        self._before(None)
         cache = Cache(self.config, [layer.attention.new_cache(batch, room) for layer in self._layers()])
         if self.embedding.weight.device.type == "cpu":
             pairs = zip(self._layers(), cache.layers, strict=True)
@@ -172,9 +181,11 @@ class Zaya(nn.Module):
             document_BS=document_BS,
             by_bounds=self._by_bounds,
         )
+        self._before("embedding")
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []
-        for layer, bias_C in zip(self.layers, self.balancing_bias, strict=True):
+        for number, (layer, bias_C) in enumerate(zip(self.layers, self.balancing_bias, strict=True)):
+            self._before(f"layers.{number}")
             if self._recompute and torch.is_grad_enabled():
                 stream, counts_C = checkpoint(
                     layer, stream, packing, bias_C, use_reentrant=False, preserve_rng_state=False
@@ -197,3 +208,7 @@ def build(config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.d
         parameters[info.name].copy_(initial_tensor(info, config, seed))
     model.balancing_bias.copy_(initial_balancing_bias(config))
     return model
+
+
+def _here_already(module: str | None) -> None:
+    """Wait for no weights: nothing gathers them."""

@@ -33,10 +33,12 @@ class AdamW:
         extents: Sequence[Extent],
         decays: Mapping[str, bool],
         config: OptimConfig,
+        weights: Tensor | None = None,
     ) -> None:
         """Set up zero moments for flat `master` and `gradient`, which are made of `extents` and padding.
 
-        `decays` holds, by the name of a tensor, whether weight decay applies.
+        `decays` holds, by the name of a tensor, whether weight decay applies. `weights`, laid out like the
+        masters, are rounded from them in each step.
         """
         self.config = config
         self.moments = {name: torch.zeros_like(master) for name in MOMENTS}
@@ -46,8 +48,10 @@ class AdamW:
         for decayed, weight_decay in ((True, config.weight_decay), (False, 0.0)):
             slices = [extent.in_chunk for extent in extents if decays[extent.tensor] == decayed]
             if slices:
-                views = [[buffer[here] for here in slices] for buffer in buffers]
-                self._groups.append((weight_decay, kernel.Operands(*views)))
+                masters, gradients, means, squares = ([buffer[here] for here in slices] for buffer in buffers)
+                rounded = None if weights is None else [weights[here] for here in slices]
+                operands = kernel.Operands(masters, gradients, means, squares, rounded)
+                self._groups.append((weight_decay, operands))
 
     @torch.no_grad()
     def step(self, lr: float, steps: int) -> None:

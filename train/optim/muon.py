@@ -40,12 +40,14 @@ class MatrixBatch:
     """K matrices of one shape: views of master weights, gradients and momentum.
 
     All three are [K, M, N] of one floating-point format (fp32, or fp64 for exactness); each may have strides of
-    its own. A step changes master and momentum and leaves the gradient alone.
+    its own. A step changes master and momentum and leaves the gradient alone. Where the model's weights are given,
+    [K, M, N] in any format, they are rounded from the masters in the pass that updates these.
     """
 
     master_KMN: Tensor
     gradient_KMN: Tensor
     momentum_KMN: Tensor
+    weight_KMN: Tensor | None = None
 
     def __post_init__(self) -> None:
         tensors = (self.master_KMN, self.gradient_KMN, self.momentum_KMN)
@@ -62,7 +64,8 @@ class MatrixBatch:
     def part(self, start: int, stop: int) -> MatrixBatch:
         """Return the matrices from `start` on, before `stop`."""
         cut = slice(start, stop)
-        return MatrixBatch(self.master_KMN[cut], self.gradient_KMN[cut], self.momentum_KMN[cut])
+        weight_KMN = None if self.weight_KMN is None else self.weight_KMN[cut]
+        return MatrixBatch(self.master_KMN[cut], self.gradient_KMN[cut], self.momentum_KMN[cut], weight_KMN)
 
 
 class Muon:
@@ -91,6 +94,10 @@ class _Chunk:
         self.masters = [part.master_KMN for part in parts]
         self.gradients = [part.gradient_KMN for part in parts]
         self.momenta = [part.momentum_KMN for part in parts]
+        weights = [part.weight_KMN for part in parts if part.weight_KMN is not None]
+        if weights and len(weights) < len(parts):
+            raise ValueError("expected the weights of all batches of a shape, or of none")
+        self.weights = weights or None
         self.count = sum(part.count for part in parts)
         self.dtype = _product_dtype(parts[0], config)
         self.shape = parts[0].master_KMN.shape[1:]
@@ -102,8 +109,8 @@ class _Chunk:
         return x_KMN, kernel.momentum(self.momenta, self.gradients, x_KMN, mu=mu, nesterov=nesterov)
 
     def apply(self, x_KMN: Tensor, *, decay: float, rate: float) -> None:
-        """Decay the masters and take a step of `rate` against x."""
-        kernel.update(self.masters, x_KMN, decay=decay, rate=rate)
+        """Decay the masters, take a step of `rate` against x, and round the weights where there are any."""
+        kernel.update(self.masters, x_KMN, decay=decay, rate=rate, weights=self.weights)
 
 
 def _arrange(batches: Iterable[MatrixBatch], config: MuonConfig) -> list[list[MatrixBatch]]:

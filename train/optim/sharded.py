@@ -13,7 +13,7 @@ and all of it is AdamW's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,29 +57,36 @@ class ShardedOptimizer:
     Attributes:
         steps: optimizer steps taken; set with the states from a checkpoint.
         states: all there is to save beside the number of steps.
+        rounds: whether a step also rounds the weights that this rank has in place; `start_gathering` must know.
     """
 
-    def __init__(self, shards: ZeroShards, config: OptimConfig) -> None:
-        """Set up zero moments and momenta."""
+    def __init__(self, shards: ZeroShards, config: OptimConfig, *, rounds: bool | None = None) -> None:
+        """Set up zero moments and momenta.
+
+        By default bf16 weights on a GPU are rounded by the kernels that update the masters, which saves a pass
+        over both: the flat share's, and on one rank those of the matrices. On more ranks these are rounded where
+        they are packed for the others.
+        """
         self.steps = 0
+        on_gpu = shards.weights.device.type == "cuda" and shards.weights.dtype == torch.bfloat16
+        self.rounds = on_gpu if rounds is None else rounds
         share = shards.layout.flat_share
         master, gradient = shards.master, shards.master_gradient
         flat = [extent for extent in shards.extents if extent.offset_in_chunk < share]
         decays = {row.name: row.decay for row in shards.table}
-        self._adamw = AdamW(master[:share], gradient[:share], flat, decays, config)
+        flat_weights = shards.flat_weights if self.rounds else None
+        self._adamw = AdamW(master[:share], gradient[:share], flat, decays, config, flat_weights)
         momentum = torch.zeros_like(master[share:])
-        self._muon = Muon(
-            [
-                MatrixBatch(
-                    master_KMN=matrices_of(master, batch),
-                    gradient_KMN=matrices_of(gradient, batch),
-                    momentum_KMN=matrices_of(momentum, batch, start=share),
-                )
-                for batch in shards.layout.batches(shards.rank)
-            ],
-            config.muon,
-            config.weight_decay,
-        )
+        batches = []
+        for batch in shards.layout.batches(shards.rank):
+            whole = MatrixBatch(
+                master_KMN=matrices_of(master, batch),
+                gradient_KMN=matrices_of(gradient, batch),
+                momentum_KMN=matrices_of(momentum, batch, start=share),
+            )
+            weights = shards.matrix_weights(batch) if self.rounds else None
+            batches += [whole] if weights is None else _with_weights(whole, weights)
+        self._muon = Muon(batches, config.muon, config.weight_decay)
         self.states: tuple[OwnedState, ...] = (
             OwnedState(MASTER, 0, master),
             *(OwnedState(name, 0, moment) for name, moment in self._adamw.moments.items()),
@@ -87,7 +94,7 @@ class ShardedOptimizer:
         )
 
     def step(self, lr: float) -> None:
-        """Update the master weights from the reduced gradient."""
+        """Update the master weights from the reduced gradient; see `rounds` for the weights."""
         self._adamw.step(lr, self.steps)
         self._muon.step(lr)
         self.steps += 1
@@ -98,3 +105,13 @@ def matrices_of(values: Tensor, batch: Batch, *, start: int = 0) -> Tensor:
     shape = (batch.count, batch.rows, batch.columns)
     first = values.storage_offset() + batch.offset - start
     return values.as_strided(shape, (batch.stride, batch.columns, 1), first)
+
+
+def _with_weights(batch: MatrixBatch, weights: list[Tensor]) -> list[MatrixBatch]:
+    """Cut a batch into one for each tensor of weights."""
+    parts, start = [], 0
+    for weight_KMN in weights:
+        stop = start + len(weight_KMN)
+        parts.append(replace(batch.part(start, stop), weight_KMN=weight_KMN))
+        start = stop
+    return parts

@@ -10,7 +10,7 @@ The mesh has the axes dp (data parallel) and cp (context parallel, of size 1 for
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -116,3 +116,20 @@ def open_world(config: ParallelConfig) -> Iterator[World]:
     # waited for: the process ends, and its peers notice.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Return numbers of the host as an fp64 tensor of the device; the host does not wait."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64, pin_memory=True).to(device, non_blocking=True)
+
+
+def read_back(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Copy tensors to the host as fp64, all in one; on a GPU the host waits for all that was queued before.
+
+    It is the one place where a training step waits for the device. Whole numbers up to 2^53 are exact.
+    """
+    flat = torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

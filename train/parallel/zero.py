@@ -9,15 +9,18 @@ parameters on N ranks, of which P_M are in matrices:
     reduce_gradients           the rest of the buckets; the flat space in one reduce-scatter    (P - P_M) (N-1)/N
                                one all-to-all: what a rank holds of matrices goes to owners     P_M/N
     the optimizer              updates this rank's chunk of the master weights                  nothing
-    gather_weights             masters rounded to the weights' format, one all-to-all back      P_M/N
-                               all-gather, bucket by bucket                                     P (N-1)/N
+    start_gathering            masters rounded to the weights' format, one all-to-all back      P_M/N
+      under the next forward   all-gather: the flat space, then bucket by bucket, first layers first  P (N-1)/N
+    wait_for_weights           before a layer runs, for the buckets that it has weights in      nothing
 
 so 2 (N-1)/N P elements and 2 P_M/N more, the gradients in `reduce_dtype`, the weights in their own. The flat space
 comes last because the embedding is in it, whose gradient (it is the head as well) is finished last of all.
 
 Every rank makes the same collectives in the same order: bucket after bucket, whatever order gradients come in, and
 also where a rank has no microbatch. No other collective of the group may come between the first backward of a step
-and the end of `reduce_gradients`. Sums over ranks are the only thing that depends on their number.
+and the end of `reduce_gradients`, which waits for every gather that forward did not wait for (a rank without a
+microbatch runs no forward): a gather that failed raises there at the latest. Sums over ranks are the only thing
+that depends on their number.
 
 Memory per parameter: 2 or 4 bytes of weights, 4 (2) of gradients, and for 1/N of the parameters 4 of masters, 4
 of their gradient, the optimizer's state, and for matrices 8 of the exchange. All is allocated once; memory.py has
@@ -34,14 +37,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zslurm.checkpoint_tools import Extent, partition
+from zslurm.checkpoint_tools import Batch, Extent, partition
 from zslurm.train.parallel.buckets import MatrixSpace
-from zslurm.train.parallel.comm import Comm, Handle
+from zslurm.train.parallel.comm import DONE, Comm, Handle
 from zslurm.train.parallel.exchange import Exchange
 from zslurm.train.parallel.memory import NORM_ELEMENTS, STAGES, stage_elements
 from zslurm.train.shapes import TensorInfo
 
 _NOWHERE = 2**62
+_FLAT = -1
+"""The flat space, among the numbers of the buckets."""
 
 
 @dataclass
@@ -63,6 +68,7 @@ class ZeroShards:
         gradients: all gradients of this rank, laid out like the weights; kept until the next step.
         master: this rank's chunk of the weights in fp32 (fp64 for an fp64 model).
         master_gradient: this rank's chunk of the reduced gradient, in the same format.
+        flat_weights: this rank's share of the flat space's weights, laid out like the chunk's first elements.
         extents: what the chunk is made of.
         comm: the ranks, and the bytes that were sent.
     """
@@ -112,6 +118,8 @@ class ZeroShards:
         self._next_bucket = 0
         self._missing = [0] * len(self._buckets)  # of each bucket, the tensors whose gradients are not finished
         self._handles: list[Handle] = []
+        self._gathers: dict[int, Handle] = {}  # under way, by the number of the bucket
+        self._gathers_of: dict[str, tuple[int, ...]] = {}  # what a module has weights in, as far as it was asked
 
     # ---------------------------------------------------------------------------------------------- one step
 
@@ -126,6 +134,7 @@ class ZeroShards:
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over all ranks; this rank's chunk of the sum goes to `master_gradient`."""
+        self.wait_for_weights()
         for place in self._places:
             if not place.added:
                 place.total.zero_()
@@ -175,17 +184,79 @@ class ZeroShards:
 
     def gather_weights(self) -> None:
         """Round every rank's masters to the weights' format and collect all of them."""
-        self._flat_weights.copy_(self.master[: self.layout.flat_share])
+        self.start_gathering()
+        self.wait_for_weights()
+
+    def start_gathering(self, *, rounded: bool = False) -> None:
+        """Begin to collect the weights of all ranks; nothing may read any of them before `wait_for_weights`.
+
+        With `rounded` the optimizer has rounded the weights where it could: `flat_weights`, and on one rank those
+        of `matrix_weights`.
+        """
+        self.wait_for_weights()
+        if not rounded:
+            self.flat_weights.copy_(self.master[: self.layout.flat_share])
         flat = self.weights[: self.layout.flat_length]
-        handles = [self.comm.all_gather(flat, self._flat_weights)]
-        self._exchange.to_holders(self._owned_masters, self._held_weights)
+        self._keep(_FLAT, self.comm.all_gather(flat, self.flat_weights))
+        if not rounded or self.world_size > 1:
+            self._exchange.to_holders(self._owned_masters, self._held_weights)
         matrices = self.weights[self.layout.flat_length :]
         # What the next forward uses first was the last to get its gradient.
-        for bucket in reversed(self._buckets):
+        for number, bucket in reversed(tuple(enumerate(self._buckets))):
             held = matrices[bucket.held(self.rank)]
-            handles.append(self.comm.all_gather(matrices[bucket.start : bucket.stop], held))
-        for handle in handles:
-            handle.wait()
+            self._keep(number, self.comm.all_gather(matrices[bucket.start : bucket.stop], held))
+
+    def is_gathering(self, module: str | None = None) -> bool:
+        """Return whether `wait_for_weights` would have to wait for a collective."""
+        return any(number in self._gathers for number in self._needed(module))
+
+    def wait_for_weights(self, module: str | None = None) -> None:
+        """Wait until the weights of a module, named as in `named_modules`, are here; by default all weights.
+
+        On a GPU the current stream waits, not the host. A gather that failed raises, here and whenever it is
+        waited for again.
+        """
+        for number in self._needed(module):
+            if number in self._gathers:
+                self._gathers[number].wait()
+                del self._gathers[number]
+
+    def matrix_weights(self, batch: Batch) -> list[Tensor] | None:
+        """Return views [k, m, n] of the weights of a batch's matrices, in its order, as few as strides allow.
+
+        None where other ranks hold parts of them: they are rounded on their way there.
+        """
+        if self.world_size > 1:
+            return None
+        starts = {piece.offset: piece.start for piece in self._space.owned_by(self.rank)}
+        matrices = self.weights[self.layout.flat_length :]
+        first = [starts[batch.offset + number * batch.stride] for number in range(batch.count)]
+        return [
+            matrices.as_strided(
+                (len(run), batch.rows, batch.columns),
+                (run[1] - run[0] if len(run) > 1 else batch.rows * batch.columns, batch.columns, 1),
+                matrices.storage_offset() + run[0],
+            )
+            for run in _even_runs(first)
+        ]
+
+    def _keep(self, number: int, gather: Handle) -> None:
+        if gather is not DONE:
+            self._gathers[number] = gather
+
+    def _needed(self, module: str | None) -> tuple[int, ...]:
+        """Return the numbers of the gathers that a module's weights come with, in the order of their start."""
+        if module is None or not self._gathers:
+            return tuple(self._gathers)
+        if module not in self._gathers_of:
+            buckets = {
+                number
+                for tensor in self._space.placements
+                if self._buckets and tensor.name.startswith(f"{module}.")
+                for number in self._space.buckets_of(tensor)
+            }
+            self._gathers_of[module] = (_FLAT, *sorted(buckets, reverse=True))
+        return self._gathers_of[module]
 
     # -------------------------------------------------------------------------------------------- the buffers
 
@@ -216,7 +287,7 @@ class ZeroShards:
         """The buffers between the gradients and the owners, and all views that a step needs."""
         length, share = self.layout.flat_length, self.layout.flat_share
         device, alone = self.master.device, self.world_size == 1
-        self._flat_weights = self.weights[self.rank * share : (self.rank + 1) * share]
+        self.flat_weights = self.weights[self.rank * share : (self.rank + 1) * share]
         self._flat_gradient = self.master_gradient[:share]
         same = alone or self._reduce_dtype == self.master_gradient.dtype
         self._flat_sum = (
@@ -291,3 +362,16 @@ class ZeroShards:
 
 def _views(buffer: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
     return [buffer[start : start + numel] for start, numel in ranges]
+
+
+def _even_runs(starts: Sequence[int]) -> list[list[int]]:
+    """Cut numbers into runs that each ascend in equal steps."""
+    runs: list[list[int]] = []
+    for start in starts:
+        run = runs[-1] if runs else []
+        ascends = bool(run) and start > run[-1]
+        if ascends and (len(run) == 1 or start - run[-1] == run[1] - run[0]):
+            run.append(start)
+        else:
+            runs.append([start])
+    return runs

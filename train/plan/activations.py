@@ -7,7 +7,7 @@ weights' format and in that of the fp32 islands (docs/model.md). A layer keeps, 
     residual stream   4 b D + 2 w D        each stage's two ends, and the stream after each entry
     attention         b (2 Q + 2 V + O) + w Q   projections, mixed and final q and k (Q channels), values, output
     router            6 b R + w R + ...    every stage of its MLP
-    experts           2 b (D + F) for each expert of the token
+    experts           2 b (D + F) for each expert of the token, on GPUs 2 b F
 
 and besides the joined projection and convolution kernel (weights, once). In short sequences on a CPU attention's
 probabilities are kept as well: S (S + block) / 2 per query head and sequence.
@@ -49,6 +49,7 @@ LOGITS_ON_CPU = 1 << 21
 LOGITS_ELSEWHERE = 1 << 28
 PART_OF_LOGITS_ON_CPU = 1 << 19
 FEWEST_TOKENS = 64
+PIECE_OF_GRADIENT = 1 << 26  # kernels/head
 
 _INDEX = 8  # bytes of an int64
 _FP32 = 4
@@ -201,7 +202,8 @@ def _probabilities(sizes: _Sizes) -> int:
 def _router(sizes: _Sizes) -> int:
     """Return the router's state and MLP, probabilities, and choices."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
-    choices = model.router_classes * wide + model.experts_per_token * (_INDEX + narrow)
+    weights = narrow if sizes.on_cpu else wide  # CPUs keep them rounded
+    choices = model.router_classes * wide + model.experts_per_token * (_INDEX + weights)
     if model.router == "linear":
         return sizes.tokens * choices
     norm = model.router_hidden_size * wide * (2 if sizes.converts else 1) + wide
@@ -209,8 +211,11 @@ def _router(sizes: _Sizes) -> int:
 
 
 def _experts(sizes: _Sizes) -> int:
-    """Rows sorted by expert, their first product, their results in order again, and both orders."""
-    width = 2 * (sizes.model.hidden_size + sizes.model.expert_hidden_size)
+    """Rows sorted by expert, their first product, their results in order again, and both orders.
+
+    GPUs gather the rows once more in backward, from the tokens, and need no results.
+    """
+    width = 2 * (sizes.on_cpu * sizes.model.hidden_size + sizes.model.expert_hidden_size)
     return sizes.rows * (width * sizes.narrow + 2 * _INDEX)
 
 
@@ -221,12 +226,22 @@ def _experts_backward(sizes: _Sizes) -> int:
     other products of one expert take on a CPU beside their results depends on its load, and is not counted.
     """
     model = sizes.model
+    if not sizes.on_cpu:
+        return sizes.wide_stream + sizes.stream + _steps_backward(sizes)
     freed = sizes.rows * model.hidden_size * sizes.narrow  # the results were needed for the weights' gradient
     rows = sizes.rows * (model.hidden_size + 4 * model.expert_hidden_size) * sizes.narrow
     weights = 3 * model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow
     sums = sizes.sums(2 * model.expert_hidden_size * model.hidden_size)
     last = max(sums, sizes.rows * model.hidden_size * sizes.narrow)
     return sizes.wide_stream + rows + weights - freed + last
+
+
+def _steps_backward(sizes: _Sizes) -> int:
+    """Return the most that a step on a GPU takes beside the incoming gradient: the activation's, or the last."""
+    model = sizes.model
+    outer, inner = (sizes.rows * width * sizes.narrow for width in (model.hidden_size, model.expert_hidden_size))
+    matrix = model.experts * model.expert_hidden_size * model.hidden_size * sizes.narrow
+    return max(outer + 4 * inner, outer + 3 * inner + matrix, outer + 2 * inner + 3 * matrix + sizes.stream)
 
 
 def _head(sizes: _Sizes) -> int:
@@ -238,6 +253,13 @@ def _head(sizes: _Sizes) -> int:
     logits = _part(sizes) * model.vocab_size * wide
     if not sizes.converts:
         return kept + max(logits, _weight_gradient(sizes, chunk), _weight_gradient(sizes, sizes.tokens % chunk))
+    if not sizes.on_cpu:
+        # 16-bit operands are multiplied as they are: there is no embedding in fp32, and no product of its size
+        # beside the gradient's sum, to which pieces are added.
+        second = min(chunk, sizes.tokens - chunk) * model.vocab_size * narrow
+        piece = min(sizes.table, PIECE_OF_GRADIENT) * wide
+        rounded = softmax * narrow
+        return kept + max(logits + (rounded if second else 0), rounded + second, second + piece if second else 0)
     # The embedding in fp32, and the largest of what comes on top: the chunk's input in fp32 with logits, or the
     # logits' gradient rounded, and its product with the input. In the second chunk there is still the rounded
     # gradient of the first, and CPUs convert the product to add it.
@@ -248,7 +270,7 @@ def _head(sizes: _Sizes) -> int:
     sums = max(product + sizes.sums(sizes.table), sizes.sums(chunk * model.hidden_size))
     on_top = [inputs + logits + (rounded if second else 0), rounded + max(sums, second)]
     if second:
-        on_top.append(second + max(sums, product + (sizes.table * wide if sizes.on_cpu else 0)))
+        on_top.append(second + max(sums, product + sizes.table * wide))
     return kept + sizes.table * wide + max(on_top)
 
 

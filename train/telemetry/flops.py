@@ -44,6 +44,7 @@ class Peak:
     """Peak of a device: matrix products, dense, in TFLOP/s."""
 
     words: tuple[str, ...]  # words of torch's name for the device, in capitals
+    units: int  # compute units (AMD) or multiprocessors (NVIDIA) of the whole device
     bf16: float
     fp32: float
     source: str  # where the figures come from
@@ -53,30 +54,32 @@ _AMD = "AMD's data sheet"
 _NVIDIA = "NVIDIA's data sheet: bf16 is half of the figure with sparsity, fp32 the one without TF32"
 
 PEAKS = (
-    Peak(("MI355X",), 2516.6, 157.3, _AMD),
-    Peak(("MI350X",), 2306.9, 144.2, _AMD),
-    Peak(("MI325X",), 1307.4, 163.4, _AMD),
-    Peak(("MI300X",), 1307.4, 163.4, _AMD),
-    Peak(("MI300A",), 980.6, 122.6, _AMD),
-    Peak(("MI250X",), 191.5, 47.9, f"{_AMD}, halved: torch sees each of its two dies as a device"),
-    Peak(("GH200",), 989.4, 67.0, _NVIDIA),
-    Peak(("H200", "NVL"), 835.5, 60.0, _NVIDIA),
-    Peak(("H200",), 989.4, 67.0, _NVIDIA),
-    Peak(("H100", "NVL"), 835.5, 60.0, _NVIDIA),
-    Peak(("H100", "PCIE"), 756.5, 51.0, _NVIDIA),
-    Peak(("H100",), 989.4, 67.0, _NVIDIA),
-    Peak(("A100",), 312.0, 19.5, _NVIDIA),
+    Peak(("MI355X",), 256, 2516.6, 157.3, _AMD),
+    Peak(("MI350X",), 256, 2306.9, 144.2, _AMD),
+    Peak(("MI325X",), 304, 1307.4, 163.4, _AMD),
+    Peak(("MI300X",), 304, 1307.4, 163.4, _AMD),
+    Peak(("MI300A",), 228, 980.6, 122.6, _AMD),
+    Peak(("MI250X",), 110, 191.5, 47.9, f"{_AMD}, halved: torch sees each of its two dies as a device"),
+    Peak(("GH200",), 132, 989.4, 67.0, _NVIDIA),
+    Peak(("H200", "NVL"), 132, 835.5, 60.0, _NVIDIA),
+    Peak(("H200",), 132, 989.4, 67.0, _NVIDIA),
+    Peak(("H100", "NVL"), 132, 835.5, 60.0, _NVIDIA),
+    Peak(("H100", "PCIE"), 114, 756.5, 51.0, _NVIDIA),
+    Peak(("H100",), 132, 989.4, 67.0, _NVIDIA),
+    Peak(("A100",), 108, 312.0, 19.5, _NVIDIA),
 )
 """The first row whose words are all among the device's counts: rows of variants come before their family's."""
 
 
-def peak_of(device_name: str, dtype: str) -> float | None:
+def peak_of(device_name: str, units: int, dtype: str) -> float | None:
     """Return the peak of a device in FLOP/s; None where the table does not know it in the format `dtype`.
 
-    The name is torch.cuda.get_device_name's, such as "AMD Instinct MI300X".
+    The name is torch.cuda.get_device_name's, such as "AMD Instinct MI300X", and `units` what torch calls
+    multi_processor_count. A part of a device (a MIG instance, a partition of an MI300X) may have the name of the
+    whole and has fewer units: it has no peak here.
     """
     words = set(re.split(r"[\W_]+", device_name.upper()))
     for row in PEAKS:
         if words.issuperset(row.words):
-            return {"bf16": row.bf16 * 1e12, "fp32": row.fp32 * 1e12}.get(dtype)
+            return {"bf16": row.bf16 * 1e12, "fp32": row.fp32 * 1e12}.get(dtype) if units == row.units else None
     return None

@@ -28,7 +28,7 @@ class StepResult:
     loss: float  # mean cross-entropy of the step's targets, in nats
     z_loss: float  # mean z-loss of the step's targets, with its weight; 0 without one
     grad_norm: float  # global norm of the gradient, before clipping
-    counts_LC: Tensor  # choices of each router class in each layer
+    counts_LC: Tensor  # choices of each router class in each layer, on the host
     stop: bool  # some rank was asked to stop
     taken: bool  # the weights were updated; false where the step was skipped
 

@@ -17,6 +17,11 @@ from zslurm.train.telemetry.throughput import ThroughputMeter
 from zslurm.train.telemetry.timing import Part
 
 _LOG = logging.getLogger(__name__)
+_CHECKED_STEPS = 3
+"""Steps of an attempt whose memory is looked at."""
+
+_MEMORY_LIMIT = 0.8
+"""Share of a GPU's memory above which a run is warned."""
 
 
 class StepMetrics(Observer):
@@ -25,6 +30,7 @@ class StepMetrics(Observer):
     def __init__(self, run: ObservedRun, throughput: ThroughputMeter) -> None:
         """Record the steps of `run`."""
         self._run, self._config, self._throughput = run, run.config, throughput
+        self._memory = MemoryCheck(run.world.device)
 
     @classmethod
     def create(cls, run: ObservedRun) -> StepMetrics | None:
@@ -39,6 +45,8 @@ class StepMetrics(Observer):
         seconds, skip_expert = sum(split.values()), self._config.model.skip_expert
         routing = routing_metrics(result.counts_LC, skip_expert)
         in_detail = step % self._config.metrics.log_every == 0
+        memory = memory_metrics(self._run.world.device)
+        self._memory.look(step, memory)
         row = {
             "step": step,
             "tokens": here.tokens_before + here.step_tokens,
@@ -50,7 +58,7 @@ class StepMetrics(Observer):
             **self._throughput.of(here, seconds, routing["skip_share"]),
             "step_time_s": seconds,
             "time_split_s": {str(part): part_seconds for part, part_seconds in split.items()},
-            **memory_metrics(self._run.world.device),
+            **memory,
             **routing,
             **(load_by_layer(result.counts_LC, skip_expert) if in_detail else {}),
         }
@@ -100,6 +108,35 @@ def memory_metrics(device: torch.device) -> dict[str, int]:
         metrics["memory_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
     return metrics
+
+
+class MemoryCheck:
+    """Warns once where the first steps of an attempt leave little of a GPU's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Look at `device`; a CPU is never warned about."""
+        on_gpu = device.type == "cuda"
+        self._total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
+        self._steps = _CHECKED_STEPS
+
+    def look(self, step: int, memory: Mapping[str, int]) -> None:
+        """Look at what `memory_metrics` returned after a step."""
+        if not self._total or not self._steps:
+            return
+        self._steps -= 1
+        reserved, allocated = memory["memory_reserved_bytes"], memory["memory_allocated_bytes"]
+        if reserved > _MEMORY_LIMIT * self._total:
+            self._steps = 0
+            _LOG.warning(
+                "memory: step %d took %.0f %% of this GPU's %.1f GiB (%.1f GiB in tensors at most, %.1f GiB held "
+                "by the allocator), and uneven experts, RCCL or an evaluation may need the rest; "
+                "set parallel.recompute: true or lower phases[].micro_batch",
+                step,
+                100 * reserved / self._total,
+                self._total / 2**30,
+                allocated / 2**30,
+                reserved / 2**30,
+            )
 
 
 def describe_step(row: dict[str, Any], total_steps: int) -> str:

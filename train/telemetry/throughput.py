@@ -2,7 +2,8 @@
 
 The peak of a device is, in this order: metrics.peak_tflops; on a CPU, which no table covers, the rate
 of a matrix product that is measured once at the start, on all ranks at the same time, in the format of the run;
-on a GPU the table of `train.telemetry.flops`. A GPU that is not in it has no MFU, as one line of the log notes.
+on a GPU the table of `train.telemetry.flops`. A GPU that is not in it, or is a part of one that is, has no MFU:
+the metric is null, and one line of the log names the device and what to set.
 """
 
 from __future__ import annotations
@@ -32,10 +33,15 @@ def device_peak(config: TrainConfig, world: World) -> float | None:
     if world.device.type == "cpu":
         return _measured(DTYPES[dtype], world)
     name = torch.cuda.get_device_name(world.device)
-    peak = peak_of(name, dtype)
+    units = torch.cuda.get_device_properties(world.device).multi_processor_count
+    peak = peak_of(name, units, dtype)
     if peak is None:
         _LOG.info(
-            "note: no MFU, for the peak of %s in %s is not known; metrics.peak_tflops can give it", name, dtype
+            "note: no MFU, for the peak of %s with %d compute units in %s is not known; set metrics.peak_tflops, "
+            "or add the device to PEAKS in train/telemetry/flops.py",
+            name,
+            units,
+            dtype,
         )
     return peak
 

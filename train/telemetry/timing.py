@@ -12,9 +12,9 @@ the current stream, and a part is the time between two events: work is counted w
 where it kept the GPU idle. So data that are read while the GPU computes cost nothing, and of a reduction that
 overlaps with backward only the rest shows.
 
-Cost: on a CPU nothing to speak of. On a GPU a few events per microbatch, and the host waits for the device once,
-at the end of the step; without that it could queue the first kernels of the next step a little earlier, with it
-a hanging kernel is found in its own step.
+Cost: on a CPU nothing to speak of. On a GPU a few events per microbatch, and no wait: `settle` marks where the
+host has waited for the device anyway, once a step, to read the loss. There a step ends for this clock, so that its
+parts after that (the update, a checkpoint) are counted in the next step.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import pairwise
 
 import torch
 
@@ -53,8 +54,10 @@ class StepClock:
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         """Begin the first step; on CPUs, `now` gives the time in seconds."""
+        self._stamps: _DeviceStamps | _HostStamps
         self._stamps = _DeviceStamps() if device.type == "cuda" else _HostStamps(now)
         self._parts: list[Part | None] = []
+        self._settled: int | None = None  # stamps before the one that the host has waited for
         self.enter(Part.OTHER)
 
     def enter(self, part: Part | None) -> None:
@@ -72,20 +75,31 @@ class StepClock:
         finally:
             self.enter(before)
 
+    def settle(self) -> None:
+        """Note that the host has waited for the device since the last part was entered.
+
+        On a GPU the step's split then ends where that part began; on a CPU it ends with the step.
+        """
+        if self._stamps.queued:
+            self._settled = len(self._parts) - 1
+
     def end_step(self) -> dict[Part, float]:
         """End the step: its seconds in each part. The next step begins, in Part.OTHER."""
-        self._stamps.add()
+        self.enter(Part.OTHER)
+        count = len(self._parts) - 1 if self._settled is None else self._settled
+        self._settled = None
         split = dict.fromkeys(Part, 0.0)
-        for part, seconds in zip(self._parts, self._stamps.differences(), strict=True):
+        for part, seconds in zip(self._parts[:count], self._stamps.take(count), strict=True):
             if part is not None:
                 split[part] += seconds
-        self._parts = [Part.OTHER]
-        self._stamps.keep_last()
+        del self._parts[:count]
         return split
 
 
 class _HostStamps:
     """Times of this process."""
+
+    queued = False
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -94,15 +108,17 @@ class _HostStamps:
     def add(self) -> None:
         self._times.append(self._now())
 
-    def differences(self) -> list[float]:
-        return [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
-
-    def keep_last(self) -> None:
-        del self._times[:-1]
+    def take(self, count: int) -> list[float]:
+        """Return the seconds between the first neighbours, and forget these but for the last one."""
+        times = self._times[: count + 1]
+        del self._times[:count]
+        return [after - before for before, after in pairwise(times)]
 
 
 class _DeviceStamps:
     """Events in the GPU's current stream; those of past steps are used again."""
+
+    queued = True
 
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
@@ -113,13 +129,11 @@ class _DeviceStamps:
         event.record()
         self._events.append(event)
 
-    def differences(self) -> list[float]:
-        """Return the seconds between neighbours; waits for the last one."""
-        self._events[-1].synchronize()
-        pairs = zip(self._events, self._events[1:], strict=False)
-        return [before.elapsed_time(after) / 1000 for before, after in pairs]
-
-    def keep_last(self) -> None:
-        *past, last = self._events
-        self._free += past
-        self._events = [last]
+    def take(self, count: int) -> list[float]:
+        """As `_HostStamps.take`; waits for the last of the events, which is done where the host has waited."""
+        events = self._events[: count + 1]
+        if not events[-1].query():
+            events[-1].synchronize()
+        self._free += events[:-1]
+        del self._events[:count]
+        return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]

@@ -81,6 +81,9 @@ _COMMANDS = (
         "checkpoint.commands",
         "Checkpoints: list, look into, check, compare, reshape, publish, take in.",
     ),
+    Command(
+        "kernels", "kernels", "The kernels on this machine: build them, check them, measure which is fastest."
+    ),
     Command("plan", "plan", "What a run will take, before it is submitted."),
     Command("aegis", "aegis.commands", "The supervisor beside a run: what it does, and would do."),
     Command("hostlist", "cluster.hostlist", "Slurm's lists of nodes, without asking Slurm."),

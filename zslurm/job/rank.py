@@ -26,6 +26,7 @@ from zslurm.job.stop_request import StopListener, address_of
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.environment import step_info
+from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, TrainError
 from zslurm.train.progress import last_step, record_path
 from zslurm.train.stop import StopRequest
@@ -183,6 +184,7 @@ def main(argv: list[str]) -> int:
         keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
         if bound := bind(environ):
             print(bound, flush=True)
+        set_allocator(environ)
         from zslurm.train.loop import train
 
         store = rendezvous(attempt, environ)

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from zslurm.kernels import muon
+from zslurm.kernels.cache import CACHE_VARIABLE, cache_directory
 from zslurm.kernels.dispatch import using
 from zslurm.kernels.hip import build as builds
 from zslurm.kernels.hip import driver
-from zslurm.kernels.hip.build import CACHE_VARIABLE, build, cache_directory, code_of, source_of
+from zslurm.kernels.hip.build import build, code_of, source_of
 from zslurm.kernels.hip.compilers import BuildError, compilers_for
 
 SCRIPT = """#!/bin/sh

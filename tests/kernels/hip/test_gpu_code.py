@@ -1,49 +1,31 @@
 """What compilers make of the HIP sources for GPUs that this machine need not have.
 
-gfx942 by clang 19 with Debian's device libraries, which are older than the MI300X: the one file of them that names
-the architecture is added. sm_90 by nvcc. And both runtime compilers, where a library of one is at hand: Debian's
-hipRTC knows gfx90a.
+gfx942 by clang 19 with Debian's device libraries (gfx942.py), sm_90 by nvcc. And both runtime compilers, where a
+library of one is at hand: Debian's hipRTC knows gfx90a.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common import RESULTS
+from benchmarks.kernels.code_objects import of_hip
+from tests.kernels.hip.gfx942 import DEVICE_LIBRARIES, can_compile, compiled, device_libraries, run
+from zslurm.kernels.amd_assembly import kernels_of
 from zslurm.kernels.arch import GFX942
 from zslurm.kernels.hip import rtc
 from zslurm.kernels.hip.build import SOURCES, source_of
-from zslurm.kernels.hip.compilers import CUDA_FLAGS, HIP_FLAGS, RTC_FLAGS
+from zslurm.kernels.hip.compilers import CUDA_FLAGS, RTC_FLAGS
 
 NAMES = sorted(file.stem for file in SOURCES.glob("*.hip"))
-DEVICE_LIBRARIES = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")
 STREAMING = re.compile(r"adamw|muon_(momentum|update)")
 """Kernels whose time is that of their memory accesses."""
-
-ISA_VERSION = """target triple = "amdgcn-amd-amdhsa"
-@__oclc_ISA_version = linkonce_odr hidden local_unnamed_addr addrspace(4) constant i32 9402, align 4
-"""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel of a code object: its resources by name, and its instructions."""
-
-    name: str
-    resources: dict[str, int]
-    code: str
-
-
-def run(*command: str | Path) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
 
 
 def needs(found: bool, what: str) -> None:
@@ -55,36 +37,8 @@ def needs(found: bool, what: str) -> None:
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The device libraries with what they lack for gfx942."""
-    needs(shutil.which("clang++-19") is not None and DEVICE_LIBRARIES.is_dir(), "clang-19 and rocm-device-libs")
-    folder = tmp_path_factory.mktemp("device-libraries")
-    for library in DEVICE_LIBRARIES.glob("*.bc"):
-        (folder / library.name).symlink_to(library)
-    text = folder / "isa.ll"
-    text.write_text(ISA_VERSION)
-    target = ("-nogpulib", "--target=amdgcn-amd-amdhsa", "-x", "ir", "-c", "-emit-llvm")
-    run("clang++-19", *target, text, "-o", folder / "oclc_isa_version_942.bc")
-    return folder
-
-
-def compiled(name: str, libraries: Path, out: Path, *more: str) -> Path:
-    source = out.with_suffix(".hip")
-    source.write_text(source_of(name))
-    device = ("--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output")
-    paths = ("--rocm-path=/usr", f"--rocm-device-lib-path={libraries}")
-    run("clang++-19", "-x", "hip", *device, *paths, *HIP_FLAGS, "-Wall", "-Werror", *more, source, "-o", out)
-    return out
-
-
-def kernels_of(assembly: str) -> list[Kernel]:
-    listed = assembly.split("amdhsa.kernels:", 1)[1].split("\n  - .agpr_count:")[1:]
-    found = []
-    for entry in listed:
-        name = re.search(r"^    \.name:\s+(\S+)$", entry, re.MULTILINE)
-        assert name is not None
-        numbers = re.findall(r"^    \.(\w+):\s+(\d+)$", entry, re.MULTILINE)
-        code = assembly.split(f"\n{name[1]}:", 1)[1].split(".Lfunc_end", 1)[0]
-        found.append(Kernel(name[1], {key: int(value) for key, value in numbers}, code))
-    return found
+    needs(can_compile(), "clang-19 and rocm-device-libs")
+    return device_libraries(tmp_path_factory.mktemp("device-libraries"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,15 +46,20 @@ def test_gfx942(name: str, libraries: Path, tmp_path: Path) -> None:
     kernels = kernels_of(compiled(name, libraries, tmp_path / "kernel.s", "-S").read_text())
     assert sorted(kernel.name for kernel in kernels) == declared(name)
     for kernel in kernels:
-        used = kernel.resources
-        assert used["group_segment_fixed_size"] <= GFX942.lds_bytes
-        assert used["private_segment_fixed_size"] == used["vgpr_spill_count"] == used["sgpr_spill_count"] == 0
-        assert used["vgpr_count"] <= 64, "eight waves on a SIMD"
-        assert used["kernarg_segment_size"] <= 4096
+        assert kernel.lds_bytes <= GFX942.lds_bytes
+        assert kernel.scratch_bytes == kernel.spills == 0
+        assert kernel.registers <= 64, "eight waves on a SIMD"
+        assert kernel.occupancy == 8
+        assert kernel.argument_bytes <= 4096
         assert not re.search(r"\b(flat|scratch|buffer)_(load|store)", kernel.code), "all is global memory"
         if STREAMING.match(kernel.name):
-            assert "global_load_dwordx4" in kernel.code
-            assert "global_store_dwordx4" in kernel.code
+            assert kernel.wide_loads
+            assert kernel.wide_stores
+    recorded = json.loads((RESULTS / "code_objects.json").read_text())["hip"].get(name)
+    assert [of_hip(kernel) for kernel in kernels] == recorded, (
+        "run `python -m benchmarks code_objects`, `make docs`"
+    )
+    for kernel in kernels:
         if kernel.name.startswith(("muon_momentum", "muon_update")):  # others divide, which takes them
             assert not re.search(r"\bv_(pk_)?(fma|fmac|mac|mad)_f32", kernel.code)
 

@@ -366,6 +366,7 @@ def test_a_late_rank_is_waited_for(make: Callable[..., list[Rank]]) -> None:
     assert first.result().state is SaveState.COMMITTED
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the copy runs on a second stream")
 def test_on_a_gpu_the_compute_stream_waits_and_not_the_host() -> None:
     live = {"a": torch.ones(1 << 24, device="cuda")}

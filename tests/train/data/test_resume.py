@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from zslurm.checkpoint_tools import Holder
 from zslurm.train.data.build import source_reader, unfinished
 from zslurm.train.data.build.build import BuildProgress, build
 from zslurm.train.data.build.tokenizer import train_tokenizer
-from zslurm.train.data.build.unfinished import unfinished_path, whole_bundles
+from zslurm.train.data.build.unfinished import lock_path, unfinished_path, whole_bundles
 from zslurm.train.data.bundle import Bundle, Corpus
 from zslurm.train.data.manifest import BuildSummary
 from zslurm.train.errors import DataError
@@ -193,6 +193,23 @@ def test_what_is_built_is_no_source(tokenizer: Path, tmp_path: Path, monkeypatch
     assert build([tmp_path], tmp_path / "out", tokenizer=tokenizer, **SMALL).reused
 
 
+def test_the_lock_of_a_killed_build_is_no_source(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_reader, "BATCH_BYTES", 1)
+    write_texts(tmp_path, **{f"text{number}": f"document {number} " * 4 for number in range(12)})
+
+    def die(progress: BuildProgress) -> None:
+        if whole_bundles(unfinished_path(tmp_path / "out")) >= 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_a_fork(lambda: build([tmp_path], tmp_path / "out", tokenizer=tokenizer, report=die, **SMALL)) < 0
+    assert lock_path(tmp_path / "out").exists()
+    summary = build([tmp_path], tmp_path / "out", tokenizer=tokenizer, **SMALL)
+    assert summary.continued >= 1
+    assert summary.documents == 12
+
+
 def test_a_killed_build_is_no_corpus(sources: list[Path], tokenizer: Path, tmp_path: Path) -> None:
     left = interrupted(sources, tmp_path / "out", tokenizer=tokenizer, after=1)
     assert left == tmp_path / ".out.unfinished"
@@ -238,6 +255,17 @@ def test_bundles_of_sources_that_have_changed_are_built_anew(
     write_rows(sources[0], [{"text": "another document"}])
     assert build(sources, tmp_path / "out", tokenizer=tokenizer, **SMALL).continued == 0
     assert texts_of(Corpus.open(tmp_path / "out"))[0] == "another document"
+
+
+def test_the_file_that_ended_a_bundle_counts_among_its_sources(tokenizer: Path, tmp_path: Path) -> None:
+    """Had its record been as small before, the bundle would have held it, too."""
+    source = write_texts(tmp_path / "in", a="x1 " * 40, b="y2 " * 4000, c="z3 " * 4000)
+    settings = {"tokenizer": tokenizer, "bundle_bytes": 3000}
+    interrupted([source], tmp_path / "out", after=1, **settings)
+    write_texts(tmp_path / "in", b="y2 " * 20)
+    build([source], tmp_path / "out", **settings)
+    build([source], tmp_path / "whole", **settings)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "gone", "tokenizer", "no tokenizer", "record"])
@@ -313,6 +341,25 @@ def test_a_build_that_lives_on_another_host_is_left_alone(
     with pytest.raises(DataError, match=r"out is in use by process 17 on elsewhere.*remove .*\.out\.building"):
         build(sources, tmp_path / "out", tokenizer=tokenizer, note=live, **SMALL)
     assert left_behind(tmp_path / "out") == [lock, left]
+
+
+def test_a_process_that_is_replacing_a_dead_lock_is_alive(
+    sources: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second lock is fresh, however old the lock is that it replaces."""
+    monkeypatch.setattr(unfinished, "BEAT", 0.01)
+    lock = locked_elsewhere(tmp_path / "out")
+    os.utime(lock, (0, 0))
+    other = replace(ELSEWHERE, host="third", nonce="another")
+    second = lock.with_name(f"{lock.name}.over-{ELSEWHERE.nonce}")
+    second.write_text(json.dumps(asdict(other)))
+
+    def live(note: str) -> None:
+        if "third" in note:
+            os.utime(second, (time.time() + 5, time.time() + 5))
+
+    with pytest.raises(DataError, match="in use by process 17 on third"):
+        build(sources, tmp_path / "out", tokenizer=tokenizer, note=live, **SMALL)
 
 
 def test_a_build_gives_signs_of_life(

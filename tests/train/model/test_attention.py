@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.train.models import autograd_nodes, random_like, scrambled, tiny_config
+from zslurm.kernels.qk_conv import qk_conv, rotate
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.attention import CompressedConvolutionalAttention
-from zslurm.train.model.packing import Packing, pack
-from zslurm.train.model.qk_conv import MixingKernel, _by_head, _windows, mix
-from zslurm.train.model.rope import RotaryTable, rotary_table, rotate
+from zslurm.train.model.packing import Packing
+from zslurm.train.model.rope import RotaryTable, rotary_table
 from zslurm.train.model.sdpa import attend
 
 
@@ -37,7 +37,8 @@ def queries_and_keys(
 ) -> tuple[Tensor, Tensor]:
     """[B, S, H, P] and [B, S, J, P]; not rotated unless angles are given."""
     z_BSQ, _, _ = attention.project(x_BSD)
-    q_BHSP, k_BJSP = mix(z_BSQ, attention.kernel(), attention.temperature, angles or still(x_BSD.shape[1]))
+    rotary = angles or still(x_BSD.shape[1])
+    q_BHSP, k_BJSP = qk_conv(z_BSQ, attention.convolutions(), attention.temperature, *rotary)
     return q_BHSP.transpose(1, 2), k_BJSP.transpose(1, 2)
 
 
@@ -65,38 +66,6 @@ def test_values_of_one_head_are_half_current_half_previous() -> None:
     assert v_BSJP.shape == (1, 6, 1, 8)
     assert (v_BSJP[:, 0, 0, :4] != 0).all()
     assert (v_BSJP[:, 0, 0, 4:] == 0).all()
-
-
-@pytest.mark.parametrize("widths", [(2, 2), (1, 1), (1, 3), (3, 1), (3, 4)])
-def test_joined_kernel_is_both_convolutions_behind_one_padding(widths: tuple[int, int]) -> None:
-    attention = attention_of(tiny_config(conv_widths=widths))
-    z_BSQ = random_like(torch.empty(2, 5, 48), "z")
-    padded_BQS = F.pad(z_BSQ.transpose(1, 2), (sum(widths) - 2, 0))
-    expected = attention.grouped_conv(attention.depthwise_conv(padded_BQS)).transpose(1, 2)
-    weight_hIP, bias_hP = attention.kernel()
-    windows_hTI = _windows(_by_head(z_BSQ, weight_hIP), weight_hIP, None, None)
-    mixed_hTP = torch.baddbmm(bias_hP.unsqueeze(1), windows_hTI, weight_hIP)
-    torch.testing.assert_close(mixed_hTP.transpose(0, 1).reshape(2, 5, 48), expected)
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_gradients_of_the_mix_are_those_of_finite_differences(linked: bool) -> None:
-    config = tiny_config(conv_widths=(2, 3), rotary_share=0.5)
-    attention = attention_of(config)
-    z_BSQ = random_like(torch.empty(2, 5, 48), "z").requires_grad_()
-    weight_hIP, bias_hP = (part.requires_grad_() for part in attention.kernel())
-    temperature_J = attention.temperature.requires_grad_()
-    together = None
-    if linked:
-        document_BS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
-        together = pack(
-            torch.arange(5), rotary_dim=4, rope_base=100.0, reach=3, dtype=torch.float64, document_BS=document_BS
-        ).linked
-
-    def mixed(*leaves: Tensor) -> tuple[Tensor, Tensor]:
-        return mix(leaves[0], MixingKernel(*leaves[1:3]), leaves[3], table(5, 4), together)
-
-    assert torch.autograd.gradcheck(mixed, (z_BSQ, weight_hIP, bias_hP, temperature_J))
 
 
 def test_queries_and_keys_have_a_fixed_length_and_keys_a_linear_temperature() -> None:
@@ -143,7 +112,7 @@ def test_mean_skip_bypasses_the_convolutions() -> None:
 
 def test_rotation_leaves_position_zero_the_lengths_and_the_other_channels() -> None:
     x_BHSP = random_like(torch.empty(1, 2, 5, 8), "rope")
-    turned = rotate(x_BHSP, table(5, 4))
+    turned = rotate(x_BHSP, *table(5, 4))
     torch.testing.assert_close(turned[:, :, 0], x_BHSP[:, :, 0])
     torch.testing.assert_close(turned.norm(dim=-1), x_BHSP.norm(dim=-1))
     assert torch.equal(turned[..., 4:], x_BHSP[..., 4:])
@@ -153,7 +122,7 @@ def test_rotation_leaves_position_zero_the_lengths_and_the_other_channels() -> N
 def test_products_of_rotated_vectors_depend_on_their_distance_alone() -> None:
     q, k = (random_like(torch.empty(1, 1, 1, 8), name).expand(1, 1, 20, 8) for name in "qk")
     angles = table(20, 8)
-    products = torch.einsum("bhsp,bhtp->st", rotate(q, angles), rotate(k, angles))
+    products = torch.einsum("bhsp,bhtp->st", rotate(q, *angles), rotate(k, *angles))
     for distance in range(-5, 6):
         diagonal = products.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
@@ -163,7 +132,7 @@ def test_products_of_rotated_vectors_depend_on_their_distance_alone() -> None:
 def test_first_pair_turns_by_one_radian_per_token_in_halves() -> None:
     x_SP = torch.zeros(3, 8, dtype=torch.float64)
     x_SP[:, 0] = 1
-    turned = rotate(x_SP, table(3, 4))
+    turned = rotate(x_SP, *table(3, 4))
     for position in range(3):
         assert turned[position].tolist() == pytest.approx(
             [math.cos(position), 0, math.sin(position), 0, 0, 0, 0, 0]

@@ -170,7 +170,9 @@ class Way:
 STAND_INS = [f"{package} stand-in" for package in PACKAGES]
 
 
-@pytest.fixture(params=["auto", "sdpa", *STAND_INS, *PACKAGES])
+@pytest.fixture(
+    params=["auto", "sdpa", *STAND_INS, *(pytest.param(name, marks=pytest.mark.gpu) for name in PACKAGES)]
+)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """Every way that this machine has."""
     name = str(request.param)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tests.train.models import random_like, scrambled, tiny_config
 from zslurm.kernels.dispatch import using
-from zslurm.train.model.experts import Experts, dispatch_by_class
+from zslurm.kernels.experts import sort
+from zslurm.train.model.experts import Experts
 from zslurm.train.model.router import Routing
 
 
@@ -99,7 +100,7 @@ def test_no_token_is_dropped_however_many_go_to_one_expert() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_dispatch_sorts_by_class_and_keeps_the_order_of_tokens(classes: list[int]) -> None:
-    dispatch = dispatch_by_class(torch.tensor(classes).unsqueeze(1), classes=6)
+    dispatch = sort(torch.tensor(classes).unsqueeze(1), classes=6, experts=5)
     assert dispatch.order_N.tolist() == sorted(range(len(classes)), key=lambda token: classes[token])
     assert dispatch.counts_C.tolist() == [classes.count(c) for c in range(6)]
 

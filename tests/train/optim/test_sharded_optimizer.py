@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.train.ranks import in_group
 from tests.train.sharded import FLAT, TABLE, Few, backward, by_tensor, shards_of
 from zslurm.train.config import MuonConfig, OptimConfig
 from zslurm.train.optim.adamw import MOMENTS
@@ -162,3 +165,43 @@ def test_padding_stays_zero(alone: dist.ProcessGroup) -> None:
             used[state.where(extent)] = True
         assert not used.all()
         assert state.values[~used].abs().max() == 0
+
+
+def rounded_weights(group: dist.ProcessGroup, rounds: bool) -> np.ndarray[Any, Any]:
+    """The bits of all weights after three steps, padding included."""
+    model = Few(dtype=torch.bfloat16)
+    shards = shards_of(model, group)
+    optimizer = ShardedOptimizer(shards, CONFIG, rounds=rounds)
+    for step in range(3):
+        shards.begin_step(backwards=1)
+        backward(model, step)
+        shards.reduce_gradients()
+        optimizer.step(RATES[step])
+        shards.start_gathering(rounded=optimizer.rounds)
+        shards.wait_for_weights()
+    return shards.weights.view(torch.int16).numpy()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_that_the_update_rounds_are_the_same_bits(alone: dist.ProcessGroup, ranks: int) -> None:
+    """Which is the default for bf16 on a GPU; on a CPU the gather rounds."""
+    assert not ShardedOptimizer(shards_of(Few(dtype=torch.bfloat16), alone), CONFIG).rounds
+    by_update, by_gather = (
+        [rounded_weights(alone, rounds)] if ranks == 1 else in_group(rounded_weights, ranks, rounds)
+        for rounds in (True, False)
+    )
+    for one, other in zip(by_update, by_gather, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_update_rounds_every_weight_that_is_in_place(alone: dist.ProcessGroup) -> None:
+    """On one rank that is all of them: without any gather, weights are their masters' rounding."""
+    model = Few(dtype=torch.bfloat16)
+    shards = shards_of(model, alone)
+    optimizer = ShardedOptimizer(shards, CONFIG, rounds=True)
+    shards.weights.fill_(7)
+    shards.master_gradient.normal_(generator=torch.Generator().manual_seed(1))
+    optimizer.step(1e-2)
+    exact = by_tensor(shards, shards.master)
+    for row in TABLE:
+        assert torch.equal(model.get_parameter(row.name).data, exact[row.name].to(torch.bfloat16)), row.name

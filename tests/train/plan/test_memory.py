@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,8 @@ from benchmarks.memory import peak_bytes
 from benchmarks.training.models import TINY
 from tests.train.ranks import train_on
 from tests.train.runs import make_corpus, make_run
+from zslurm.kernels import head as head_kernels
+from zslurm.kernels.dispatch import using
 from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, TrainConfig, load_train_config
 from zslurm.train.model import head, sdpa
@@ -336,3 +339,24 @@ def test_the_plan_knows_the_constants_of_the_code() -> None:
     assert head._CHUNK_ELEMENTS_ELSEWHERE == activations.LOGITS_ELSEWHERE
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
     assert head._CHUNK_TOKENS == activations.FEWEST_TOKENS
+    assert head_kernels._PIECE_ELEMENTS == activations.PIECE_OF_GRADIENT
+
+
+@pytest.mark.parametrize("model", [SMALL, TWO_EXPERTS])
+def test_on_gpus_the_experts_keep_their_first_product_alone(model: ModelConfig) -> None:
+    kept = {}
+    for form in ("cpu", "reference"):  # the reference is what GPUs run
+        with using("experts.network", form):
+            kept[form] = kept_by_autograd(build(model, 0, dtype=torch.float32), 2, 64)
+    sizes = activations._Sizes(model, 2, 64, narrow=4, masked=False, on_cpu=True)
+    saved = activations._experts(sizes) - activations._experts(replace(sizes, on_cpu=False))
+    assert kept["cpu"] - kept["reference"] == pytest.approx(model.layers * saved, rel=2e-3)
+
+
+def test_on_gpus_the_head_widens_no_embedding() -> None:
+    config = config_of(LARGE_VOCABULARY, parallel={"dtype": "bf16"})
+    table = LARGE_VOCABULARY.vocab_size * LARGE_VOCABULARY.hidden_size
+    memory = {on_cpu: microbatch_memory(config, config.phases[0], on_cpu=on_cpu) for on_cpu in (False, True)}
+    beside_logits = {on_cpu: one.head - one.layers - one.logits for on_cpu, one in memory.items()}
+    assert 4 * table < beside_logits[False] < 5 * table, "the gradient"
+    assert beside_logits[True] > 8 * table, "and the embedding"

@@ -68,36 +68,49 @@ def test_torch_counts_the_same_products(router: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "tflops"),
+    ("name", "units", "dtype", "tflops"),
     [
-        ("AMD Instinct MI300X", "bf16", 1307.4),
-        ("AMD Instinct MI300X OAM", "fp32", 163.4),
-        ("AMD Instinct MI325X", "bf16", 1307.4),
-        ("AMD Instinct MI355X", "bf16", 2516.6),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 PCIe", "bf16", 756.5),
-        ("NVIDIA H100 NVL", "bf16", 835.5),
-        ("NVIDIA H200", "bf16", 989.4),
-        ("NVIDIA H200 NVL", "bf16", 835.5),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
-        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
+        ("AMD Instinct MI300X", 304, "bf16", 1307.4),
+        ("AMD Instinct MI300X OAM", 304, "fp32", 163.4),
+        ("AMD Instinct MI325X", 304, "bf16", 1307.4),
+        ("AMD Instinct MI355X", 256, "bf16", 2516.6),
+        ("NVIDIA H100 80GB HBM3", 132, "bf16", 989.4),
+        ("NVIDIA H100 PCIe", 114, "bf16", 756.5),
+        ("NVIDIA H100 NVL", 132, "bf16", 835.5),
+        ("NVIDIA H200", 132, "bf16", 989.4),
+        ("NVIDIA H200 NVL", 132, "bf16", 835.5),
+        ("NVIDIA A100-SXM4-80GB", 108, "bf16", 312.0),
+        ("NVIDIA A100-PCIE-40GB", 108, "fp32", 19.5),
     ],
 )
-def test_devices_by_the_name_that_torch_gives_them(name: str, dtype: str, tflops: float) -> None:
-    assert peak_of(name, dtype) == tflops * 1e12
+def test_devices_by_the_name_that_torch_gives_them(name: str, units: int, dtype: str, tflops: float) -> None:
+    assert peak_of(name, units, dtype) == tflops * 1e12
 
 
 @pytest.mark.parametrize("name", ["AMD Radeon RX 7900 XTX", "NVIDIA GeForce RTX 4090", "NVIDIA GH100", ""])
 def test_a_device_that_is_not_in_the_table_has_no_peak(name: str) -> None:
-    assert peak_of(name, "bf16") is None
+    assert peak_of(name, 132, "bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [
+        ("AMD Instinct MI300X", 38),  # CPX: each of its eight dies is a device of the same name
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42),
+        ("AMD Instinct MI250X / MI250", 104),  # an MI250
+    ],
+)
+def test_a_part_of_a_device_has_not_the_peak_of_the_whole(name: str, units: int) -> None:
+    assert peak_of(name, units, "bf16") is None
 
 
 def test_formats_without_a_figure_have_no_peak() -> None:
-    assert peak_of("AMD Instinct MI300X", "fp64") is None
+    assert peak_of("AMD Instinct MI300X", 304, "fp64") is None
 
 
 def test_every_row_can_be_reached_and_names_its_source() -> None:
     for row in PEAKS:
-        assert peak_of("Some " + " ".join(row.words), "bf16") == row.bf16 * 1e12
+        assert peak_of("Some " + " ".join(row.words), row.units, "bf16") == row.bf16 * 1e12
         assert row.source
         assert row.fp32 < row.bf16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -11,7 +12,13 @@ import torch
 
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.telemetry.metrics_file import MetricsFile, last_attempt
-from zslurm.train.telemetry.step_metrics import describe_step, load_by_layer, memory_metrics, routing_metrics
+from zslurm.train.telemetry.step_metrics import (
+    MemoryCheck,
+    describe_step,
+    load_by_layer,
+    memory_metrics,
+    routing_metrics,
+)
 
 
 def test_skip_share_and_load_entropy_are_what_they_say() -> None:
@@ -74,6 +81,41 @@ def test_memory_of_a_gpu_rank_is_the_peak_since_the_last_look() -> None:
     assert found["memory_allocated_bytes"] >= 400_000_000
     assert found["memory_reserved_bytes"] >= found["memory_allocated_bytes"]
     assert memory_metrics(device)["memory_allocated_bytes"] < 400_000_000
+
+
+def memory_check(monkeypatch: pytest.MonkeyPatch, total: int) -> MemoryCheck:
+    """The check of a GPU with so much memory; nothing runs there."""
+    properties = SimpleNamespace(total_memory=total)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return MemoryCheck(torch.device("cuda", 0))
+
+
+def memory_of(reserved: int) -> dict[str, int]:
+    return {"memory_reserved_bytes": reserved, "memory_allocated_bytes": reserved // 2}
+
+
+def test_little_memory_left_after_the_first_steps_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = memory_check(monkeypatch, 192 << 30)
+    check.look(1, memory_of(153 << 30))  # 79.7 %
+    assert not caplog.messages
+    check.look(2, memory_of(160 << 30))
+    check.look(3, memory_of(170 << 30))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages[0].startswith("memory: step 2 took 83 % of this GPU's 192.0 GiB (80.0 GiB in tensors")
+    assert "parallel.recompute" in caplog.messages[0]
+
+
+def test_later_steps_and_cpus_are_not_warned_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = memory_check(monkeypatch, 100)
+    for step in range(1, 4):
+        check.look(step, memory_of(80))
+    check.look(4, memory_of(99))
+    MemoryCheck(torch.device("cpu")).look(1, memory_metrics(torch.device("cpu")))
+    assert not caplog.messages
 
 
 def test_a_steps_line_shows_mfu_where_it_is_known() -> None:

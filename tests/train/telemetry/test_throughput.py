@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +35,11 @@ def world() -> Iterator[World]:
     assert not dist.is_initialized()
 
 
-def on_a_gpu_called(name: str, world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def on_a_gpu_called(name: str, world: World, monkeypatch: pytest.MonkeyPatch, units: int = 304) -> World:
     """The same world as it looks on a GPU of this name; nothing runs there."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    properties = SimpleNamespace(multi_processor_count=units)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return dataclasses.replace(world, device=torch.device("cuda", 0))
 
 
@@ -52,13 +55,24 @@ def test_an_unknown_gpu_has_none_and_one_line_reports_it(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    speed = ThroughputMeter(config(), on_a_gpu_called("Some GPU 9000", world, monkeypatch))
+    speed = ThroughputMeter(config(), on_a_gpu_called("Some GPU 9000", world, monkeypatch, units=96))
     assert caplog.messages == [
-        "note: no MFU, for the peak of Some GPU 9000 in bf16 is not known; metrics.peak_tflops can give it"
+        "note: no MFU, for the peak of Some GPU 9000 with 96 compute units in bf16 is not known; set "
+        "metrics.peak_tflops, or add the device to PEAKS in train/telemetry/flops.py"
     ]
     found = speed.of(Plan(config().phases).at(0), 2.0, 0.0)
     assert found["mfu"] is None
     assert found["tflops_per_rank"]
+
+
+def test_a_partition_of_a_gpu_has_no_mfu_unless_its_peak_is_set(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    part = on_a_gpu_called("AMD Instinct MI300X", world, monkeypatch, units=38)
+    assert device_peak(config(), part) is None
+    assert "AMD Instinct MI300X with 38 compute units" in caplog.messages[0]
+    assert device_peak(config(metrics={"peak_tflops": 163.4}), part) == 163.4e12
 
 
 def test_the_setting_wins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,31 @@ def test_a_part_ends_also_when_its_block_fails() -> None:
     assert (split[Part.CHECKPOINT], split[Part.OTHER]) == (1, 2)
 
 
+def test_on_a_queue_a_step_ends_where_the_host_last_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was entered before the wait is this step's, and the rest the next one's; on a CPU nothing changes."""
+    hand = Hand()
+    clock, host = StepClock(CPU, now=hand), StepClock(CPU, now=hand)
+    monkeypatch.setattr(clock._stamps, "queued", True)
+    for step in range(2):
+        for part, seconds in ((Part.FORWARD, 4), (Part.BACKWARD, 8), (Part.REDUCE, 16)):
+            for each in (clock, host):
+                each.enter(part)
+            hand.wait(seconds)
+        for each in (clock, host):
+            each.enter(Part.REDUCE)
+            each.settle()
+        hand.wait(1)  # reads the loss
+        for each in (clock, host):
+            each.enter(Part.OPTIMIZER)
+        hand.wait(32)
+        split, at_once = clock.end_step(), host.end_step()
+        assert (split[Part.FORWARD], split[Part.BACKWARD]) == (4, 8)
+        assert split[Part.REDUCE] == (16 if step == 0 else 17)
+        assert split[Part.OPTIMIZER] == (0 if step == 0 else 32)
+        assert (at_once[Part.REDUCE], at_once[Part.OPTIMIZER]) == (17, 32)
+    assert sum(clock.end_step().values()) == 33, "without a wait a step ends where it ends"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_work_is_counted_where_it_runs() -> None:

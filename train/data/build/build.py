@@ -44,6 +44,7 @@ from zslurm.train.data.build.unfinished import (
     WholeBundle,
     bundles_to_keep,
     files_sha256,
+    lock_path,
     staging_directory,
     unfinished_path,
     whole_bundles,
@@ -160,7 +161,7 @@ def build(
         tokenizer = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
         end_token_id(load_tokenizer(tokenizer), end_token)  # complains before the sources are read
     out = out_dir.absolute()
-    files = find_files(sources, glob, excluded, ours=(out, unfinished_path(out)))
+    files = find_files(sources, glob, excluded, ours=(out, unfinished_path(out)), locks=[lock_path(out)])
     plan = _Plan(
         reader=SourceReader(files, fields, max_document_bytes),
         source=_describe(sources, glob),

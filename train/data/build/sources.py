@@ -72,6 +72,7 @@ def find_files(
     glob: str,
     excluded: frozenset[str] = EXCLUDED_DIRECTORIES,
     ours: Sequence[Path] = (),
+    locks: Sequence[Path] = (),
 ) -> list[SourceFile]:
     """Return the files that the sources lead to, in document order.
 
@@ -80,6 +81,7 @@ def find_files(
         glob: what a file in a directory must match, as `PurePath.match` does: "*.py", "docs/*.md".
         excluded: names of directories below a source that are not entered.
         ours: directories that are not entered either: what is built is no source.
+        locks: files that are left out, with those whose names continue theirs (drafts of locks).
 
     Raises:
         MissingSource: a source does not exist.
@@ -89,10 +91,13 @@ def find_files(
     if not glob or PurePath(glob).is_absolute():
         what = "is empty" if not glob else "begins with /, and is matched with paths inside the sources"
         raise DataError(f"the pattern of files (--glob {shlex.quote(glob)}) {what}; leave it out for all files")
+    prefixes = tuple(os.path.realpath(lock) for lock in locks)
     try:
         for source in sources:
             named = not source.is_dir()
             for path in [source] if named else _walk(source, glob, excluded, set(map(os.path.realpath, ours))):
+                if not named and os.path.realpath(path).startswith(prefixes):
+                    continue
                 status = path.stat()
                 if not stat.S_ISREG(status.st_mode):
                     raise DataError(f"{path}: is no regular file; sources are read more than once: save it first")

@@ -94,13 +94,13 @@ def staging_directory(final: Path, note: Callable[[str], None]) -> Iterator[Path
         DataError: another process, or this one, builds `final`, or `final` was filled meanwhile.
         OSError: the file system refused.
     """
-    staging, lock_path = unfinished_path(final), final.with_name(f".{final.name}.building")
+    staging, path = unfinished_path(final), lock_path(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     try:
-        lock = Lock.acquire(lock_path, str(final), is_gone=lambda other: _is_silent(lock_path, other, note))
+        lock = Lock.acquire(path, str(final), is_gone=lambda other: _is_silent(path, other, note))
     except InUse as error:
         raise DataError(str(error)) from error
-    with lock, _signs_of_life(lock_path):
+    with lock, _signs_of_life(path):
         (staging / CORPUS).mkdir(parents=True, exist_ok=True)
         try:
             yield staging
@@ -117,6 +117,11 @@ def staging_directory(final: Path, note: Callable[[str], None]) -> Iterator[Path
 def unfinished_path(final: Path) -> Path:
     """Return the directory in which `final` is built."""
     return final.with_name(f".{final.name}.unfinished")
+
+
+def lock_path(final: Path) -> Path:
+    """Return the lock that the process which builds `final` holds."""
+    return final.with_name(f".{final.name}.building")
 
 
 def whole_bundles(staging: Path) -> int:
@@ -156,9 +161,12 @@ def bundles_to_keep(
 
 
 def files_sha256(files: Sequence[SourceFile], start: Cursor, end: Cursor) -> str:
-    """Return a hash of the names, sizes and times of the files that are read between two cursors, in hex."""
+    """Return a hash of the names, sizes and times of the files from one cursor to another, in hex.
+
+    The file at `end` counts too: a bundle ends there because the record there did not fit.
+    """
     digest = hashlib.sha256()
-    for file in files[start.file : end.file + (end.record > 0)]:
+    for file in files[start.file : end.file + 1]:
         digest.update(b"%s\0%d %d\n" % (os.fsencode(file.path.absolute()), file.size, file.mtime_ns))
     return digest.hexdigest()
 
@@ -195,7 +203,14 @@ def _signs_of_life(lock: Path) -> Iterator[None]:
 
 
 def _is_silent(lock: Path, holder: Holder, note: Callable[[str], None]) -> bool:
-    """Watch the lock of a process on another host until it is touched again or has not been for STALE seconds."""
+    """Watch the lock of a process on another host until it is touched again or has not been for STALE seconds.
+
+    The process may hold the lock itself, or the second lock, on replacing it (checkpoint_tools/lock.py).
+    """
+    held = next((path for path in _with_second_locks(lock) if Holder.of_lock(path) == holder), None)
+    if held is None:  # it has just ended, or has just replaced the lock
+        return False
+    lock = held
     try:
         last = lock.stat().st_mtime
         if _age(lock) < STALE:
@@ -207,6 +222,11 @@ def _is_silent(lock: Path, holder: Holder, note: Callable[[str], None]) -> bool:
     except FileNotFoundError:  # it has just ended, and the lock is free
         return False
     return True
+
+
+def _with_second_locks(lock: Path) -> list[Path]:
+    names = sorted(path.name for path in lock.parent.iterdir())
+    return [lock, *(lock.with_name(name) for name in names if name.startswith(f"{lock.name}.over-"))]
 
 
 def _age(path: Path) -> float:

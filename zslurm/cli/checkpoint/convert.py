@@ -29,7 +29,6 @@ from zslurm.core.errors import NotFound
 from zslurm.core.progress_bar import byte_bar
 from zslurm.core.units import parse_size
 from zslurm.run.checkpoints import find_checkpoint, find_weights
-from zslurm.train import hub
 
 if TYPE_CHECKING:
     from zslurm.train.hub.dcp import Converted
@@ -75,6 +74,8 @@ def export(
     shard_bytes = parse_size(max_shard_size)
     path = find_weights(checkpoint)
     started = time.monotonic()
+    from zslurm.train import hub  # imports numpy and h5py, which `ls` and `--help` need not wait for
+
     with as_user_errors(), hub.open_weights(path, hub.Overrides(rope_base, context)) as weights:
         files = tokenizer_for(weights, tokenizer, none=no_tokenizer)
         with byte_bar(f"exporting {path.name}") as report:
@@ -124,6 +125,8 @@ def import_(
     shard_bytes = parse_size(max_shard_size)
     if not folder.is_dir():
         raise NotFound(f"{folder}: no such folder")
+    from zslurm.train import hub  # imports numpy and h5py, which `ls` and `--help` need not wait for
+
     with as_user_errors(), hub.FolderWeights(folder) as weights:
         settings, origin = weights.settings, weights.origin
         files = tokenizer_for(weights, tokenizer, none=no_tokenizer)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from zslurm.core.errors import ConfigError
-from zslurm.train.hub import TokenizerFiles, Weights
+
+if TYPE_CHECKING:
+    from zslurm.train.hub import TokenizerFiles, Weights
 
 Checkpoint = Annotated[
     str, Argument(metavar="CKPT", help="A checkpoint's directory, or a run (its newest checkpoint).")
@@ -41,6 +43,8 @@ def tokenizer_for(weights: Weights, file: Path | None, *, none: bool = False) ->
         return None
     if file is None:
         return weights.tokenizer()
+    from zslurm.train.hub import TokenizerFiles  # imports numpy and h5py
+
     files = TokenizerFiles(file / "tokenizer.json" if file.is_dir() else file)
     files.check()
     return files

@@ -1,0 +1,155 @@
+"""Run the parts on a GPU, most valuable first, and write results/gpu-CARD.json after each.
+
+A part is a process: one that hangs, or breaks the GPU's context, loses nothing of the others. It writes each row
+when it has it; when the time is up, the rows so far are kept and marked, and parts that were not begun are named.
+With `--device cpu` everything runs with small sizes on this machine's CPU, to see that it would run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, ROOT, machine
+from benchmarks.gpu.parts import PARTS
+
+NO_GPU = 3
+"""Exit code where torch finds no GPU."""
+_SHORTEST_S = 5.0
+"""With less time left no part is begun."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the parts that are asked for; returns 0, 1 if a part failed, 2 for wrong arguments, 3 without a GPU."""
+    options = _parser().parse_args(arguments)
+    unknown = [name for name in options.only if name not in PARTS]
+    if unknown:
+        print(f"no part called {', '.join(unknown)}; there are: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    if options.list:
+        for name, part in PARTS.items():
+            print(f"{name:12} {part.what}")
+        return 0
+    about = describe(options.device)
+    if about is None:
+        print(
+            "no GPU: torch finds none on this machine (torch.cuda.is_available() is False); "
+            "`python -m benchmarks gpu --device cpu` tries the program without one",
+            file=sys.stderr,
+        )
+        return NO_GPU
+    file = options.results / f"gpu-{_slug(about['card'])}.json"
+    body = run_parts(options.only or PARTS, options.device, 60 * options.minutes, file, about)
+    for name, part in body["parts"].items():
+        print(f"{name:12} {part['status']}, {len(part['rows'])} rows, {part['seconds']} s", file=sys.stderr)
+    print(f"wrote {file}", file=sys.stderr)
+    return 1 if any(part["status"] == "failed" for part in body["parts"].values()) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
+    parser.add_argument("--minutes", type=_minutes, default=10.0, help="time for all parts (default: %(default)s)")
+    parser.add_argument("--only", action="append", default=[], metavar="PART", help="run this part (repeatable)")
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: small sizes, a rehearsal")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
+    parser.add_argument("--list", action="store_true", help="list the parts, and run none")
+    return parser
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 24 * 60:
+        raise argparse.ArgumentTypeError(f"{text}: expected minutes, more than 0")
+    return value
+
+
+def run_parts(
+    names: Iterable[str], device: str, budget_s: float, file: Path, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Run parts until the time is up; write what there is after each, and return it."""
+    ends = time.monotonic() + budget_s
+    parts: dict[str, Any] = {}
+    body = {
+        "benchmark": "gpu",
+        "command": "python -m benchmarks gpu" + (" --device cpu" if device == "cpu" else ""),
+        "date": time.strftime("%Y-%m-%d"),
+        **about,
+        "machine": machine(),
+        "parts": parts,
+    }
+    for name in names:
+        left = ends - time.monotonic()
+        if left < _SHORTEST_S:
+            parts[name] = {"status": "no time", "rows": [], "seconds": 0.0}
+        else:
+            print(f"== {name}: {PARTS[name].what} ({left:.0f} s left)", file=sys.stderr)
+            parts[name] = run_part(name, device, left)
+        _write(file, body)
+    return body
+
+
+def run_part(name: str, device: str, limit_s: float) -> dict[str, Any]:
+    """Run one part in a process; returns its status, its rows and, of one that failed, its last lines."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="zslurm-gpu-") as folder:
+        rows, log = Path(folder, "rows.jsonl"), Path(folder, "log")
+        rows.touch()
+        with log.open("wb") as out:
+            command = command_of(name, device, rows)
+            child = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+            try:
+                status = "done" if child.wait(limit_s) == 0 else "failed"
+            except subprocess.TimeoutExpired:
+                status = "out of time"
+            finally:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+        # The last line of a process that was killed may be half a row.
+        lines = [line for line in rows.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        found = {"status": status, "seconds": round(time.monotonic() - started, 1)}
+        if status == "failed":
+            printed = log.read_text(errors="replace").strip().splitlines()[-8:]
+            found["log"] = [line.replace(str(ROOT), ".") for line in printed]
+            print("\n".join(printed), file=sys.stderr)
+        return {**found, "rows": [json.loads(line) for line in lines]}
+
+
+def command_of(name: str, device: str, rows: Path) -> list[str]:
+    """Return the command line of a part's process, which adds its rows to a file."""
+    return [sys.executable, "-m", "benchmarks.gpu.part", name, "--device", device, "--rows", str(rows)]
+
+
+def describe(device: str) -> dict[str, Any] | None:
+    """Return card, driver and versions, or None without a GPU; asked in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.part", "describe", "--device", device],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _slug(card: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-") or platform.machine()
+
+
+def _write(file: Path, body: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(body, indent=2) + "\n")
+    partial.replace(file)

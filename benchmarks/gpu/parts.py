@@ -1,0 +1,145 @@
+"""The parts of a GPU's ten minutes, most valuable first: each yields rows, which are kept as they come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.common import ROOT
+
+if TYPE_CHECKING:  # the parts run in processes of their own, and only those import torch
+    import torch
+
+Rows = Iterator[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part.
+
+    Attributes:
+        what: it does.
+        run: yields its rows, on a device, with small sizes if it is a CPU.
+    """
+
+    what: str
+    run: Callable[[torch.device], Rows]
+
+
+def build(device: torch.device) -> Rows:
+    """Yield what was compiled for this device; a kernel that cannot be built fails the part."""
+    from zslurm.kernels.arch import arch_of
+    from zslurm.kernels.harness.builds import build_all
+
+    failed = []
+    for built in build_all(arch_of(device)):
+        if built.problem:
+            failed.append(f"{built.kernel}: {built.problem}")
+        code = None if built.code is None else asdict(built.code)
+        yield {"kernel": built.kernel, "language": built.language, "code": code, "problem": built.problem}
+    if failed:
+        sys.exit("\n".join(failed))
+
+
+def check(device: torch.device) -> Rows:
+    """Yield what came of each implementation beside its reference; a wrong one fails the part."""
+    from zslurm.kernels.harness.checks import check_all
+
+    wrong = []
+    for each in check_all(device):
+        if each.bad:
+            wrong.append(f"{each.operation}: {each.implementation} on {each.case}: {each.message}")
+        yield asdict(each)
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+def figures(device: torch.device) -> Rows:
+    """Yield the comparisons of kernels with a dense product, torch.compile, a triad and fp32."""
+    from zslurm.kernels.harness.figures import all_figures
+    from zslurm.kernels.harness.timing import triad
+
+    yield {"what": "triad", "bytes_per_s": triad(device)}
+    for each in all_figures(device, small=device.type == "cpu"):
+        yield {**asdict(each), "ratio": each.ratio}
+
+
+def crossovers(device: torch.device) -> Rows:
+    """Yield the times of every implementation, and at last the tables that follow from them."""
+    from zslurm.kernels.arch import arch_of
+    from zslurm.kernels.harness.bench import bench_all, tables
+
+    measured = []
+    for each in bench_all(device, small=device.type == "cpu"):
+        measured.append(each)
+        yield {**asdict(each), "fastest": each.fastest}
+    yield {"tables": tables(measured, arch_of(device))}
+
+
+def muon_step(device: torch.device) -> Rows:
+    """Yield a Muon step against torch's and a compiled batched one."""
+    from benchmarks.gpu import muon_step as step
+
+    yield from step.rows(device)
+
+
+def train_step(device: torch.device) -> Rows:
+    """Yield training steps against transformers', and their memory beside the plan's."""
+    from benchmarks.gpu import train_step as step
+
+    yield from step.rows(device)
+
+
+def tests(device: torch.device) -> Rows:
+    """Yield each test marked gpu that failed or was skipped, and how many passed; a failure fails the part."""
+    with tempfile.TemporaryDirectory(prefix="zslurm-gpu-tests-") as folder:
+        report = Path(folder, "report.xml")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            "-n",
+            "0",
+            "-q",
+            f"--junitxml={report}",
+            "tests/kernels",
+        ]
+        if device.type != "cpu":  # there all of them would be skipped: a few show that they are found
+            command[-1] = "tests"
+        done = subprocess.run(command, cwd=ROOT, check=False)
+        yield from _of_report(report)
+    # 5: no test was selected, as without a GPU, whose variants are not there
+    if done.returncode not in ((0, 5) if device.type == "cpu" else (0,)):
+        sys.exit(f"pytest ended with status {done.returncode}")
+
+
+def _of_report(report: Path) -> Rows:
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    for case in ET.parse(report).iter("testcase"):
+        bad = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        status = "passed" if bad is None else "skipped" if bad.tag == "skipped" else "failed"
+        counts[status] += 1
+        if bad is not None:
+            name = f"{case.get('classname')}::{case.get('name')}"
+            yield {"test": name, "status": status, "message": str(bad.get("message"))[:300]}
+    yield counts
+
+
+PARTS = {
+    "build": Part("compile every kernel for this GPU", build),
+    "check": Part("compare every implementation with its reference", check),
+    "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures),
+    "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step),
+    "crossovers": Part("time every implementation, for the tables of the dispatch", crossovers),
+    "tests": Part("the tests marked gpu", tests),
+    "train_step": Part("a training step of zaya1-1b against transformers", train_step),
+}
+"""By name, most valuable first."""

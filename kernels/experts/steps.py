@@ -1,0 +1,106 @@
+"""Run the experts by this folder's steps and the grouped products: what GPUs run, without waiting for the device.
+
+Kept for backward are the tokens, which others keep as well, and the first product. The gathered rows are gathered
+once more there, and the router's weights get their gradient from the activation's, so that results are not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zslurm.kernels.checks import short
+from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.experts import operands, reference
+from zslurm.kernels.experts.reference import Order
+from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
+
+
+def operation(name: str, check: Callable[..., None], sizes: Callable[..., Sizes]) -> Operation:
+    """Return an operation of this folder, whose implementations have functions of one name."""
+
+    def by_triton(*args: Any) -> Any:
+        from zslurm.kernels.experts import triton
+
+        return getattr(triton, name)(*args)
+
+    return Operation(
+        name=f"experts.{name}",
+        reference=getattr(reference, name),
+        implementations=[Implementation("triton", by_triton, operands.lacks_in_triton)],
+        check=check,
+        device=lambda first, *_: first.device,
+        sizes=sizes,
+    )
+
+
+def _rows(first: Tensor, *_: Any) -> Sizes:
+    return {"dtype": short(first.dtype), "rows": len(first), "width": first.shape[-1]}
+
+
+_step = partial(operation, sizes=_rows)
+gather = _step("gather", operands.check_gather)
+activate = _step("activate", operands.check_activate)
+activate_backward = _step("activate_backward", operands.check_activate_backward)
+combine = _step("combine", operands.check_combine)
+weights_backward = _step("weights_backward", operands.check_weights_backward)
+
+
+def network(
+    x_TD: Tensor, weights_TK: Tensor, gate_up_EOD: Tensor, down_EDF: Tensor, order: Order, identity: bool
+) -> Tensor:
+    """Return the weighted sum of each token's experts; of a choice that skips, the token itself, or zero."""
+    operands_of_order = order.order_N, order.back_N, order.ends_E
+    y_TD: Tensor = _Network.apply(  # type: ignore[no-untyped-call]  # torch's
+        x_TD.contiguous(), weights_TK.contiguous(), gate_up_EOD, down_EDF, *operands_of_order, identity
+    )
+    return y_TD
+
+
+class _Network(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TD: Tensor,
+        weights_TK: Tensor,
+        gate_up_EOD: Tensor,
+        down_EDF: Tensor,
+        order_N: Tensor,
+        back_N: Tensor,
+        ends_E: Tensor,
+        identity: bool,
+    ) -> Tensor:
+        groups = Groups(ends_E)
+        x_ND = gather(x_TD, order_N, weights_TK.shape[1])
+        both_NO = multiply(x_ND, gate_up_EOD.mT, groups)
+        del x_ND
+        active_NF = activate(both_NO, weights_TK.flatten().index_select(0, order_N))
+        y_ND = multiply(active_NF, down_EDF.mT, groups)
+        ctx.save_for_backward(x_TD, weights_TK, gate_up_EOD, down_EDF, order_N, back_N, ends_E, both_NO)
+        ctx.identity = identity
+        y_TD: Tensor = combine(y_ND, x_TD, weights_TK, back_N, ends_E, identity)
+        return y_TD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
+        x_TD, weights_TK, gate_up_EOD, down_EDF, order_N, back_N, ends_E, both_NO = ctx.saved_tensors
+        groups, choices = Groups(ends_E), weights_TK.shape[1]
+        grad_TD = grad_TD.contiguous()  # kernels refuse expanded gradients
+        grad_ND = gather(grad_TD, order_N, choices)
+        grad_active_NF = multiply(grad_ND, down_EDF, groups)
+        weights_N = weights_TK.flatten().index_select(0, order_N)
+        active_NF, grad_both_NO, grad_weights_N = activate_backward(grad_active_NF, both_NO, weights_N)
+        del grad_active_NF
+        grad_down_EDF = weight_gradient(grad_ND, active_NF, groups)
+        del grad_ND, active_NF
+        grad_gate_up_EOD = weight_gradient(grad_both_NO, gather(x_TD, order_N, choices), groups)
+        grad_rows_ND = multiply(grad_both_NO, gate_up_EOD, groups)
+        grad_x_TD = combine(grad_rows_ND, grad_TD, weights_TK, back_N, ends_E, ctx.identity)
+        grad_weights_TK = weights_backward(grad_weights_N, grad_TD, x_TD, back_N, ends_E, ctx.identity)
+        return grad_x_TD, grad_weights_TK, grad_gate_up_EOD, grad_down_EDF, None, None, None, None

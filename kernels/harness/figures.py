@@ -1,0 +1,149 @@
+"""Compare operations with what is no implementation of them: one dense product, torch.compile, fp32.
+
+The operation is what a caller gets: dispatch chooses. On a CPU nothing is compiled, for that takes minutes there:
+the peers of the passes run as torch runs them, and the figures only show that the program works.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zslurm.kernels import adamw, head, muon
+from zslurm.kernels.adamw.operands import Operands
+from zslurm.kernels.case import drawn
+from zslurm.kernels.grouped_gemm import Groups, multiply
+from zslurm.kernels.grouped_gemm.cases import ends_of
+from zslurm.kernels.harness.timing import medians, triad
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One comparison.
+
+    Attributes:
+        what: is compared, with sizes.
+        peer: against what.
+        seconds: of one call of ours; peer_s: of the peer's.
+        share_of_triad: bytes that ours moves at least, over what the triad moves in that time; None for products.
+    """
+
+    what: str
+    peer: str
+    seconds: float
+    peer_s: float
+    share_of_triad: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long the peer takes."""
+        return self.peer_s / self.seconds
+
+
+def all_figures(device: torch.device, *, small: bool) -> Iterator[Figure]:
+    """Yield every comparison of this file."""
+    for part in (head_forward, grouped_products, passes):
+        yield from part(device, small=small)
+
+
+def head_forward(device: torch.device, *, small: bool) -> Iterator[Figure]:
+    """Compare the logits of bf16 operands, summed and kept in fp32, with a product of widened operands."""
+    tokens, width, vocabulary = (64, 64, 512) if small else (4096, 2048, 262_272 // 8)
+    x_NI, weight_VI = (
+        drawn(device, torch.bfloat16, tokens, width),
+        drawn(device, torch.bfloat16, vocabulary, width),
+    )
+    logits_NV = torch.empty(tokens, vocabulary, device=device)
+    seconds = medians(
+        {
+            "ours": lambda: head.product(x_NI, weight_VI.T, logits_NV),
+            "fp32": lambda: torch.mm(x_NI.float(), weight_VI.float().T, out=logits_NV),
+        },
+        device,
+    )
+    what = f"head forward, {tokens} tokens, {width} x {vocabulary}, bf16 with fp32 logits"
+    yield Figure(what, "operands widened to fp32", seconds["ours"], seconds["fp32"])
+
+
+def grouped_products(device: torch.device, *, small: bool) -> Iterator[Figure]:
+    """Compare grouped products with one dense product of the same FLOPs."""
+    experts, inputs, outputs = (4, 64, 128) if small else (16, 2048, 4096)
+    for rows in (64,) if small else (256, 1024, 4096):
+        x_NI = drawn(device, torch.bfloat16, experts * rows, inputs)
+        weight_EIO = drawn(device, torch.bfloat16, experts, inputs, outputs)
+        ends_E = ends_of([rows] * experts, device)
+        seconds = medians(
+            {
+                "grouped": lambda x=x_NI, w=weight_EIO, ends=ends_E: multiply(x, w, Groups(ends)),  # type: ignore[misc]
+                "dense": partial(torch.mm, x_NI, weight_EIO[0]),
+            },
+            device,
+        )
+        what = f"{experts} groups of {rows} rows, {inputs} x {outputs}, bf16"
+        yield Figure(what, "one dense product of the same FLOPs", seconds["grouped"], seconds["dense"])
+
+
+def passes(device: torch.device, *, small: bool) -> Iterator[Figure]:
+    """Compare AdamW's and Muon's passes with torch.compile's, and with the triad of the same run."""
+    count, rows, columns = (2, 64, 128) if small else (8, 4096, 2048)
+    elements = count * rows * columns
+    masters, gradients, means, squares = (
+        drawn(device, torch.float32, count, rows, columns, seed=seed) for seed in range(4)
+    )
+    squares.square_()
+    weights = torch.empty_like(masters, dtype=torch.bfloat16)
+    x_KMN = torch.empty_like(weights)
+    operands = Operands([masters], [gradients], [means], [squares], [weights])
+    settings: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "step": 7}
+    on_gpu = device.type == "cuda"
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compile if on_gpu else lambda run: run
+    each: list[tuple[str, int, Callable[[], object], Callable[[], object]]] = [
+        (
+            "AdamW's step",
+            30,
+            lambda: adamw.update(operands, **settings),
+            partial(compiled(_adamw), masters, gradients, means, squares, weights),
+        ),
+        (
+            "Muon's momentum and norms",
+            14,
+            lambda: muon.momentum([means], [gradients], x_KMN, mu=0.95, nesterov=True),
+            partial(compiled(_momentum), means, gradients, x_KMN),
+        ),
+        (
+            "Muon's update",
+            12,
+            lambda: muon.update([masters], x_KMN, decay=0.999, rate=0.01, weights=[weights]),
+            partial(compiled(_update), masters, x_KMN, weights),
+        ),
+    ]
+    for name, moved, ours, peer in each:
+        seconds = medians({"ours": ours, "peer": peer}, device)
+        share = moved * elements / seconds["ours"] / triad(device)
+        what = f"{name}, {elements / 1e6:.4g} M elements"
+        yield Figure(what, "torch.compile" if on_gpu else "torch", seconds["ours"], seconds["peer"], share)
+
+
+def _adamw(master: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, weight: Tensor) -> None:
+    mean.lerp_(gradient, 0.1)
+    square.mul_(0.95).addcmul_(gradient, gradient, value=0.05)
+    scale = 1 / math.sqrt(1 - 0.95**7)
+    master.mul_(1 - 1e-4).sub_(mean * (1e-3 / (1 - 0.9**7)) / (square.sqrt() * scale + 1e-8))
+    weight.copy_(master)
+
+
+def _momentum(momentum: Tensor, gradient: Tensor, x_KMN: Tensor) -> Tensor:
+    momentum.lerp_(gradient, 0.05)
+    x_KMN.copy_(gradient.lerp(momentum, 0.95))
+    return x_KMN.float().square().sum((1, 2)).sqrt()
+
+
+def _update(master: Tensor, x_KMN: Tensor, weight: Tensor) -> None:
+    master.mul_(0.999).sub_(x_KMN * 0.01)
+    weight.copy_(master)

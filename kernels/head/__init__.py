@@ -1,0 +1,78 @@
+"""Multiply matrices of 16-bit elements with an fp32 result: the products of the output head.
+
+    product(left_MK, right_KN, out_MN)      out = left right, summed and stored in at least fp32
+
+The head's logits, log-sum-exp and the embedding's gradient need fp32 results, not fp32 operands: the product of
+two bf16 numbers is exact in fp32, so products of narrow operands differ from those of widened ones by the order of
+their sums alone. They run at the rate of the bf16 matrix units, on MI300X eight times that of fp32, and without a
+widened copy of the embedding.
+
+    reference       widens both operands, for any device and format
+    torch           `torch.mm(..., out_dtype=torch.float32)`: on GPUs, of AMD from torch 2.10 on
+
+Where no table was measured, torch's runs on GPUs where it can. One small product per device, multiplied once,
+decides whether it can.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zslurm.kernels import checks
+from zslurm.kernels.dispatch import REFERENCE, Implementation, Operation, Sizes
+from zslurm.kernels.head import by_torch, reference
+
+__all__ = ["OPERATIONS", "add_product", "keeps_narrow", "product"]
+
+_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_PIECE_ELEMENTS = 1 << 26
+"""Elements of a sum that `add_product` makes beside the total at one time: 256 MiB."""
+
+
+def _check(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> None:
+    name = "head.product"
+    checks.shape(name, "left", left_MK, (None, None), "MK")
+    checks.shape(name, "right", right_KN, (left_MK.shape[1], None), "KN")
+    checks.shape(name, "out", out_MN, (left_MK.shape[0], right_KN.shape[1]), "MN")
+    checks.dtype_among(name, _FORMATS, left=left_MK)
+    checks.one_dtype(name, left=left_MK, right=right_KN)
+    checks.dtype_among(name, (torch.promote_types(left_MK.dtype, torch.float32),), out=out_MN)
+    checks.one_device(name, left=left_MK, right=right_KN, out=out_MN)
+    checks.no_overlap(name, "out", out_MN, left=left_MK, right=right_KN)
+
+
+def _sizes(left_MK: Tensor, right_KN: Tensor, out_MN: Tensor) -> Sizes:
+    (rows, terms), columns = left_MK.shape, right_KN.shape[1]
+    return {"dtype": checks.short(left_MK.dtype), "rows": rows, "terms": terms, "columns": columns}
+
+
+product = Operation(
+    name="head.product",
+    reference=reference.product,
+    implementations=[Implementation("torch", by_torch.product, by_torch.lacks)],
+    check=_check,
+    device=lambda left_MK, right_KN, out_MN: left_MK.device,
+    sizes=_sizes,
+)
+
+OPERATIONS = (product,)
+
+
+def keeps_narrow(left_MK: Tensor, right_KN: Tensor) -> bool:
+    """Return whether the product of such operands is made without widening them."""
+    narrow = left_MK.dtype == right_KN.dtype and left_MK.dtype.itemsize < torch.float32.itemsize
+    if not narrow or left_MK.device != right_KN.device:
+        return False
+    out_MN = left_MK.new_empty((), dtype=torch.float32).expand(left_MK.shape[0], right_KN.shape[1])
+    return product.choose(left_MK, right_KN, out_MN).name != REFERENCE
+
+
+def add_product(left_MK: Tensor, right_KN: Tensor, total_MN: Tensor) -> None:
+    """Add left right to a matrix in at least fp32, some rows at a time, without another matrix of its size."""
+    rows = max(1, _PIECE_ELEMENTS // max(1, total_MN.shape[1]))
+    for start in range(0, len(total_MN), rows):
+        total = total_MN[start : start + rows]
+        piece = torch.empty_like(total)
+        product(left_MK[start : start + rows], right_KN, piece)
+        total += piece

@@ -1,0 +1,111 @@
+"""What runs inside of graphs of `torch.compile`, where no dispatch can be traced.
+
+A CPU's operands go through torch's operators as they are, which the compiler fuses; those of a GPU through one
+operator for each direction, which dispatches when the graph runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from zslurm.kernels.residual_norm import by_torch, operations, reference
+from zslurm.kernels.residual_norm.operands import Operands
+from zslurm.kernels.residual_norm.reference import Gradients
+
+
+def forward_of(centered: bool, given: Operands) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return what computes x, t and the statistics in a graph."""
+    if given.hidden.device.type == "cpu":
+        return _torch(centered, given).forward  # type: ignore[no-any-return]
+    return _forward
+
+
+def backward_of(centered: bool, given: Operands) -> Callable[..., Gradients]:
+    """Return what computes the gradients in a graph."""
+    if given.hidden.device.type == "cpu":
+        return _torch(centered, given).backward  # type: ignore[no-any-return]
+    return _backward_in_order
+
+
+def _torch(centered: bool, given: Operands) -> ModuleType:
+    return reference if by_torch.lacks(centered, given) else by_torch
+
+
+@torch.library.custom_op("zslurm::residual_norm", mutates_args=())
+def _forward(
+    eps: float,
+    centered: bool,
+    hidden: Tensor,
+    hidden_scale: Tensor | None,
+    hidden_bias: Tensor | None,
+    residual: Tensor | None,
+    residual_scale: Tensor | None,
+    residual_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    given = Operands(hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias)
+    x, joined, statistics = operations.forward(eps, centered, *given)
+    return x, joined, statistics
+
+
+@_forward.register_fake
+def _(eps: float, centered: bool, hidden: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    given = Operands(hidden, *others)  # type: ignore[arg-type]
+    joined = hidden.new_empty(hidden.shape if given.joins else (0,), dtype=given.wide)
+    rows = hidden.numel() // hidden.shape[-1]
+    statistics = hidden.new_empty((2 if centered else 1, rows), dtype=given.wide)
+    return torch.empty(hidden.shape, dtype=given.weight.dtype, device=hidden.device), joined, statistics
+
+
+@torch.library.custom_op("zslurm::residual_norm_backward", mutates_args=())
+def _backward(
+    grad_x: Tensor | None,
+    grad_joined: Tensor | None,
+    joined: Tensor,
+    statistics: Tensor,
+    hidden: Tensor,
+    hidden_scale: Tensor | None,
+    hidden_bias: Tensor | None,
+    residual: Tensor | None,
+    residual_scale: Tensor | None,
+    residual_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> list[Tensor]:
+    given = Operands(hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias)
+    found = operations.backward(grad_x, grad_joined, joined, statistics, *given)
+    return [each for each in found if each is not None]
+
+
+@_backward.register_fake
+def _(grad_x: Tensor | None, *others: Tensor | None) -> list[Tensor]:
+    given = Operands(*others[3:])  # type: ignore[arg-type]
+    there = _has_gradient(grad_x, given)
+    return [
+        torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
+        for operand, is_there in zip(given, there, strict=True)
+        if operand is not None and is_there
+    ]
+
+
+def _has_gradient(grad_x: Tensor | None, given: Operands) -> Sequence[bool]:
+    """Return for each operand whether it gets a gradient: those of the norm itself only with one of x."""
+    behind_norm = grad_x is not None
+    return [*(operand is not None for operand in given[:6]), behind_norm, behind_norm and given.bias is not None]
+
+
+def _backward_in_order(
+    grad_x: Tensor | None,
+    grad_joined: Tensor | None,
+    joined: Tensor,
+    statistics: Tensor,
+    *operands: Tensor | None,
+) -> Gradients:
+    """Return one gradient or None for each operand: operators return no None."""
+    found = iter(_backward(grad_x, grad_joined, joined, statistics, *operands))
+    return tuple(next(found) if each else None for each in _has_gradient(grad_x, Operands(*operands)))  # type: ignore[arg-type]

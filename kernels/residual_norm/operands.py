@@ -1,0 +1,101 @@
+"""What the operation works on, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from zslurm.kernels import checks
+
+_FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+class Operands(NamedTuple):
+    """The tensors of one call; D is the width of a row.
+
+    Attributes:
+        hidden: [..., D], with one dimension or more before D.
+        hidden_scale: [D], or None for 1.
+        hidden_bias: [D], or None for 0; there is one exactly where there is a scale.
+        residual: of the shape of hidden, or None for no residual stream.
+        residual_scale: [D] or None, as for hidden.
+        residual_bias: [D] or None, as for hidden.
+        weight: [D]; its format is that of the normalised result.
+        bias: [D], added behind the weight, or None.
+    """
+
+    hidden: Tensor
+    hidden_scale: Tensor | None
+    hidden_bias: Tensor | None
+    residual: Tensor | None
+    residual_scale: Tensor | None
+    residual_bias: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def joins(self) -> bool:
+        """Return whether anything is added or scaled before the norm."""
+        return self.residual is not None or self.hidden_scale is not None
+
+    @property
+    def wide(self) -> torch.dtype:
+        """Return the format that is computed in: fp32, or fp64 where the operands are."""
+        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
+
+    def given(self) -> dict[str, Tensor]:
+        """Return those that are there, by their names."""
+        return {name: operand for name, operand in self._asdict().items() if operand is not None}
+
+
+def check(name: str, operands: Operands) -> None:
+    """Raise ValueError for operands that no implementation takes."""
+    if _fit(operands):
+        return  # the usual case, without the cost of messages: small entries take a CPU 100 microseconds
+    shape = list(operands.hidden.shape)
+    if len(shape) < 2 or not shape[-1]:
+        raise ValueError(f"{name}: hidden has the shape {shape}, but must have [..., D] with D of at least 1")
+    for stream in ("hidden", "residual"):
+        _check_affine(name, stream, operands)
+    given = operands.given()
+    for operand_name, operand in given.items():
+        if operand_name == "residual":
+            checks.shape(name, operand_name, operand, tuple(operands.hidden.shape), "." * operands.hidden.dim())
+        elif operand_name != "hidden":
+            checks.shape(name, operand_name, operand, (operands.hidden.shape[-1],), "D")
+    checks.dtype_among(name, _FORMATS, **given)
+    if torch.float64 in {operand.dtype for operand in given.values()}:
+        checks.one_dtype(name, **given)  # what is computed in fp64 is in fp64 throughout
+    checks.one_device(name, **given)
+
+
+def _check_affine(name: str, stream: str, operands: Operands) -> None:
+    given = operands.given()
+    scale, bias = f"{stream}_scale", f"{stream}_bias"
+    if (scale in given) != (bias in given):
+        raise ValueError(f"{name}: {scale} and {bias} are given together, or neither of them")
+    if scale in given and stream not in given:
+        raise ValueError(f"{name}: {scale} is given without {stream}")
+
+
+def _fit(given: Operands) -> bool:
+    """Return whether the operands are right as `check` has it; False may be wrong, True may not."""
+    hidden, scale, bias, residual, residual_scale, residual_bias, weight, own_bias = given
+    vectors = [each for each in (scale, bias, residual_scale, residual_bias, weight, own_bias) if each is not None]
+    everything = [hidden, *vectors] if residual is None else [hidden, residual, *vectors]
+    formats = {each.dtype for each in everything}
+    size = hidden.shape
+    return (
+        len(size) > 1
+        and size[-1] > 0
+        and (scale is None) == (bias is None)
+        and (residual_scale is None) == (residual_bias is None)
+        and (residual_scale is None or residual is not None)
+        and (residual is None or residual.shape == size)
+        and all(each.shape == size[-1:] for each in vectors)
+        and formats.issubset(_FORMATS)
+        and (len(formats) == 1 or torch.float64 not in formats)
+        and len({each.device for each in everything}) == 1
+    )

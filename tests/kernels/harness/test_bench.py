@@ -1,0 +1,155 @@
+"""What is timed, and the tables that follow from it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from zslurm.kernels import dispatch
+from zslurm.kernels.arch import CPU, GFX942, SM_90, meta_tensors_on
+from zslurm.kernels.cache import table_file, write_table
+from zslurm.kernels.dispatch import forget_tables, operations
+from zslurm.kernels.harness.bench import Measured, bench_all, rules, tables, write_tables
+from zslurm.kernels.harness.figures import all_figures
+from zslurm.kernels.harness.timing import triad
+
+DEVICE = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of this test."""
+    monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / "cache"))
+    forget_tables()
+    monkeypatch.setattr(dispatch, "_forced_names", {})
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> object:
+    yield
+    forget_tables()
+
+
+def measured(side: int, *, triton: float, dtype: str = "bfloat16", reference: float = 1.0) -> Measured:
+    return Measured(
+        operation="symmetric_product.product",
+        case=str(side),
+        axis="side",
+        sizes={"dtype": dtype, "side": side, "count": 1},
+        seconds={"reference": reference, "triton": triton},
+        flops=1.0,
+        bytes=1.0,
+    )
+
+
+def test_every_implementation_is_timed_on_a_cpu() -> None:
+    found = list(bench_all(DEVICE, small=True, only=["muon"]))
+    assert {each.operation for each in found} == {"muon.momentum", "muon.update"}
+    for each in found:
+        assert each.seconds.keys() == {"reference", "hip", "torch"}
+        assert all(seconds > 0 for seconds in each.seconds.values())
+        assert each.fastest in each.seconds
+    (product, *_) = bench_all(DEVICE, small=True, only=["symmetric_product"])
+    assert product.missing == {"triton": "does not take operands on cpu"}
+
+
+def test_comparisons_run_on_a_cpu() -> None:
+    found = list(all_figures(DEVICE, small=True))
+    assert len(found) == 5
+    assert all(each.ratio > 0 for each in found)
+    assert triad(DEVICE) > 0
+
+
+def test_a_faster_implementation_must_be_clearly_faster() -> None:
+    assert measured(1, triton=0.97).fastest == "triton"
+    assert measured(1, triton=0.99).fastest == "reference"
+
+
+def test_between_two_sizes_the_reference_is_taken() -> None:
+    sizes = [measured(4096, triton=0.6), measured(1024, triton=2), measured(2048, triton=1.5)]
+    assert rules(sizes) == [
+        {"when": {"dtype": "bfloat16", "side": [0, 4095]}, "use": "reference"},
+        {"when": {"dtype": "bfloat16", "side": [4096, 2**62]}, "use": "triton"},
+    ]
+    sizes = [measured(64, triton=0.5), measured(128, triton=0.5), measured(256, triton=3)]
+    assert rules(sizes) == [
+        {"when": {"dtype": "bfloat16", "side": [0, 128]}, "use": "triton"},
+        {"when": {"dtype": "bfloat16", "side": [129, 2**62]}, "use": "reference"},
+    ]
+
+
+def test_formats_have_rules_of_their_own() -> None:
+    found = rules([measured(64, triton=0.5), measured(64, triton=2, dtype="float16")])
+    assert [(rule["when"]["dtype"], rule["use"]) for rule in found] == [
+        ("bfloat16", "triton"),
+        ("float16", "reference"),
+    ]
+
+
+def test_dispatch_chooses_by_what_was_measured() -> None:
+    operation = operations()["symmetric_product.product"]
+    small, large = (torch.empty(1, side, side, dtype=torch.bfloat16, device="meta") for side in (512, 8192))
+
+    def chosen(x_KSL: torch.Tensor) -> str:
+        return operation.choose(x_KSL, x_KSL).name
+
+    found = [measured(512, triton=0.5), measured(1024, triton=2)]
+    (file,) = write_tables(found, GFX942)
+    assert file == table_file("gfx942", "symmetric_product")
+    assert json.loads(file.read_text()) == tables(found, GFX942)["symmetric_product"]
+    assert list(file.parent.iterdir()) == [file]
+    assert set(operation.table()) == {"gfx942"}
+    with meta_tensors_on(
+        GFX942
+    ):  # no implementation takes tensors of this device: what the table has is looked at
+        assert operation._measured(GFX942, operation.sizes(small, small)) == "triton"
+        assert operation._measured(GFX942, operation.sizes(large, large)) == "reference"
+        assert chosen(large) == "reference"
+    assert operation._measured(SM_90, operation.sizes(small, small)) is None
+    assert operations()["symmetric_product.polynomial"].table() == {}
+
+
+def test_a_cpu_has_no_table() -> None:
+    with pytest.raises(ValueError, match="no table is kept for a CPU"):
+        write_tables([measured(512, triton=0.5)], CPU)
+    write_table("cpu", "symmetric_product", {"product": {"cpu": [{"use": "reference"}]}})
+    forget_tables()
+    assert operations()["symmetric_product.product"].table() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "has no attribute"),
+        ('{"product": {"gfx942": [{"use": "tritno"}]}}', "has no implementation tritno"),
+        ('{"product": {"gfx942": ["triton"]}}', "expected a list of rules"),
+        ('{"product": {"gfx942": [{"when": {"side": [1]}, "use": "triton"}]}}', "expected a list of rules"),
+    ],
+)
+def test_a_damaged_table_is_left_out_with_a_warning(
+    text: str, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = table_file("gfx942", "symmetric_product")
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    operation = operations()["symmetric_product.product"]
+    with caplog.at_level(logging.WARNING):
+        assert [operation.table(), operation.table()] == [{}, {}]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert str(file) in message
+    assert cause in message
+
+
+def test_rules_about_sizes_that_are_gone_do_not_hold() -> None:
+    write_table(
+        "gfx942", "symmetric_product", {"product": {"gfx942": [{"when": {"rows": [0, 9]}, "use": "triton"}]}}
+    )
+    forget_tables()
+    operation = operations()["symmetric_product.product"]
+    x_KSL = torch.empty(1, 4, 4, device="meta")
+    assert operation._measured(GFX942, operation.sizes(x_KSL, x_KSL)) is None

@@ -1,0 +1,146 @@
+"""`python -m benchmarks gpu`: parts that end, fail, hang and are not reached, on a simulated card; and no card."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.gpu import command
+from benchmarks.gpu.muon_step import shares
+from benchmarks.gpu.parts import PARTS, _of_report
+from tests.checkout import ROOT
+
+CARD = {"card": "Simulated MI300X (1/8)", "driver": "6.12.12", "torch": "2.13.0"}
+PROCESS = """
+import sys, time
+out = open(sys.argv[2], "a")
+for number in range(2):
+    print('{"row": %d}' % number, file=out, flush=True)
+print('{"half a', end="", file=out, flush=True)
+if sys.argv[1] == "check":
+    sys.exit("muon: hip is wrong")
+if sys.argv[1] == "figures":
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card, and parts that are processes of the test: `check` fails and `figures` hangs."""
+    monkeypatch.setattr(command, "describe", lambda device: CARD)
+    monkeypatch.setattr(
+        command, "command_of", lambda name, device, rows: [sys.executable, "-c", PROCESS, name, str(rows)]
+    )
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    (file,) = folder.iterdir()
+    assert file.name == "gpu-simulated-mi300x-1-8.json"
+    body: dict[str, Any] = json.loads(file.read_text())
+    return body
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_part_that_fails_leaves_its_rows_and_the_next_part_runs(tmp_path: Path) -> None:
+    asked = ["gpu", "--results", str(tmp_path), *(f"--only={name}" for name in ("check", "build"))]
+    assert main(asked) == 1
+    body = result_of(tmp_path)
+    assert {key: body[key] for key in CARD} == CARD
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", body["date"])
+    assert list(body["parts"]) == ["check", "build"]
+    for part, status in zip(body["parts"].values(), ("failed", "done"), strict=True):
+        assert part["status"] == status
+        assert part["rows"] == [{"row": 0}, {"row": 1}]
+    assert body["parts"]["check"]["log"] == ["muon: hip is wrong"]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_part_that_hangs_is_ended_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had is kept, and the parts behind it are named."""
+    wait = command.subprocess.Popen.wait
+
+    def until_both_rows(child: Any, timeout: float | None = None) -> int:
+        if timeout is not None and child.args[3] == "figures":
+            rows = Path(child.args[4])
+            while rows.read_text().count("\n") < 2:
+                assert child.poll() is None
+            raise command.subprocess.TimeoutExpired(child.args, timeout)
+        return int(wait(child, timeout))
+
+    clock = iter([0.0, 0.0, 0.0, 1.0, 599.0, 599.0, 599.0, 599.0, 599.0])
+    monkeypatch.setattr(command.subprocess.Popen, "wait", until_both_rows)
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock, 599.0))
+    assert main(["gpu", "--results", str(tmp_path), "--only=figures", "--only=tests"]) == 0
+    parts = result_of(tmp_path)["parts"]
+    assert parts["figures"]["status"] == "out of time"
+    assert parts["figures"]["rows"] == [{"row": 0}, {"row": 1}]
+    assert parts["tests"] == {"status": "no time", "rows": [], "seconds": 0.0}
+
+
+def test_a_part_runs_on_a_cpu(tmp_path: Path) -> None:
+    """The real one, with small sizes, in its process."""
+    assert main(["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "muon_step"]) == 0
+    (file,) = tmp_path.iterdir()
+    part = json.loads(file.read_text())["parts"]["muon_step"]
+    assert part["status"] == "done"
+    (row,) = part["rows"]
+    assert row["seconds"].keys() == {"ours", "torch.optim.Muon", "batched"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_there_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu", "--results", str(tmp_path)]) == command.NO_GPU
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("no GPU: torch finds none on this machine")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu", "--only", "muons"]) == 2
+    assert "no part called muons; there are: build, check, " in capsys.readouterr().err
+    for minutes in ("0", "-1", "nan", "many"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["gpu", "--minutes", minutes])
+
+
+def test_the_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpu", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PARTS)
+
+
+def test_the_share_of_a_rank_is_that_of_the_recipe() -> None:
+    assert sum(count for count, _, _ in shares(64)) > 10
+    assert all(min(rows, columns) >= 16 for _, rows, columns in shares(64))
+
+
+def test_a_report_of_tests_is_read(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="a" name="good"/><testcase classname="a" name="bad">'
+        '<failure message="1 != 2"/></testcase>'
+        '<testcase classname="a" name="left"><skipped message="no"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    assert list(_of_report(report)) == [
+        {"test": "a::bad", "status": "failed", "message": "1 != 2"},
+        {"test": "a::left", "status": "skipped", "message": "no"},
+        {"passed": 1, "failed": 1, "skipped": 1},
+    ]
+
+
+def test_every_test_that_needs_a_gpu_has_the_mark() -> None:
+    """So `make gpu` runs it."""
+    condition = "skipif(not torch.cuda." + "is_available()"
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        lines = file.read_text().splitlines()
+        for number, line in enumerate(lines):
+            beside = lines[max(0, number - 2) : number + 3]
+            marked = any("pytest.mark.gpu" in each for each in beside)
+            assert condition not in line or marked, f"{file}:{number + 1} has no mark"

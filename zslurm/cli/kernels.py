@@ -1,0 +1,241 @@
+"""`zslurm kernels`: build, check and measure the kernels on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.cli.options import Json
+from zslurm.core import log
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import CheckFailed, ConfigError, ZslurmError
+
+if TYPE_CHECKING:  # torch is imported by the commands that need it, not to show their help
+    import torch
+
+    from zslurm.kernels.arch import Arch
+    from zslurm.kernels.harness.bench import Measured
+    from zslurm.kernels.harness.builds import Built
+    from zslurm.kernels.harness.figures import Figure
+
+app = typer.Typer(
+    help="The kernels on this machine: build them, check them, measure which is fastest.", no_args_is_help=True
+)
+
+Device = Annotated[
+    Literal["auto", "cpu", "gpu"], typer.Option(help="Where to run; auto is the GPU, if there is one.")
+]
+
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="OPERATION", help="Take only this operation (repeatable).")
+]
+
+
+@app.command()
+def build(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARCH", help="gfx942, sm_90 or cpu (repeatable); default: this machine's."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compile all kernels into the cache, for this machine or for another architecture. Exit code 1 on failures.
+
+    Example: zslurm kernels build --arch gfx942
+    """
+    log.set_up()
+    wanted = [_architecture(name) for name in arch or []] or [_own_architecture()]
+    from zslurm.kernels.cache import CACHE_VARIABLE
+    from zslurm.kernels.harness.builds import build_all, cache_problem
+
+    if problem := cache_problem():
+        raise ZslurmError(f"{problem}: set {CACHE_VARIABLE} to a directory that can")
+    found = [(each.name, built) for each in dict.fromkeys(wanted) for built in build_all(each)]
+    if json:
+        print_json([_build_facts(name, built) for name, built in found])
+    else:
+        columns = ["kernel", "language", "architecture", "registers", "LDS", "occupancy", "result"]
+        print_table(columns, [_build_row(name, built) for name, built in found])
+    # One compiler is missing for all sources of an architecture: that is one line.
+    problems = dict.fromkeys(f"{name}: {built.problem}" for name, built in found if built.problem)
+    if problems:
+        raise ZslurmError("\n".join(problems))
+
+
+@app.command()
+def check(device: Device = "auto", only: Only = None, json: Json = False) -> None:
+    """Compare every implementation with its reference on this machine. Exit code 5 where one is wrong.
+
+    Example: zslurm kernels check
+    """
+    log.set_up()
+    _known_operations(only or [])
+    where = _device(device)
+    from zslurm.kernels.harness.checks import NO_CASES, UNAVAILABLE, check_all
+
+    found = list(check_all(where, only=only or ()))
+    if json:
+        print_json([asdict(each) for each in found])
+    else:
+        rows = [
+            [
+                each.operation,
+                each.case,
+                each.implementation,
+                each.status,
+                "" if each.error is None else f"{each.error:.1e}",
+                each.message,
+            ]
+            for each in found
+        ]
+        print_table(["operation", "operands", "implementation", "status", "error", "why"], rows)
+    causes = {each.message for each in found if each.status == UNAVAILABLE}
+    for line in sorted(causes):
+        say(f"note: could not run: {line}")
+    if bare := [each.operation for each in found if each.status == NO_CASES]:
+        say(f"note: no cases to check: {', '.join(bare)}")
+    if wrong := [each for each in found if each.bad]:
+        lines = (f"{each.operation}: {each.implementation} on {each.case}: {each.message}" for each in wrong)
+        raise CheckFailed("\n".join(lines))
+    say(f"{counted(len(found), 'result')}, none of them wrong")
+
+
+@app.command()
+def bench(
+    device: Device = "auto",
+    only: Only = None,
+    write: Annotated[
+        bool, typer.Option("--write/--no-write", help="Let runs choose by what was measured (on a GPU).")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Time every implementation, and write down which is fastest from which size on: runs choose by it.
+
+    Example: zslurm kernels bench
+    """
+    log.set_up()
+    _known_operations(only or [])
+    where = _device(device)
+    from zslurm.kernels.arch import CPU, arch_of
+    from zslurm.kernels.harness.bench import bench_all, tables, write_tables
+    from zslurm.kernels.harness.builds import cache_problem
+    from zslurm.kernels.harness.figures import all_figures
+    from zslurm.kernels.harness.timing import triad
+
+    arch, on_gpu = arch_of(where), where.type == "cuda"
+    if on_gpu and write and (problem := cache_problem()):
+        raise ZslurmError(f"{problem}: set ZSLURM_KERNEL_CACHE to a directory that can, or use --no-write")
+    rate = triad(where)
+    measured = list(bench_all(where, small=not on_gpu, only=only or ()))
+    files = write_tables(measured, arch) if on_gpu and write else []
+    figures = [] if only else list(all_figures(where, small=not on_gpu))
+    if json:
+        facts = {
+            "architecture": arch.name,
+            "triad_bytes_per_s": rate,
+            "measured": [{**asdict(each), "fastest": each.fastest} for each in measured],
+            "figures": [{**asdict(each), "ratio": each.ratio} for each in figures],
+            "tables": tables(measured, arch),
+            "written": [str(file) for file in files],
+        }
+        print_json(facts)
+        return
+    columns = ["operation", "operands", "implementation", "us", "of the reference's", "TFLOPS", "of triad"]
+    print_table(columns, [row for each in measured for row in _bench_rows(each, rate)])
+    if figures:
+        print()
+        print_table(["what", "against", "us", "speed ratio", "of triad"], [_figure_row(each) for each in figures])
+    say(f"triad: {show_bytes(rate)}/s")
+    for file in files:
+        say(f"wrote {file}")
+    if arch == CPU:
+        say("note: small sizes on a CPU, where the choices are fixed: nothing was written")
+
+
+def _architecture(name: str) -> Arch:
+    from zslurm.kernels.arch import KNOWN
+
+    own = _own_architecture()
+    known = {**KNOWN, own.name: own}
+    if name not in known:
+        raise ConfigError(f"--arch {name}: unknown, expected one of {', '.join(known)}")
+    return known[name]
+
+
+def _own_architecture() -> Arch:
+    from zslurm.kernels.arch import arch_of
+
+    return arch_of(_device("auto"))
+
+
+def _device(wanted: str) -> torch.device:
+    """Return the device to run on.
+
+    Raises:
+        ZslurmError: a GPU is asked for, and torch finds none.
+    """
+    import torch
+
+    found = torch.cuda.is_available()
+    if wanted == "gpu" and not found:
+        raise ZslurmError("--device gpu: torch finds no GPU on this machine (torch.cuda.is_available() is False)")
+    return torch.device("cuda", torch.cuda.current_device()) if found and wanted != "cpu" else torch.device("cpu")
+
+
+def _known_operations(names: list[str]) -> None:
+    from zslurm.kernels.dispatch import operations
+
+    known = dict.fromkeys(name.partition(".")[0] for name in operations())
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"--only {unknown[0]}: no such operation, expected one of {', '.join(known)}")
+
+
+def _build_facts(arch: str, built: Built) -> dict[str, Any]:
+    return {
+        "kernel": built.kernel,
+        "language": built.language,
+        "architecture": arch,
+        "file": None if built.file is None else str(built.file),
+        "code": None if built.code is None else asdict(built.code),
+        "problem": built.problem,
+    }
+
+
+def _build_row(arch: str, built: Built) -> list[str]:
+    code = built.code
+    numbers = ["", "", ""] if code is None else [str(n) for n in (code.registers, code.lds_bytes, code.occupancy)]
+    return [
+        built.kernel,
+        built.language,
+        arch,
+        *numbers,
+        "failed" if built.problem else str(built.file or "built"),
+    ]
+
+
+def _bench_rows(each: Measured, triad: float) -> list[list[str]]:
+    from zslurm.kernels.dispatch import REFERENCE
+
+    reference = each.seconds[REFERENCE]
+    rows = [
+        [
+            each.operation,
+            each.case,
+            name + (" (fastest)" if name == each.fastest else ""),
+            f"{1e6 * seconds:,.1f}",
+            f"{seconds / reference:.2f}",
+            f"{each.flops / seconds / 1e12:.4g}" if each.flops else "",
+            f"{each.bytes / seconds / triad:.2f}",
+        ]
+        for name, seconds in each.seconds.items()
+    ]
+    missing = each.missing.items()
+    return rows + [[each.operation, each.case, name, "", "", "", why] for name, why in missing]
+
+
+def _figure_row(each: Figure) -> list[str]:
+    share = "" if each.share_of_triad is None else f"{each.share_of_triad:.2f}"
+    return [each.what, each.peer, f"{1e6 * each.seconds:,.1f}", f"{each.ratio:.2f}", share]
