@@ -132,7 +132,7 @@ def command_of(name: str, device: str, rows: Path) -> list[str]:
 
 
 def describe(device: str) -> dict[str, Any] | None:
-    """Return card, driver and versions, or None without a GPU; asked in a process of its own."""
+    """Return card, driver and versions, or None without a GPU; a separate process asks."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.part", "describe", "--device", device],
         cwd=ROOT,

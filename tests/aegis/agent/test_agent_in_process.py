@@ -181,7 +181,7 @@ def test_readings_without_news_are_not_repeated(tmp_path: Path) -> None:
     here.read_on()
     wait_for(lambda: here.sensed("steady")[1:], "other values")
     assert [report.values for report in here.sensed("steady")] == [{"n": 1}, {"n": 2}]
-    assert [len(report.faults) for report in here.sensed("faulty")] == [0, 1, 1, 0], "each fault is told"
+    assert [len(report.faults) for report in here.sensed("faulty")] == [0, 1, 1, 0], "each fault is reported"
     here.quit()
 
 
