@@ -194,6 +194,16 @@ class ParallelConfig(Section):
     deterministic: bool = Field(
         False, description="use torch's deterministic algorithms only: resuming on a GPU is then bit-exact"
     )
+    collectives: Literal["auto", "flat", "two_level"] = Field(
+        "auto",
+        description="ZeRO-1's collectives: one ring over all ranks (flat), or inside each node and then along "
+        "the rails (two_level)",
+    )
+    context_attention: Literal["auto", "ring", "all_gather"] = Field(
+        "auto",
+        description="attention where phases[].context_parallel is above 1: keys and values go round the ranks "
+        "(ring), or every rank collects all of them (all_gather)",
+    )
     attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
         "auto", description="attention kernels: torch's own (auto, sdpa), or those of an installed package"
     )

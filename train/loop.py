@@ -224,8 +224,8 @@ class Trainer:
         self.shards.reduce_gradients()
         signals = [float(targets), float(self.stop.asked), *self.saves.signals()]
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
-        dist.all_reduce(totals, group=self.world.dp_group)
-        dist.all_reduce(counts_MLC, group=self.world.dp_group)
+        dist.all_reduce(totals, group=self.world.group)
+        dist.all_reduce(counts_MLC, group=self.world.group)
         if self.order.data.masked:
             # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
             share = here.step_tokens / totals[2]
@@ -340,7 +340,7 @@ def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
     return ZeroShards(
         model,
         owned_table(config.model, config.optim),
-        world.dp_group,
+        world.group,
         gradient_dtype=DTYPES[parallel.gradient_dtype],
         reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
         bucket_bytes=parallel.bucket_mb * 2**20,

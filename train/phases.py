@@ -28,6 +28,9 @@ class PhaseConfig(Section):
     context: ContextLength = Field(description="tokens in one sequence")
     global_batch: Count = Field(description="sequences in one optimizer step, over all ranks")
     micro_batch: Count = Field(description="sequences in one forward pass: the unit of distribution")
+    context_parallel: Count = Field(
+        1, description="ranks of one node that share each sequence: its context is divided among them"
+    )
     rope_base: Positive = Field(10_000.0, description="base of the rotary embedding")
     lr: Positive = Field(description="peak learning rate")
     final_lr: NonNegative = Field(0.0, description="learning rate at the end of the phase")

@@ -127,7 +127,7 @@ class Evaluator:
             document_BS = documents_of(tokens_BS, end_token) if self._isolate_documents else None
             sums_2M[0, j], _ = model(tokens_BS, targets_BS, rope_base=phase.rope_base, document_BS=document_BS)
             sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
-        dist.all_reduce(sums_2M, group=world.dp_group)
+        dist.all_reduce(sums_2M, group=world.group)
         loss_sum, tokens = (math.fsum(sums_M) for sums_M in sums_2M.tolist())
         if not tokens:
             raise DataError(f"evaluation.data: {self.corpus.path}: none of its tokens counts as a target")

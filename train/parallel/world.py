@@ -4,7 +4,9 @@ Reads torchrun's variables and nothing else (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL
 MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE); without them the run has one rank. One code path serves gloo on
 CPUs and RCCL or NCCL on GPUs: torch calls both `nccl`.
 
-The mesh has the axes dp (data parallel) and cp (context parallel, of size 1 for now).
+ZeRO-1 divides optimizer state and gradients over all ranks in every phase. What a phase's `context_parallel` c
+changes is the division of its data: c consecutive ranks, of one node, share each sequence; the W / c groups divide
+the microbatches. So a run changes c between phases with its optimizer state where it is.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import ParallelConfig
@@ -28,19 +29,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 @dataclass(frozen=True)
 class World:
-    """One rank's view of the run."""
+    """One rank's view of the run; `group` is that of all ranks."""
 
     rank: int
     size: int
     local_size: int
     device: torch.device
-    mesh: DeviceMesh
+    group: dist.ProcessGroup
     store: dist.Store
-
-    @property
-    def dp_group(self) -> dist.ProcessGroup:
-        """Return the ranks among which data and optimizer state are divided."""
-        return self.mesh.get_group("dp")
 
     def second_store(self) -> dist.Store:
         """Return another connection to the store, for another thread: an operation holds its connection."""
@@ -110,8 +106,8 @@ def open_world(config: ParallelConfig) -> Iterator[World]:
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    mesh = init_device_mesh(device.type, (size, 1), mesh_dim_names=("dp", "cp"))
-    yield World(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), device, mesh, store)
+    assert dist.group.WORLD is not None
+    yield World(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), device, dist.group.WORLD, store)
     # The host of the store must not leave while others still talk through it. After an error none is
     # waited for: the process ends, and its peers notice.
     dist.barrier()
