@@ -41,6 +41,7 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
+from zslurm.train.parallel.context_groups import context_groups
 from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
@@ -100,6 +101,9 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluator.open(config, tokenizer)
+        self.contexts = context_groups(
+            world, (phase.context_parallel for phase in config.phases), config.parallel
+        )
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
         self.shards = shard(self.model, config, world)
@@ -212,6 +216,7 @@ class Trainer:
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
                 document_BS=microbatch.document_BS,
+                context=self.contexts[here.phase.context_parallel],
             )
             self.clock.enter(Part.BACKWARD)
             (losses.objective / here.step_tokens).backward()
@@ -286,8 +291,9 @@ class Trainer:
     def _evaluate(self, here: Position) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
+        context = self.contexts[here.phase.context_parallel]
         with self.clock.within(None):
-            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update)
+            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update, context)
         self.progress.update(phase=Phase.STEP)
         self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
