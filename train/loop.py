@@ -31,7 +31,7 @@ from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
-from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best, Evaluator
@@ -175,7 +175,8 @@ class Trainer:
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
             split = self.clock.end_step()
-            self.work_ns += work_time_ns(split, len(self._mine(here)))
+            sequences = sum(piece.sequences for piece in self._mine(here))
+            self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
             self.observers.step_done(self.step, here, result, split)
             self.saves.report()
             last = self.step == self.plan.total_steps
@@ -196,9 +197,9 @@ class Trainer:
         _LOG.info("completed %s, saved at %d", counted(self.plan.total_steps, "step"), self.step)
         return Ending.COMPLETED
 
-    def _mine(self, here: Position) -> range:
-        """Return the microbatches of a step that are this rank's."""
-        return rank_microbatches(here.microbatches, self.world.rank, self.world.size)
+    def _mine(self, here: Position) -> tuple[Piece, ...]:
+        """Return the microbatches of a step, and parts of some, that are this rank's."""
+        return self.loader.share(here)
 
     def _train_step(self, here: Position) -> StepResult:
         self.shards.begin_step(backwards=len(self._mine(here)))

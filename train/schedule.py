@@ -137,10 +137,10 @@ class Plan:
 
 
 def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
-    """Return where ranks idle, a line for each batch with fewer microbatches than ranks.
+    """Return where ranks idle, a line for each batch that has no sequence for some.
 
     Raises:
-        ConfigError: a batch has fewer sequences than there are ranks: no micro_batch gives all of them work.
+        ConfigError: a batch has fewer sequences than there are ranks: it cannot give all of them work.
     """
     lines = []
     for index, phase in enumerate(phases):
@@ -150,10 +150,12 @@ def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
             microbatches = segment.global_batch // phase.micro_batch
             if segment.global_batch < ranks:
                 raise ConfigError(f"{batch} has fewer sequences than there are ranks ({ranks}); use fewer ranks")
-            if microbatches < ranks:
+            # A share that is no multiple of micro_batch splits microbatches, so that all ranks have work.
+            split = -(-segment.global_batch // ranks) % phase.micro_batch
+            if microbatches < ranks and not split:
                 lines.append(
                     f"{batch} is {counted(microbatches, 'microbatch')} for {counted(ranks, 'rank')}: "
-                    f"{ranks - microbatches} idle; a smaller micro_batch gives them work"
+                    f"{ranks - microbatches} idle; {counted(microbatches, 'rank')} would be as fast"
                 )
     return lines
 

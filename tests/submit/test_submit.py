@@ -315,7 +315,7 @@ def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(
     tmp_path: Path, slurm: ScriptedSlurm
 ) -> None:
     assert submit(spec_of(tmp_path, slurm={"nodes": 4})).notes == [
-        "phases[0].global_batch (6) is 3 microbatches for 4 ranks: 1 idle; a smaller micro_batch gives them work"
+        "phases[0].global_batch (6) is 3 microbatches for 4 ranks: 1 idle; 3 ranks would be as fast"
     ]
     with pytest.raises(ConfigError) as caught:
         submit(spec_of(tmp_path, run={"name": "wide"}, slurm={"nodes": 7}))

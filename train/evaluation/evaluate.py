@@ -1,6 +1,7 @@
 """Measure the validation loss: the same sequences every time, divided over the ranks, and no change in training.
 
-The sequences are spread evenly over evaluation.data, and divided over the ranks in microbatches, as in a step.
+The sequences are spread evenly over evaluation.data, and divided over the ranks, or the context groups where ranks
+share sequences, in microbatches; these stay whole, unlike those of a step (train/data/shares.py).
 Every microbatch's loss is one element of a vector; the vectors are summed over ranks (adding zeros, which is
 exact), then over microbatches in their order. So the result does not depend on the number of ranks, and is the
 same bits wherever one microbatch's loss is.
@@ -25,7 +26,6 @@ from torch import Tensor
 
 from zslurm.train.config import EvaluationConfig, TrainConfig
 from zslurm.train.data.bundle import Corpus
-from zslurm.train.data.sampler import rank_microbatches
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
 from zslurm.train.model.head import IGNORED_TARGET
@@ -119,7 +119,8 @@ class Evaluator:
         micro_batch = self._config.micro_batch or phase.micro_batch
         microbatches = -(-len(indices) // micro_batch)
         sums_2M = torch.zeros(2, microbatches, dtype=torch.float64, device=world.device)
-        for j in rank_microbatches(microbatches, world.rank, world.size):
+        together = phase.context_parallel
+        for j in range(world.rank // together, microbatches, world.size // together):
             alive()
             chosen = indices[j * micro_batch : (j + 1) * micro_batch]
             tokens_BS, targets_BS = _microbatch(self.corpus, chosen, phase.context, world.device)
