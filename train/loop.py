@@ -207,7 +207,8 @@ class Trainer:
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
-        targets = 0
+        targets, context = 0, self.contexts[here.phase.context_parallel]
+        counts_targets = context is None or context.rank == 0
         self.clock.enter(Part.DATA)
         for microbatch in self.loader.microbatches(self.step):
             self.clock.enter(Part.FORWARD)
@@ -217,13 +218,13 @@ class Trainer:
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
                 document_BS=microbatch.document_BS,
-                context=self.contexts[here.phase.context_parallel],
+                context=context,
             )
             self.clock.enter(Part.BACKWARD)
             (losses.objective / here.step_tokens).backward()
             loss_sums += torch.stack([losses.cross_entropy, losses.z_loss])
             counts_MLC[microbatch.number % shares] += counts_LC
-            targets += microbatch.targets
+            targets += microbatch.targets if counts_targets else 0
             self.clock.enter(Part.DATA)
         self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
