@@ -131,12 +131,15 @@ def test_a_change_of_what_is_done_is_refused(whole: Path, tmp_path: Path, corpus
 
 
 def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(tmp_path: Path, corpus: Path) -> None:
-    run = make(tmp_path / "run", corpus, FIRST | {"batch_ramp": [], "micro_batch": 3, "tokens": 16 * 6 * 2})
+    run = make(
+        tmp_path / "run",
+        corpus,
+        FIRST | {"batch_ramp": [], "global_batch": 4, "micro_batch": 2, "tokens": 16 * 4 * 2},
+    )
     done = train_on(run, 3)
     assert done.returncode == 0, done.stderr
     assert (
-        "note: phases[0].global_batch (6) is 2 microbatches for 3 ranks: 1 idle; "
-        "a smaller micro_batch gives them work"
+        "note: phases[0].global_batch (4) is 2 microbatches for 3 ranks: 1 idle; 2 ranks would be as fast"
     ) in done.stdout.splitlines()
     make(run, corpus, FIRST)
     done = train_on(run, 4)
