@@ -187,8 +187,10 @@ class ParallelConfig(Section):
     reduce_dtype: Literal["fp32", "bf16"] | None = Field(
         None, description="format in which gradients are summed over ranks; default: gradient_dtype"
     )
-    bucket_mb: Positive = Field(
-        64.0, description="MiB of gradients in one reduction: the smallest message that saturates the network"
+    bucket_mb: Positive | None = Field(
+        None,
+        description="MiB of gradients in one reduction; default: the fewest with which at most a tenth of the "
+        "predicted communication time is latency, by the numbers of nodes and of ranks on each; at least 64",
     )
     overlap: bool = Field(True, description="reduce each bucket while backward runs")
     deterministic: bool = Field(

@@ -43,6 +43,7 @@ from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
 from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.plan.communication import Group, bucket_bytes
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
 from zslurm.train.shapes import owned_table
@@ -343,7 +344,7 @@ def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
         world.group,
         gradient_dtype=DTYPES[parallel.gradient_dtype],
         reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
-        bucket_bytes=parallel.bucket_mb * 2**20,
+        bucket_bytes=bucket_bytes(config, Group.of(world.size, world.local_size, parallel.collectives)),
         overlap=parallel.overlap,
     )
 

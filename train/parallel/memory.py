@@ -22,16 +22,22 @@ NORM_ELEMENTS = 1 << 24
 
 
 def sharded_bytes(
-    model: ModelConfig, optim: OptimConfig, parallel: ParallelConfig, world_size: int, rank: int
+    model: ModelConfig,
+    optim: OptimConfig,
+    parallel: ParallelConfig,
+    world_size: int,
+    rank: int,
+    *,
+    bucket_bytes: float,
 ) -> dict[str, int]:
-    """Return the bytes of each buffer that a rank keeps for the whole run."""
+    """Return the bytes of each buffer that a rank keeps for the whole run, in buckets of so many bytes."""
     table = owned_table(model, optim)
     layout = partition(table, world_size)
     weight = ITEMSIZE[parallel.dtype]
     gradient = 8 if weight == 8 else ITEMSIZE[parallel.gradient_dtype]
     reduced = 8 if weight == 8 else ITEMSIZE[parallel.reduce_dtype or parallel.gradient_dtype]
     master = max(weight, 4)
-    space = MatrixSpace(table, layout, int(parallel.bucket_mb * 2**20 / reduced))
+    space = MatrixSpace(table, layout, int(bucket_bytes / reduced))
     length = layout.flat_length + space.length
     chunk = layout.chunk(rank)
     alone = world_size == 1
