@@ -14,14 +14,20 @@ from tests.train.ranks import in_group
 from zslurm.train.config import ModelConfig, OptimConfig, ParallelConfig
 from zslurm.train.model.zaya import build
 from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.parallel.levels import make_levels
 from zslurm.train.parallel.memory import sharded_bytes
+from zslurm.train.parallel.topology import Topology
 from zslurm.train.parallel.world import DTYPES
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.shapes import owned_table
 
 
 def allocated(
-    group: dist.ProcessGroup, settings: dict[str, Any], matrices: str, bucket_mb: float
+    group: dist.ProcessGroup,
+    settings: dict[str, Any],
+    matrices: str,
+    bucket_mb: float,
+    topology: Topology | None = None,
 ) -> tuple[int, dict[str, int]]:
     """Bytes of all tensors that shards and optimizer keep, and what they should be."""
     parallel, bucket_bytes = ParallelConfig(**settings), bucket_mb * 2**20
@@ -31,6 +37,7 @@ def allocated(
         model,
         owned_table(MODEL, optim),
         group,
+        levels=None if topology is None else make_levels(topology, dist.get_rank(group)),
         gradient_dtype=DTYPES[parallel.gradient_dtype],
         reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
         bucket_bytes=bucket_bytes,
@@ -45,8 +52,9 @@ def allocated(
     }
     del optimizer
     total = sum(size for pointer, size in storages.items() if pointer != bias)
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    return total, sharded_bytes(MODEL, optim, parallel, size, rank, bucket_bytes=bucket_bytes)
+    size, position = dist.get_world_size(group), shards.position
+    planned = sharded_bytes(MODEL, optim, parallel, size, position, bucket_bytes=bucket_bytes, topology=topology)
+    return total, planned
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,22 @@ def test_every_buffer_is_in_the_plan_and_no_other(
 ) -> None:
     for total, planned in in_group(allocated, ranks, settings, matrices, bucket_mb):
         assert total == sum(planned.values()), planned
+
+
+@pytest.mark.parametrize(
+    ("topology", "settings", "bucket_mb"),
+    [
+        (Topology(2, 2), {"dtype": "bf16"}, 0.01),
+        (Topology(3, 2), {"dtype": "bf16", "reduce_dtype": "bf16"}, 64),
+    ],
+    ids=str,
+)
+def test_what_two_levels_take_is_in_the_plan(
+    topology: Topology, settings: dict[str, Any], bucket_mb: float
+) -> None:
+    for total, planned in in_group(allocated, topology.ranks, settings, "muon", bucket_mb, topology):
+        assert total == sum(planned.values()), planned
+        assert planned["between two levels"] > 0
 
 
 def test_zaya1_base_on_eight_ranks() -> None:
