@@ -42,8 +42,10 @@ from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
 from zslurm.train.parallel.context_groups import context_groups
-from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
+from zslurm.train.parallel.levels import choose_levels
+from zslurm.train.parallel.world import DTYPES, World, open_world, overlaps, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.plan.communication import Group, bucket_bytes
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
 from zslurm.train.shapes import owned_table
@@ -345,14 +347,19 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
 def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
     """Divide gradients and master weights over the ranks, as parallel.* asks for."""
     parallel = config.parallel
+    levels, line = choose_levels(parallel, world)
+    if line is not None:
+        _LOG.info(line)
+    group = Group.of(world.size, world.local_size, "flat" if levels is None else "two_level")
     return ZeroShards(
         model,
         owned_table(config.model, config.optim),
         world.group,
+        levels=levels,
         gradient_dtype=DTYPES[parallel.gradient_dtype],
         reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
-        bucket_bytes=parallel.bucket_mb * 2**20,
-        overlap=parallel.overlap,
+        bucket_bytes=bucket_bytes(config, group),
+        overlap=overlaps(parallel, world.device),
     )
 
 

@@ -21,12 +21,20 @@ from zslurm.checkpoint_tools import Balance, Partition, partition
 from zslurm.train.config import TrainConfig
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
 from zslurm.train.parallel.memory import ITEMSIZE, NORM_ELEMENTS, sharded_bytes
+from zslurm.train.parallel.topology import Topology
 from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
+from zslurm.train.plan.communication import Group, bucket_bytes
 from zslurm.train.shapes import owned_table
 
 _EXACT = 8  # bytes of an element in fp64
 _COPY = "copy for a checkpoint"
-_LATER = ("exchange of matrices", "staging", "optimizer state", _COPY)  # allocated when the weights have moved
+_LATER = (
+    "exchange of matrices",
+    "staging",
+    "between two levels",
+    "optimizer state",
+    _COPY,
+)  # allocated when the weights have moved
 
 
 @dataclass(frozen=True)
@@ -57,12 +65,21 @@ class MemoryPlan:
         return 1 - self.balance.cost_mean / self.balance.cost if self.balance.cost else 0.0
 
 
-def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool) -> MemoryPlan:
-    """Return the memory of a run on so many data-parallel ranks, which are CPUs or GPUs."""
+def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8) -> MemoryPlan:
+    """Return the memory of a run on so many ranks, `local` of them on each node, which are CPUs or GPUs."""
     table = owned_table(config.model, config.optim)
     layout = partition(table, ranks)
     rank = max(range(ranks), key=layout.chunk)
-    resident = sharded_bytes(config.model, config.optim, config.parallel, ranks, rank)
+    group = Group.of(ranks, local, config.parallel.collectives)
+    resident = sharded_bytes(
+        config.model,
+        config.optim,
+        config.parallel,
+        ranks,
+        rank,
+        bucket_bytes=bucket_bytes(config, group),
+        topology=Topology(group.nodes, group.local) if group.two_level else None,
+    )
     copy = resident["master weights"] + resident["optimizer state"]
     if on_cpu and config.checkpoint.background:
         resident[_COPY] = copy
