@@ -85,7 +85,7 @@ class Trainer:
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         check_observers(config)
-        notes = check_ranks(config.phases, world.size)
+        notes = check_ranks(config.phases, world.size, world.local_size)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
         self.progress = ProgressWriter(world.rank, attempt)
         data = TrainingData.open(config.data)

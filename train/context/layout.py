@@ -40,11 +40,18 @@ def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
     if context < 2 * ranks:
         raise ConfigError(
             f"context_parallel: {ranks} cuts a sequence into {2 * ranks} chunks, but it has {context} tokens; "
-            f"use longer sequences, or context_parallel: {max(1, context // 2)} or less"
+            f"use longer sequences, or context_parallel: {_fewer_ranks(context, 1, ranks)}"
         )
     tokens, needed = chunk_tokens(context, ranks), reach(model)
     if tokens < needed:
         raise ConfigError(
             f"context_parallel: {ranks} cuts a sequence of {context} tokens into chunks of {tokens}, but "
-            f"model.conv_widths look back {needed} tokens, which must be in one chunk; use fewer ranks"
+            f"model.conv_widths look back {needed} tokens, which must be in one chunk; "
+            f"use context_parallel: {_fewer_ranks(context, needed, ranks)}"
         )
+
+
+def _fewer_ranks(context: int, needed: int, ranks: int) -> int:
+    """Return the largest divisor of `ranks` whose chunks have so many tokens; it fits into a node as they do."""
+    fewer = (size for size in range(ranks - 1, 1, -1) if not ranks % size and context >= 2 * size)
+    return next((size for size in fewer if chunk_tokens(context, size) >= needed), 1)
