@@ -135,8 +135,8 @@ def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(tmp
     done = train_on(run, 4)
     assert done.returncode == 0, done.stderr
     assert (
-        "note: phases[0].global_batch (6) gives 4 data-parallel ranks at most 2 sequences each and 1.5 in the mean: "
-        "they wait for 25 % of the time; a multiple of 4 divides evenly"
+        "note: phases[0].global_batch (6) gives 4 data-parallel ranks at most 2 sequences each and 1.5 in the "
+        "mean: they wait for 25 % of the time; a multiple of 4 divides evenly"
     ) in done.stdout.splitlines()
     make(run, corpus, FIRST)
     done = train_on(run, 4)
