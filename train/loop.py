@@ -31,7 +31,7 @@ from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
-from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best, Evaluator
@@ -41,6 +41,7 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
+from zslurm.train.parallel.context_groups import context_groups
 from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.plan.communication import Group, bucket_bytes
@@ -101,6 +102,9 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluator.open(config, tokenizer)
+        self.contexts = context_groups(
+            world, (phase.context_parallel for phase in config.phases), config.parallel
+        )
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
         self.shards = shard(self.model, config, world)
@@ -172,7 +176,8 @@ class Trainer:
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
             split = self.clock.end_step()
-            self.work_ns += work_time_ns(split, len(self._mine(here)))
+            sequences = sum(piece.sequences for piece in self._mine(here))
+            self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
             self.observers.step_done(self.step, here, result, split)
             self.saves.report()
             last = self.step == self.plan.total_steps
@@ -193,9 +198,9 @@ class Trainer:
         _LOG.info("completed %s, saved at %d", counted(self.plan.total_steps, "step"), self.step)
         return Ending.COMPLETED
 
-    def _mine(self, here: Position) -> range:
-        """Return the microbatches of a step that are this rank's."""
-        return rank_microbatches(here.microbatches, self.world.rank, self.world.size)
+    def _mine(self, here: Position) -> tuple[Piece, ...]:
+        """Return the microbatches of a step, and parts of some, that are this rank's."""
+        return self.loader.share(here)
 
     def _train_step(self, here: Position) -> StepResult:
         self.shards.begin_step(backwards=len(self._mine(here)))
@@ -203,7 +208,8 @@ class Trainer:
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
-        targets = 0
+        targets, context = 0, self.contexts[here.phase.context_parallel]
+        counts_targets = context is None or context.rank == 0
         self.clock.enter(Part.DATA)
         for microbatch in self.loader.microbatches(self.step):
             self.clock.enter(Part.FORWARD)
@@ -213,12 +219,13 @@ class Trainer:
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
                 document_BS=microbatch.document_BS,
+                context=context,
             )
             self.clock.enter(Part.BACKWARD)
             (losses.objective / here.step_tokens).backward()
             loss_sums += torch.stack([losses.cross_entropy, losses.z_loss])
             counts_MLC[microbatch.number % shares] += counts_LC
-            targets += microbatch.targets
+            targets += microbatch.targets if counts_targets else 0
             self.clock.enter(Part.DATA)
         self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
@@ -287,8 +294,9 @@ class Trainer:
     def _evaluate(self, here: Position) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
+        context = self.contexts[here.phase.context_parallel]
         with self.clock.within(None):
-            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update)
+            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update, context)
         self.progress.update(phase=Phase.STEP)
         self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)

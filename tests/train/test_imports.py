@@ -28,6 +28,7 @@ WITHOUT_TORCH = [
     "zslurm.train.context.bytes",
     "zslurm.train.data.bundle",
     "zslurm.train.data.sampler",
+    "zslurm.train.data.shares",
     "zslurm.train.data.reader",
     "zslurm.train.plan.io",
     "zslurm.checkpoint_tools",
