@@ -87,7 +87,7 @@ class Trainer:
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         check_observers(config)
-        notes = check_ranks(config.phases, world.size)
+        notes = check_ranks(config.phases, world.size, world.local_size)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
         self.progress = ProgressWriter(world.rank, attempt)
         data = TrainingData.open(config.data)
@@ -297,7 +297,9 @@ class Trainer:
         self.progress.update(phase=Phase.EVAL)
         context = self.contexts[here.phase.context_parallel]
         with self.clock.within(None):
-            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update, context)
+            found = self.evaluator.evaluate(
+                self.step, self.model, here.phase, self.world, self.progress.update, context
+            )
         self.progress.update(phase=Phase.STEP)
         self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)

@@ -28,7 +28,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zslurm.train.config import ModelConfig, TrainConfig
+from zslurm.train.config import TrainConfig
+from zslurm.train.context.bytes import Attention, choose_attention, context_bytes
 from zslurm.train.parallel.memory import ITEMSIZE
 from zslurm.train.phases import PhaseConfig
 from zslurm.train.shapes import owned_table
@@ -292,42 +293,33 @@ def _sizes(config: TrainConfig) -> tuple[int, int, int, int]:
     return matrices, sum(row.numel for row in table) - matrices, gradient, weight
 
 
-def kv_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the bytes of one token's keys and values in one layer."""
-    return 2 * model.kv_heads * model.head_dim * itemsize
-
-
-def full_kv_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the same for attention that compresses nothing: as many channels of each as the stream has."""
-    return 2 * model.hidden_size * itemsize
-
-
-def halo_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the bytes that follow a chunk of a sequence to the owner of the next one, in one layer.
-
-    They are the last inputs of the convolutions, and the delayed half of the values of the last token.
-    """
-    channels = (model.query_heads + model.kv_heads) * model.head_dim
-    return (sum(model.conv_widths) - 2) * channels * itemsize + model.kv_heads * model.head_dim // 2 * itemsize
-
-
 def context_traffic(
     config: TrainConfig, phase: PhaseConfig, sequences: int, links: Links | None = None
 ) -> Traffic:
     """Return what one rank sends to the others of its context group in a step, in which it has so many sequences.
 
-    In each layer and for each sequence, forward brings every rank the keys and values of the others' tokens, and
-    backward brings their gradients back; a ring takes the keys and values round once more for that. Latency is
-    that of c - 1 hops, once for each microbatch, layer and direction.
+    The bytes are those of `train.context.bytes`, for all layers and microbatches. An all-gather or reduce-scatter
+    uses the links to all ranks of the group, a step of the ring one. Latency is that of c - 1 hops for keys and
+    values and of one for the halos, in each layer and microbatch, and in backward of c - 1 more for the gradients.
     """
-    size = phase.context_parallel
+    size, model = phase.context_parallel, config.model
     if size == 1:
         return Traffic()
-    links = links or Links()
+    links, itemsize = links or Links(), ITEMSIZE[config.parallel.dtype]
+    attention = context_attention(config, phase)
+    sent = context_bytes(model, phase.context, sequences, size, attention, itemsize)
+    forwards = 2 if config.parallel.recompute else 1
+    inside = model.layers * (forwards * sent.forward + sent.backward)
+    hops = (forwards + 2) * (size - 1) + forwards + 1
+    messages = model.layers * math.ceil(sequences / phase.micro_batch) * hops
+    rate = links.link_rate if attention == "ring" else links.inside_rate(size)
+    return Traffic(inside, 0.0, 0.0, messages, messages * links.inside_hop_s, inside / rate)
+
+
+def context_attention(config: TrainConfig, phase: PhaseConfig) -> Attention:
+    """Return how keys and values reach the other ranks of a context group in a phase."""
+    wanted = config.parallel.context_attention
+    if wanted != "auto":
+        return wanted
     itemsize = ITEMSIZE[config.parallel.dtype]
-    once = sequences * phase.context * kv_bytes(config.model, itemsize) * (size - 1) / size
-    passes = 3 if config.parallel.context_attention == "ring" else 2
-    halos = 2 * 2 * sequences * halo_bytes(config.model, itemsize)  # two chunks, forward and backward
-    inside = config.model.layers * (passes * once + halos)
-    messages = config.model.layers * math.ceil(sequences / phase.micro_batch) * passes * (size - 1)
-    return Traffic(inside, 0.0, 0.0, messages, messages * links.inside_hop_s, inside / links.inside_rate(size))
+    return choose_attention(config.model, phase.context, phase.micro_batch, phase.context_parallel, itemsize)

@@ -18,8 +18,6 @@ from zslurm.train.plan.communication import (
     collective,
     context_traffic,
     exchange,
-    full_kv_bytes,
-    kv_bytes,
     step_traffic,
 )
 from zslurm.train.shapes import owned_table, parameter_counts
@@ -153,15 +151,19 @@ def test_a_context_group_moves_keys_and_values_over_all_links_in_the_same_time()
         config = zaya1(LONG | {"context_parallel": size})
         sequences = 512 // (128 // size)
         sent = context_traffic(config, config.phases[0], sequences)
-        keys_and_values = 2 * 40 * sequences * 32768 * 1024 * (size - 1) / size
-        assert sent.inside == pytest.approx(keys_and_values, rel=0.01)
+        once = 40 * sequences * 32768 * 1024 * (size - 1) / size
+        assert sent.inside == pytest.approx(4 * once, rel=0.01), "forward, again in backward, gradients in fp32"
         assert (sent.rail, sent.off_rail) == (0, 0)
         took.append(sent.transfer_s)
     assert took == pytest.approx([took[0]] * 3, rel=0.01)
     assert context_traffic(zaya1(), zaya1().phases[0], 4).seconds == 0
 
 
-def test_keys_and_values_are_compressed_eight_times() -> None:
-    model = ModelConfig()
-    assert 40 * kv_bytes(model, 2) == 40_960
-    assert 40 * full_kv_bytes(model, 2) == 327_680
+@pytest.mark.parametrize(("recompute", "times"), [(False, 4), (True, 5)])
+def test_a_ring_sends_the_same_over_one_link(recompute: bool, times: int) -> None:
+    ring, gathered = (
+        zaya1(LONG, recompute=recompute, context_attention=attention) for attention in ("ring", "all_gather")
+    )
+    around, once = (context_traffic(config, config.phases[0], 4) for config in (ring, gathered))
+    assert around.inside == once.inside == pytest.approx(times * 40 * 4 * 32768 * 1024 * 7 / 8, rel=0.01)
+    assert around.transfer_s == pytest.approx(7 * once.transfer_s)
