@@ -41,7 +41,6 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
-from zslurm.train.parallel.context_groups import context_groups
 from zslurm.train.parallel.levels import choose_levels
 from zslurm.train.parallel.world import DTYPES, World, open_world, overlaps, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
@@ -103,9 +102,7 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluator.open(config, tokenizer)
-        self.contexts = context_groups(
-            world, (phase.context_parallel for phase in config.phases), config.parallel
-        )
+        self.contexts = context_groups(world, (phase.context_parallel for phase in config.phases), config.parallel)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
         self.shards = shard(self.model, config, world)

@@ -115,7 +115,8 @@ class Evaluator:
     ) -> Evaluation:
         """Measure the loss after `step`, with context and RoPE base of `phase`; all ranks call it together.
 
-        `context` are the ranks that share sequences in that phase. `alive` is called before each of this rank's microbatches.
+        `context` are the ranks that share sequences in that phase. `alive` is called before each of this rank's
+        microbatches.
 
         Raises:
             DataError: a token id is beyond the vocabulary, or no target counts.
