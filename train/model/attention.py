@@ -93,17 +93,9 @@ class CompressedConvolutionalAttention(nn.Module):
         previous_BSQ = torch.cat([cache.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
         cache.delayed_B1Q = delayed_BSQ[:, -1:]
         v_BSQ = torch.cat([current_BSQ, previous_BSQ], dim=-1)
-        k_BJSP, v_BJSP = cache.append(
-            k_BJSP, v_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2), packing.start
-        )
-        y_BHSP = F.scaled_dot_product_attention(
-            q_BHSP,
-            k_BJSP,
-            v_BJSP,
-            attn_mask=packing.attend_B1SS,
-            is_causal=packing.start == 0 and packing.attend_B1SS is None,
-            enable_gqa=True,
-        )
+        v_BJSP = v_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        assert packing.slots is not None
+        y_BHSP = cache.attend(q_BHSP, k_BJSP, v_BJSP, packing.slots)
         return linear(y_BHSP.transpose(1, 2).flatten(2), self.output.weight)
 
     def project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zslurm.train.model.cache import Slots
 from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
@@ -33,7 +34,7 @@ class Packing(NamedTuple):
     # Element j - 1 [B, S, 1]: whether the token j before is of the same document; None: sequences are not divided.
     linked: tuple[Tensor, ...] | None = None
     valid_BS1: Tensor | None = None  # false for padding; None where there is none
-    start: int = 0  # position of the first token; above 0 only when tokens before it are in a cache
+    slots: Slots | None = None  # of the cache that the tokens before are in
     # Instead of a mask: where each document begins among the B * S tokens, and their number, int32.
     bounds_N: Tensor | None = None
 
@@ -77,13 +78,9 @@ def pack(
     return Packing(rotary, seen_BSS.unsqueeze(1), linked, None if valid_BS is None else valid_BS.unsqueeze(-1))
 
 
-def pack_next(angles: RotaryTable, tokens: int, start: int) -> Packing:
+def pack_next(angles: RotaryTable, tokens: int, start: int, slots: Slots) -> Packing:
     """For `tokens` tokens that follow `start` others, which are in a cache; angles are those of all positions."""
-    rotary = RotaryTable(*(part[start : start + tokens] for part in angles))
-    if start == 0 or tokens == 1:
-        return Packing(rotary, start=start)
-    position_S = torch.arange(start + tokens, device=rotary.cos_SA.device)
-    return Packing(rotary, (position_S[start:, None] >= position_S)[None, None], start=start)
+    return Packing(RotaryTable(*(part[start : start + tokens] for part in angles)), slots=slots)
 
 
 def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:

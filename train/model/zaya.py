@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zslurm.train.config import ModelConfig
+from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.model.block import Layer, Stream
 from zslurm.train.model.cache import Cache
 from zslurm.train.model.decode_step import LayerStep, ModelStep
@@ -22,8 +23,7 @@ from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
 from zslurm.train.model.init import initial_balancing_bias, initial_tensor
 from zslurm.train.model.norm import StageEntry
-from zslurm.train.model.packing import pack, pack_next
-from zslurm.train.model.rope import RotaryTable
+from zslurm.train.model.packing import Packing, pack, pack_next
 from zslurm.train.shapes import tensor_table
 
 
@@ -125,10 +125,14 @@ class Zaya(nn.Module):
         return summed_losses(x_BSD.flatten(0, 1), self.embedding.weight, flat_T, z_weight=z_weight), counts_LC
 
     @torch.inference_mode()
-    def new_cache(self, batch: int = 1, room: int = 256) -> Cache:
-        """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows)."""
+    def new_cache(self, batch: int = 1, room: int = 256, divided: DividedCache | None = None) -> Cache:
+        """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows).
+
+        Keys and values can be divided over ranks, which then decode the same tokens together.
+        """
         self._before(None)
-        cache = Cache(self.config, [layer.attention.new_cache(batch, room) for layer in self._layers()])
+        layers = [layer.attention.new_cache(batch, room) for layer in self._layers()]
+        cache = Cache(self.config, layers, divided)
         if self.embedding.weight.device.type == "cpu":
             pairs = zip(self._layers(), cache.layers, strict=True)
             steps = [LayerStep(layer, self.config, part) for layer, part in pairs]
@@ -142,18 +146,16 @@ class Zaya(nn.Module):
         [B, S, V], or with `last_only` those of the last token, [B, 1, V]. Any number of tokens at a time gives the
         same result. The cache must be made with the weights as they are now, and is advanced.
         """
-        length = tokens_BS.shape[1]
-        cache.reserve(length)
+        start, length = cache.length, tokens_BS.shape[1]
+        slots = cache.reserve(length)
         angles = cache.angles(rope_base, self._wide)
         if length == 1 and cache.step is not None:
-            x_BSD = cache.step(self.embedding(tokens_BS[:, 0]), angles, cache.length).unsqueeze(1)
+            x_BSD = cache.step(self.embedding(tokens_BS[:, 0]), angles, start, slots).unsqueeze(1)
         else:
-            x_BSD = self._decode_many(tokens_BS, cache, angles)
-        cache.length += length
+            x_BSD = self._decode_many(tokens_BS, cache, pack_next(angles, length, start, slots))
         return logits(x_BSD[:, -1:] if last_only else x_BSD, self.embedding.weight)
 
-    def _decode_many(self, tokens_BS: Tensor, cache: Cache, angles: RotaryTable) -> Tensor:
-        packing = pack_next(angles, tokens_BS.shape[1], cache.length)
+    def _decode_many(self, tokens_BS: Tensor, cache: Cache, packing: Packing) -> Tensor:
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         for layer, bias_C, part in zip(self._layers(), self.balancing_bias, cache.layers, strict=True):
             stream, _ = layer(stream, packing, bias_C, part)
