@@ -26,6 +26,7 @@ from torch import Tensor
 
 from zslurm.kernels.qk_conv import JoinedKernel
 from zslurm.train.config import ModelConfig
+from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.model.rope import RotaryTable, rotary_table
 
@@ -39,6 +40,7 @@ class Slots(NamedTuple):
     """Where the next tokens' keys and values go, and which of those in the cache each next token sees.
 
     Attributes:
+        length: tokens of each sequence with them.
         start: keys that the cache holds without them.
         stop: keys that it holds with them.
         kept_N: which of the next tokens are kept here, int64; None: all.
@@ -46,6 +48,7 @@ class Slots(NamedTuple):
         divided: the ranks over which the cache is divided.
     """
 
+    length: int
     start: int
     stop: int
     kept_N: Tensor | None = None
@@ -66,10 +69,7 @@ class LayerCache:
 
     def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots) -> Tensor:
         """Add the next tokens' keys and values, and return their attention to all so far, [B, H, S, P]."""
-        if slots.kept_N is not None:
-            k_BJSP, v_BJSP = k_BJSP[:, :, slots.kept_N], v_BJSP[:, :, slots.kept_N]
-        self.keys_BJSP[:, :, slots.start : slots.stop] = k_BJSP
-        self.values_BJSP[:, :, slots.start : slots.stop] = v_BJSP
+        self.keep(k_BJSP, v_BJSP, slots)
         keys_BJTP, values_BJTP = self.keys_BJSP[:, :, : slots.stop], self.values_BJSP[:, :, : slots.stop]
         if slots.divided is not None:
             return slots.divided.attend(q_BHSP, keys_BJTP, values_BJTP, slots.seen_ST)
@@ -80,6 +80,13 @@ class LayerCache:
         return F.scaled_dot_product_attention(
             q_BHSP, keys_BJTP, values_BJTP, slots.seen_ST, is_causal=slots.seen_ST is None, enable_gqa=True
         )
+
+    def keep(self, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots) -> None:
+        """Add the next tokens' keys and values, those that are kept here."""
+        if slots.kept_N is not None:
+            k_BJSP, v_BJSP = k_BJSP[:, :, slots.kept_N], v_BJSP[:, :, slots.kept_N]
+        self.keys_BJSP[:, :, slots.start : slots.stop] = k_BJSP
+        self.values_BJSP[:, :, slots.start : slots.stop] = v_BJSP
 
     def grow(self, room: int) -> None:
         """Make room for `room` tokens in all."""
@@ -129,17 +136,28 @@ class Cache:
         kept_N = None
         if self._divided is not None:
             kept_N = self._divided.keeps(position_S).nonzero().squeeze(1)
+        self._hold(tokens, position_S if kept_N is None else position_S[kept_N])
+        seen_ST = None
+        if tokens > 1 and (start > 0 or self._divided is not None):
+            seen_ST = (position_S.unsqueeze(1) >= self._position_T).to(self._device)
+        return Slots(self.length, start, self.held, kept_N, seen_ST, self._divided)
+
+    def fill(self, tokens: int, context: ContextParallel) -> Slots:
+        """Make room for sequences of so many tokens that the ranks of `context` share, each with its chunks."""
+        position_S = context.positions(tokens)
+        kept_N = (position_S < tokens).nonzero().squeeze(1)  # the rest is padding
+        self._hold(tokens, position_S[kept_N])
+        return Slots(self.length, 0, self.held, kept_N, divided=self._divided)
+
+    def _hold(self, tokens: int, position_N: Tensor) -> None:
+        """Count `tokens` more of each sequence, those at these positions as held here."""
         self.length += tokens
-        self._position_T = torch.cat([self._position_T, position_S if kept_N is None else position_S[kept_N]])
+        self._position_T = torch.cat([self._position_T, position_N])
         self.held = len(self._position_T)
         if self.held > self.room:
             room = max(self.held, 2 * self.room)
             for layer in self.layers:
                 layer.grow(room)
-        seen_ST = None
-        if tokens > 1 and (start > 0 or self._divided is not None):
-            seen_ST = (position_S.unsqueeze(1) >= self._position_T).to(self._device)
-        return Slots(start, self.held, kept_N, seen_ST, self._divided)
 
     def angles(self, base: float, dtype: torch.dtype) -> RotaryTable:
         """Angles of all positions so far and of some more; the same object until there are too few."""

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.context.layout import fits
 from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.model.zaya import Zaya
 
@@ -47,7 +49,11 @@ def generate(
     def tokens() -> Iterator[int]:
         room = len(prompt_ids) + min(max_new_tokens, 1024)
         cache = model.new_cache(room=-(-room // (divided.size if divided else 1)), divided=divided)
-        pieces = torch.tensor([list(prompt_ids)], device=device).split(_PREFILL_TOKENS, dim=1)
+        prompt_1S = torch.tensor([list(prompt_ids)], device=device)
+        pieces = prompt_1S.split(_PREFILL_TOKENS, dim=1)
+        if divided is not None and fits(model.config, len(prompt_ids), divided.size):
+            logits_11V = model.prefill(prompt_1S, cache, ContextParallel(divided.group), rope_base=rope_base)
+            pieces = ()
         for made in range(max_new_tokens):
             for piece_1S in pieces:
                 logits_11V = model.decode(piece_1S, cache, rope_base=rope_base, last_only=True)

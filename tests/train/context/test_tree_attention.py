@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.train.models import ROPE_BASE, random_like, scrambled, tiny_config, tokens
 from tests.train.ranks import in_group
+from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.context.tree_attention import DividedCache, partial_attention
 from zslurm.train.model.generate import generate
 
@@ -53,6 +54,18 @@ def every_split(group: dist.ProcessGroup) -> list[tuple[NDArray[Any], list[int]]
     return found
 
 
+def prefilled(group: dist.ProcessGroup, length: int, narrow: bool) -> NDArray[Any]:
+    """Logits from the end of a prompt on, which the ranks read together."""
+    model = scrambled(tiny_config(conv_widths=(1, 2)) if narrow else tiny_config())
+    tokens_BS = tokens(model.config)
+    cache = model.new_cache(2, room=1, divided=DividedCache(group, block=1))
+    context = ContextParallel(group)
+    parts = [model.prefill(tokens_BS[:, :length], cache, context, rope_base=ROPE_BASE)]
+    parts += [model.decode(x, cache, rope_base=ROPE_BASE) for x in tokens_BS[:, length:].split(1, dim=1)]
+    assert cache.length == 9
+    return torch.cat(parts, dim=1).numpy()
+
+
 def text_of(group: dist.ProcessGroup, prompt: list[int]) -> list[int]:
     model = scrambled(tiny_config())
     return list(generate(model, prompt, divided=DividedCache(group, block=2), **GENERATED))
@@ -72,6 +85,17 @@ def test_any_split_gives_the_logits_of_one_rank(ranks: int) -> None:
             held, lengths = zip(*(found[case][1] for found in by_rank), strict=True)
             assert (sum(held), set(lengths)) == (9, {9}), "every token is kept once"
     assert any(0 in (found[case][1][0] for found in by_rank) for case in range(count)), "some are empty"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("length", [6, 7, 8])
+def test_a_prompt_is_read_as_in_training_and_continued(ranks: int, length: int) -> None:
+    """Of some lengths the chunks are padded, so that the last token is not in the last chunk."""
+    model = scrambled(tiny_config(conv_widths=(1, 2)) if ranks == 3 else tiny_config())
+    with torch.no_grad():
+        whole, _ = model(tokens(model.config), rope_base=ROPE_BASE)
+    for found in in_group(prefilled, ranks, length, ranks == 3):
+        np.testing.assert_allclose(found, whole[:, length - 1 :], rtol=1e-10, atol=1e-10)
 
 
 def test_ranks_make_the_text_of_one_rank() -> None:

@@ -1,0 +1,54 @@
+"""Cut sequences into zig-zag chunks. Nothing here needs torch.
+
+Of c ranks that share a sequence, rank i holds chunks i and 2c - 1 - i of 2c equal ones, one after the other. With
+causal attention an early chunk is little work and a late one much: every such pair is the same. Where 2c does
+not divide the sequence, its last chunks are padded up.
+
+    c = 3:   chunks   0  1  2  3  4  5
+             rank     0  1  2  2  1  0
+"""
+
+from __future__ import annotations
+
+from zslurm.train.config import ModelConfig
+from zslurm.train.errors import ConfigError
+
+
+def chunk_tokens(context: int, ranks: int) -> int:
+    """Return the tokens of a chunk; every rank holds two chunks."""
+    return -(-context // (2 * ranks))
+
+
+def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
+    """Return the numbers of the two chunks that a rank holds."""
+    return rank, 2 * ranks - 1 - rank
+
+
+def reach(model: ModelConfig) -> int:
+    """Return how many tokens before a token its queries and keys are made of."""
+    return sum(model.conv_widths) - 2
+
+
+def fits(model: ModelConfig, context: int, ranks: int) -> bool:
+    """Return whether a sequence of `context` tokens can be divided over so many ranks; see `check_chunks`."""
+    return ranks == 1 or (context >= 2 * ranks and chunk_tokens(context, ranks) >= reach(model))
+
+
+def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
+    """Check that a sequence of `context` tokens can be divided over so many ranks.
+
+    Raises:
+        ConfigError: it has fewer tokens than chunks, or a chunk is shorter than what the convolutions look back.
+    """
+    if fits(model, context, ranks):
+        return
+    if context < 2 * ranks:
+        raise ConfigError(
+            f"context_parallel: {ranks} cuts a sequence into {2 * ranks} chunks, but it has {context} tokens; "
+            f"use longer sequences, or context_parallel: {max(1, context // 2)} or less"
+        )
+    raise ConfigError(
+        f"context_parallel: {ranks} cuts a sequence of {context} tokens into chunks of "
+        f"{chunk_tokens(context, ranks)}, but model.conv_widths look back {reach(model)} tokens, which must be in "
+        "one chunk; use fewer ranks"
+    )
