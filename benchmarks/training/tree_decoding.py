@@ -1,7 +1,7 @@
 """Decoding one token over ranks: tree attention against ring attention, and against one rank.
 
 One layer's attention of ZAYA1-base (8 query heads, 2 key heads of 128 channels) for one next token; its keys
-and values are divided evenly over the ranks. Ring attention passes each rank's keys and values on, ranks - 1 times,
+and values are divided evenly over the ranks. Ring attention passes each rank's keys and values on, ranks - 1 times
 and joins what each gives; tree attention (train/context/tree_attention.py) joins results by two all-reduces.
 The same processes, one thread each, turn by turn, over gloo; both results are compared with the whole's.
 
