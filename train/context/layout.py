@@ -29,13 +29,18 @@ def reach(model: ModelConfig) -> int:
     return sum(model.conv_widths) - 2
 
 
+def fits(model: ModelConfig, context: int, ranks: int) -> bool:
+    """Return whether a sequence of `context` tokens can be divided over so many ranks; see `check_chunks`."""
+    return ranks == 1 or (context >= 2 * ranks and chunk_tokens(context, ranks) >= reach(model))
+
+
 def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
     """Check that a sequence of `context` tokens can be divided over so many ranks.
 
     Raises:
         ConfigError: it has fewer tokens than chunks, or a chunk is shorter than what the convolutions look back.
     """
-    if ranks == 1:
+    if fits(model, context, ranks):
         return
     if context < 2 * ranks:
         raise ConfigError(
@@ -43,12 +48,11 @@ def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
             f"use longer sequences, or context_parallel: {_fewer_ranks(context, 1, ranks)}"
         )
     tokens, needed = chunk_tokens(context, ranks), reach(model)
-    if tokens < needed:
-        raise ConfigError(
-            f"context_parallel: {ranks} cuts a sequence of {context} tokens into chunks of {tokens}, but "
-            f"model.conv_widths look back {needed} tokens, which must be in one chunk; "
-            f"use context_parallel: {_fewer_ranks(context, needed, ranks)}"
-        )
+    raise ConfigError(
+        f"context_parallel: {ranks} cuts a sequence of {context} tokens into chunks of {tokens}, but "
+        f"model.conv_widths look back {needed} tokens, which must be in one chunk; "
+        f"use context_parallel: {_fewer_ranks(context, needed, ranks)}"
+    )
 
 
 def _fewer_ranks(context: int, needed: int, ranks: int) -> int:
