@@ -279,8 +279,13 @@ def _flagship(nodes: int, **phase: Any) -> RunSpec:
     """Return the published model on nodes of eight MI300X; `phase` changes its last phase."""
     body = yaml12.parse(recipes()["zaya1-8b"], "zaya1-8b").data
     phases = [*body["phases"][:-1], body["phases"][-1] | phase]
-    cluster = {"gpus_per_node": 8, "gpu_type": "mi300x"}
-    return RunSpec.model_validate(body | {"phases": phases, "cluster": cluster, "slurm": {"nodes": nodes}})
+    sections = {
+        "phases": phases,
+        "parallel": body["parallel"] | {"collectives": "two_level"},
+        "cluster": {"gpus_per_node": 8, "gpu_type": "mi300x"},
+        "slurm": {"nodes": nodes},
+    }
+    return RunSpec.model_validate(body | sections)
 
 
 def _phases_of(spec: RunSpec) -> tuple[Communication, list[PhasePlan]]:
@@ -347,7 +352,7 @@ def two_levels() -> str:
         "inside the node",
         "along the rail",
         "off the rail",
-        "messages of the exchange",
+        "messages of the exchange, at most",
         "buckets",
     )
     return table((*head, "predicted time", "of it, latency", "exposed in `pretrain-1`"), rows)

@@ -11,8 +11,8 @@ For n bytes on N nodes of L ranks, W = N L, each rank sends
     reduce-scatter,   two levels   n (L-1)/L inside, then n/L (N-1)/N along its rail, in rings
     all-gather        flat         n (W-1)/W in one ring; 1/L of it leaves the node, along one rail, as in RCCL
     exchange of       two levels   s (L-1)/L to the rail of the owner, then s (N-1)/N along it, where s is what the
-    matrices                       rank holds: N - 1 + L - 1 messages
-                      flat         s/W to each, so s (N-1)(L-1)/W off-rail: W - 1 messages
+    matrices                       rank holds: at most N - 1 + L - 1 messages
+                      flat         s/W to each in the mean, so s (N-1)(L-1)/W off-rail: at most W - 1 messages
 
 Time is latency plus bytes over bandwidth. A ring of n ranks has n - 1 hops, one after the other; a message is one.
 Two levels are one after the other; a flat ring keeps links and NICs busy at once, so that the slower one counts.
@@ -20,7 +20,8 @@ Two levels are one after the other; a flat ring keeps links and NICs busy at onc
 mean hop of a ring over nodes of eight is then 3.9 us. Nothing of this was measured on MI300X.
 
 The size of a bucket follows from the model: the smallest one with which at most a tenth of the predicted time of a
-step's communication is latency. Larger ones gain nothing and are finished later.
+step's communication is latency. Larger ones gain nothing and are finished later. Where that would be fewer than
+FEWEST_BUCKETS (flat collectives on many nodes), it is so many, since a single one would hide under nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ LATENCY_SHARE = 0.1
 
 SMALLEST_BUCKET = 64 << 20
 """Bytes; a smaller message does not reach the bandwidths that the model assumes."""
+
+FEWEST_BUCKETS = 4
+"""Buckets, if matrices have so many times SMALLEST_BUCKET: what is not the last one can run under backward."""
 
 _MIB = 1 << 20
 
@@ -72,13 +76,16 @@ class Group:
 
     @classmethod
     def of(cls, ranks: int, local: int, collectives: str) -> Group:
-        """Return the group of a run, `local` of its ranks on each node, by `parallel.collectives`."""
+        """Return the group of a run, `local` of its ranks on each node, by `parallel.collectives`.
+
+        A run for a rails-only network has `two_level` there when it is resolved; what is still `auto` is flat.
+        """
         if ranks <= local:
             return cls(1, ranks, False)
         nodes, rest = divmod(ranks, local)
         if rest or local == 1:
             return cls(ranks, 1, False)
-        return cls(nodes, local, collectives != "flat")
+        return cls(nodes, local, nodes > 1 and collectives == "two_level")
 
 
 @dataclass(frozen=True)
@@ -259,7 +266,7 @@ def automatic_bucket_bytes(
 ) -> float:
     """Return the smallest bucket with which latency is at most LATENCY_SHARE of the communication of a step.
 
-    Never less than SMALLEST_BUCKET. Where no bucket is large enough, all matrices are one.
+    Never less than SMALLEST_BUCKET, and never more than a part in FEWEST_BUCKETS.
 
     Args:
         nodes: how many there are.
@@ -279,7 +286,7 @@ def automatic_bucket_bytes(
     fixed_s = 2 * exchanged.latency_s + 2 * hops_s  # of both flat collectives
     room_s = LATENCY_SHARE / (1 - LATENCY_SHARE) * transfer_s - fixed_s
     count = math.floor(room_s / (2 * hops_s)) if hops_s else math.inf  # one rank reduces nothing
-    even = gradient_bytes / max(1, count)
+    even = gradient_bytes / max(FEWEST_BUCKETS, count)
     return max(SMALLEST_BUCKET, (even // _MIB + 2) * _MIB)  # buckets are cut down to whole elements of all ranks
 
 

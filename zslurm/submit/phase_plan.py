@@ -75,10 +75,10 @@ class Communication:
             "buckets": self.traffic.buckets,
             "bucket_bytes": round(self.traffic.bucket_bytes),
             **{name: _bytes(getattr(self.traffic, name)) for name in parts},
-            "exchange_messages": self.traffic.exchange.messages,
+            "most_exchange_messages": self.traffic.exchange.messages,
             "flat": {
                 "exchange": _bytes(self.flat.exchange),
-                "exchange_messages": self.flat.exchange.messages,
+                "most_exchange_messages": self.flat.exchange.messages,
             },
             "predicted_s": total.seconds,
             "latency_share": total.latency_s / total.seconds if total.seconds else 0.0,

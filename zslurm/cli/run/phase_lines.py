@@ -69,10 +69,11 @@ def _how(sent: dict[str, Any]) -> str:
     levels = "two levels" if sent["collectives"] == "two_level" else "one level"
     buckets = counted(sent["buckets"], "bucket")
     size = f" of {show_bytes(sent['bucket_bytes'])}" if sent["buckets"] else ""
-    messages = counted(sent["exchange_messages"], "message")
-    flat = sent["flat"]["exchange_messages"]
-    instead = f" instead of {flat:,}" if flat != sent["exchange_messages"] else ""
-    return f"bytes that a rank sends in a step, in {levels}, {buckets}{size}, {messages} of the exchange{instead}"
+    messages = counted(sent["most_exchange_messages"], "message")
+    flat = sent["flat"]["most_exchange_messages"]
+    instead = f" instead of {flat:,}" if flat != sent["most_exchange_messages"] else ""
+    exchanged = f"at most {messages} of the exchange{instead}"
+    return f"bytes that a rank sends in a step, in {levels}, {buckets}{size}, {exchanged}"
 
 
 def _time_lines(phases: list[dict[str, Any]], sent: dict[str, Any]) -> list[str]:
