@@ -187,17 +187,24 @@ class ParallelConfig(Section):
     reduce_dtype: Literal["fp32", "bf16"] | None = Field(
         None, description="format in which gradients are summed over ranks; default: gradient_dtype"
     )
-    bucket_mb: Positive = Field(
-        64.0, description="MiB of gradients in one reduction: the smallest message that saturates the network"
+    bucket_mb: Positive | None = Field(
+        None,
+        description="MiB of gradients in one reduction; default: the fewest with which at most a tenth of the "
+        "predicted communication time is latency, by the numbers of nodes and of ranks on each; at least 64",
     )
-    overlap: bool = Field(True, description="reduce each bucket while backward runs")
+    overlap: Literal["auto"] | bool = Field(
+        "auto",
+        description="reduce each bucket while backward runs; auto: on GPUs, and on CPUs where the ranks' threads "
+        "leave cores free",
+    )
     deterministic: bool = Field(
         False, description="use torch's deterministic algorithms only: resuming on a GPU is then bit-exact"
     )
     collectives: Literal["auto", "flat", "two_level"] = Field(
         "auto",
         description="ZeRO-1's collectives: one ring over all ranks (flat), or inside each node and then along "
-        "the rails (two_level)",
+        "the rails (two_level); auto: two_level on several nodes of a cluster whose profile has rails_only, else "
+        "flat",
     )
     context_attention: Literal["auto", "ring", "all_gather"] = Field(
         "auto",

@@ -41,8 +41,11 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
-from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
+from zslurm.train.parallel.context_groups import context_groups
+from zslurm.train.parallel.levels import choose_levels
+from zslurm.train.parallel.world import DTYPES, World, open_world, overlaps, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.plan.communication import Group, bucket_bytes
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
 from zslurm.train.shapes import owned_table
@@ -84,7 +87,7 @@ class Trainer:
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         check_observers(config)
-        notes = check_ranks(config.phases, world.size)
+        notes = check_ranks(config.phases, world.size, world.local_size)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
         self.progress = ProgressWriter(world.rank, attempt)
         data = TrainingData.open(config.data)
@@ -100,6 +103,9 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluator.open(config, tokenizer)
+        self.contexts = context_groups(
+            world, (phase.context_parallel for phase in config.phases), config.parallel
+        )
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
         self.shards = shard(self.model, config, world)
@@ -203,7 +209,8 @@ class Trainer:
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
-        targets = 0
+        targets, context = 0, self.contexts[here.phase.context_parallel]
+        counts_targets = context is None or context.rank == 0
         self.clock.enter(Part.DATA)
         for microbatch in self.loader.microbatches(self.step):
             self.clock.enter(Part.FORWARD)
@@ -213,12 +220,13 @@ class Trainer:
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
                 document_BS=microbatch.document_BS,
+                context=context,
             )
             self.clock.enter(Part.BACKWARD)
             (losses.objective / here.step_tokens).backward()
             loss_sums += torch.stack([losses.cross_entropy, losses.z_loss])
             counts_MLC[microbatch.number % shares] += counts_LC
-            targets += microbatch.targets
+            targets += microbatch.targets if counts_targets else 0
             self.clock.enter(Part.DATA)
         self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
@@ -287,8 +295,11 @@ class Trainer:
     def _evaluate(self, here: Position) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
+        context = self.contexts[here.phase.context_parallel]
         with self.clock.within(None):
-            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update)
+            found = self.evaluator.evaluate(
+                self.step, self.model, here.phase, self.world, self.progress.update, context
+            )
         self.progress.update(phase=Phase.STEP)
         self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)
@@ -338,14 +349,19 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
 def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
     """Divide gradients and master weights over the ranks, as parallel.* asks for."""
     parallel = config.parallel
+    levels, line = choose_levels(parallel, world)
+    if line is not None:
+        _LOG.info(line)
+    group = Group.of(world.size, world.local_size, "flat" if levels is None else "two_level")
     return ZeroShards(
         model,
         owned_table(config.model, config.optim),
         world.group,
+        levels=levels,
         gradient_dtype=DTYPES[parallel.gradient_dtype],
         reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
-        bucket_bytes=parallel.bucket_mb * 2**20,
-        overlap=parallel.overlap,
+        bucket_bytes=bucket_bytes(config, group),
+        overlap=overlaps(parallel, world.device),
     )
 
 

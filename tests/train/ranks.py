@@ -27,15 +27,27 @@ _TIMEOUT_S = 300
 class Ranks:
     """The ranks of one run, under way."""
 
-    def __init__(self, run: Path, ranks: int, prepare: Callable[[], None] | None = None) -> None:
-        """Start them; each calls `prepare`, a function of a module, before it trains."""
+    def __init__(
+        self,
+        run: Path,
+        ranks: int,
+        prepare: Callable[[], None] | None = None,
+        *,
+        local_size: int | None = None,
+    ) -> None:
+        """Start them, all on one node or `local_size` on each.
+
+        Each calls `prepare`, a function of a module, before it trains.
+        """
         self._outputs = [run / f"rank-{rank}.{stream}" for rank in range(ranks) for stream in ("out", "err")]
         for output in self._outputs:
             output.unlink(missing_ok=True)
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: list[ForkServerProcess] = []
         for rank in range(ranks):
-            environment = clean_environment() | _torchruns_variables(rank, ranks, self._store.port)
+            environment = clean_environment() | _torchruns_variables(
+                rank, ranks, local_size or ranks, self._store.port
+            )
             arguments = (run, rank, environment, prepare)
             self.processes.append(_CONTEXT.Process(target=_rank, args=arguments, daemon=True))
         for process in self.processes:
@@ -57,19 +69,21 @@ class Ranks:
         return subprocess.CompletedProcess([], max(codes), out, err)
 
 
-def train_on(run: Path, ranks: int, prepare: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """Train on so many ranks to the end."""
-    return Ranks(run, ranks, prepare).wait()
+def train_on(
+    run: Path, ranks: int, prepare: Callable[[], None] | None = None, *, local_size: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Train on so many ranks to the end, all on one node or `local_size` on each."""
+    return Ranks(run, ranks, prepare, local_size=local_size).wait()
 
 
-def _torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+def _torchruns_variables(rank: int, ranks: int, local_size: int, port: int) -> dict[str, str]:
     if ranks == 1:
         return {}
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank % local_size),
+        "LOCAL_WORLD_SIZE": str(local_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",

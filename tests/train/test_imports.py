@@ -25,6 +25,7 @@ WITHOUT_TORCH = [
     "zslurm.train.plan.memory",
     "zslurm.train.optim.stability",
     "zslurm.train.schedule",
+    "zslurm.train.context.bytes",
     "zslurm.train.data.bundle",
     "zslurm.train.data.sampler",
     "zslurm.train.data.shares",

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.config import EvaluationConfig, TrainConfig
+from zslurm.train.context import ContextParallel
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
@@ -104,11 +105,17 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(
-        self, step: int, model: Zaya, phase: PhaseConfig, world: World, alive: Callable[[], None]
+        self,
+        step: int,
+        model: Zaya,
+        phase: PhaseConfig,
+        world: World,
+        alive: Callable[[], None],
+        context: ContextParallel | None = None,
     ) -> Evaluation:
         """Measure the loss after `step`, with context and RoPE base of `phase`; all ranks call it together.
 
-        `alive` is called before each of this rank's microbatches.
+        `context` are the ranks that share sequences in that phase. `alive` is called before each of this rank's microbatches.
 
         Raises:
             DataError: a token id is beyond the vocabulary, or no target counts.
@@ -126,8 +133,11 @@ class Evaluator:
             tokens_BS, targets_BS = _microbatch(self.corpus, chosen, phase.context, world.device)
             end_token = self.corpus.header.end_token
             document_BS = documents_of(tokens_BS, end_token) if self._isolate_documents else None
-            sums_2M[0, j], _ = model(tokens_BS, targets_BS, rope_base=phase.rope_base, document_BS=document_BS)
-            sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
+            sums_2M[0, j], _ = model(
+                tokens_BS, targets_BS, rope_base=phase.rope_base, document_BS=document_BS, context=context
+            )
+            if context is None or context.rank == 0:
+                sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
         dist.all_reduce(sums_2M, group=world.group)
         loss_sum, tokens = (math.fsum(sums_M) for sums_M in sums_2M.tolist())
         if not tokens:

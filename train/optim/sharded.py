@@ -78,7 +78,7 @@ class ShardedOptimizer:
         self._adamw = AdamW(master[:share], gradient[:share], flat, decays, config, flat_weights)
         momentum = torch.zeros_like(master[share:])
         batches = []
-        for batch in shards.layout.batches(shards.rank):
+        for batch in shards.layout.batches(shards.position):
             whole = MatrixBatch(
                 master_KMN=matrices_of(master, batch),
                 gradient_KMN=matrices_of(gradient, batch),

@@ -7,7 +7,8 @@ backend makes of it:
     all_gather       n of output   n (N-1)/N          all_reduce   2 n (N-1)/N
 
 NCCL and RCCL reach these with rings. gloo does an all-reduce's work for a reduce-scatter, twice these bytes: on
-CPUs the count is what GPUs would send.
+CPUs the count is what GPUs would send. They are counted by operation, and by what they travel over: a ring sends
+all of it to the next rank of the group, which for the last rank of a node is on another node and another rail.
 
 Every call takes tensors that the caller keeps: nothing is allocated here. `reduce_scatter` and `all_gather` return
 a handle, and the tensors may not be touched until its `wait()`; the collective is then in order with the caller's
@@ -18,14 +19,18 @@ where they are not in place already; where there are no elements, nothing is don
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
+from zslurm.train.parallel.route import Level
+from zslurm.train.parallel.topology import Path, Topology
+
 # torch 2.13 renamed both collectives.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Handle(Protocol):
@@ -48,50 +53,82 @@ class Comm:
     """Collectives over a group.
 
     Attributes:
+        rank, size: this rank's number in the group, and how many there are.
+        position: the number of this rank's chunk in what is divided into `size` chunks; here its rank.
         sent: bytes that this rank sent, by operation, since the counter was last cleared.
+        travelled: the same bytes by what they travelled over.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, topology: Topology | None = None, members: Sequence[int] | None = None
+    ) -> None:
+        """Take a group of the ranks `members` of a topology; by default of all ranks, all of them on one node."""
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.position = self.rank
+        self.topology = topology or Topology(1, self.size)
+        self.members = range(self.size) if members is None else members
         self.sent: Counter[str] = Counter()
+        self.travelled: Counter[Path] = Counter()
+
+    def reserve(self, room: Tensor) -> None:
+        """Take a buffer for what is between two levels (two_level.py); one level needs none."""
 
     def reduce_scatter(self, out: Tensor, whole: Tensor) -> Handle:
-        """Sum `whole` over all ranks; `out` is this rank's of `size` equal chunks of the sum. `whole` is kept."""
+        """Sum `whole` over all ranks; `out` is this position's of `size` equal chunks. `whole` is kept."""
         if self.size == 1 or not whole.numel():
             return _copied(out, whole)
-        self._count("reduce_scatter", _bytes(whole) * (self.size - 1) / self.size)
-        handle: Handle = _reduce_scatter(out, whole, group=self.group, async_op=True)
+        self.count_ring("reduce_scatter", whole)
+        handle: Handle = reduce_scatter_into(out, whole, group=self.group, async_op=True)
         return handle
 
     def all_gather(self, whole: Tensor, part: Tensor) -> Handle:
-        """Fill `whole` with every rank's `part`, one after the other; `part` may be its own view of `whole`."""
+        """Fill `whole` with every position's `part`, in order; `part` may be its own view of `whole`."""
         if self.size == 1 or not whole.numel():
             return _copied(whole, part)
-        self._count("all_gather", _bytes(whole) * (self.size - 1) / self.size)
-        handle: Handle = _all_gather(whole, part, group=self.group, async_op=True)
+        self.count_ring("all_gather", whole)
+        handle: Handle = all_gather_into(whole, part, group=self.group, async_op=True)
         return handle
 
-    def all_to_all(self, out: Tensor, out_splits: list[int], source: Tensor, source_splits: list[int]) -> None:
+    def all_to_all(
+        self,
+        out: Tensor,
+        out_splits: list[int],
+        source: Tensor,
+        source_splits: list[int],
+        level: Level = Level.ALL,
+    ) -> None:
         """Send source_splits[r] elements of `source`, in order, to each rank r; fill `out` with what they send.
 
-        Any of the numbers may be 0.
+        Any of the numbers may be 0. With two levels, the ranks are those of the `level`.
         """
+        assert level is Level.ALL, f"there is no {level} level in flat collectives"
         if self.size == 1:
             _copied(out, source)
             return
-        away = sum(source_splits) - source_splits[self.rank]
-        self._count("all_to_all", away * source.element_size())
+        self.count_pairs("all_to_all", source_splits, source.element_size())
         dist.all_to_all_single(out, source, out_splits, source_splits, group=self.group)
 
     def all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
-        """Replace `values` by their sum (or another `op`) over all ranks."""
+        """Replace `values` by their sum (or another `op`) over all ranks; the same bits on all of them."""
         if self.size > 1:
-            self._count("all_reduce", 2 * _bytes(values) * (self.size - 1) / self.size)
+            self.count_ring("all_reduce", values, times=2)
             dist.all_reduce(values, op=op, group=self.group)
 
-    def _count(self, operation: str, sent: float) -> None:
-        self.sent[operation] += round(sent)
+    def count_ring(self, operation: str, whole: Tensor, times: int = 1) -> None:
+        """Count what this rank sends to the next one of a ring, `times` round."""
+        sent = round(times * _bytes(whole) * (self.size - 1) / self.size)
+        self._count(operation, (self.rank + 1) % self.size, sent)
+
+    def count_pairs(self, operation: str, splits: Sequence[int], itemsize: int) -> None:
+        """Count what this rank sends to each other one."""
+        for receiver, elements in enumerate(splits):
+            if receiver != self.rank and elements:
+                self._count(operation, receiver, elements * itemsize)
+
+    def _count(self, operation: str, receiver: int, sent: int) -> None:
+        self.sent[operation] += sent
+        self.travelled[self.topology.path(self.members[self.rank], self.members[receiver])] += sent
 
 
 def _bytes(values: Tensor) -> int:

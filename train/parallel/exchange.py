@@ -1,21 +1,24 @@
-"""Pieces of matrices on their way between those who hold them and those who own them: one all-to-all each way.
+"""Pieces of matrices on their way between those who hold them and those who own them, in one all-to-all or two.
 
     to_owners    reduced gradients: every rank sends what it holds, packed by owner, and gets what it owns
     to_holders   updated weights, the same way back
 
-What each rank sends and gets is known from the plan (buckets.py). A rank sends what it holds, 1/N of the matrices,
-and gets what it owns, about as much: 2 P/N elements for both ways, on top of the reduction and the gathering.
+What each rank sends and gets is known from the plan (route.py). A rank sends what it holds, 1/N of the matrices,
+and gets what it owns, about as much: 2 P/N elements for both ways, on top of the reduction and the gathering. With
+two levels it also passes on as much, inside its node.
 
 Memory: two buffers of 1/N of the matrices each, allocated once: one of what is held, packed, and one of what is
 owned, packed; they swap roles on the way back. Before it is packed, the second one holds what this rank holds of
-the reduced gradients: the way to the owners is from there to the first, and back into it. Packing copies one
-piece after the other (in fused kernels on a GPU), and converts formats on the way if need be. On one rank pieces
-are copied to where they belong, and there are no buffers.
+the reduced gradients: the way to the owners is from there to the first, and back into it. What a rank passes on
+arrives in the second and leaves from the first, and the other way on the way back: a second hop takes no memory
+unless a rank passes on more than it holds or owns. Packing copies one piece after the other (in fused kernels on a
+GPU), and converts formats on the way if need be. On one rank pieces are copied to where they belong, and there are
+no buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,6 +26,8 @@ from torch import Tensor
 from zslurm.train.parallel.buckets import MatrixSpace
 from zslurm.train.parallel.comm import Comm
 from zslurm.train.parallel.memory import exchange_bytes
+from zslurm.train.parallel.route import plan_route
+from zslurm.train.parallel.topology import Topology
 
 
 class Exchange:
@@ -42,13 +47,16 @@ class Exchange:
         *,
         gradients: torch.dtype,
         weights: torch.dtype,
+        topology: Topology | None = None,
     ) -> None:
-        """Plan the exchange and allocate its buffers; `gradients` travel to owners, `weights` back."""
+        """Plan the exchange and allocate its buffers; `gradients` travel to owners, `weights` back.
+
+        With a `topology` it takes two hops, over the levels of `comm`.
+        """
         self.comm, self._gradients, self._weights = comm, gradients, weights
-        self.held, self.owned = space.held_by(comm.rank), space.owned_by(comm.rank)
-        self._to = _counts(((piece.owner, piece.numel) for piece in self.held), comm.size)
-        self._from = _counts(((piece.holder, piece.numel) for piece in self.owned), comm.size)
-        bytes_held, bytes_owned = exchange_bytes(space, comm.rank, gradients.itemsize, weights.itemsize)
+        self._route = plan_route(space, comm.position, topology)
+        self.held, self.owned = self._route.held, self._route.owned
+        bytes_held, bytes_owned = exchange_bytes(space, self._route, gradients.itemsize, weights.itemsize)
         self._packed_held = torch.empty(bytes_held, dtype=torch.uint8, device=device)
         self._packed_owned = torch.empty(bytes_owned, dtype=torch.uint8, device=device)
         share = 0 if comm.size == 1 else space.share
@@ -59,10 +67,18 @@ class Exchange:
         if self.comm.size == 1:
             _copy(owned, held)
             return
-        outgoing = _as(self._packed_held, sum(self._to), self._gradients)
-        incoming = _as(self._packed_owned, sum(self._from), self._gradients)
+        source, target = self._packed_held, self._packed_owned
+        first, last = self._route.hops[0], self._route.hops[-1]
+        outgoing = _as(source, sum(first.sends), self._gradients)
+        incoming = _as(target, sum(last.receives), self._gradients)
         _copy(_cut(outgoing, held), held)
-        self.comm.all_to_all(incoming, self._from, outgoing, self._to)
+        if first is not last:
+            arrived = _as(target, self._route.passed_on, self._gradients)
+            self.comm.all_to_all(arrived, first.receives, outgoing, first.sends, first.level)
+            outgoing = _as(source, self._route.passed_on, self._gradients)
+            by_holder, by_owner = self._passing(arrived, outgoing)
+            _copy(by_owner, by_holder)
+        self.comm.all_to_all(incoming, last.receives, outgoing, last.sends, last.level)
         _copy(owned, _cut(incoming, owned))
 
     def to_holders(self, owned: list[Tensor], held: list[Tensor]) -> None:
@@ -70,19 +86,30 @@ class Exchange:
         if self.comm.size == 1:
             _copy(held, owned)
             return
-        outgoing = _as(self._packed_owned, sum(self._from), self._weights)
-        incoming = _as(self._packed_held, sum(self._to), self._weights)
+        source, target = self._packed_owned, self._packed_held
+        first, last = self._route.hops[-1], self._route.hops[0]
+        outgoing = _as(source, sum(first.receives), self._weights)
+        incoming = _as(target, sum(last.sends), self._weights)
         _copy(_cut(outgoing, owned), owned)
-        self.comm.all_to_all(incoming, self._to, outgoing, self._from)
+        if first is not last:
+            arrived = _as(target, self._route.passed_on, self._weights)
+            self.comm.all_to_all(arrived, first.sends, outgoing, first.receives, first.level)
+            outgoing = _as(source, self._route.passed_on, self._weights)
+            by_holder, by_owner = self._passing(outgoing, arrived)
+            _copy(by_holder, by_owner)
+        self.comm.all_to_all(incoming, last.sends, outgoing, last.receives, last.level)
         _copy(held, _cut(incoming, held))
 
-
-def _counts(pieces: Iterable[tuple[int, int]], size: int) -> list[int]:
-    """Return the elements for each rank."""
-    counts = [0] * size
-    for rank, numel in pieces:
-        counts[rank] += numel
-    return counts
+    def _passing(self, by_holder: Tensor, by_owner: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Cut what this rank passes on, in the order of the node's ranks and in that of the nodes; alike."""
+        through = self._route.through
+        nodes = range(len(through[0]))
+        holders = by_holder.split([*chain.from_iterable(through)])
+        owners = by_owner.split([counts[node] for node in nodes for counts in through])
+        return (
+            [holders[rank * len(nodes) + node] for node in nodes for rank in range(len(through))],
+            list(owners),
+        )
 
 
 def _as(buffer: Tensor, numel: int, dtype: torch.dtype) -> Tensor:

@@ -62,10 +62,23 @@ def _device(asked: str, local_rank: int) -> torch.device:
 
 def cpu_threads(asked: int) -> int:
     """Return the threads of this rank: as asked, else its share of the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0))
-    # A launcher that gives ranks cores sets how many of them share these.
-    sharing = os.environ.get("ZSLURM_CORE_RANKS") or os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return asked or max(1, cores // int(sharing))
+    return asked or max(1, len(os.sched_getaffinity(0)) // _ranks_on_cores())
+
+
+def _ranks_on_cores() -> int:
+    """Return how many ranks share this one's cores; a launcher that gives ranks cores sets it."""
+    return int(os.environ.get("ZSLURM_CORE_RANKS") or os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def overlaps(config: ParallelConfig, device: torch.device) -> bool:
+    """Return whether gradients are reduced during backward: as asked, else where that takes no time from it.
+
+    On CPUs gloo adds gradients up on the cores that compute, unless the ranks' threads leave some of them free.
+    """
+    if config.overlap != "auto":
+        return config.overlap
+    spare = len(os.sched_getaffinity(0)) - _ranks_on_cores() * torch.get_num_threads()
+    return device.type == "cuda" or spare > 0
 
 
 def _store(rank: int, timeout: timedelta) -> dist.Store:

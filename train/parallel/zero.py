@@ -22,10 +22,15 @@ and the end of `reduce_gradients`, which waits for every gather that forward did
 microbatch runs no forward): a gather that failed raises there at the latest. Sums over ranks are the only thing
 that depends on their number.
 
-Memory per parameter: 2 or 4 bytes of weights, 4 (2) of gradients, and for 1/N of the parameters 4 of masters, 4
-of their gradient, the optimizer's state, and for matrices 8 of the exchange. All is allocated once; memory.py has
-the exact numbers. Reducing in another format than accumulating takes a staging buffer of two buckets, or of the
-flat space if that is larger. On one rank there is nothing to hold or exchange.
+With two levels (two_level.py) each of these collectives is made inside the nodes and along the rails, and each
+all-to-all in two hops. Which chunk a rank has is then its position in the layout (topology.py); nothing else
+differs.
+
+Memory per parameter: 2 or 4 bytes of weights, 4 (2) of gradients, and for 1/N of the parameters 4 of masters, 4 of
+their gradient, the optimizer's state, and for matrices 8 of the exchange. All is allocated once; memory.py has the
+exact numbers. Reducing in another format than accumulating takes a staging buffer of two buckets, or of the flat
+space if that is larger; two levels of L ranks a node take 1/L of that. On one rank there is nothing to hold or
+exchange.
 """
 
 from __future__ import annotations
@@ -41,7 +46,9 @@ from zslurm.checkpoint_tools import Batch, Extent, partition
 from zslurm.train.parallel.buckets import MatrixSpace
 from zslurm.train.parallel.comm import DONE, Comm, Handle
 from zslurm.train.parallel.exchange import Exchange
-from zslurm.train.parallel.memory import NORM_ELEMENTS, STAGES, stage_elements
+from zslurm.train.parallel.levels import Levels
+from zslurm.train.parallel.memory import NORM_ELEMENTS, STAGES, between_elements, stage_elements
+from zslurm.train.parallel.two_level import TwoLevel
 from zslurm.train.shapes import TensorInfo
 
 _NOWHERE = 2**62
@@ -69,6 +76,7 @@ class ZeroShards:
         master: this rank's chunk of the weights in fp32 (fp64 for an fp64 model).
         master_gradient: this rank's chunk of the reduced gradient, in the same format.
         flat_weights: this rank's share of the flat space's weights, laid out like the chunk's first elements.
+        position: the number of this rank's chunk in the layout: its rank, unless collectives are in two levels.
         extents: what the chunk is made of.
         comm: the ranks, and the bytes that were sent.
     """
@@ -79,6 +87,7 @@ class ZeroShards:
         table: tuple[TensorInfo, ...],
         group: dist.ProcessGroup,
         *,
+        levels: Levels | None = None,
         gradient_dtype: torch.dtype = torch.float32,
         reduce_dtype: torch.dtype | None = None,
         bucket_bytes: float = 64 << 20,
@@ -89,16 +98,17 @@ class ZeroShards:
         The gradients of microbatches are added up in `gradient_dtype`, and summed over ranks in `reduce_dtype`
         (by default the same; fp64 for an fp64 model), with `overlap` during the last backward of a step.
         `bucket_bytes` is the size of one reduction of matrices, rounded down to whole elements for every rank.
-        `table` is that of `train.shapes.owned_table`.
+        `table` is that of `train.shapes.owned_table`. With `levels`, collectives are in two levels.
         """
-        self.comm = Comm(group)
-        self.rank, self.world_size = self.comm.rank, self.comm.size
-        self.table, self.overlap = table, overlap
-        self.layout = partition(table, self.world_size)
-        self.extents: tuple[Extent, ...] = self.layout.extents(self.rank)
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
         device, exact = first.device, first.dtype == torch.float64
+        self._topology = None if levels is None else levels.topology
+        self.comm = Comm(group) if levels is None else TwoLevel(group, levels, device)
+        self.rank, self.world_size, self.position = self.comm.rank, self.comm.size, self.comm.position
+        self.table, self.overlap = table, overlap
+        self.layout = partition(table, self.world_size)
+        self.extents: tuple[Extent, ...] = self.layout.extents(self.position)
         self._sum_dtype = torch.float64 if exact else gradient_dtype
         self._reduce_dtype = torch.float64 if exact else reduce_dtype or gradient_dtype
         self._space = MatrixSpace(table, self.layout, int(bucket_bytes / self._reduce_dtype.itemsize))
@@ -108,7 +118,7 @@ class ZeroShards:
         self.weights = torch.zeros(length, dtype=first.dtype, device=device)
         self.gradients = torch.zeros(length, dtype=self._sum_dtype, device=device)
         master_dtype = torch.promote_types(first.dtype, torch.float32)
-        self.master = torch.zeros(self.layout.chunk(self.rank), dtype=master_dtype, device=device)
+        self.master = torch.zeros(self.layout.chunk(self.position), dtype=master_dtype, device=device)
         self.master_gradient = torch.zeros_like(self.master)
         self._places = self._adopt(parameters)
         self._take_masters(parameters)
@@ -203,7 +213,7 @@ class ZeroShards:
         matrices = self.weights[self.layout.flat_length :]
         # What the next forward uses first was the last to get its gradient.
         for number, bucket in reversed(tuple(enumerate(self._buckets))):
-            held = matrices[bucket.held(self.rank)]
+            held = matrices[bucket.held(self.position)]
             self._keep(number, self.comm.all_gather(matrices[bucket.start : bucket.stop], held))
 
     def is_gathering(self, module: str | None = None) -> bool:
@@ -228,7 +238,7 @@ class ZeroShards:
         """
         if self.world_size > 1:
             return None
-        starts = {piece.offset: piece.start for piece in self._space.owned_by(self.rank)}
+        starts = {piece.offset: piece.start for piece in self._space.owned_by(self.position)}
         matrices = self.weights[self.layout.flat_length :]
         first = [starts[batch.offset + number * batch.stride] for number in range(batch.count)]
         return [
@@ -287,7 +297,7 @@ class ZeroShards:
         """The buffers between the gradients and the owners, and all views that a step needs."""
         length, share = self.layout.flat_length, self.layout.flat_share
         device, alone = self.master.device, self.world_size == 1
-        self.flat_weights = self.weights[self.rank * share : (self.rank + 1) * share]
+        self.flat_weights = self.weights[self.position * share : (self.position + 1) * share]
         self._flat_gradient = self.master_gradient[:share]
         same = alone or self._reduce_dtype == self.master_gradient.dtype
         self._flat_sum = (
@@ -297,8 +307,15 @@ class ZeroShards:
         staged = stage_elements(self._space, length) if converts else 0
         self._stage = torch.empty(staged, dtype=self._reduce_dtype, device=device)
 
+        between = between_elements(self._space, length, self._topology)
+        self.comm.reserve(torch.empty(between, dtype=self._reduce_dtype, device=device))
         self._exchange = Exchange(
-            self._space, self.comm, device, gradients=self._reduce_dtype, weights=self.weights.dtype
+            self._space,
+            self.comm,
+            device,
+            gradients=self._reduce_dtype,
+            weights=self.weights.dtype,
+            topology=self._topology,
         )
         held, owned = self._exchange.held, self._exchange.owned
         matrices = slice(length, None)

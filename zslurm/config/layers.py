@@ -137,6 +137,12 @@ class Layers:
         self._forget(path)
         target[last] = self._adopt(value, path, lambda _: Origin(f"--set {text}"))
 
+    def derive(self, path: tuple[str, str], value: Any, origin: Origin) -> None:
+        """Set a value that follows from another one, whose origin it has."""
+        section, key = path
+        self._forget(path)
+        self.data.setdefault(section, {})[key] = self._adopt(value, path, lambda _: origin)
+
     def origin(self, path: KeyPath) -> Origin:
         """Return the origin of the value at `path`, else that of what was given inside it, else around it."""
         if path in self.origins:

@@ -6,7 +6,7 @@ import copy
 import difflib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,22 @@ def resolve(
         layers.add(part, layer, file)
     for assignment in overrides:
         layers.override(assignment)
-    return validate(layers)
+    return _fit_to_cluster(validate(layers))
+
+
+def _fit_to_cluster(run: Resolved) -> Resolved:
+    """Settle what is `auto` and depends on the cluster, which the trainer does not know.
+
+    Ranks on several nodes whose rails are not joined reduce in two levels. The value has the origin of rails_only.
+    """
+    spec, layers = run.spec, run.layers
+    rails_only = ("cluster", "rails_only")
+    several = spec.slurm.nodes > 1 and spec.ranks_per_node > 1
+    if spec.parallel.collectives != "auto" or not spec.cluster.rails_only or not several:
+        return run
+    layers.derive(("parallel", "collectives"), "two_level", layers.leaf_origin(rails_only))
+    parallel = spec.parallel.model_copy(update={"collectives": "two_level"})
+    return replace(run, spec=spec.model_copy(update={"parallel": parallel}))
 
 
 def validate(layers: Layers) -> Resolved:
