@@ -309,7 +309,7 @@ def test_operands_that_do_not_fit_are_named() -> None:
     checks.shape("op", "x", x, (2, None), "MN")
     whole = torch.zeros(8)
     checks.no_overlap("op", "out", whole[:4], x=whole[4:], empty=whole[:0])
-    with pytest.raises(ValueError, match="op: out shares memory with x: give a tensor"):
+    with pytest.raises(ValueError, match="op: out shares memory with x: give a separate tensor"):
         checks.no_overlap("op", "out", whole[:5], x=whole[4:])
 
 
