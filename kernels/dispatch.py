@@ -71,12 +71,14 @@ class Implementation:
         supports: gets the operation's arguments, which are right; returns None, or what of them it does not take,
             as a phrase: "operands on a CPU".
         by_name: whether only a setting or a measured table takes it.
+        lacks_here: returns what it needs and does not find on this machine, or None; `supports` returns it too.
     """
 
     name: str
     run: Callable[..., Any]
     supports: Callable[..., str | None]
     by_name: bool = False
+    lacks_here: Callable[[], str | None] = lambda: None
 
 
 def everything(*_: Any, **__: Any) -> str | None:
@@ -177,6 +179,10 @@ class Operation:
     def unavailable(self) -> Mapping[str, str]:
         """Return which implementations could not start in this process, and why."""
         return self._unavailable
+
+    def missing(self) -> set[str]:
+        """Return the implementations that cannot start here, as far as is known before all of them have run."""
+        return {each.name for each in self.implementations if each.lacks_here()} | self._unavailable.keys()
 
     def table(self) -> Mapping[str, list[dict[str, Any]]]:
         """Return what was measured: a list of rules for each architecture; empty where nothing was.

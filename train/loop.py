@@ -41,6 +41,7 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
+from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.world import DTYPES, World, open_world, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
@@ -102,6 +103,8 @@ class Trainer:
         self.evaluator = Evaluator.open(config, tokenizer)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
+        share_tables(world.dp_group, world.device)
+        leave_out_together(world.dp_group, world.device)
         self.shards = shard(self.model, config, world)
         self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance, self.guard = BalanceState.initial(config.model, world.device), StepGuard(config.optim)
@@ -164,9 +167,13 @@ class Trainer:
             return self._run()
 
     def _run(self) -> Ending:
+        first = self.step
         while self.step < self.plan.total_steps:
             here = self.plan.at(self.step)
             result = self._train_step(here)
+            if self.step == first or here.step_in_phase == 0:
+                self._wait_for_weights()
+                leave_out_together(self.world.dp_group, self.world.device)
             self.stop.renew()
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)

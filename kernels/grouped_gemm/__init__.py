@@ -114,8 +114,14 @@ _multiply = Operation(
     implementations=[
         _by_triton("multiply"),
         Implementation("torch", grouped_mm.multiply, grouped_mm.lacks),
-        Implementation("aiter", aiter.multiply, aiter.lacks, by_name=True),
-        Implementation("primus_turbo", primus_turbo.multiply, primus_turbo.lacks, by_name=True),
+        Implementation("aiter", aiter.multiply, aiter.lacks, by_name=True, lacks_here=aiter.lacks_here),
+        Implementation(
+            "primus_turbo",
+            primus_turbo.multiply,
+            primus_turbo.lacks,
+            by_name=True,
+            lacks_here=primus_turbo.lacks_here,
+        ),
     ],
     check=_check_multiply,
     device=lambda x_NI, weight_EIO, groups: x_NI.device,
@@ -129,7 +135,7 @@ _weight_gradient = Operation(
     implementations=[
         _by_triton("weight_gradient"),
         Implementation("torch", grouped_mm.weight_gradient, grouped_mm.lacks),
-        Implementation("aiter", aiter.weight_gradient, aiter.lacks, by_name=True),
+        Implementation("aiter", aiter.weight_gradient, aiter.lacks, by_name=True, lacks_here=aiter.lacks_here),
     ],
     check=_check_weight_gradient,
     device=lambda left_NI, right_NO, groups: left_NI.device,

@@ -36,11 +36,16 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 """Those that AITER has a tuned configuration for (configs/gfx942-GMM.json) and that we read the code for."""
 
 
+def lacks_here() -> str | None:
+    """Return that the package is missing or too old, or None."""
+    return lacks_package(PACKAGE, LEAST)
+
+
 def lacks(left: Tensor, right: Tensor, groups: Groups) -> str | None:
     """Return what of these operands AITER does not take, or None."""
     if min(left.shape[-1], right.shape[-1]) < 2:
         return "matrices of one row or column"  # their strides fit several layouts
-    return lacks_operands(left, right, _ARCHITECTURES) or lacks_package(PACKAGE, LEAST)
+    return lacks_operands(left, right, _ARCHITECTURES) or lacks_here()
 
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:

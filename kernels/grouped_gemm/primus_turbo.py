@@ -35,11 +35,16 @@ _ARCHITECTURES = ("gfx942", "gfx950")
 _MULTIPLE = 128  # of the widths: its own tests have no others, and its loads assume whole blocks of columns
 
 
+def lacks_here() -> str | None:
+    """Return that the package is missing or too old, or None."""
+    return lacks_package(PACKAGE, LEAST)
+
+
 def lacks(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> str | None:
     """Return what of these operands Primus-Turbo does not take, or None."""
     if any(size % _MULTIPLE for size in weight_EIO.shape[1:]):
         return f"widths that are no multiple of {_MULTIPLE}"
-    return lacks_operands(x_NI, weight_EIO, _ARCHITECTURES) or lacks_package(PACKAGE, LEAST)
+    return lacks_operands(x_NI, weight_EIO, _ARCHITECTURES) or lacks_here()
 
 
 def multiply(x_NI: Tensor, weight_EIO: Tensor, groups: Groups) -> Tensor:
