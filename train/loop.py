@@ -219,6 +219,7 @@ class Trainer:
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
                 document_BS=microbatch.document_BS,
+                bounds_N=microbatch.bounds_N,
             )
             self.clock.enter(Part.BACKWARD)
             (losses.objective / here.step_tokens).backward()

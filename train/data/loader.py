@@ -19,13 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import Location, Read, read_from
 from zslurm.train.data.sampler import rank_microbatches
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import documents_of
+from zslurm.train.model.packing import document_bounds, documents_of
 
 CLOSING_S = 10.0
 
@@ -39,6 +40,7 @@ class Microbatch(NamedTuple):
         tokens_BS: int64 inputs.
         targets_BS: int64, the token after each input; IGNORED_TARGET where it does not count.
         document_BS: numbers of the documents, where these are kept apart.
+        bounds_N: where each of these begins among the B * S tokens, and the number of tokens, int32.
         targets: how many targets count.
     """
 
@@ -47,16 +49,21 @@ class Microbatch(NamedTuple):
     tokens_BS: Tensor
     targets_BS: Tensor
     document_BS: Tensor | None
+    bounds_N: Tensor | None
     targets: int
 
 
 class _Held(NamedTuple):
-    """What was read, as tensors on the host; see `train.data.reader.Read`. `targets`: how many count, of each."""
+    """What was read, as tensors on the host; see `train.data.reader.Read`.
+
+    Of each microbatch, `targets` has how many count, and `bounds` the documents' bounds or None.
+    """
 
     locations: list[Location]
     windows_MBS: Tensor
     mask_MBS: Tensor | None
     targets: list[int]
+    bounds: list[Tensor | None]
 
 
 class Loader:
@@ -75,7 +82,7 @@ class Loader:
         """Make ready for data-parallel rank `rank`; nothing is read before the first microbatch is asked for.
 
         `prefetch` microbatches are kept ready for `device`, by no thread where it is 0. With `isolate_documents`
-        the documents of each sequence are numbered.
+        the documents of each sequence are numbered, and their bounds listed.
 
         Raises:
             DataError: there are more bundles than this machine lets a process open.
@@ -134,10 +141,18 @@ class Loader:
         if read.mask_MBS is not None:
             targets = read.mask_MBS.sum(axis=(1, 2), dtype=int).tolist()
             mask_MBS = torch.from_numpy(read.mask_MBS)
+        bounds = [self._bounds(windows_BS) for windows_BS in read.windows_MBS]
         if self._device.type == "cpu":
-            return _Held(read.locations, torch.from_numpy(read.windows_MBS.astype(np.int64)), mask_MBS, targets)
+            windows_MBS = torch.from_numpy(read.windows_MBS.astype(np.int64))
+            return _Held(read.locations, windows_MBS, mask_MBS, targets, bounds)
         windows_MBS = torch.from_numpy(read.windows_MBS).pin_memory()
-        return _Held(read.locations, windows_MBS, mask_MBS.pin_memory() if mask_MBS is not None else None, targets)
+        mask_MBS = mask_MBS.pin_memory() if mask_MBS is not None else None
+        pinned = [each.pin_memory() if each is not None else None for each in bounds]
+        return _Held(read.locations, windows_MBS, mask_MBS, targets, pinned)
+
+    def _bounds(self, windows_BS: NDArray[np.unsignedinteger]) -> Tensor | None:
+        """Return the bounds of the documents that a microbatch's inputs are of."""
+        return None if self._end_token is None else document_bounds(windows_BS[:, :-1], self._end_token)
 
     def _deliver(self, held: _Held) -> Iterator[Microbatch]:
         """Move a read to the device, widen it there (on a CPU both are done), and take it apart."""
@@ -146,10 +161,11 @@ class Loader:
         if held.mask_MBS is not None:
             mask_MBS = held.mask_MBS.to(self._device, non_blocking=True)
             targets_MBS = targets_MBS.masked_fill(mask_MBS == 0, IGNORED_TARGET)
-        parts = (windows_MBS[:, :, :-1].unbind(), targets_MBS.unbind(), held.targets)
-        for location, tokens_BS, targets_BS, targets in zip(held.locations, *parts, strict=True):
+        parts = (windows_MBS[:, :, :-1].unbind(), targets_MBS.unbind(), held.bounds, held.targets)
+        for location, tokens_BS, targets_BS, bounds_N, targets in zip(held.locations, *parts, strict=True):
             document_BS = None if self._end_token is None else documents_of(tokens_BS, self._end_token)
-            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, targets)
+            bounds_N = None if bounds_N is None else bounds_N.to(self._device, non_blocking=True)
+            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, bounds_N, targets)
 
 
 class _ReadAhead:

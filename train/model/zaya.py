@@ -88,11 +88,13 @@ class Zaya(nn.Module):
         rope_base: float,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        bounds_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the model over whole sequences of token ids (int64), which start at position 0.
 
         In `targets_BS`, `head.IGNORED_TARGET` marks positions that do not count; `valid_BS` and `document_BS` mark
-        padding and documents, see `packing.py`.
+        padding and documents, see `packing.py`. With documents, a package's attention kernels take `bounds_N` as
+        it is, from `packing.document_bounds`; without it the host waits for the device.
 
         Returns:
             logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
@@ -100,10 +102,15 @@ class Zaya(nn.Module):
             loss nor counts.
         """
         if targets_BS is None:
-            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
+            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, bounds_N)
             return logits(x_BSD, self.embedding.weight), counts_LC
         losses, counts_LC = self.losses(
-            tokens_BS, targets_BS, rope_base=rope_base, valid_BS=valid_BS, document_BS=document_BS
+            tokens_BS,
+            targets_BS,
+            rope_base=rope_base,
+            valid_BS=valid_BS,
+            document_BS=document_BS,
+            bounds_N=bounds_N,
         )
         return losses.objective, counts_LC
 
@@ -116,9 +123,10 @@ class Zaya(nn.Module):
         z_weight: float = 0.0,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        bounds_N: Tensor | None = None,
     ) -> tuple[HeadLoss, Tensor]:
         """As `forward` with targets, with a z-loss of weight `z_weight`; the loss in its parts, and counts_LC."""
-        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, bounds_N)
         if valid_BS is not None:
             targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
         flat_T = targets_BS.flatten()
@@ -169,7 +177,12 @@ class Zaya(nn.Module):
         return torch.promote_types(self.embedding.weight.dtype, torch.float32)
 
     def _hidden_states(
-        self, tokens_BS: Tensor, rope_base: float, valid_BS: Tensor | None, document_BS: Tensor | None
+        self,
+        tokens_BS: Tensor,
+        rope_base: float,
+        valid_BS: Tensor | None,
+        document_BS: Tensor | None,
+        bounds_N: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         packing = pack(
             torch.arange(tokens_BS.shape[1], device=tokens_BS.device),
@@ -179,6 +192,7 @@ class Zaya(nn.Module):
             dtype=self._wide,
             valid_BS=valid_BS,
             document_BS=document_BS,
+            bounds_N=bounds_N,
             by_bounds=self._by_bounds,
         )
         self._before("embedding")
