@@ -29,6 +29,7 @@ from zslurm.kernels import dispatch
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
 from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
+from zslurm.train.context.context_parallel import context_groups
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.shares import Piece
@@ -41,6 +42,7 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
+from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import choose_levels
 from zslurm.train.parallel.world import DTYPES, World, open_world, overlaps, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
@@ -102,9 +104,12 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluator.open(config, tokenizer)
-        self.contexts = context_groups(world, (phase.context_parallel for phase in config.phases), config.parallel)
+        sizes = (phase.context_parallel for phase in config.phases)
+        self.contexts = context_groups(sizes, config.parallel.context_attention)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
+        share_tables(world.group, world.device)
+        leave_out_together(world.group, world.device)
         self.shards = shard(self.model, config, world)
         self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance, self.guard = BalanceState.initial(config.model, world.device), StepGuard(config.optim)
@@ -167,9 +172,13 @@ class Trainer:
             return self._run()
 
     def _run(self) -> Ending:
+        first = self.step
         while self.step < self.plan.total_steps:
             here = self.plan.at(self.step)
             result = self._train_step(here)
+            if self.step == first or here.step_in_phase == 0:
+                self._wait_for_weights()
+                leave_out_together(self.world.group, self.world.device)
             self.stop.renew()
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
@@ -206,7 +215,7 @@ class Trainer:
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
-        targets, context = 0, self.contexts[here.phase.context_parallel]
+        targets, context = 0, self.contexts.get(here.phase.context_parallel)
         counts_targets = context is None or context.rank == 0
         self.clock.enter(Part.DATA)
         for microbatch in self.loader.microbatches(self.step):
@@ -217,6 +226,7 @@ class Trainer:
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
                 document_BS=microbatch.document_BS,
+                bounds_N=microbatch.bounds_N,
                 context=context,
             )
             self.clock.enter(Part.BACKWARD)
@@ -292,7 +302,7 @@ class Trainer:
     def _evaluate(self, here: Position) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
-        context = self.contexts[here.phase.context_parallel]
+        context = self.contexts.get(here.phase.context_parallel)
         with self.clock.within(None):
             found = self.evaluator.evaluate(
                 self.step, self.model, here.phase, self.world, self.progress.update, context

@@ -19,13 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import Location, Read, read_from
 from zslurm.train.data.shares import Piece, share_of
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import documents_of
+from zslurm.train.model.packing import document_bounds, documents_of
 from zslurm.train.schedule import Position
 
 CLOSING_S = 10.0
@@ -40,6 +41,7 @@ class Microbatch(NamedTuple):
         tokens_BS: int64 inputs.
         targets_BS: int64, the token after each input; IGNORED_TARGET where it does not count.
         document_BS: numbers of the documents, where these are kept apart.
+        bounds_N: where each of these begins among the B * S tokens, and the number of tokens, int32.
         targets: how many targets count.
     """
 
@@ -48,17 +50,22 @@ class Microbatch(NamedTuple):
     tokens_BS: Tensor
     targets_BS: Tensor
     document_BS: Tensor | None
+    bounds_N: Tensor | None
     targets: int
 
 
 class _Held(NamedTuple):
-    """What was read, as tensors on the host; see `train.data.reader.Read`. `targets`: how many count, of each."""
+    """What was read, as tensors on the host; see `train.data.reader.Read`.
+
+    Of each microbatch, `targets` has how many count, and `bounds` the documents' bounds or None.
+    """
 
     locations: list[Location]
     sizes: list[int]
     windows_NS: Tensor
     mask_NS: Tensor | None
     targets: list[int]
+    bounds: list[Tensor | None]
 
 
 class Loader:
@@ -78,7 +85,7 @@ class Loader:
 
         The ranks of a context group (`phases[].context_parallel`) get the same sequences.
         `prefetch` microbatches are kept ready for `device`, by no thread where it is 0. With `isolate_documents`
-        the documents of each sequence are numbered.
+        the documents of each sequence are numbered, and their bounds listed.
 
         Raises:
             DataError: there are more bundles than this machine lets a process open.
@@ -138,16 +145,22 @@ class Loader:
         """
         context = read.windows_NS.shape[1] - 1
         targets, mask_NS = [size * context for size in read.sizes], None
+        firsts = np.cumsum([0, *read.sizes[:-1]])
         if read.mask_NS is not None:
-            firsts = np.cumsum([0, *read.sizes[:-1]])
             targets = np.add.reduceat(read.mask_NS.sum(axis=1, dtype=int), firsts).tolist()
             mask_NS = torch.from_numpy(read.mask_NS)
+        bounds = [self._bounds(windows_BS) for windows_BS in np.split(read.windows_NS, firsts[1:])]
         if self._device.type == "cpu":
             windows_NS = torch.from_numpy(read.windows_NS.astype(np.int64))
         else:
             windows_NS = torch.from_numpy(read.windows_NS).pin_memory()
             mask_NS = mask_NS.pin_memory() if mask_NS is not None else None
-        return _Held(read.locations, read.sizes, windows_NS, mask_NS, targets)
+            bounds = [each.pin_memory() if each is not None else None for each in bounds]
+        return _Held(read.locations, read.sizes, windows_NS, mask_NS, targets, bounds)
+
+    def _bounds(self, windows_BS: NDArray[np.unsignedinteger]) -> Tensor | None:
+        """Return the bounds of the documents that a microbatch's inputs are of."""
+        return None if self._end_token is None else document_bounds(windows_BS[:, :-1], self._end_token)
 
     def _deliver(self, held: _Held) -> Iterator[Microbatch]:
         """Move a read to the device, widen it there (on a CPU both are done), and take it apart."""
@@ -156,10 +169,11 @@ class Loader:
         if held.mask_NS is not None:
             mask_NS = held.mask_NS.to(self._device, non_blocking=True)
             targets_NS = targets_NS.masked_fill(mask_NS == 0, IGNORED_TARGET)
-        parts = (windows_NS[:, :-1].split(held.sizes), targets_NS.split(held.sizes), held.targets)
-        for location, tokens_BS, targets_BS, targets in zip(held.locations, *parts, strict=True):
+        parts = (windows_NS[:, :-1].split(held.sizes), targets_NS.split(held.sizes), held.bounds, held.targets)
+        for location, tokens_BS, targets_BS, bounds_N, targets in zip(held.locations, *parts, strict=True):
             document_BS = None if self._end_token is None else documents_of(tokens_BS, self._end_token)
-            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, targets)
+            bounds_N = None if bounds_N is None else bounds_N.to(self._device, non_blocking=True)
+            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, bounds_N, targets)
 
 
 class _ReadAhead:

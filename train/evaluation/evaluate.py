@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.config import EvaluationConfig, TrainConfig
-from zslurm.train.context import ContextParallel
+from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import documents_of
+from zslurm.train.model.packing import document_bounds, documents_of
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
 from zslurm.train.phases import PhaseConfig
@@ -131,11 +131,20 @@ class Evaluator:
         for j in range(world.rank // together, microbatches, world.size // together):
             alive()
             chosen = indices[j * micro_batch : (j + 1) * micro_batch]
-            tokens_BS, targets_BS = _microbatch(self.corpus, chosen, phase.context, world.device)
-            end_token = self.corpus.header.end_token
-            document_BS = documents_of(tokens_BS, end_token) if self._isolate_documents else None
+            windows_BS = self.corpus.windows(chosen, phase.context)
+            tokens_BS, targets_BS = _microbatch(self.corpus, windows_BS, chosen, phase.context, world.device)
+            document_BS = bounds_N = None
+            if self._isolate_documents:
+                end_token = self.corpus.header.end_token
+                document_BS = documents_of(tokens_BS, end_token)
+                bounds_N = document_bounds(windows_BS[:, :-1], end_token).to(world.device)
             sums_2M[0, j], _ = model(
-                tokens_BS, targets_BS, rope_base=phase.rope_base, document_BS=document_BS, context=context
+                tokens_BS,
+                targets_BS,
+                rope_base=phase.rope_base,
+                document_BS=document_BS,
+                bounds_N=bounds_N,
+                context=context,
             )
             if context is None or context.rank == 0:
                 sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
@@ -155,10 +164,14 @@ class Evaluator:
 
 
 def _microbatch(
-    corpus: Corpus, indices: NDArray[np.int64], context: int, device: torch.device
+    corpus: Corpus,
+    read_BS: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    context: int,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of some sequences [B, S]; IGNORED_TARGET where a target does not count."""
-    windows_BS = torch.from_numpy(corpus.windows(indices, context)).to(device)
+    """Return inputs and targets of what was read [B, S]; IGNORED_TARGET where a target does not count."""
+    windows_BS = torch.from_numpy(read_BS).to(device)
     targets_BS = windows_BS[:, 1:]
     mask_BS = corpus.target_mask(indices, context)
     if mask_BS is not None:

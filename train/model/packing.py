@@ -10,8 +10,9 @@ A sequence is usually one stream: every token sees all before it. Two things cha
                   again at 0, so that each is computed as if it were alone.
 
 Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
-documents (`flash.py`), and without padding, a list of the documents' bounds takes the mask's place: its length is
-asked of the device once per forward pass.
+documents (`flash.py`), and without padding, a list of the documents' bounds takes the mask's place. It is made
+where the tokens are read, on the host (`document_bounds`). Where it is not given, the host waits for the device
+once per forward pass, to learn how many documents there are.
 
 Where ranks share sequences (`train/context`), all of this is computed for whole sequences and each rank takes its
 part. Labels of tokens then take the mask's place: they are as long as the sequence.
@@ -19,10 +20,12 @@ part. Labels of tokens then take the mask's place: they are as long as the seque
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.context.attention import SequenceLabels
@@ -57,14 +60,16 @@ def pack(
     dtype: torch.dtype,
     valid_BS: Tensor | None = None,
     document_BS: Tensor | None = None,
+    bounds_N: Tensor | None = None,
     by_bounds: bool = False,
     context: ContextParallel | None = None,
 ) -> Packing:
     """Compute masks and angles of one forward pass over tokens at consecutive positions.
 
     `reach` is how many tokens the convolutions look back (the value shift one), `dtype` the format of the angles,
-    at least fp32. With `by_bounds`, and without padding, bounds of documents take the place of a mask. With
-    `context` what is returned is this rank's part of it, see `Packing`.
+    at least fp32. With `by_bounds`, and without padding, bounds of documents take the place of a mask: `bounds_N`,
+    which must be those of `document_BS`, or what the device finds where they are not given. With `context` what is
+    returned is this rank's part of it, see `Packing`.
     """
     if valid_BS is None and document_BS is None and context is None:
         return Packing(rotary_table(positions_S, rotary_dim, rope_base, dtype))
@@ -87,7 +92,7 @@ def pack(
         )
     rotary = rotary_table(positions, rotary_dim, rope_base, dtype)
     if by_bounds and segment_BS is not None and valid_BS is None:
-        return Packing(rotary, linked=linked, bounds_N=_bounds(segment_BS))
+        return Packing(rotary, linked=linked, bounds_N=_bounds(segment_BS) if bounds_N is None else bounds_N)
 
     seen_BSS = positions_S.unsqueeze(1) >= positions_S
     if segment_BS is not None:
@@ -110,6 +115,13 @@ def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:
     return ends_BS.cumsum(dim=1) - ends_BS.long()
 
 
+def document_bounds(tokens_BS: NDArray[np.integer[Any]], end_token: int) -> Tensor:
+    """Return, of tokens on the host, the `bounds_N` of the documents that `documents_of` numbers, on the host."""
+    is_start_BS = np.ones(tokens_BS.shape, np.bool_)
+    is_start_BS[:, 1:] = tokens_BS[:, :-1] == end_token
+    return torch.from_numpy(np.append(np.flatnonzero(is_start_BS), tokens_BS.size).astype(np.int32))
+
+
 def _segments(document_BS: Tensor) -> Tensor:
     """Number the runs of equal ids 0, 1, ...: an id that comes back later is another document."""
     changed_BS = document_BS[:, 1:] != document_BS[:, :-1]
@@ -123,7 +135,10 @@ def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
 
 
 def _bounds(segment_BS: Tensor) -> Tensor:
-    """Where documents begin among all tokens, row by row, and the number of tokens: int32 [documents + 1]."""
+    """Return where documents begin among all tokens, row by row, and the number of tokens: int32 [documents + 1].
+
+    The host waits for the device.
+    """
     starts_N = _starts(segment_BS).flatten().nonzero().squeeze(1)
     return F.pad(starts_N, (0, 1), value=segment_BS.numel()).int()
 

@@ -91,13 +91,16 @@ class Zaya(nn.Module):
         rope_base: float,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        bounds_N: Tensor | None = None,
         context: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the model over whole sequences of token ids (int64), which start at position 0.
 
         In `targets_BS`, `head.IGNORED_TARGET` marks positions that do not count; `valid_BS` and `document_BS` mark
-        padding and documents, see `packing.py`. With `context`, several ranks share the sequences: each gets them
-        whole and returns its part, to be summed over the ranks (logits are those of `context.positions`).
+        padding and documents, see `packing.py`. With documents, a package's attention kernels take `bounds_N` as
+        it is, from `packing.document_bounds`; without it the host waits for the device. With `context`, several
+        ranks share the sequences: each gets them whole and returns its part, to be summed over the ranks (logits
+        are those of `context.positions`).
 
         Returns:
             logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
@@ -108,10 +111,16 @@ class Zaya(nn.Module):
             ConfigError: sequences are too short for the ranks that share them.
         """
         if targets_BS is None:
-            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, context)
+            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, bounds_N, context)
             return logits(x_BSD, self.embedding.weight), counts_LC
         losses, counts_LC = self.losses(
-            tokens_BS, targets_BS, rope_base=rope_base, valid_BS=valid_BS, document_BS=document_BS, context=context
+            tokens_BS,
+            targets_BS,
+            rope_base=rope_base,
+            valid_BS=valid_BS,
+            document_BS=document_BS,
+            bounds_N=bounds_N,
+            context=context,
         )
         return losses.objective, counts_LC
 
@@ -124,10 +133,11 @@ class Zaya(nn.Module):
         z_weight: float = 0.0,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        bounds_N: Tensor | None = None,
         context: ContextParallel | None = None,
     ) -> tuple[HeadLoss, Tensor]:
         """As `forward` with targets, with a z-loss of weight `z_weight`; the loss in its parts, and counts_LC."""
-        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, context)
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, bounds_N, context)
         if valid_BS is not None:
             targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
         if context is not None:
@@ -178,7 +188,7 @@ class Zaya(nn.Module):
         """
         assert cache.length == 0
         length = tokens_BS.shape[1]
-        x_BSD, _ = self._hidden_states(tokens_BS, rope_base, None, None, context, cache)
+        x_BSD, _ = self._hidden_states(tokens_BS, rope_base, None, None, None, context, cache)
         return logits(last_tokens(context, x_BSD, length, 1), self.embedding.weight)
 
     def _decode_many(self, tokens_BS: Tensor, cache: Cache, packing: Packing) -> Tensor:
@@ -202,6 +212,7 @@ class Zaya(nn.Module):
         rope_base: float,
         valid_BS: Tensor | None,
         document_BS: Tensor | None,
+        bounds_N: Tensor | None,
         context: ContextParallel | None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -215,6 +226,7 @@ class Zaya(nn.Module):
             dtype=self._wide,
             valid_BS=valid_BS,
             document_BS=document_BS,
+            bounds_N=bounds_N,
             by_bounds=self._by_bounds,
             context=context,
         )

@@ -160,7 +160,10 @@ def test_documents_are_numbered_where_they_are_kept_apart(tmp_path: Path) -> Non
     (first, _) = steps(loader(order, isolate_documents=True), 0, 1)
     assert first.document_BS is not None
     assert first.document_BS.tolist() == [[0] * 3 + [1] * 5 + [2] * 8]
-    assert steps(loader(order), 0, 1)[0].document_BS is None
+    assert first.bounds_N is not None
+    assert (first.bounds_N.dtype, first.bounds_N.tolist()) == (torch.int32, [0, 3, 8, 16])
+    (plain, _) = steps(loader(order), 0, 1)
+    assert plain.document_BS is plain.bounds_N is None
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
