@@ -13,6 +13,7 @@ With `--check` nothing is written: it names every table that differs from what t
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import sys
@@ -20,6 +21,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
@@ -413,6 +415,87 @@ def code_objects() -> str:
     return table(head, rows)
 
 
+# --- results of `make gpu` -------------------------------------------------------------------------------------
+
+GPU_RESULTS = ROOT / "benchmarks" / "results"
+_NOT_YET = "not yet measured"
+
+
+def _gpus() -> dict[str, dict[str, Any]]:
+    """Return the result of each card, by its name."""
+    files = sorted(GPU_RESULTS.glob("gpu-*.json"))
+    bodies = [json.loads(file.read_text(encoding="utf-8")) for file in files if "rehearsal" not in file.name]
+    return {body["card"]: body for body in bodies}
+
+
+def _summary() -> ModuleType:
+    """Return the module that reads results; this script runs without the checkout in its path."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module("benchmarks.gpu.summary")
+
+
+def gpu_figures() -> str:
+    """Return the figures that `make gpu` is for, with a column for each card that was measured."""
+    cards, aims = _gpus(), _summary().AIMS
+    rows = (
+        (each.what, each.peer, each.aim or "-", *_of_cards(cards, lambda body, each=each: each.found(body)))
+        for each in aims
+    )
+    return table(("figure", "peer", "aim", *(cards or ("measured",))), rows)
+
+
+def gpu_parts() -> str:
+    """Return the share of each part in a training step of zaya1-1b, with a column for each card."""
+    cards, shares = _gpus(), _summary().shares
+    parts = dict.fromkeys(part for body in cards.values() for part in shares(body)) or _PARTS
+
+    def share(body: dict[str, Any], part: str) -> str | None:
+        return f"{shares(body)[part]['share']:.1%}" if part in shares(body) else None
+
+    rows = ((part, *_of_cards(cards, lambda body, part=part: share(body, part))) for part in parts)
+    return table(("part of a step", *(cards or ("share",))), rows)
+
+
+_PARTS = (
+    *("attention", "convolutions", "router", "experts", "head", "norms", "embedding", "optimizer"),
+    *("communication", "sums of gradients", "other", "host gaps"),
+)
+
+
+def gpu_memory() -> str:
+    """Return the peak memory of a step of each recipe beside the plan's, for each card."""
+    rows = [(card, *row) for card, body in _gpus().items() for row in _summary().memory_rows(body)]
+    head = ("card", "recipe", "microbatch", "planned", "measured", "measured / planned")
+    return table(head, rows or [(_NOT_YET, *["-"] * 5)])
+
+
+def gpu_checks() -> str:
+    """Return what came of the builds, checks and tests on each card."""
+    cards, statuses = _gpus(), _summary().statuses
+    rows = (
+        (
+            card,
+            *(body[key] or "-" for key in ("date", "driver")),
+            *(statuses(body).get(part, "-") for part in _CHECKS),
+        )
+        for card, body in cards.items()
+    )
+    head = ("card", "date", "driver", "kernels built", "results beside the references", "tests marked `gpu`")
+    return table(head, rows if cards else [(_NOT_YET, *["-"] * 5)])
+
+
+_CHECKS = ("build", "check", "tests")
+
+
+def _of_cards(cards: dict[str, dict[str, Any]], found: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
+    """Yield a cell for each card, or the one that nothing was measured."""
+    if not cards:
+        yield _NOT_YET
+    for body in cards.values():
+        yield found(body) or "-"
+
+
 # --- the source ------------------------------------------------------------------------------------------------
 
 
@@ -506,6 +589,10 @@ TABLES: dict[str, Callable[[], str]] = {
         flagship_communication,
         two_levels,
         code_objects,
+        gpu_figures,
+        gpu_parts,
+        gpu_memory,
+        gpu_checks,
         drawing,
         rooms,
         source_figures,
