@@ -30,6 +30,7 @@ from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, Save
 from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
 from zslurm.train.context.context_parallel import context_groups
+from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.shares import Piece
@@ -88,6 +89,7 @@ class Trainer:
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         check_observers(config)
+        check_phases(config.model, config.phases)
         notes = check_ranks(config.phases, world.size, world.local_size)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
         self.progress = ProgressWriter(world.rank, attempt)

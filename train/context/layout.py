@@ -10,8 +10,11 @@ not divide the sequence, its last chunks are padded up.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from zslurm.train.config import ModelConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.phases import PhaseConfig
 
 
 def chunk_tokens(context: int, ranks: int) -> int:
@@ -53,6 +56,19 @@ def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
         f"model.conv_widths look back {needed} tokens, which must be in one chunk; "
         f"use context_parallel: {_fewer_ranks(context, needed, ranks)}"
     )
+
+
+def check_phases(model: ModelConfig, phases: Iterable[PhaseConfig]) -> None:
+    """Check that the ranks of every phase can share its sequences.
+
+    Raises:
+        ConfigError: see `check_chunks`; it names the phase.
+    """
+    for index, phase in enumerate(phases):
+        try:
+            check_chunks(model, phase.context, phase.context_parallel)
+        except ConfigError as error:
+            raise ConfigError(f"phases[{index}].{error}") from error
 
 
 def _fewer_ranks(context: int, needed: int, ranks: int) -> int:

@@ -20,7 +20,7 @@ from zslurm.slurm.jobs import time_limit
 from zslurm.submit.continuation import refuse_completed
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
-from zslurm.train.context.layout import check_chunks
+from zslurm.train.context.layout import check_phases
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
@@ -83,7 +83,7 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
     """
     with _as_config_error():
         notes = check_ranks(spec.phases, spec.world_size, spec.ranks_per_node)
-        _check_chunks(spec)
+        check_phases(spec.model, spec.phases)
         saved = list_checkpoints(continues.checkpoints) if continues is not None else []
         newest = next((found.path for found in saved if found.complete), None)
         if newest is not None:
@@ -98,15 +98,6 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
 
             open_init(spec.init, spec.model, order.data.header.tokenizer_sha256).close()
     return notes
-
-
-def _check_chunks(spec: RunSpec) -> None:
-    """Raise ConfigError, with the phase's key, where a sequence is too short for its context group."""
-    for index, phase in enumerate(spec.phases):
-        try:
-            check_chunks(spec.model, phase.context, phase.context_parallel)
-        except TrainError as error:
-            raise ConfigError(f"phases[{index}].{error}") from error
 
 
 def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> list[str]:

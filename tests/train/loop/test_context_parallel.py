@@ -91,5 +91,6 @@ def test_a_context_too_short_to_divide_is_refused(corpus: Path, tmp_path: Path) 
     (run / "config.json").write_text(json.dumps(config))
     done = train_on(run, 2)
     assert done.returncode == 2
-    assert "phases[1].context" in done.stderr
+    assert "phases[1].context_parallel: 2 cuts a sequence into 4 chunks" in done.stderr
+    assert not (run / "metrics.jsonl").exists(), "before the first phase"
     assert "Traceback" not in done.stderr
