@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zslurm.train.config import ModelConfig
+from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.context.layout import check_chunks, reach
 from zslurm.train.model.block import Layer, Stream
 from zslurm.train.model.cache import Cache
 from zslurm.train.model.decode_step import LayerStep, ModelStep
@@ -88,22 +90,27 @@ class Zaya(nn.Module):
         rope_base: float,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        context: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the model over whole sequences of token ids (int64), which start at position 0.
 
         In `targets_BS`, `head.IGNORED_TARGET` marks positions that do not count; `valid_BS` and `document_BS` mark
-        padding and documents, see `packing.py`.
+        padding and documents, see `packing.py`. With `context`, several ranks share the sequences: each gets them
+        whole and returns its part, to be summed over the ranks (logits are those of `context.positions`).
 
         Returns:
             logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
             counts_LC, how many of the B*S*K choices fell on each router class, int64. Padding is in neither
             loss nor counts.
+
+        Raises:
+            ConfigError: sequences are too short for the ranks that share them.
         """
         if targets_BS is None:
-            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
+            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, context)
             return logits(x_BSD, self.embedding.weight), counts_LC
         losses, counts_LC = self.losses(
-            tokens_BS, targets_BS, rope_base=rope_base, valid_BS=valid_BS, document_BS=document_BS
+            tokens_BS, targets_BS, rope_base=rope_base, valid_BS=valid_BS, document_BS=document_BS, context=context
         )
         return losses.objective, counts_LC
 
@@ -116,11 +123,14 @@ class Zaya(nn.Module):
         z_weight: float = 0.0,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        context: ContextParallel | None = None,
     ) -> tuple[HeadLoss, Tensor]:
         """As `forward` with targets, with a z-loss of weight `z_weight`; the loss in its parts, and counts_LC."""
-        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, context)
         if valid_BS is not None:
             targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
+        if context is not None:
+            targets_BS = context.take(targets_BS, fill=IGNORED_TARGET)
         flat_T = targets_BS.flatten()
         return summed_losses(x_BSD.flatten(0, 1), self.embedding.weight, flat_T, z_weight=z_weight), counts_LC
 
@@ -169,18 +179,28 @@ class Zaya(nn.Module):
         return torch.promote_types(self.embedding.weight.dtype, torch.float32)
 
     def _hidden_states(
-        self, tokens_BS: Tensor, rope_base: float, valid_BS: Tensor | None, document_BS: Tensor | None
+        self,
+        tokens_BS: Tensor,
+        rope_base: float,
+        valid_BS: Tensor | None,
+        document_BS: Tensor | None,
+        context: ContextParallel | None,
     ) -> tuple[Tensor, Tensor]:
+        if context is not None:
+            check_chunks(self.config, tokens_BS.shape[1], context.size)
         packing = pack(
             torch.arange(tokens_BS.shape[1], device=tokens_BS.device),
             rotary_dim=self.config.rotary_dim,
             rope_base=rope_base,
-            reach=max(1, sum(self.config.conv_widths) - 2),
+            reach=reach(self.config),
             dtype=self._wide,
             valid_BS=valid_BS,
             document_BS=document_BS,
             by_bounds=self._by_bounds,
+            context=context,
         )
+        if context is not None:
+            tokens_BS = context.take(tokens_BS)
         self._before("embedding")
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []
