@@ -24,20 +24,8 @@ from zslurm.kernels.code_object import (
 pytest.importorskip("triton")
 
 
-_LONG = {("experts", SM_90), ("residual_norm", SM_90)}
-"""They take longer than all others together: NVIDIA's disassembler reads each kernel in a process."""
-
-
-@pytest.mark.parametrize(
-    ("folder", "arch"),
-    [
-        pytest.param(
-            folder, arch, id=f"{folder}-{arch.name}", marks=pytest.mark.soak if (folder, arch) in _LONG else ()
-        )
-        for folder in implementation_files()
-        for arch in (GFX942, SM_90)
-    ],
-)
+@pytest.mark.parametrize("arch", [GFX942, SM_90], ids=lambda arch: arch.name)
+@pytest.mark.parametrize("folder", implementation_files())
 def test_every_kernel_keeps_to_the_limits(folder: str, arch: Arch) -> None:
     found, rows = {}, []
     for launch in launches_of(folder, arch):
