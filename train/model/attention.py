@@ -31,6 +31,7 @@ class CompressedConvolutionalAttention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.kernels: Kernels = "auto"
+        self._exchange_halos, self._attend_together = exchange_halos, attend_in_context
         hidden, heads = config.hidden_size, config.query_heads + config.kv_heads
         queries, keys = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         depthwise, grouped = config.conv_widths
@@ -68,11 +69,16 @@ class CompressedConvolutionalAttention(nn.Module):
         by_torch = attend if self.kernels == "auto" else attend_by_sdpa
         return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
 
+    def communicate_outside_of_graphs(self) -> None:
+        """End torch.compile's graphs at what ranks that share sequences exchange."""
+        self._exchange_halos = torch.compiler.disable(exchange_halos)
+        self._attend_together = torch.compiler.disable(attend_in_context)
+
     def _attend_in_context(self, x_BSD: Tensor, packing: Packing, context: ContextParallel) -> Tensor:
         """`forward` for this rank's two chunks of sequences that it shares with others."""
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         convolutions = self.convolutions()
-        before_B2WQ, before_B21Q = exchange_halos(context, z_BSQ, delayed_BSQ, convolutions.reach)
+        before_B2WQ, before_B21Q = self._exchange_halos(context, z_BSQ, delayed_BSQ, convolutions.reach)
         # The tokens before each chunk go through the convolutions as well, and what becomes of them is dropped.
         q_BHSP, k_BJSP = (
             without_halos(x, convolutions.reach, dim=2)
@@ -84,7 +90,7 @@ class CompressedConvolutionalAttention(nn.Module):
         if packing.linked is not None:
             previous_BSQ = previous_BSQ * without_halos(packing.linked[0], convolutions.reach, dim=1)
         v_BJSP = self._value_heads(current_BSQ, previous_BSQ)
-        y_BSX = attend_in_context(context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
+        y_BSX = self._attend_together(context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
         return linear(y_BSX, self.output.weight)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
