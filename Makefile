@@ -57,9 +57,15 @@ docs: $(STAMP) ## write the tables of the documents that come from the program
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks
 
-# For example `make gpu GPU_ARGS='--minutes 30'`; `--list` shows the parts.
-gpu: $(STAMP) ## build, test and measure everything that needs a GPU, in ten minutes
-	$(BIN)/python -m benchmarks gpu $(GPU_ARGS)
+# For example `make gpu GPU_ARGS='--minutes 30'`; `--list` shows the parts. A Python that has a torch for this GPU is
+# taken as it is, .venv first: nothing is downloaded then.
+gpu: ## build, test and measure everything that needs a GPU, in ten minutes
+	@for python in $(BIN)/python python3; do \
+		if $$python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
+			exec $$python -m benchmarks gpu $(GPU_ARGS); \
+		fi; \
+	done; \
+	$(MAKE) --no-print-directory $(STAMP) && $(BIN)/python -m benchmarks gpu $(GPU_ARGS)
 
 slurm-up: $(STAMP) ## start a real Slurm of 8 nodes on this machine (root)
 	@$(BIN)/python -m tests.on_slurm up

@@ -13,6 +13,7 @@ With `--check` nothing is written: it names every table that differs from what t
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import sys
@@ -20,6 +21,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
@@ -32,7 +34,11 @@ from zslurm.cluster.rccl.rules import When, rules
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
 from zslurm.config.load import recipes
+from zslurm.config.spec import RunSpec
+from zslurm.submit.phase_plan import Communication, PhasePlan, phase_plans
 from zslurm.train.config import ModelConfig, OptimConfig, TrainConfig
+from zslurm.train.context.bytes import context_bytes
+from zslurm.train.plan.communication import Group, step_traffic
 from zslurm.train.plan.memory import plan_memory
 from zslurm.train.shapes import owned_table, parameter_counts
 
@@ -271,6 +277,113 @@ def _largest(body: dict[str, Any], room: float, *, recompute: bool) -> str:
     return f"{best}{' or more' if best == 64 else ''} x 4,096" if best else "-"
 
 
+def _flagship(nodes: int, **phase: Any) -> RunSpec:
+    """Return the published model on nodes of eight MI300X; `phase` changes its last phase."""
+    body = yaml12.parse(recipes()["zaya1-8b"], "zaya1-8b").data
+    phases = [*body["phases"][:-1], body["phases"][-1] | phase]
+    sections = {
+        "phases": phases,
+        "parallel": body["parallel"] | {"collectives": "two_level"},
+        "cluster": {"gpus_per_node": 8, "gpu_type": "mi300x"},
+        "slurm": {"nodes": nodes},
+    }
+    return RunSpec.model_validate(body | sections)
+
+
+def _phases_of(spec: RunSpec) -> tuple[Communication, list[PhasePlan]]:
+    sent = Communication.of(spec)
+    memory = plan_memory(spec, spec.world_size, on_cpu=False, local=spec.ranks_per_node)
+    return sent, phase_plans(spec, memory, sent.traffic, on_cpu=False)
+
+
+def flagship_communication() -> str:
+    """Return what zaya1-8b waits for communication, by the model of the network."""
+    rows = []
+    for nodes in (16, 64, 128):
+        sent, phases = _phases_of(_flagship(nodes))
+        total = sent.traffic.total
+        for plan in (phases[0], phases[-1]):
+            assert plan.compute_s is not None
+            assert plan.exposed_s is not None
+            assert plan.exposed_share is not None
+            rows.append(
+                (
+                    nodes,
+                    f"`{plan.phase.name}`",
+                    f"{sent.traffic.buckets} of {show_bytes(sent.traffic.bucket_bytes)}",
+                    f"{total.seconds:.2f} s",
+                    f"{100 * total.latency_s / total.seconds:.1f} %",
+                    f"{plan.context.seconds:.3f} s",
+                    f"{plan.compute_s:.2f} s",
+                    f"{plan.exposed_s:.3f} s",
+                    f"{100 * plan.exposed_share:.1f} %",
+                )
+            )
+    head = (
+        "nodes",
+        "phase",
+        "buckets",
+        "ZeRO-1's communication",
+        "of it, latency",
+        "context groups",
+        "computation",
+        "exposed",
+        "of the step",
+    )
+    return table(head, rows)
+
+
+def two_levels() -> str:
+    """Return what a rank of 1,024 sends in a step of zaya1-8b, in two levels and flat."""
+    spec = _flagship(128)
+    sent, phases = _phases_of(spec)
+    forward_s = (phases[0].compute_s or 0.0) / 3
+    # As it was: flat, in buckets of 64 MiB.
+    small = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"bucket_mb": 64.0})})
+    before = step_traffic(small, Group(128, 8, two_level=False))
+    rows = []
+    for name, traffic in (("two levels", sent.traffic), ("flat", sent.flat), ("flat, buckets of 64 MiB", before)):
+        total = traffic.total
+        levels = (show_bytes(size) if size else "0" for size in (total.inside, total.rail, total.off_rail))
+        latency = f"{100 * total.latency_s / total.seconds:.0f} %"
+        exposed = f"{traffic.exposed_s(forward_s, 2 * forward_s):.2f} s"
+        messages = f"{traffic.exchange.messages:,}"
+        rows.append((name, *levels, messages, traffic.buckets, f"{total.seconds:.2f} s", latency, exposed))
+    head = (
+        "collectives",
+        "inside the node",
+        "along the rail",
+        "off the rail",
+        "messages of the exchange, at most",
+        "buckets",
+    )
+    return table((*head, "predicted time", "of it, latency", "exposed in `pretrain-1`"), rows)
+
+
+def context_groups() -> str:
+    """Return memory and bytes of zaya1-8b's sequences of 32k on 128 nodes, by the ranks that share each."""
+    rows = []
+    for size in (1, 2, 4, 8):
+        spec = _flagship(128, context_parallel=size)
+        phase = _phases_of(spec)[1][-1]
+        sent = context_bytes(spec.model, 32768, 1, size, "all_gather", 2)
+        fewer = -(-phase.phase.global_batch // (127 * 8 // size))
+        fits = phase.data_parallel <= phase.phase.global_batch
+        step = (
+            (
+                f"{phase.data_parallel} x {phase.sequences}",
+                f"{fewer / phase.sequences:g} times",
+                f"{phase.context.seconds:.3f} s",
+            )
+            if fits
+            else ("refused: 512 sequences for 1,024 ranks", "-", "-")
+        )
+        moved = (sent.attention_forward, sent.compression * sent.attention_forward, sent.halos_forward)
+        rows.append((size, show_bytes(phase.activation_bytes), *map(show_bytes, moved), *step))
+    head = ("ranks", "a microbatch", "keys and values", "multi-head attention's", "halos")
+    return table((*head, "data-parallel ranks x sequences", "step with a node less", "time in a step"), rows)
+
+
 def code_objects() -> str:
     """Return what the compilers make of each kernel for gfx942: benchmarks/results/code_objects.json."""
     figures = json.loads((ROOT / "benchmarks" / "results" / "code_objects.json").read_text(encoding="utf-8"))
@@ -300,6 +413,87 @@ def code_objects() -> str:
         "MFMA",
     )
     return table(head, rows)
+
+
+# --- results of `make gpu` -------------------------------------------------------------------------------------
+
+GPU_RESULTS = ROOT / "benchmarks" / "results"
+_NOT_YET = "not yet measured"
+
+
+def _gpus() -> dict[str, dict[str, Any]]:
+    """Return the result of each card, by its name."""
+    files = sorted(GPU_RESULTS.glob("gpu-*.json"))
+    bodies = [json.loads(file.read_text(encoding="utf-8")) for file in files if "rehearsal" not in file.name]
+    return {body["card"]: body for body in bodies}
+
+
+def _summary() -> ModuleType:
+    """Return the module that reads results; this script runs without the checkout in its path."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module("benchmarks.gpu.summary")
+
+
+def gpu_figures() -> str:
+    """Return the figures that `make gpu` is for, with a column for each card that was measured."""
+    cards, aims = _gpus(), _summary().AIMS
+    rows = (
+        (each.what, each.peer, each.aim or "-", *_of_cards(cards, lambda body, each=each: each.found(body)))
+        for each in aims
+    )
+    return table(("figure", "peer", "aim", *(cards or ("measured",))), rows)
+
+
+def gpu_parts() -> str:
+    """Return the share of each part in a training step of zaya1-1b, with a column for each card."""
+    cards, shares = _gpus(), _summary().shares
+    parts = dict.fromkeys(part for body in cards.values() for part in shares(body)) or _PARTS
+
+    def share(body: dict[str, Any], part: str) -> str | None:
+        return f"{shares(body)[part]['share']:.1%}" if part in shares(body) else None
+
+    rows = ((part, *_of_cards(cards, lambda body, part=part: share(body, part))) for part in parts)
+    return table(("part of a step", *(cards or ("share",))), rows)
+
+
+_PARTS = (
+    *("attention", "convolutions", "router", "experts", "head", "norms", "embedding", "optimizer"),
+    *("communication", "sums of gradients", "other", "host gaps"),
+)
+
+
+def gpu_memory() -> str:
+    """Return the peak memory of a step of each recipe beside the plan's, for each card."""
+    rows = [(card, *row) for card, body in _gpus().items() for row in _summary().memory_rows(body)]
+    head = ("card", "recipe", "microbatch", "planned", "measured", "measured / planned")
+    return table(head, rows or [(_NOT_YET, *["-"] * 5)])
+
+
+def gpu_checks() -> str:
+    """Return what came of the builds, checks and tests on each card."""
+    cards, statuses = _gpus(), _summary().statuses
+    rows = (
+        (
+            card,
+            *(body[key] or "-" for key in ("date", "driver")),
+            *(statuses(body).get(part, "-") for part in _CHECKS),
+        )
+        for card, body in cards.items()
+    )
+    head = ("card", "date", "driver", "kernels built", "results beside the references", "tests marked `gpu`")
+    return table(head, rows if cards else [(_NOT_YET, *["-"] * 5)])
+
+
+_CHECKS = ("build", "check", "tests")
+
+
+def _of_cards(cards: dict[str, dict[str, Any]], found: Callable[[dict[str, Any]], str | None]) -> Iterator[str]:
+    """Yield a cell for each card, or the one that nothing was measured."""
+    if not cards:
+        yield _NOT_YET
+    for body in cards.values():
+        yield found(body) or "-"
 
 
 # --- the source ------------------------------------------------------------------------------------------------
@@ -391,7 +585,14 @@ TABLES: dict[str, Callable[[], str]] = {
         packing,
         memory_plan,
         one_card,
+        context_groups,
+        flagship_communication,
+        two_levels,
         code_objects,
+        gpu_figures,
+        gpu_parts,
+        gpu_memory,
+        gpu_checks,
         drawing,
         rooms,
         source_figures,

@@ -1,6 +1,6 @@
 """Describe operands of an operation, on which its implementations are checked and measured on a device.
 
-The file `cases.py` in an operation's folder has two functions:
+The file `cases.py` in every operation's folder has two functions:
 
     checks()                cases of a few thousand elements, odd sizes among them: `zslurm kernels check`
     benchmarks(small)       cases of the sizes that training has, or small ones to try the program: `... bench`

@@ -57,7 +57,7 @@ def no_overlap(operation: str, written: str, out: Tensor, **operands: Tensor) ->
     for name, operand in operands.items():
         start, stop = _span(operand)
         if out.device == operand.device and start < last and first < stop:
-            raise ValueError(f"{operation}: {written} shares memory with {name}: give a tensor of its own")
+            raise ValueError(f"{operation}: {written} shares memory with {name}: give a separate tensor")
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

@@ -10,8 +10,12 @@ which is the definition and runs everywhere, and implementations in order of pre
 3. runs it. One that cannot be imported, built or compiled is left out from then on, with one warning that states
    why, and the next in line runs, the reference at last.
 
-The choice depends on the operands, the architecture and the tables alone, so all ranks and all repetitions of a
-run make the same one.
+An implementation that waits for the host, or that nothing is known of on the GPUs that it is for, is marked
+`by_name`: only a setting or a measured table takes it, neither a rule nor the order of preference.
+
+The choice depends on the operands, the architecture, the tables and on what can start. The ranks of a run make the
+same one: they choose by the tables of rank 0 (`choose_by`), and what one of them cannot start is left out by all
+(train/parallel/kernel_agreement.py).
 
 Of a GPU's architecture that the user has measured with `zslurm kernels bench`, the table in their cache directory
 (cache.py) holds instead of the one in the folder; one that cannot be read is left out with a warning. A CPU has no
@@ -66,11 +70,15 @@ class Implementation:
             ImportError or `UnavailableError` before it changes any operand.
         supports: gets the operation's arguments, which are right; returns None, or what of them it does not take,
             as a phrase: "operands on a CPU".
+        by_name: whether only a setting or a measured table takes it.
+        lacks_here: returns what it needs and does not find on this machine, or None; `supports` returns it too.
     """
 
     name: str
     run: Callable[..., Any]
     supports: Callable[..., str | None]
+    by_name: bool = False
+    lacks_here: Callable[[], str | None] = lambda: None
 
 
 def everything(*_: Any, **__: Any) -> str | None:
@@ -109,7 +117,10 @@ class Operation:
     def __post_init__(self) -> None:
         everyone = [Implementation(REFERENCE, self.reference, everything), *self.implementations]
         self._all = {each.name: each for each in everyone}
-        self._names, self._order = frozenset(self._all), [each.name for each in self.implementations]
+        self._names, self._order = (
+            frozenset(self._all),
+            [each.name for each in self.implementations if not each.by_name],
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the operands, choose an implementation and run it.
@@ -127,7 +138,8 @@ class Operation:
             except Exception as error:
                 if not failed_to_start(error):
                     raise
-                self._leave_out(chosen.name, error)
+                cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                self.leave_out(chosen.name, f"cannot start here ({cause})")
 
     def all(self) -> list[Implementation]:
         """Return the reference and the other implementations."""
@@ -141,7 +153,7 @@ class Operation:
         """Return the implementation that runs for these operands, which are right."""
         reference = self._all[REFERENCE]
         forced = _forced(self.name)
-        if forced is not None:
+        if forced is not None and forced in self._names:  # or it is of another operation of the folder
             return self._able(forced, args, kwargs, warn=True) or reference
         sizes = self.sizes(*args, **kwargs)
         arch = arch_of(self.device(*args, **kwargs))
@@ -168,13 +180,30 @@ class Operation:
         """Return which implementations could not start in this process, and why."""
         return self._unavailable
 
+    def missing(self) -> set[str]:
+        """Return the implementations that cannot start here, as far as is known before all of them have run."""
+        return {each.name for each in self.implementations if each.lacks_here()} | self._unavailable.keys()
+
     def table(self) -> Mapping[str, list[dict[str, Any]]]:
         """Return what was measured: a list of rules for each architecture; empty where nothing was.
 
         Raises:
             ValueError: the table names an implementation that this operation does not have.
         """
+        if _tables_to_choose_by is not None:
+            return _tables_to_choose_by.get(self.name, {})
         return _table_of(self.name, self._names)
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Run without an implementation from now on, with one warning.
+
+        Args:
+            name: of the implementation.
+            why: it is left out, behind "which": "cannot start here (ImportError: ...)".
+        """
+        if name not in self._unavailable:
+            self._unavailable[name] = why
+            self._warn_once(f"{self.name} runs without {name}, which {why}")
 
     def _measured(self, arch: Arch, sizes: Sizes) -> str | None:
         for rule in self.table().get(arch.name, ()):
@@ -182,15 +211,31 @@ class Operation:
                 return str(rule["use"])
         return None
 
-    def _leave_out(self, name: str, error: Exception) -> None:
-        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        self._unavailable[name] = cause
-        self._warn_once(f"{self.name} runs without {name}, which cannot start here ({cause})")
-
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
             _log.warning(message)
+
+
+Table = Mapping[str, list[dict[str, Any]]]
+"""Of each architecture, the rules of one operation."""
+
+_tables_to_choose_by: Mapping[str, Table] | None = None
+
+
+def tables() -> dict[str, Table]:
+    """Return the measured tables by operation, as this process reads them.
+
+    Raises:
+        ValueError: a table of the package names an implementation that its operation does not have.
+    """
+    return {name: operation.table() for name, operation in operations().items()}
+
+
+def choose_by(found: Mapping[str, Table]) -> None:
+    """Choose by these tables from now on, and no longer by the files: those of another rank."""
+    global _tables_to_choose_by
+    _tables_to_choose_by = found
 
 
 @cache
@@ -212,7 +257,9 @@ def _table_of(operation: str, implementations: frozenset[str]) -> dict[str, list
 
 
 def forget_tables() -> None:
-    """Read the tables again at the next choice: after new ones were measured in this process."""
+    """Read the files again at the next choice: after new tables were measured in this process."""
+    global _tables_to_choose_by
+    _tables_to_choose_by = None
     _table_of.cache_clear()
 
 

@@ -29,7 +29,7 @@ def launching_on(tensor: Tensor) -> Iterator[None]:
 
 
 def dies(arch: Arch) -> int:
-    """Return among how many dies, each with a cache of its own, the hardware deals out workgroups in turn."""
+    """Return among how many dies, each with a separate cache, the hardware deals out workgroups in turn."""
     return 8 if arch.name == "gfx942" else 1
 
 

@@ -12,7 +12,9 @@ other test is repeated: what fails there fails.
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -38,6 +40,22 @@ _SECONDS = {
     "tests/train/test_processors.py": 60,
 }
 """About how long a group takes where that is long: the longest is begun first."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect after the first process has, as the others read the byte code that it leaves.
+
+    To make pytest's own byte code of the tests takes half of the time of a collection on a fresh checkout.
+    """
+    if not hasattr(session.config, "workerinput"):
+        return (yield)
+    with (session.config.rootpath / "pyproject.toml").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)

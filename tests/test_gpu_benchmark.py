@@ -14,8 +14,9 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.gpu import command
 from benchmarks.gpu.muon_step import shares
-from benchmarks.gpu.parts import PARTS, _of_report
+from benchmarks.gpu.parts import PARTS, _of_report, files_of_tests
 from tests.checkout import ROOT
+from zslurm.train.allocator import DEFAULT, VARIABLES
 
 CARD = {"card": "Simulated MI300X (1/8)", "driver": "6.12.12", "torch": "2.13.0"}
 PROCESS = """
@@ -84,14 +85,82 @@ def test_a_part_that_hangs_is_ended_when_the_time_is_up(tmp_path: Path, monkeypa
     assert parts["tests"] == {"status": "no time", "rows": [], "seconds": 0.0}
 
 
+@pytest.mark.usefixtures("simulated")
+def test_parts_that_were_measured_before_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So two runs of ten minutes make one result, if they are of one day, card and driver."""
+    asked = ["gpu", "--results", str(tmp_path)]
+    assert main([*asked, "--only=build", "--only=staging"]) == 0
+    monkeypatch.setattr(command, "_SHORTEST_S", 1e6)
+    assert main([*asked, "--only=build", "--only=tests"]) == 0
+    statuses = {name: part["status"] for name, part in result_of(tmp_path)["parts"].items()}
+    assert statuses == {"build": "done", "staging": "done", "tests": "no time"}
+    monkeypatch.setattr(command, "describe", lambda device: {**CARD, "driver": "7.0"})
+    main([*asked, "--only=tests"])
+    assert list(result_of(tmp_path)["parts"]) == ["tests"]
+
+
+@pytest.mark.usefixtures("simulated")
+def test_rows_of_a_part_under_way_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So they are in the result if all processes are ended at once."""
+    monkeypatch.setattr(command, "_BETWEEN_WRITES_S", 0.01)
+
+    class SeenError(Exception):
+        pass
+
+    def keep(part: dict[str, Any]) -> None:
+        assert part["status"] == "running"
+        if len(part["rows"]) == 2:
+            raise SeenError
+
+    with pytest.raises(SeenError):
+        command.run_part("figures", "cpu", 600, keep)
+
+
+def test_no_part_takes_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {}
+
+    def run_part(name: str, device: str, limit_s: float, keep: Any) -> dict[str, Any]:
+        limits[name] = limit_s
+        return {"status": "done", "rows": [], "seconds": 0.0}
+
+    monkeypatch.setattr(command, "run_part", run_part)
+    command.run_parts(PARTS, "cpu", 600, tmp_path / "result.json", CARD)
+    assert limits.keys() == PARTS.keys()
+    assert all(limits[name] <= 600 * part.share for name, part in PARTS.items())
+    assert limits["build"] < 150, "the parts behind it get their time"
+
+
+def test_parts_train_with_the_allocator_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert command._environment()["PYTORCH_ALLOC_CONF"] == DEFAULT
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    assert "PYTORCH_ALLOC_CONF" not in command._environment()
+
+
+def test_packages_that_are_missing_are_named(
+    tmp_path: Path, simulated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_PACKAGES", ("json", "not_there_at_all"))
+    assert main(["gpu", "--results", str(tmp_path), "--only=build"]) == 0
+    assert ": not_there_at_all; parts that need them fail" in capsys.readouterr().err
+
+
+def test_tests_are_collected_where_the_mark_is_alone() -> None:
+    """Other files may import what a machine with a GPU lacks."""
+    files = files_of_tests()
+    assert {"tests/kernels/harness/test_checks.py", "tests/train/model/test_host_waits.py"} <= set(files)
+    assert "tests/train/model/test_parity.py" not in files
+
+
 def test_a_part_runs_on_a_cpu(tmp_path: Path) -> None:
     """The real one, with small sizes, in its process."""
     assert main(["gpu", "--device", "cpu", "--results", str(tmp_path), "--only", "muon_step"]) == 0
     (file,) = tmp_path.iterdir()
     part = json.loads(file.read_text())["parts"]["muon_step"]
     assert part["status"] == "done"
-    (row,) = part["rows"]
-    assert row["seconds"].keys() == {"ours", "torch.optim.Muon", "batched"}
+    assert [row["peer"] for row in part["rows"]] == ["torch.optim.Muon", "batched"]
+    assert all(row["ratio"] == row["peer_s"] / row["seconds"] > 0 for row in part["rows"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

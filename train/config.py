@@ -214,10 +214,10 @@ class ParallelConfig(Section):
     attention: Literal["auto", "sdpa", "flash_attn", "aiter"] = Field(
         "auto", description="attention kernels: torch's own (auto, sdpa), or those of an installed package"
     )
-    grouped_gemm: Literal["auto", "on", "off", "triton", "torch"] = Field(
+    grouped_gemm: Literal["auto", "on", "off", "triton", "torch", "aiter", "primus_turbo"] = Field(
         "auto",
         description="what multiplies the experts: a loop (off), kernels in Triton, torch's grouped_mm (torch, or "
-        "on), or what is fastest on this device (auto)",
+        "on), those of an installed package (aiter, primus_turbo), or what is fastest on this device (auto)",
     )
     recompute: bool = Field(
         False, description="keep only each layer's inputs for backward and compute its inside again"

@@ -29,9 +29,11 @@ from zslurm.kernels import dispatch
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
 from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
+from zslurm.train.context.context_parallel import context_groups
+from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
-from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best, Evaluator
@@ -41,6 +43,7 @@ from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
+from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import choose_levels
 from zslurm.train.parallel.world import DTYPES, World, open_world, overlaps, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
@@ -86,7 +89,8 @@ class Trainer:
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
         check_observers(config)
-        notes = check_ranks(config.phases, world.size)
+        check_phases(config.model, config.phases)
+        notes = check_ranks(config.phases, world.size, world.local_size)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
         self.progress = ProgressWriter(world.rank, attempt)
         data = TrainingData.open(config.data)
@@ -102,8 +106,12 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluator.open(config, tokenizer)
+        sizes = (phase.context_parallel for phase in config.phases)
+        self.contexts = context_groups(sizes, config.parallel.context_attention)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
+        share_tables(world.group, world.device)
+        leave_out_together(world.group, world.device)
         self.shards = shard(self.model, config, world)
         self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance, self.guard = BalanceState.initial(config.model, world.device), StepGuard(config.optim)
@@ -166,14 +174,19 @@ class Trainer:
             return self._run()
 
     def _run(self) -> Ending:
+        first = self.step
         while self.step < self.plan.total_steps:
             here = self.plan.at(self.step)
             result = self._train_step(here)
+            if self.step == first or here.step_in_phase == 0:
+                self._wait_for_weights()
+                leave_out_together(self.world.group, self.world.device)
             self.stop.renew()
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
             split = self.clock.end_step()
-            self.work_ns += work_time_ns(split, len(self._mine(here)))
+            sequences = sum(piece.sequences for piece in self._mine(here))
+            self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
             self.observers.step_done(self.step, here, result, split)
             self.saves.report()
             last = self.step == self.plan.total_steps
@@ -194,9 +207,9 @@ class Trainer:
         _LOG.info("completed %s, saved at %d", counted(self.plan.total_steps, "step"), self.step)
         return Ending.COMPLETED
 
-    def _mine(self, here: Position) -> range:
-        """Return the microbatches of a step that are this rank's."""
-        return rank_microbatches(here.microbatches, self.world.rank, self.world.size)
+    def _mine(self, here: Position) -> tuple[Piece, ...]:
+        """Return the microbatches of a step, and parts of some, that are this rank's."""
+        return self.loader.share(here)
 
     def _train_step(self, here: Position) -> StepResult:
         self.shards.begin_step(backwards=len(self._mine(here)))
@@ -204,7 +217,8 @@ class Trainer:
         optim = self.config.optim
         shares = here.microbatches if optim.balance_scope == "microbatch" else 1
         counts_MLC = torch.zeros((shares, *self.balance.bias.shape), dtype=torch.int64, device=self.world.device)
-        targets = 0
+        targets, context = 0, self.contexts.get(here.phase.context_parallel)
+        counts_targets = context is None or context.rank == 0
         self.clock.enter(Part.DATA)
         for microbatch in self.loader.microbatches(self.step):
             self.clock.enter(Part.FORWARD)
@@ -214,12 +228,14 @@ class Trainer:
                 rope_base=here.phase.rope_base,
                 z_weight=optim.z_loss,
                 document_BS=microbatch.document_BS,
+                bounds_N=microbatch.bounds_N,
+                context=context,
             )
             self.clock.enter(Part.BACKWARD)
             (losses.objective / here.step_tokens).backward()
             loss_sums += torch.stack([losses.cross_entropy, losses.z_loss])
             counts_MLC[microbatch.number % shares] += counts_LC
-            targets += microbatch.targets
+            targets += microbatch.targets if counts_targets else 0
             self.clock.enter(Part.DATA)
         self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
@@ -288,8 +304,11 @@ class Trainer:
     def _evaluate(self, here: Position) -> None:
         self._wait_for_weights()
         self.progress.update(phase=Phase.EVAL)
+        context = self.contexts.get(here.phase.context_parallel)
         with self.clock.within(None):
-            found = self.evaluator.evaluate(self.step, self.model, here.phase, self.world, self.progress.update)
+            found = self.evaluator.evaluate(
+                self.step, self.model, here.phase, self.world, self.progress.update, context
+            )
         self.progress.update(phase=Phase.STEP)
         self.observers.record("evaluation", step=self.step, phase=here.phase.name, **found.fields())
         _LOG.info("step %d validation loss %.4f (%.2f s)", self.step, found.loss, found.seconds)

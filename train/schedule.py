@@ -136,26 +136,73 @@ class Plan:
         ]
 
 
-def check_ranks(phases: Sequence[PhaseConfig], ranks: int) -> list[str]:
-    """Return where ranks idle, a line for each batch with fewer microbatches than ranks.
+def check_ranks(phases: Sequence[PhaseConfig], ranks: int, ranks_per_node: int) -> list[str]:
+    """Check that every phase has a place for its context groups and work for its ranks.
+
+    Returns where ranks wait for others, a line for each batch that they cannot share evenly.
 
     Raises:
-        ConfigError: a batch has fewer sequences than there are ranks: no micro_batch gives all of them work.
+        ConfigError: the ranks that share a sequence would not be in one node, or a batch has fewer sequences than
+            there are data-parallel ranks.
     """
     lines = []
     for index, phase in enumerate(phases):
+        _check_groups(f"phases[{index}]", phase, ranks, ranks_per_node)
+        shares = ranks // phase.context_parallel
         ramp = [f"batch_ramp[{segment}].global_batch" for segment in range(len(phase.batch_ramp))]
         for key, segment in zip([*ramp, "global_batch"], phase.segments, strict=True):
             batch = f"phases[{index}].{key} ({segment.global_batch})"
-            microbatches = segment.global_batch // phase.micro_batch
-            if segment.global_batch < ranks:
-                raise ConfigError(f"{batch} has fewer sequences than there are ranks ({ranks}); use fewer ranks")
-            if microbatches < ranks:
+            if segment.global_batch < shares:
+                raise ConfigError(
+                    f"{batch} has fewer sequences than there are data-parallel ranks ({shares}); "
+                    f"{_more_work(index, phase, segment.global_batch, ranks, ranks_per_node)}"
+                )
+            if segment.global_batch % shares:
+                most, mean = -(-segment.global_batch // shares), segment.global_batch / shares
                 lines.append(
-                    f"{batch} is {counted(microbatches, 'microbatch')} for {counted(ranks, 'rank')}: "
-                    f"{ranks - microbatches} idle; a smaller micro_batch gives them work"
+                    f"{batch} gives {shares} data-parallel ranks at most {counted(most, 'sequence')} each and "
+                    f"{mean:.3g} in the mean: they wait for {100 * (1 - mean / most):.3g} % of the time; "
+                    f"a multiple of {shares} divides evenly"
                 )
     return lines
+
+
+def _check_groups(key: str, phase: PhaseConfig, ranks: int, ranks_per_node: int) -> None:
+    """Raise ConfigError where the ranks that share a sequence cannot be neighbours in one node."""
+    size = phase.context_parallel
+    found = _group_sizes(phase, ranks, ranks_per_node)
+    if size in found:
+        return
+    if size > ranks_per_node:
+        node = counted(ranks_per_node, "rank")
+        why = f"exceeds the {node} of a node, and all ranks that share a sequence are in one"
+    elif ranks_per_node % size:
+        why = f"does not divide the {counted(ranks_per_node, 'rank')} of a node"
+    elif ranks % size:
+        why = f"does not divide the run's {counted(ranks, 'rank')}"
+    else:
+        return  # too short for its chunks: train/context finds that, which knows the model's convolutions
+    raise ConfigError(
+        f"{key}.context_parallel ({size}) {why}; use {min(found, key=lambda other: abs(other - size))}"
+    )
+
+
+def _group_sizes(phase: PhaseConfig, ranks: int, ranks_per_node: int) -> list[int]:
+    """Return the sizes of context groups for which there is a place, and a token for each of their chunks."""
+    return [
+        size
+        for size in range(1, ranks_per_node + 1)
+        if not ranks_per_node % size and not ranks % size and (size == 1 or 2 * size <= phase.context)
+    ]
+
+
+def _more_work(index: int, phase: PhaseConfig, batch: int, ranks: int, ranks_per_node: int) -> str:
+    """Return what gives every rank a part of a batch that is too small for them."""
+    enough = [size for size in _group_sizes(phase, ranks, ranks_per_node) if ranks // size <= batch]
+    most = batch * phase.context_parallel
+    nodes = most // ranks_per_node if ranks_per_node > 1 else 0
+    fewer = f"use at most {counted(nodes, 'node') if nodes else counted(most, 'rank')}"
+    return f"set phases[{index}].context_parallel to {enough[0]}, or {fewer}" if enough else fewer
 
 
 def compare(recorded: Sequence[Mapping[str, Any]] | None, plan: Plan, done: int) -> list[str]:

@@ -1,8 +1,14 @@
 """What is built, tested and timed on a GPU in ten minutes: `make gpu`, or `python -m benchmarks gpu`.
 
 command.py      the parts one after the other, most valuable first, each in a process and kept in the result
-parts.py        what each part does
+parts.py        what each part does, and the most of the time that it may take
 part.py         runs one part: the process
+summary.py      figures of a result, as it is printed and as the documents have them
+step.py         a whole training step of one rank, which these measure:
+  profile.py        the share of each part of it
+  step_memory.py    its peak memory beside the plan's
+  staging.py        a save's copy under it
+  overlap.py        collectives under it
+train_step.py   forward and backward of zaya1-1b against transformers
 muon_step.py    a Muon step of one rank's share of zaya1-8b
-train_step.py   a training step of zaya1-1b
 """

@@ -1,7 +1,8 @@
-"""Run the parts on a GPU, most valuable first, and write results/gpu-CARD.json after each.
+"""Run the parts on a GPU, most valuable first, and write results/gpu-CARD.json as rows come.
 
 A part is a process: one that hangs, or breaks the GPU's context, loses nothing of the others. It writes each row
-when it has it; when the time is up, the rows so far are kept and marked, and parts that were not begun are named.
+when it has it, and no part takes more than its share of the time; when that is up, the rows so far are kept and
+marked, and parts that were not begun are named. Nothing is downloaded: a part whose packages are missing fails.
 With `--device cpu` everything runs with small sizes on this machine's CPU, to see that it would run.
 """
 
@@ -17,17 +18,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, machine
 from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.summary import lines_of
+from zslurm.train.allocator import set_allocator
 
 NO_GPU = 3
 """Exit code where torch finds no GPU."""
 _SHORTEST_S = 5.0
 """With less time left no part is begun."""
+_PACKAGES = ("triton", "pydantic", "yamlcore", "h5py", "zlib_ng", "transformers", "pytest", "hypothesis")
+"""What the parts import beside torch."""
+_BETWEEN_WRITES_S = 10.0
+"""How often the rows of a part under way are written to the result."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,10 +57,17 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return NO_GPU
+    if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
+        print(
+            f"not installed for {sys.executable}: {', '.join(lacking)}; parts that need them fail", file=sys.stderr
+        )
     file = options.results / f"gpu-{_slug(about['card'])}.json"
     body = run_parts(options.only or PARTS, options.device, 60 * options.minutes, file, about)
+    for line in lines_of(body):
+        print(line)
     for name, part in body["parts"].items():
-        print(f"{name:12} {part['status']}, {len(part['rows'])} rows, {part['seconds']} s", file=sys.stderr)
+        why = f": {part['log'][-1]}" if part.get("log") else ""
+        print(f"{name:12} {part['status']}, {len(part['rows'])} rows, {part['seconds']} s{why}", file=sys.stderr)
     print(f"wrote {file}", file=sys.stderr)
     return 1 if any(part["status"] == "failed" for part in body["parts"].values()) else 0
 
@@ -77,53 +92,107 @@ def _minutes(text: str) -> float:
 def run_parts(
     names: Iterable[str], device: str, budget_s: float, file: Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Run parts until the time is up; write what there is after each, and return it."""
+    """Run parts until the time is up; write what there is after each, and return it.
+
+    Parts that the file has already, of the same day, card and versions, stay there unless they are run again.
+    """
     ends = time.monotonic() + budget_s
-    parts: dict[str, Any] = {}
-    body = {
+    about = {
         "benchmark": "gpu",
         "command": "python -m benchmarks gpu" + (" --device cpu" if device == "cpu" else ""),
         "date": time.strftime("%Y-%m-%d"),
         **about,
         "machine": machine(),
-        "parts": parts,
     }
+    parts = _parts_of(file, about)
+    body = {**about, "parts": parts}
     for name in names:
         left = ends - time.monotonic()
         if left < _SHORTEST_S:
-            parts[name] = {"status": "no time", "rows": [], "seconds": 0.0}
+            parts.setdefault(name, {"status": "no time", "rows": [], "seconds": 0.0})
         else:
-            print(f"== {name}: {PARTS[name].what} ({left:.0f} s left)", file=sys.stderr)
-            parts[name] = run_part(name, device, left)
-        _write(file, body)
+            limit = min(left, PARTS[name].share * budget_s)
+            print(f"== {name}: {PARTS[name].what} (up to {limit:.0f} of {left:.0f} s left)", file=sys.stderr)
+
+            def keep(part: dict[str, Any], name: str = name) -> None:
+                parts[name] = part
+                _write(file, body)
+
+            keep(run_part(name, device, limit, keep))
+    _write(file, body)
     return body
 
 
-def run_part(name: str, device: str, limit_s: float) -> dict[str, Any]:
-    """Run one part in a process; returns its status, its rows and, of one that failed, its last lines."""
+def _parts_of(file: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of an earlier result; none if it was made otherwise."""
+    try:
+        before = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    parts: dict[str, Any] = before.pop("parts", {})
+    return parts if before == about else {}
+
+
+def run_part(
+    name: str, device: str, limit_s: float, keep: Callable[[dict[str, Any]], None] = lambda part: None
+) -> dict[str, Any]:
+    """Run one part in a process; returns its status, its rows and, of one that failed, its last lines.
+
+    `keep` gets the same of a part that is still running, every few seconds.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="zslurm-gpu-") as folder:
         rows, log = Path(folder, "rows.jsonl"), Path(folder, "log")
         rows.touch()
+
+        def so_far(status: str) -> dict[str, Any]:
+            return {"status": status, "seconds": round(time.monotonic() - started, 1), "rows": _whole_rows(rows)}
+
         with log.open("wb") as out:
-            command = command_of(name, device, rows)
-            child = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+            child = subprocess.Popen(
+                command_of(name, device, rows),
+                cwd=ROOT,
+                env=_environment(),
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
             try:
-                status = "done" if child.wait(limit_s) == 0 else "failed"
-            except subprocess.TimeoutExpired:
-                status = "out of time"
+                status = _wait(child, started + limit_s, lambda: keep(so_far("running")))
             finally:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait()
-        # The last line of a process that was killed may be half a row.
-        lines = [line for line in rows.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        found = {"status": status, "seconds": round(time.monotonic() - started, 1)}
+        found = so_far(status)
         if status == "failed":
             printed = log.read_text(errors="replace").strip().splitlines()[-8:]
             found["log"] = [line.replace(str(ROOT), ".") for line in printed]
             print("\n".join(printed), file=sys.stderr)
-        return {**found, "rows": [json.loads(line) for line in lines]}
+        return found
+
+
+def _wait(child: subprocess.Popen[bytes], deadline: float, running: Callable[[], None]) -> str:
+    """Wait for a part's process; returns how it ended, or that its time is up."""
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            return "done" if child.wait(min(left, _BETWEEN_WRITES_S)) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline:
+                return "out of time"
+            running()
+
+
+def _whole_rows(file: Path) -> list[Any]:
+    # The last line of a process that was killed, or is writing, may be half a row.
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a part: the allocator as in a run, and no download by a library."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    set_allocator(environment)
+    return environment
 
 
 def command_of(name: str, device: str, rows: Path) -> list[str]:
@@ -136,10 +205,12 @@ def describe(device: str) -> dict[str, Any] | None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.part", "describe", "--device", device],
         cwd=ROOT,
-        check=True,
+        check=False,
         capture_output=True,
         text=True,
     )
+    if done.returncode:
+        sys.exit(done.stderr.strip().rpartition("\n")[2])
     found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -26,25 +26,27 @@ _SAMPLES = 5
 
 
 def rows(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the times of the three, and what they were of."""
+    """Yield the times of ours and of each peer, and what they were of."""
     small = device.type == "cpu"
     shapes = [(2, 64, 96), (1, 96, 64)] if small else shares(RANKS)
     config = OptimConfig()
     batches = [_batch(shape, device, seed) for seed, shape in enumerate(shapes)]
     ours = Muon(batches, config.muon, config.weight_decay)
     torchs, compiled = _torchs(batches, config), _Compiled(batches, config, on_gpu=not small)
-    contenders: dict[str, Callable[[], object]] = {
-        "ours": lambda: ours.step(LR),
+    peers: dict[str, Callable[[], object]] = {
         "torch.optim.Muon": torchs.step,
-        "compiled, batched" if not small else "batched": compiled.step,
+        "compiled, batched" if not small else "batched": compiled.step,  # compiling takes longest: last
     }
-    seconds = medians(contenders, device, samples=_SAMPLES)
-    yield {
-        "what": "Muon step" + ("" if small else f" of zaya1-8b's largest share at {RANKS} ranks"),
-        "matrices": [list(shape) for shape in shapes],
-        "seconds": seconds,
-        "ratios": {name: each / seconds["ours"] for name, each in seconds.items() if name != "ours"},
-    }
+    for name, peer in peers.items():
+        seconds = medians({"ours": lambda: ours.step(LR), name: peer}, device, samples=_SAMPLES)
+        yield {
+            "what": "Muon step" + ("" if small else f" of zaya1-8b's largest share at {RANKS} ranks"),
+            "matrices": [list(shape) for shape in shapes],
+            "peer": name,
+            "seconds": seconds["ours"],
+            "peer_s": seconds[name],
+            "ratio": seconds[name] / seconds["ours"],
+        }
 
 
 def shares(ranks: int) -> list[tuple[int, int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,6 +36,7 @@ def main() -> None:
 
 def _description(device: torch.device) -> dict[str, Any] | None:
     versions: dict[str, Any] = {"torch": torch.__version__, "triton": _version("triton")}
+    versions["transformers"] = _version("transformers")
     if device.type == "cpu":
         return {"card": f"rehearsal-on-cpu-{platform.machine()}", "driver": None, **versions}
     if not torch.cuda.is_available():
@@ -63,7 +65,9 @@ def _driver() -> str | None:
     for file in ("/sys/module/amdgpu/version", "/sys/module/nvidia/version"):
         if Path(file).is_file():
             return Path(file).read_text().strip()
-    return None
+    text = Path("/proc/driver/nvidia/version")
+    found = re.search(r"Module.*?\b(\d+\.\d+(?:\.\d+)?)\b", text.read_text()) if text.is_file() else None
+    return found[1] if found else None
 
 
 if __name__ == "__main__":

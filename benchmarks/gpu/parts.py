@@ -26,10 +26,12 @@ class Part:
     Attributes:
         what: it does.
         run: yields its rows, on a device, with small sizes if it is a CPU.
+        share: of the whole time, the most that it may take: the parts behind it get theirs.
     """
 
     what: str
     run: Callable[[torch.device], Rows]
+    share: float
 
 
 def build(device: torch.device) -> Rows:
@@ -62,12 +64,21 @@ def check(device: torch.device) -> Rows:
 
 def figures(device: torch.device) -> Rows:
     """Yield the comparisons of kernels with a dense product, torch.compile, a triad and fp32."""
-    from zslurm.kernels.harness.figures import all_figures
+    from zslurm.kernels.harness.figures import GROUPS
     from zslurm.kernels.harness.timing import triad
 
+    failed = []
     yield {"what": "triad", "bytes_per_s": triad(device)}
-    for each in all_figures(device, small=device.type == "cpu"):
-        yield {**asdict(each), "ratio": each.ratio}
+    for name, group in GROUPS.items():
+        try:
+            for each in group(device, small=device.type == "cpu"):
+                yield {**asdict(each), "ratio": each.ratio}
+        except Exception as error:  # of whatever kind: the other comparisons are made all the same
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            failed.append(f"{name}: {problem}")
+            yield {"what": name, "problem": problem}
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 def crossovers(device: torch.device) -> Rows:
@@ -90,35 +101,66 @@ def muon_step(device: torch.device) -> Rows:
 
 
 def train_step(device: torch.device) -> Rows:
-    """Yield training steps against transformers', and their memory beside the plan's."""
+    """Yield forward and backward against transformers', and the memory of both."""
     from benchmarks.gpu import train_step as step
 
     yield from step.rows(device)
 
 
+def profile(device: torch.device) -> Rows:
+    """Yield the share of each part in a training step."""
+    from benchmarks.gpu import profile as profiled
+
+    yield from profiled.rows(device)
+
+
+def memory(device: torch.device) -> Rows:
+    """Yield the peak memory of a step of each recipe beside the plan's."""
+    from benchmarks.gpu import step_memory
+
+    yield from step_memory.rows(device)
+
+
+def staging(device: torch.device) -> Rows:
+    """Yield what the copy of a save costs a step."""
+    from benchmarks.gpu import staging as copies
+
+    yield from copies.rows(device)
+
+
+def overlap(device: torch.device) -> Rows:
+    """Yield what of reducing and gathering a step waits for, on two GPUs."""
+    from benchmarks.gpu import overlap as collectives
+
+    yield from collectives.rows(device)
+
+
 def tests(device: torch.device) -> Rows:
-    """Yield each test marked gpu that failed or was skipped, and how many passed; a failure fails the part."""
+    """Yield each test marked gpu that failed or was skipped, and how many passed; a failure fails the part.
+
+    Only files that have the mark are collected: others may need packages that are not here.
+    """
+    files = files_of_tests() if device.type != "cpu" else ["tests/kernels"]
     with tempfile.TemporaryDirectory(prefix="zslurm-gpu-tests-") as folder:
         report = Path(folder, "report.xml")
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "gpu",
-            "-n",
-            "0",
-            "-q",
+            *(sys.executable, "-m", "pytest", "-m", "gpu", "-q"),
+            *("-p", "no:xdist", "-p", "no:cacheprovider", "--continue-on-collection-errors"),
             f"--junitxml={report}",
-            "tests/kernels",
+            *files,
         ]
-        if device.type != "cpu":  # there all of them would be skipped: a few show that they are found
-            command[-1] = "tests"
         done = subprocess.run(command, cwd=ROOT, check=False)
         yield from _of_report(report)
     # 5: no test was selected, as without a GPU, whose variants are not there
     if done.returncode not in ((0, 5) if device.type == "cpu" else (0,)):
         sys.exit(f"pytest ended with status {done.returncode}")
+
+
+def files_of_tests() -> list[str]:
+    """Return the files with tests marked gpu, by name or by the fixture of implementations; kernels first."""
+    found = {file for file in ROOT.glob("tests/**/test_*.py") if "mark.gpu" in file.read_text()}
+    found |= set(ROOT.glob("tests/kernels/**/test_*.py"))
+    return sorted(str(file.relative_to(ROOT)) for file in found)
 
 
 def _of_report(report: Path) -> Rows:
@@ -134,12 +176,16 @@ def _of_report(report: Path) -> Rows:
 
 
 PARTS = {
-    "build": Part("compile every kernel for this GPU", build),
-    "check": Part("compare every implementation with its reference", check),
-    "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures),
-    "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step),
-    "crossovers": Part("time every implementation, for the tables of the dispatch", crossovers),
-    "tests": Part("the tests marked gpu", tests),
-    "train_step": Part("a training step of zaya1-1b against transformers", train_step),
+    "build": Part("compile every kernel for this GPU", build, 0.2),
+    "check": Part("compare every implementation with its reference", check, 0.2),
+    "train_step": Part("forward and backward of zaya1-1b against transformers", train_step, 0.25),
+    "profile": Part("the share of each part in a training step of zaya1-1b", profile, 0.15),
+    "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures, 0.15),
+    "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step, 0.2),
+    "memory": Part("peak memory of a step of each recipe beside the plan's", memory, 0.15),
+    "staging": Part("the copy of a save under a training step", staging, 0.1),
+    "overlap": Part("reduction and gathering under a training step, on two GPUs", overlap, 0.1),
+    "tests": Part("the tests marked gpu", tests, 0.4),
+    "crossovers": Part("time every implementation, for the tables of the dispatch", crossovers, 1.0),
 }
 """By name, most valuable first."""

@@ -1,54 +1,160 @@
-"""A training step of zaya1-1b in bf16 against `ZayaForCausalLM` of transformers, eager and compiled.
+"""Forward and backward of zaya1-1b in bf16 against `ZayaForCausalLM` of transformers, eager and compiled.
 
-Forward and backward of one microbatch of 4,096 tokens, weights and tokens the same in both.
+One microbatch of 4,096 tokens, no optimizer; weights, tokens and format are the same in both, and so is the rule
+for skipped tokens, which is the reference's (zero). The reference runs as its defaults are, with torch's
+scaled_dot_product_attention and grouped experts. All contenders take turns.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, drawn_on
 from benchmarks.training.models import TINY, recipe
-from benchmarks.training.train_step import Pair, Size
-from zslurm.kernels.harness.timing import medians
+from zslurm.kernels.harness.timing import medians, wait
+from zslurm.train.config import ModelConfig
+from zslurm.train.model.zaya import Zaya, build
 
+ROPE_BASE = 1e4
 _SAMPLES = 5
+_BATCHES = 8
+"""Every step takes the next one: the experts get other numbers of tokens, as in training."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model, and forward and backward of it."""
+
+    model: nn.Module
+    step: Callable[[], Tensor]
+
+
+Contenders = dict[str, Contender]
 
 
 def rows(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield tokens a second and peak memory of each, as soon as it is measured."""
+    """Yield tokens a second and peak memory of each, as soon as it is measured; ours first."""
     small = device.type == "cpu"
-    size = Size("tiny", TINY, 2, 64, 0) if small else Size("zaya1-1b", recipe("zaya1-1b"), 1, 4096, 0)
-    dtype, name = torch.bfloat16, "cpu" if small else "cuda"
-    eager = Pair(size, dtype, name)
-    losses = eager.step().item(), eager.reference_step().item()
-    yield {"model": size.name, "loss": losses[0], "loss_of_transformers": losses[1]}
-    yield from _timed(size, {"ours": eager.step, "transformers": eager.reference_step}, device)
+    name, config, batch, context = (
+        ("tiny", TINY, 2, CONTEXT_ON_CPU) if small else ("zaya1-1b", recipe("zaya1-1b"), 1, CONTEXT)
+    )
+    config = config.model_copy(update={"skip_rule": "zero"})
+    batches = _batches(config, batch, context, device)
+    about = {"model": name, "tokens": batch * context, "dtype": "bf16", "what": "forward and backward"}
+    model = _ours(config, device)
+    contenders = {"ours": Contender(model, lambda: _step(model, next(batches)))}
+    yield from _measured(contenders, about, device)
+    try:
+        reference = _reference(model, device)
+    except Exception as error:  # of a library of others: ours is measured without it
+        yield {**about, "name": "transformers", "problem": _line(error)}
+    else:
+        contenders["transformers"] = Contender(reference, lambda: _reference_step(reference, next(batches)))
+        yield {**about, "losses": _losses(model, reference, next(batches))}
+        yield from _measured(contenders, about, device)
     if small:  # compiling takes minutes there
         return
-    del eager
-    torch.cuda.empty_cache()
-    compiled = Pair(size, dtype, name)
-    compiled.ours.run_with(compile=True)
-    yield from _timed(size, {"ours compiled": compiled.step}, device)
-    compiled.reference.compile()
-    yield from _timed(size, {"transformers compiled": compiled.reference_step}, device)
+    again = _ours(config, device)
+    again.run_with(compile=True)
+    compiled = Contender(again, lambda: _step(again, next(batches)))
+    yield from _added("ours compiled", compiled, contenders, about, device)
+    if "transformers" in contenders:
+        theirs = copy.deepcopy(reference)
+        theirs.compile()
+        compiled = Contender(theirs, lambda: _reference_step(theirs, next(batches)))
+        yield from _added("transformers compiled", compiled, contenders, about, device)
 
 
-def _timed(size: Size, contenders: dict[str, Callable[[], Any]], device: torch.device) -> Iterator[dict[str, Any]]:
-    seconds = medians(contenders, device, samples=_SAMPLES)
-    for name, step in contenders.items():
-        row = {
-            "model": size.name,
-            "name": name,
-            "seconds": seconds[name],
-            "tokens_per_s": size.tokens / seconds[name],
+def _batches(
+    config: ModelConfig, batch: int, context: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (_BATCHES, batch, context + 1)
+    tokens_XBS = torch.randint(config.vocab_size, shape, generator=generator).to(device)
+    return cycle([(tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()) for tokens_BS in tokens_XBS])
+
+
+def _ours(config: ModelConfig, device: torch.device) -> Zaya:
+    with drawn_on(device):
+        return build(config, 1, dtype=torch.bfloat16, device=device)
+
+
+def _reference(model: Zaya, device: torch.device) -> nn.Module:
+    from tests.train.model.reference import reference_of
+
+    with torch.device(device):  # where its initial values are drawn faster
+        return reference_of(model, ROPE_BASE, attn_implementation="sdpa").to(device)
+
+
+def _step(model: Zaya, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs_BS, targets_BS = batch
+    model.zero_grad()
+    loss = model(inputs_BS, targets_BS, rope_base=ROPE_BASE)[0] / targets_BS.numel()
+    loss.backward()
+    return loss.detach()
+
+
+def _reference_step(reference: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs_BS, targets_BS = batch
+    reference.zero_grad()
+    logits_BSV = reference(inputs_BS, use_cache=False).logits.float()
+    loss = F.cross_entropy(logits_BSV.flatten(0, 1), targets_BS.flatten())
+    loss.backward()
+    return loss.detach()
+
+
+def _losses(model: Zaya, reference: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, float]:
+    return {"ours": _step(model, batch).item(), "transformers": _reference_step(reference, batch).item()}
+
+
+def _added(
+    name: str, one_more: Contender, contenders: Contenders, about: dict[str, Any], device: torch.device
+) -> Iterator[dict[str, Any]]:
+    """Let one contender more take turns with the others, or yield why it cannot."""
+    try:
+        one_more.step()
+        wait(device)
+    except Exception as error:  # of the compiler: the others were measured without it
+        yield {**about, "name": name, "problem": _line(error)}
+        return
+    contenders[name] = one_more
+    yield from _measured(contenders, about, device)
+
+
+def _measured(contenders: Contenders, about: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    steps = {name: each.step for name, each in contenders.items()}
+    seconds = medians(steps, device, samples=_SAMPLES)
+    row: dict[str, Any] = {
+        **about,
+        "seconds": seconds,
+        "tokens_per_s": {name: about["tokens"] / each for name, each in seconds.items()},
+        "ratios": {name: each / seconds["ours"] for name, each in seconds.items() if name != "ours"},
+    }
+    if device.type == "cuda":
+        row["bytes_beside_weights"] = {
+            name: _peak(each.step, each.model, device) for name, each in contenders.items()
         }
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            step()
-            torch.cuda.synchronize(device)
-            row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-        yield row
+    yield row
+
+
+def _peak(step: Callable[[], Tensor], model: nn.Module, device: torch.device) -> int:
+    """Return the most bytes that a step takes beside weights, its gradients included."""
+    model.zero_grad()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]

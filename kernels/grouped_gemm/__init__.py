@@ -8,6 +8,8 @@ Groups may have no rows: their gradient is zero. Rows behind the last group are 
     reference       a loop, for any device and format; the host waits to learn how many rows each group has
     triton          one persistent kernel for each of the two, the groups' ends read on the GPU
     torch           `torch.nn.functional.grouped_mm`
+    aiter           AITER's `gmm` and `ptgmm`, where a setting or a measured table names it
+    primus_turbo    Primus-Turbo's `grouped_gemm`, likewise; not for `weight_gradient`, which it does not offer
 
 Where no table was measured: on a CPU the loop, which is as fast there; on GPUs of NVIDIA torch's, whose kernels
 there read the ends on the GPU; on those of AMD Triton's. What that one does not take goes to another that takes it
@@ -26,7 +28,7 @@ from torch import Tensor
 from zslurm.kernels import checks
 from zslurm.kernels.arch import Arch
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes
-from zslurm.kernels.grouped_gemm import grouped_mm, reference
+from zslurm.kernels.grouped_gemm import aiter, grouped_mm, primus_turbo, reference
 from zslurm.kernels.grouped_gemm.groups import Groups
 
 __all__ = ["OPERATIONS", "Groups", "multiply", "weight_gradient"]
@@ -112,6 +114,14 @@ _multiply = Operation(
     implementations=[
         _by_triton("multiply"),
         Implementation("torch", grouped_mm.multiply, grouped_mm.lacks),
+        Implementation("aiter", aiter.multiply, aiter.lacks, by_name=True, lacks_here=aiter.lacks_here),
+        Implementation(
+            "primus_turbo",
+            primus_turbo.multiply,
+            primus_turbo.lacks,
+            by_name=True,
+            lacks_here=primus_turbo.lacks_here,
+        ),
     ],
     check=_check_multiply,
     device=lambda x_NI, weight_EIO, groups: x_NI.device,
@@ -125,6 +135,7 @@ _weight_gradient = Operation(
     implementations=[
         _by_triton("weight_gradient"),
         Implementation("torch", grouped_mm.weight_gradient, grouped_mm.lacks),
+        Implementation("aiter", aiter.weight_gradient, aiter.lacks, by_name=True, lacks_here=aiter.lacks_here),
     ],
     check=_check_weight_gradient,
     device=lambda left_NI, right_NO, groups: left_NI.device,

@@ -21,6 +21,8 @@ from zslurm.kernels.case import drawn
 from zslurm.kernels.grouped_gemm import Groups, multiply
 from zslurm.kernels.grouped_gemm.cases import ends_of
 from zslurm.kernels.harness.timing import medians, triad
+from zslurm.kernels.residual_norm import residual_norm
+from zslurm.kernels.symmetric_product import symmetric_product
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Figure:
 
 def all_figures(device: torch.device, *, small: bool) -> Iterator[Figure]:
     """Yield every comparison of this file."""
-    for part in (head_forward, grouped_products, passes):
-        yield from part(device, small=small)
+    for group in GROUPS.values():
+        yield from group(device, small=small)
 
 
 def head_forward(device: torch.device, *, small: bool) -> Iterator[Figure]:
@@ -87,6 +89,71 @@ def grouped_products(device: torch.device, *, small: bool) -> Iterator[Figure]:
         )
         what = f"{experts} groups of {rows} rows, {inputs} x {outputs}, bf16"
         yield Figure(what, "one dense product of the same FLOPs", seconds["grouped"], seconds["dense"])
+
+
+def symmetric_products(device: torch.device, *, small: bool) -> Iterator[Figure]:
+    """Compare X X^T of a square X with the library's batched product."""
+    for side in (64,) if small else (4096, 8192):
+        x_KSL = drawn(device, torch.bfloat16, 1, side, side)
+        out_KSS = torch.empty_like(x_KSL)
+        seconds = medians(
+            {
+                "ours": partial(symmetric_product, x_KSL, out_KSS),
+                "library": partial(torch.bmm, x_KSL, x_KSL.mT, out=out_KSS),
+            },
+            device,
+        )
+        yield Figure(
+            f"symmetric product, {side}, bf16", "the library's product", seconds["ours"], seconds["library"]
+        )
+
+
+def norms(device: torch.device, *, small: bool) -> Iterator[Figure]:
+    """Compare a stage's entry, forward and both directions, with torch.compile's and with the triad of the run."""
+    rows, width = (64, 64) if small else (16384, 2048)
+    on_gpu = device.type == "cuda"
+    hidden, weight, *affine = (
+        drawn(device, torch.bfloat16, *shape, seed=seed).requires_grad_()
+        for seed, shape in enumerate([(rows, width), *[(width,)] * 5])
+    )
+    residual = drawn(device, torch.float32, rows, width, seed=9).requires_grad_()
+    grads = (
+        drawn(device, torch.bfloat16, rows, width, seed=10),
+        drawn(device, torch.float32, rows, width, seed=11),
+    )
+    operands = (hidden, residual, weight, *affine)
+
+    def ours(*_: Tensor) -> tuple[Tensor, Tensor]:
+        return residual_norm(
+            hidden,
+            weight,
+            1e-5,
+            hidden_affine=(affine[0], affine[1]),
+            residual=residual,
+            residual_affine=(affine[2], affine[3]),
+        )
+
+    peer = torch.compile(_entry) if on_gpu else _entry
+
+    def forward(run: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        with torch.no_grad():
+            run(*operands)
+
+    def both(run: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        torch.autograd.grad(run(*operands), operands, grads)
+
+    for name, moved, way in (("forward", 12, forward), ("forward and backward", 30, both)):
+        seconds = medians({"ours": partial(way, ours), "peer": partial(way, peer)}, device)
+        share = moved * rows * width / seconds["ours"] / triad(device)
+        what = f"residual and norm, {name}, {rows} x {width}"
+        yield Figure(what, "torch.compile" if on_gpu else "torch", seconds["ours"], seconds["peer"], share)
+
+
+def _entry(
+    hidden: Tensor, residual: Tensor, weight: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
+) -> tuple[Tensor, Tensor]:
+    joined = (hidden.float() + b) * a + (residual + d) * c
+    return (joined * (joined.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight).to(weight.dtype), joined
 
 
 def passes(device: torch.device, *, small: bool) -> Iterator[Figure]:
@@ -147,3 +214,13 @@ def _momentum(momentum: Tensor, gradient: Tensor, x_KMN: Tensor) -> Tensor:
 def _update(master: Tensor, x_KMN: Tensor, weight: Tensor) -> None:
     master.mul_(0.999).sub_(x_KMN * 0.01)
     weight.copy_(master)
+
+
+GROUPS: dict[str, Callable[..., Iterator[Figure]]] = {
+    "head": head_forward,
+    "symmetric products": symmetric_products,
+    "grouped products": grouped_products,
+    "norms": norms,
+    "optimizers": passes,
+}
+"""Comparisons by their subject."""

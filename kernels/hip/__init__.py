@@ -10,8 +10,8 @@ tables.py        fill the tables, in as many launches as it takes
 
 A GPU's code comes from the runtime compiler that torch brings (hipRTC, NVRTC), so no toolchain is needed; where
 that is missing or fails, from hipcc or nvcc. Every one of them makes the same: a code object, which the driver
-loads. `torch.cuda._compile_kernel` would do the first half, but is private, keeps nothing on disk and sets flags
-of its own; `torch.utils.cpp_extension` needs a toolchain, ninja and torch's headers, and a minute for a build.
+loads. `torch.cuda._compile_kernel` would do the first half, but is private, keeps nothing on disk and adds other
+flags; `torch.utils.cpp_extension` needs a toolchain, ninja and torch's headers, and a minute for a build.
 
 The build for the CPU takes any C++17 compiler. It is there for tests, and to see what a kernel does without a GPU;
 nothing chooses it by itself.

@@ -123,7 +123,7 @@ def _driver() -> Driver:
 
 
 def hip_driver() -> Driver:
-    """Return HIP's functions, of the library that torch has loaded."""
+    """Return HIP's functions, of the library that torch has loaded: streams of another are unknown to it."""
     library = _open(*rtc.loaded("libamdhip64.so"), "libamdhip64.so")
     library.hipGetErrorString.restype = c_char_p
     return _typed(

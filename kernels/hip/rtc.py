@@ -105,10 +105,28 @@ def open_library(name: str) -> Library:
 
 
 def loaded(stem: str) -> list[str]:
-    """Return the files of this name, of any version, that this process has loaded."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    files = {line.split(maxsplit=5)[5] for line in lines if stem in line}
-    return sorted(file for file in files if Path(file).name.startswith(stem))
+    """Return the files of this name, of any version, that this process has loaded: torch's own first."""
+    import torch
+
+    return mapped(Path("/proc/self/maps").read_text(), stem, Path(torch.__file__).parent)
+
+
+def mapped(maps: str, stem: str, torch_folder: Path) -> list[str]:
+    """Return the files of a name in the text of /proc/self/maps, in the order in which to take them.
+
+    Several may be loaded, as when another package brings its own copy: first come those in torch/lib, then those
+    of packages beside torch, as AMD's wheels of ROCm are, then the others, by their place in memory.
+    """
+    fields = (line.split(maxsplit=5) for line in maps.splitlines())
+    files = dict.fromkeys(Path(each[5]) for each in fields if len(each) == 6)
+    # What was replaced or removed on disk is there as "FILE (deleted)", and cannot be opened by that name.
+    named = [file for file in files if file.name.startswith(stem) and not file.name.endswith(" (deleted)")]
+    near = (torch_folder / "lib", torch_folder.parent)
+
+    def distance(file: Path) -> int:
+        return next((place for place, folder in enumerate(near) if file.is_relative_to(folder)), len(near))
+
+    return [str(file) for file in sorted(named, key=distance)]
 
 
 def _candidates(stem: str) -> Iterator[str]:

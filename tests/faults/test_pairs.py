@@ -1,6 +1,6 @@
 """Pairs of faults on a real Slurm: each ends as its worse half would alone.
 
-`make test` runs one of them, `make soak` all, which takes about an hour; `make soak
+`make test` runs one of them with stand-ins for ranks, `make soak` all, which takes about an hour; `make soak
 PYTEST_ARGS=tests/faults/test_pairs.py` runs nothing else. Every run that is more than the sample replaces the rows
 of its pairs in benchmarks/results/fault_pairs.md.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults import checks, further
 from tests.faults.conftest import Undisturbed
-from tests.faults.harness import FaultRun
+from tests.faults.harness import FaultRun, Trainer
 from tests.faults.matrix import Injected, Row, by_itself
 from tests.faults.nodes import FaultNodes
 from tests.faults.pair_table import PairEntry, PairTable, commit, today
@@ -48,6 +48,7 @@ def with_preemption(slurm_cluster: SlurmCluster) -> Iterator[None]:
 def test_it_ends_as_its_worse_half_would(
     pair: Pair,
     site: tuple[User, FaultNodes],
+    trainer: Trainer,
     undisturbed: Undisturbed,
     pair_table: PairTable,
     request: pytest.FixtureRequest,
@@ -56,7 +57,7 @@ def test_it_ends_as_its_worse_half_would(
     if pair.needs_preemption:
         request.getfixturevalue("with_preemption")
     curve = undisturbed.curve(user, nodes)
-    run = FaultRun(user, nodes, f"pair-{PAIRS.index(pair):02d}")
+    run = FaultRun(user, nodes, f"pair-{PAIRS.index(pair):02d}", trainer=trainer)
     expected = Expected.of(pair)
     pair_table.failed(pair.id)  # unless it comes to its end below
     try:

@@ -125,7 +125,7 @@ def test_what_cannot_start_is_left_out_with_one_warning(
     (warning,) = caplog.messages
     assert warning.startswith("double runs without first, which cannot start here (")
     assert str(error).splitlines()[0] in warning
-    assert operation.unavailable == {"first": f"{type(error).__name__}: {error}"}
+    assert operation.unavailable == {"first": f"cannot start here ({type(error).__name__}: {error})"}
 
 
 def test_when_none_can_start_the_reference_runs(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,6 +183,56 @@ def test_a_forced_implementation_runs(
     assert caplog.messages == ["double: second does not take operands on a CPU; the reference runs instead"]
     use("double", "auto")
     assert operation.choose(X).name == "first"
+
+
+def test_what_is_taken_by_name_only_needs_a_setting_or_a_table(
+    force: Callable[[Operation], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Recorded("first")
+    first.implementation = replace(first.implementation, by_name=True)
+    operation = double(first)
+    force(operation)
+    assert operation.choose(X).name == "reference"
+    with using("double", "first"):
+        assert operation.choose(X).name == "first"
+    monkeypatch.setattr(dispatch, "_tables_to_choose_by", {"double": {"cpu": [{"use": "first"}]}})
+    assert operation.choose(X).name == "first"
+
+
+def test_an_operation_without_the_one_that_its_folder_is_forced_to_chooses_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "_forced_names", {})
+    first, second = Recorded("first"), Recorded("second")
+    one, other = replace(double(first), name="folder.one"), replace(double(second), name="folder.other")
+    monkeypatch.setattr(dispatch, "operations", lambda: {each.name: each for each in (one, other)})
+    use("folder", "first")
+    assert one.choose(X).name == "first"
+    assert other.choose(X).name == "second"
+
+
+def test_the_tables_of_another_rank_take_the_place_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "double").mkdir()
+    (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": [{"use": "reference"}]}))
+    monkeypatch.setattr(dispatch.resources, "files", lambda package: tmp_path)
+    dispatch.forget_tables()
+    operation = double(Recorded("first"))
+    monkeypatch.setattr(dispatch, "operations", lambda: {"double": operation})
+    assert dispatch.tables() == {"double": {"cpu": [{"use": "reference"}]}}
+    assert operation.choose(X).name == "reference"
+    try:
+        dispatch.choose_by({"double": {"cpu": [{"use": "first"}]}})
+        assert operation.choose(X).name == "first"
+        dispatch.choose_by({"double": {"cpu": [{"use": "only elsewhere"}]}})
+        assert operation.choose(X).name == "first", "what this rank does not have is no reason to fail"
+        dispatch.choose_by({})
+        assert operation.choose(X).name == "first"
+    finally:
+        dispatch.forget_tables()
+    assert operation.choose(X).name == "reference"
+    dispatch.forget_tables()
 
 
 def test_forcing_what_does_not_exist_names_what_does(force: Callable[[Operation], None]) -> None:
@@ -259,7 +309,7 @@ def test_operands_that_do_not_fit_are_named() -> None:
     checks.shape("op", "x", x, (2, None), "MN")
     whole = torch.zeros(8)
     checks.no_overlap("op", "out", whole[:4], x=whole[4:], empty=whole[:0])
-    with pytest.raises(ValueError, match="op: out shares memory with x: give a tensor"):
+    with pytest.raises(ValueError, match="op: out shares memory with x: give a separate tensor"):
         checks.no_overlap("op", "out", whole[:5], x=whole[4:])
 
 

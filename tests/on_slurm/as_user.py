@@ -49,6 +49,8 @@ class RunsAsUser(ABC):
         return {
             "HOME": str(self.instance.user / "home"),
             "LANG": "C.UTF-8",
+            # numpy starts a thread for each core when it is imported; nothing that tests compute is worth them.
+            "OPENBLAS_NUM_THREADS": "1",
             "LOGNAME": self.user.pw_name,
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             # The sources belong to root, and `installation` has compiled them.

@@ -118,7 +118,8 @@ def test_a_command_runs_beside_the_ranks_on_every_node(user: User) -> None:
 
 
 def test_the_logs_of_all_ranks_are_merged_and_the_root_of_a_failure_is_told(user: User) -> None:
-    user.zslurm("submit", user.write_run("logged", steps=ENDLESS, slurm=FIRST_TWO, aegis={"mode": "off"}))
+    run_file = user.write_run("logged", steps=ENDLESS, ranks_per_node=2, slurm=FIRST_TWO, aegis={"mode": "off"})
+    user.zslurm("submit", run_file)
     user.wait_for_step("logged", 4)
     rows = [json.loads(line) for line in user.zslurm("logs", "logged", "--rank", "all", "--json").splitlines()]
     assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)

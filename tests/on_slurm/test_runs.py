@@ -25,7 +25,7 @@ def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
 
 def test_two_nodes_train_are_requeued_and_continue(user: User) -> None:
     """The main job: submit, train, requeue in mid-run, continue from the checkpoint, complete."""
-    job_id = user.zslurm("submit", "-q", user.write_run("main", steps=ENDLESS))
+    job_id = user.zslurm("submit", "-q", user.write_run("main", steps=ENDLESS, ranks_per_node=2))
     assert job_id.isdigit()
     user.wait_for_step("main", 4)
     state = user.state("main")
@@ -54,7 +54,7 @@ def test_it_completes_and_equals_a_local_run(user: User) -> None:
     assert state["state"] == "completed", state
     assert (state["step"], state["checkpoint_step"], state["exit_code"]) == (STEPS, STEPS, 0)
     local = user.cluster.zslurm(
-        "submit", run_file, "--cluster", "local", "--set", "run.name=local", "--set", "slurm.ranks_per_node=4",
+        "submit", run_file, "--cluster", "local", "--set", "run.name=local", "--set", "slurm.ranks_per_node=2",
         "--nodes", "1", "--wait", cwd=user.directory,
     )  # fmt: skip
     assert "local: completed 12 steps" in local.stderr
@@ -93,7 +93,8 @@ def test_a_users_bug_fails_the_run_with_its_cause(user: User) -> None:
 
 def test_a_killed_rank_is_named(user: User) -> None:
     """Peers of a dead rank fail too; the one that died first gets the blame. Without Aegis that is the end."""
-    user.zslurm("submit", user.write_run("killed", steps=ENDLESS, aegis={"grace_s": 3, "mode": "off"}))
+    aegis = {"grace_s": 3, "mode": "off"}
+    user.zslurm("submit", user.write_run("killed", steps=ENDLESS, ranks_per_node=2, aegis=aegis))
     user.wait_for_step("killed", 2)
     nodes = user.nodes_of("killed")
     rank_process(user, "killed", rank=3).kill()

@@ -63,9 +63,9 @@ def test_the_job_in_which_a_run_fails_cancels_its_successor(user: User) -> None:
     job_id, successor = submit(user, "fails", steps=ENDLESS, cluster=poor_nodes(user), aegis={"mode": "off"})
     user.wait_for_step("fails", 2)
     assert slurm_state(user, successor) == "PENDING Dependency"
-    rank_process(user, "fails", rank=3).kill()
+    rank_process(user, "fails", rank=1).kill()
     state = user.wait_for_state("fails", "failed", "completed")
-    assert (state["state"], state["job_id"], state["cause"]["rank"]) == ("failed", job_id, 3)
+    assert (state["state"], state["job_id"], state["cause"]["rank"]) == ("failed", job_id, 1)
     wait_for(lambda: slurm_state(user, successor).startswith("CANCELLED"), "the successor to be cancelled")
 
 

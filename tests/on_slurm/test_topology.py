@@ -42,17 +42,18 @@ def nodes_of_ranks(user: User, run: str) -> list[str]:
     return [json.loads(path.read_text())["node"] for path in ends]
 
 
-def run_and_check(user: User, name: str, order: list[str], **cluster: object) -> None:
-    user.zslurm("submit", user.write_run(name, nodes=len(order), phases=[PHASE], cluster=cluster))
+def run_and_check(user: User, name: str, order: list[str], *, per_node: int = 1, **cluster: object) -> None:
+    run_file = user.write_run(name, nodes=len(order), ranks_per_node=per_node, phases=[PHASE], cluster=cluster)
+    user.zslurm("submit", run_file)
     state = user.wait_for_state(name, "completed", "failed")
     assert state["state"] == "completed", user.zslurm("logs", name, "--supervisor")
-    assert nodes_of_ranks(user, name) == [node for node in order for _ in range(2)]
+    assert nodes_of_ranks(user, name) == [node for node in order for _ in range(per_node)]
     (event,) = [event for event in user.events(name) if event["event"] == "attempt_started"]
     assert expand(event["nodes"]) == order, "recorded as it is"
 
 
 def test_ranks_follow_slurms_leaves(on_tree: User) -> None:
-    run_and_check(on_tree, "tree", ["node0", "node2", "node1", "node3"])
+    run_and_check(on_tree, "tree", ["node0", "node2", "node1", "node3"], per_node=2)
 
 
 def test_ranks_follow_the_profiles_leaves_instead(on_tree: User) -> None:

@@ -46,6 +46,7 @@ class User:
         *,
         steps: int = STEPS,
         nodes: int = 2,
+        ranks_per_node: int = 1,
         trainer: Literal["stand-in", "real"] = "stand-in",
         **sections: Any,
     ) -> Path:
@@ -71,7 +72,8 @@ class User:
             "parallel": {"dtype": "fp32", "threads": 1},
             "checkpoint": {"every_steps": 4},
             "aegis": {"grace_s": 3},
-            "slurm": {"nodes": nodes, "ranks_per_node": 2, "time": "10:00"} | sections.pop("slurm", {}),
+            "slurm": {"nodes": nodes, "ranks_per_node": ranks_per_node, "time": "10:00"}
+            | sections.pop("slurm", {}),
         }
         path = self.directory / f"{name}.yaml"
         path.write_text(json.dumps(config | sections, indent=1))

@@ -315,14 +315,61 @@ def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(
     tmp_path: Path, slurm: ScriptedSlurm
 ) -> None:
     assert submit(spec_of(tmp_path, slurm={"nodes": 4})).notes == [
-        "phases[0].global_batch (6) is 3 microbatches for 4 ranks: 1 idle; a smaller micro_batch gives them work"
+        "phases[0].global_batch (6) gives 4 data-parallel ranks at most 2 sequences each and 1.5 in the mean: "
+        "they wait for 25 % of the time; a multiple of 4 divides evenly"
     ]
     with pytest.raises(ConfigError) as caught:
         submit(spec_of(tmp_path, run={"name": "wide"}, slurm={"nodes": 7}))
     assert str(caught.value) == (
-        "phases[0].global_batch (6) has fewer sequences than there are ranks (7); use fewer ranks"
+        "phases[0].global_batch (6) has fewer sequences than there are data-parallel ranks (7); "
+        "use at most 6 ranks"
     )
     assert not (tmp_path / "runs" / "wide").exists()
+
+
+@pytest.mark.parametrize(
+    ("phase", "problem"),
+    [
+        ({"context_parallel": 3}, "phases[0].context_parallel (3) does not divide the 4 ranks of a node; use 2"),
+        (
+            {"context_parallel": 8},
+            "phases[0].context_parallel (8) exceeds the 4 ranks of a node, and all ranks that share a "
+            "sequence are in one; use 4",
+        ),
+        (
+            {"context": 6, "context_parallel": 4},
+            "phases[0].context_parallel: 4 cuts a sequence into 8 chunks, but it has 6 tokens; use longer "
+            "sequences, or context_parallel: 2",
+        ),
+        (
+            {"global_batch": 6, "micro_batch": 2},
+            "phases[0].global_batch (6) has fewer sequences than there are data-parallel ranks (8); set "
+            "phases[0].context_parallel to 2, or use at most 1 node",
+        ),
+    ],
+)
+def test_a_context_group_without_a_place_is_refused_with_the_nearest_that_has_one(
+    tmp_path: Path, slurm: ScriptedSlurm, phase: dict[str, Any], problem: str
+) -> None:
+    keys = {"tokens": 960, "context": 16, "global_batch": 8, "micro_batch": 1, "lr": 1e-3, **phase}
+    spec = spec_of(tmp_path, slurm={"nodes": 2, "ranks_per_node": 4})
+    spec = spec.model_copy(update={"phases": (PhaseConfig.model_validate(keys),)})
+    with pytest.raises(ConfigError) as caught:
+        submit(spec)
+    assert str(caught.value) == problem
+    assert caught.value.exit_code == Exit.USAGE
+
+
+def test_a_chunk_that_is_shorter_than_the_convolutions_is_refused(tmp_path: Path, slurm: ScriptedSlurm) -> None:
+    keys = {"tokens": 960, "context": 16, "global_batch": 8, "micro_batch": 1, "lr": 1e-3, "context_parallel": 4}
+    spec = spec_of(tmp_path, slurm={"ranks_per_node": 4}, model={"conv_widths": [3, 3]})
+    spec = spec.model_copy(update={"phases": (PhaseConfig.model_validate(keys),)})
+    with pytest.raises(ConfigError) as caught:
+        submit(spec)
+    assert str(caught.value) == (
+        "phases[0].context_parallel: 4 cuts a sequence of 16 tokens into chunks of 2, but model.conv_widths look "
+        "back 4 tokens, which must be in one chunk; use context_parallel: 2"
+    )
 
 
 def test_weights_to_start_from_are_looked_at_before_anything_is_written(

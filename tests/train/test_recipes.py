@@ -15,6 +15,7 @@ from zslurm.config.load import recipes
 from zslurm.config.spec import RunSpec
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya
+from zslurm.train.schedule import check_ranks
 from zslurm.train.shapes import parameter_counts
 
 BETWEEN = ("zaya1-100m", "zaya1-400m", "zaya1-1b", "zaya1-3b")
@@ -65,6 +66,25 @@ def test_zaya1_8b_has_the_published_phases(tmp_path: Path) -> None:
     assert (phases[0].schedule, phases[0].lr, phases[0].final_lr) == ("cosine", 6e-4, 2e-4)
     for before, after in pairwise(phases):
         assert after.lr == before.final_lr, "ours: without a jump"
+
+
+def test_zaya1_8b_divides_long_sequences_as_published_and_fits_its_cluster(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "zaya1-8b")
+    assert [phase.context_parallel for phase in spec.phases] == [1, 1, 2]
+    assert spec.parallel.context_attention == "all_gather"
+    for nodes in (128, 64, 16):
+        assert check_ranks(spec.phases, 8 * nodes, 8) == [], "every batch, those of the ramp too, divides evenly"
+
+
+def test_zaya1_8b_explains_what_is_a_choice() -> None:
+    text = recipes()["zaya1-8b"]
+    (paragraph,) = (part for part in re.split(r"\n#\n|\n(?!#)", text) if "13.2 trillion" in part)
+    assert "12 trillion" in paragraph
+    assert "14 trillion" in paragraph
+    assert re.search(r"balance_scope: global_batch +# published", text)
+    assert re.search(r"batch_ramp: +# published: that there was one; ours: its steps", text)
+    assert len(re.findall(r"until_tokens: .* # ours", text)) == 2
+    assert re.search(r"context_parallel: 2 +# published", text)
 
 
 def test_zaya1_8b_says_of_every_unpublished_value_that_it_is_ours() -> None:

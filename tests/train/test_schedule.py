@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
+from zslurm.train.data.shares import Shares
 from zslurm.train.errors import ConfigError
 from zslurm.train.phases import PhaseConfig
-from zslurm.train.schedule import Plan, Position, compare, learning_rate
+from zslurm.train.schedule import Plan, Position, check_ranks, compare, learning_rate
 
 CONTEXT = 8
 
@@ -272,6 +274,21 @@ def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], pro
     assert problem in str(refused.value)
 
 
+def test_ranks_idle_where_microbatches_are_not_split() -> None:
+    """No division would be faster. Where one is, all ranks have work."""
+    eight = (phase(batch=8, micro_batch=4),)
+    assert check_ranks(eight, 2) == []
+    assert check_ranks(eight, 3) == [], "3, 3 and 2 sequences"
+    pairs = (phase(batch=8, micro_batch=2),)
+    assert check_ranks(pairs, 5) == [
+        "phases[0].global_batch (8) is 4 microbatches for 5 ranks: 1 idle; 4 ranks would be as fast"
+    ]
+    for phases, ranks in itertools.product((eight, pairs), range(1, 9)):
+        here = phases[0]
+        idle = Shares(here.global_batch, here.micro_batch, ranks).sizes.count(0)
+        assert sum(f"{idle} idle" in line for line in check_ranks(phases, ranks)) == bool(idle)
+
+
 # --------------------------------------------------------------------------------- phases that changed on the way
 
 PHASES = (ramped((40, 2), (100, 4), tokens=200, name="first"), phase(10, name="second"))
@@ -328,3 +345,62 @@ def test_steps_that_are_done_do_not_move(done: int, phases: tuple[PhaseConfig, .
     assert message.startswith(problem)
     assert f"the {done} steps that are done" in message
     assert "init: ckpt:DIR" in message
+
+
+# ---------------------------------------------------------------------------------------------- ranks of a phase
+
+
+@pytest.mark.parametrize(("batch", "size", "ranks"), [(8, 1, 8), (8, 2, 16), (2, 8, 16), (24, 4, 16), (1, 8, 8)])
+def test_a_batch_that_divides_evenly_has_no_note(batch: int, size: int, ranks: int) -> None:
+    assert check_ranks([phase(batch=batch, context=16, context_parallel=size)], ranks, 8) == []
+
+
+def test_sequences_that_ranks_cannot_share_evenly_are_noted_in_every_segment() -> None:
+    here = ramped((128, 8), tokens=1280, batch=16, context=16, context_parallel=2)
+    assert check_ranks([phase(batch=16), here], 6, 2) == [
+        "phases[0].global_batch (16) gives 6 data-parallel ranks at most 3 sequences each and 2.67 in the mean: "
+        "they wait for 11.1 % of the time; a multiple of 6 divides evenly",
+        "phases[1].batch_ramp[0].global_batch (8) gives 3 data-parallel ranks at most 3 sequences each and "
+        "2.67 in the mean: they wait for 11.1 % of the time; a multiple of 3 divides evenly",
+        "phases[1].global_batch (16) gives 3 data-parallel ranks at most 6 sequences each and 5.33 in the mean: "
+        "they wait for 11.1 % of the time; a multiple of 3 divides evenly",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "ranks", "ranks_per_node", "problem"),
+    [
+        (64, 16, 64, 8, "phases[0].context_parallel (16) exceeds the 8 ranks of a node, .*; use 8"),
+        (64, 6, 64, 8, r"phases[0].context_parallel (6) does not divide the 8 ranks of a node; use 4"),
+        (64, 2, 64, 1, r"phases[0].context_parallel (2) exceeds the 1 rank of a node, .*; use 1"),
+        (64, 4, 6, 4, r"phases[0].context_parallel (4) does not divide the run's 6 ranks; use 2"),
+        (9, 1, 32, 8, r".*data-parallel ranks (32); set phases[0].context_parallel to 4, or use at most 1 node"),
+        (3, 1, 64, 8, r".*data-parallel ranks (64); use at most 3 ranks"),
+        (31, 2, 64, 8, r".*ranks (32); set phases[0].context_parallel to 4, or use at most 7 nodes"),
+    ],
+)
+def test_a_phase_without_a_place_or_without_work_names_the_nearest_that_has(
+    batch: int, size: int, ranks: int, ranks_per_node: int, problem: str
+) -> None:
+    pattern = problem.replace("[", r"\[").replace("]", r"\]").replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(ConfigError, match=f"^{pattern}$"):
+        check_ranks([phase(batch=batch, context=64, context_parallel=size)], ranks, ranks_per_node)
+
+
+@given(st.integers(1, 200), st.integers(1, 16), st.integers(1, 8), st.integers(1, 8))
+def test_what_a_refusal_proposes_is_accepted(batch: int, size: int, nodes: int, ranks_per_node: int) -> None:
+    here = phase(batch=batch, context=64, context_parallel=size)
+    try:
+        check_ranks([here], nodes * ranks_per_node, ranks_per_node)
+    except ConfigError as error:
+        message = str(error)
+        if "fewer sequences" not in message:
+            nearest = int(message.rpartition("use ")[2])
+            message = ""
+            here = here.model_copy(update={"context_parallel": nearest, "global_batch": nodes * ranks_per_node})
+        elif "set phases" in message:
+            better = int(message.partition("context_parallel to ")[2].partition(",")[0])
+            here = here.model_copy(update={"context_parallel": better})
+        else:
+            return
+        check_ranks([here], nodes * ranks_per_node, ranks_per_node)

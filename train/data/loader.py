@@ -19,26 +19,29 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.reader import Location, Read, read_from
-from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.data.shares import Piece, share_of
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import documents_of
+from zslurm.train.model.packing import document_bounds, documents_of
+from zslurm.train.schedule import Position
 
 CLOSING_S = 10.0
 
 
 class Microbatch(NamedTuple):
-    """What one forward and backward pass works on.
+    """What one forward and backward pass works on: a microbatch, or the part of one that is this rank's.
 
     Attributes:
         step: the optimizer step that it belongs to, from 0.
-        number: its location among the step's microbatches.
+        number: its location among the step's microbatches; parts of one microbatch have the same.
         tokens_BS: int64 inputs.
         targets_BS: int64, the token after each input; IGNORED_TARGET where it does not count.
         document_BS: numbers of the documents, where these are kept apart.
+        bounds_N: where each of these begins among the B * S tokens, and the number of tokens, int32.
         targets: how many targets count.
     """
 
@@ -47,16 +50,22 @@ class Microbatch(NamedTuple):
     tokens_BS: Tensor
     targets_BS: Tensor
     document_BS: Tensor | None
+    bounds_N: Tensor | None
     targets: int
 
 
 class _Held(NamedTuple):
-    """What was read, as tensors on the host; see `train.data.reader.Read`. `targets`: how many count, of each."""
+    """What was read, as tensors on the host; see `train.data.reader.Read`.
+
+    Of each microbatch, `targets` has how many count, and `bounds` the documents' bounds or None.
+    """
 
     locations: list[Location]
-    windows_MBS: Tensor
-    mask_MBS: Tensor | None
+    sizes: list[int]
+    windows_NS: Tensor
+    mask_NS: Tensor | None
     targets: list[int]
+    bounds: list[Tensor | None]
 
 
 class Loader:
@@ -72,10 +81,11 @@ class Loader:
         prefetch: int,
         isolate_documents: bool = False,
     ) -> None:
-        """Make ready for data-parallel rank `rank`; nothing is read before the first microbatch is asked for.
+        """Make ready for rank `rank` of all; nothing is read before the first microbatch is asked for.
 
+        The ranks of a context group (`phases[].context_parallel`) get the same sequences.
         `prefetch` microbatches are kept ready for `device`, by no thread where it is 0. With `isolate_documents`
-        the documents of each sequence are numbered.
+        the documents of each sequence are numbered, and their bounds listed.
 
         Raises:
             DataError: there are more bundles than this machine lets a process open.
@@ -88,6 +98,10 @@ class Loader:
         self._ahead: _ReadAhead | None = None
         self._next_step: int | None = None
 
+    def share(self, here: Position) -> tuple[Piece, ...]:
+        """Return what this rank computes of a step, in the order in which `microbatches` yields it."""
+        return share_of(here, self._rank, self._world_size)
+
     def microbatches(self, step: int) -> Iterator[Microbatch]:
         """This rank's microbatches of a step, in order; none where ranks outnumber them.
 
@@ -99,7 +113,7 @@ class Loader:
         if step != self._next_step:
             self._start(step)
         self._next_step = None  # until the whole step is taken
-        for _ in rank_microbatches(self._order.plan.at(step).microbatches, self._rank, self._world_size):
+        for _ in self.share(self._order.plan.at(step)):
             yield next(self._stream)
         self._next_step = step + 1
 
@@ -129,27 +143,37 @@ class Loader:
 
         The allocator of pinned memory keeps a block until the copies out of it are done, however soon it is freed.
         """
-        targets = [read.windows_MBS[0, :, 1:].size] * len(read.locations)
-        mask_MBS = None
-        if read.mask_MBS is not None:
-            targets = read.mask_MBS.sum(axis=(1, 2), dtype=int).tolist()
-            mask_MBS = torch.from_numpy(read.mask_MBS)
+        context = read.windows_NS.shape[1] - 1
+        targets, mask_NS = [size * context for size in read.sizes], None
+        firsts = np.cumsum([0, *read.sizes[:-1]])
+        if read.mask_NS is not None:
+            targets = np.add.reduceat(read.mask_NS.sum(axis=1, dtype=int), firsts).tolist()
+            mask_NS = torch.from_numpy(read.mask_NS)
+        bounds = [self._bounds(windows_BS) for windows_BS in np.split(read.windows_NS, firsts[1:])]
         if self._device.type == "cpu":
-            return _Held(read.locations, torch.from_numpy(read.windows_MBS.astype(np.int64)), mask_MBS, targets)
-        windows_MBS = torch.from_numpy(read.windows_MBS).pin_memory()
-        return _Held(read.locations, windows_MBS, mask_MBS.pin_memory() if mask_MBS is not None else None, targets)
+            windows_NS = torch.from_numpy(read.windows_NS.astype(np.int64))
+        else:
+            windows_NS = torch.from_numpy(read.windows_NS).pin_memory()
+            mask_NS = mask_NS.pin_memory() if mask_NS is not None else None
+            bounds = [each.pin_memory() if each is not None else None for each in bounds]
+        return _Held(read.locations, read.sizes, windows_NS, mask_NS, targets, bounds)
+
+    def _bounds(self, windows_BS: NDArray[np.unsignedinteger]) -> Tensor | None:
+        """Return the bounds of the documents that a microbatch's inputs are of."""
+        return None if self._end_token is None else document_bounds(windows_BS[:, :-1], self._end_token)
 
     def _deliver(self, held: _Held) -> Iterator[Microbatch]:
         """Move a read to the device, widen it there (on a CPU both are done), and take it apart."""
-        windows_MBS = held.windows_MBS.to(self._device, non_blocking=True).to(torch.int64)
-        targets_MBS = windows_MBS[:, :, 1:]
-        if held.mask_MBS is not None:
-            mask_MBS = held.mask_MBS.to(self._device, non_blocking=True)
-            targets_MBS = targets_MBS.masked_fill(mask_MBS == 0, IGNORED_TARGET)
-        parts = (windows_MBS[:, :, :-1].unbind(), targets_MBS.unbind(), held.targets)
-        for location, tokens_BS, targets_BS, targets in zip(held.locations, *parts, strict=True):
+        windows_NS = held.windows_NS.to(self._device, non_blocking=True).to(torch.int64)
+        targets_NS = windows_NS[:, 1:]
+        if held.mask_NS is not None:
+            mask_NS = held.mask_NS.to(self._device, non_blocking=True)
+            targets_NS = targets_NS.masked_fill(mask_NS == 0, IGNORED_TARGET)
+        parts = (windows_NS[:, :-1].split(held.sizes), targets_NS.split(held.sizes), held.bounds, held.targets)
+        for location, tokens_BS, targets_BS, bounds_N, targets in zip(held.locations, *parts, strict=True):
             document_BS = None if self._end_token is None else documents_of(tokens_BS, self._end_token)
-            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, targets)
+            bounds_N = None if bounds_N is None else bounds_N.to(self._device, non_blocking=True)
+            yield Microbatch(*location, tokens_BS, targets_BS, document_BS, bounds_N, targets)
 
 
 class _ReadAhead:

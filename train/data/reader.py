@@ -3,7 +3,8 @@
     order     the locations of some 4,096 sequences at once: to shuffle a few costs as much as many
     advice    the kernel is advised of the next read's sequences before this read's are copied, so that a cold disk
               works on all of them at once; and that reads are random (Bundle.scattered)
-    read      one copy out of the mapped bundles, of some 262,144 tokens or of one microbatch where that is more
+    read      one copy out of the mapped bundles, of at most 262,144 tokens, or of one microbatch where that
+              is more; microbatches and pieces of them (train/data/shares.py) are read together
 
 Where the page cache has nothing, advice makes reading tens of times as fast as the kernel's defaults do, at
 contexts from 256 to 32,768 (benchmarks/data/data_loader.py, on a virtual disk with 8 MiB of read-ahead). Pages are
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zslurm.train.data.order import DataOrder
-from zslurm.train.data.sampler import microbatch_counters, rank_microbatches
+from zslurm.train.data.shares import Piece, share_of
 from zslurm.train.data.training_data import Sequences
 
 ORDERED_SEQUENCES = 4096
@@ -37,17 +38,27 @@ class Location(NamedTuple):
 
 
 class Read(NamedTuple):
-    """M microbatches of one shape.
+    """Microbatches, or pieces of them, of one context; N sequences in all.
 
     Attributes:
-        locations: which they are.
-        windows_MBS: their sequences, uint16 or uint32, S + 1 tokens each.
-        mask_MBS: uint8, 0 for each of the S targets that does not count; None where all do.
+        locations: of which microbatches.
+        sizes: how many sequences of each.
+        windows_NS: their sequences, one after another, uint16 or uint32, S + 1 tokens each.
+        mask_NS: uint8, 0 for each of the S targets that does not count; None where all do.
     """
 
     locations: list[Location]
-    windows_MBS: NDArray[np.unsignedinteger]
-    mask_MBS: NDArray[np.uint8] | None
+    sizes: list[int]
+    windows_NS: NDArray[np.unsignedinteger]
+    mask_NS: NDArray[np.uint8] | None
+
+
+class _Planned(NamedTuple):
+    """What is read at once; of one phase."""
+
+    locations: list[Location]
+    sizes: list[int]
+    sequences: Sequences
 
 
 def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[Read]:
@@ -59,45 +70,60 @@ def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterat
     planned = _planned(order, step, rank, world_size)
     following = next(planned, None)
     if following is not None:
-        order.data.will_need(following[1])
+        order.data.will_need(following.sequences)
     while following is not None:
-        (locations, sequences), following = following, next(planned, None)
+        now, following = following, next(planned, None)
         if following is not None:
-            order.data.will_need(following[1])
-        windows, mask = order.data.read(sequences), order.data.target_mask(sequences)
-        shape = (len(locations), len(sequences) // len(locations), -1)
-        yield Read(locations, windows.reshape(shape), None if mask is None else mask.reshape(shape))
+            order.data.will_need(following.sequences)
+        windows_NS, mask_NS = order.data.read(now.sequences), order.data.target_mask(now.sequences)
+        yield Read(now.locations, now.sizes, windows_NS, mask_NS)
 
 
-def _planned(
-    order: DataOrder, step: int, rank: int, world_size: int
-) -> Iterator[tuple[list[Location], Sequences]]:
+def _planned(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[_Planned]:
     """Yield microbatches that are read together, and where their sequences are."""
-    for phase_index, locations, numbers in _batches(order, step, rank, world_size):
-        phase = order.plan.phases[phase_index]
-        sequences = order.data.locate(*order.at(phase_index, numbers), phase.context)
-        together = max(1, READ_TOKENS // (phase.micro_batch * phase.context))
-        for first in range(0, len(locations), together):
-            last = min(first + together, len(locations))
-            yield locations[first:last], sequences.part(first * phase.micro_batch, last * phase.micro_batch)
+    for phase_index, pieces, numbers in _batches(order, step, rank, world_size):
+        context = order.plan.phases[phase_index].context
+        sequences = order.data.locate(*order.at(phase_index, numbers), context)
+        first = 0
+        for together in _together(pieces, READ_TOKENS // context):
+            sizes = [piece.sequences for _, piece in together]
+            locations = [Location(step, piece.number) for step, piece in together]
+            yield _Planned(locations, sizes, sequences.part(first, first + sum(sizes)))
+            first += sum(sizes)
+
+
+def _together(pieces: list[tuple[int, Piece]], most: int) -> Iterator[list[tuple[int, Piece]]]:
+    """Yield the pieces, neighbours together up to `most` sequences, and at least one at a time."""
+    together: list[tuple[int, Piece]] = []
+    sequences = 0
+    for each in pieces:
+        size = each[1].sequences
+        if together and sequences + size > most:
+            yield together
+            together, sequences = [], 0
+        together.append(each)
+        sequences += size
+    if together:
+        yield together
 
 
 def _batches(
     order: DataOrder, step: int, rank: int, world_size: int
-) -> Iterator[tuple[int, list[Location], NDArray[np.int64]]]:
-    """Yield steps that are ordered at once: phase, microbatches, their sequences' numbers in the phase."""
-    locations: list[Location] = []
+) -> Iterator[tuple[int, list[tuple[int, Piece]], NDArray[np.int64]]]:
+    """Yield steps that are ordered at once: phase, steps and pieces, their sequences' numbers in the phase."""
+    pieces: list[tuple[int, Piece]] = []
     numbers: list[NDArray[np.int64]] = []
-    phase_index = 0
+    phase_index = ordered = 0
     for each in range(step, order.plan.total_steps):
         here = order.plan.at(each)
-        size = here.phase.micro_batch
-        if locations and (here.phase_index != phase_index or len(locations) * size >= ORDERED_SEQUENCES):
-            yield phase_index, locations, np.concatenate(numbers)
-            locations, numbers = [], []
+        if pieces and (here.phase_index != phase_index or ordered >= ORDERED_SEQUENCES):
+            yield phase_index, pieces, np.concatenate(numbers)
+            pieces, numbers, ordered = [], [], 0
         phase_index = here.phase_index
-        mine = rank_microbatches(here.microbatches, rank, world_size)
-        locations += [Location(each, number) for number in mine]
-        numbers.append(microbatch_counters(here.sequence, mine, size).ravel())
-    if locations:
-        yield phase_index, locations, np.concatenate(numbers)
+        for piece in share_of(here, rank, world_size):
+            start = here.sequence + piece.number * here.phase.micro_batch
+            pieces.append((each, piece))
+            numbers.append(np.arange(start + piece.first, start + piece.last))
+            ordered += piece.sequences
+    if pieces:
+        yield phase_index, pieces, np.concatenate(numbers)

@@ -12,9 +12,8 @@ CT-RSA 2002). The domain is less than 2n, so that fewer than two passes are need
 are SHAKE-256 of (seed, epoch); the round function is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA
 2014). It is a shuffle, not a cipher: nothing here is meant to keep a secret.
 
-Distribution: the microbatch is the unit. Microbatch j of a step holds the same counters whatever the number
-of data-parallel ranks is, and rank r of R takes microbatches r, r + R, r + 2R, ...: the ranks' shares are
-disjoint, together they are the whole step, and they differ by at most one microbatch.
+Ranks do not appear: microbatch j of a step holds the same counters whatever their number is, and
+train/data/shares.py divides the microbatches among them.
 """
 
 from __future__ import annotations
@@ -66,25 +65,6 @@ class Sampler:
     def _purpose(self, epoch: int) -> str:
         named = f" {self.source}" if self.source else ""
         return f"zslurm data order {self.seed} {epoch}{named}"
-
-
-def microbatch_counters(step_start_counter: int, j: ArrayLike, micro_batch: int) -> NDArray[np.int64]:
-    """Counters of the sequences in microbatches `j` of the step that starts at `step_start_counter`.
-
-    The number of ranks does not appear: the same microbatch is the same data at any size.
-
-    Returns:
-        int64 [*j.shape, micro_batch]
-    """
-    first = step_start_counter + np.asarray(j, dtype=np.int64) * micro_batch
-    return np.add.outer(first, np.arange(micro_batch))
-
-
-def rank_microbatches(microbatches: int, rank: int, world_size: int) -> range:
-    """Return the microbatches of a step that `rank` computes; none where ranks outnumber microbatches."""
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not in a world of {world_size}")
-    return range(rank, microbatches, world_size)
 
 
 def round_keys(purpose: str) -> NDArray[np.uint64]:

@@ -182,7 +182,7 @@ class TrainingData:
                 self._window(sequences, row)  # raises, and names the token
         return rows
 
-    @property
+    @cached_property
     def masked(self) -> bool:
         """Return whether some of the targets may not count."""
         return any(bundle.masked for corpus in self.corpora.values() for bundle in corpus.bundles)

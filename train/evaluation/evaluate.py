@@ -1,6 +1,7 @@
 """Measure the validation loss: the same sequences every time, divided over the ranks, and no change in training.
 
-The sequences are spread evenly over evaluation.data, and divided over the ranks in microbatches, as in a step.
+The sequences are spread evenly over evaluation.data, and divided over the ranks, or the context groups where ranks
+share sequences, in microbatches; these stay whole, unlike those of a step (train/data/shares.py).
 Every microbatch's loss is one element of a vector; the vectors are summed over ranks (adding zeros, which is
 exact), then over microbatches in their order. So the result does not depend on the number of ranks, and is the
 same bits wherever one microbatch's loss is.
@@ -24,12 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from zslurm.train.config import EvaluationConfig, TrainConfig
+from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.data.bundle import Corpus
-from zslurm.train.data.sampler import rank_microbatches
 from zslurm.train.errors import DataError
 from zslurm.train.evaluation.validation_data import evenly, open_validation_data
 from zslurm.train.model.head import IGNORED_TARGET
-from zslurm.train.model.packing import documents_of
+from zslurm.train.model.packing import document_bounds, documents_of
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.parallel.world import World
 from zslurm.train.phases import PhaseConfig
@@ -104,11 +105,18 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(
-        self, step: int, model: Zaya, phase: PhaseConfig, world: World, alive: Callable[[], None]
+        self,
+        step: int,
+        model: Zaya,
+        phase: PhaseConfig,
+        world: World,
+        alive: Callable[[], None],
+        context: ContextParallel | None = None,
     ) -> Evaluation:
         """Measure the loss after `step`, with context and RoPE base of `phase`; all ranks call it together.
 
-        `alive` is called before each of this rank's microbatches.
+        `context` are the ranks that share sequences in that phase. `alive` is called before each of this rank's
+        microbatches.
 
         Raises:
             DataError: a token id is beyond the vocabulary, or no target counts.
@@ -119,14 +127,27 @@ class Evaluator:
         micro_batch = self._config.micro_batch or phase.micro_batch
         microbatches = -(-len(indices) // micro_batch)
         sums_2M = torch.zeros(2, microbatches, dtype=torch.float64, device=world.device)
-        for j in rank_microbatches(microbatches, world.rank, world.size):
+        together = phase.context_parallel
+        for j in range(world.rank // together, microbatches, world.size // together):
             alive()
             chosen = indices[j * micro_batch : (j + 1) * micro_batch]
-            tokens_BS, targets_BS = _microbatch(self.corpus, chosen, phase.context, world.device)
-            end_token = self.corpus.header.end_token
-            document_BS = documents_of(tokens_BS, end_token) if self._isolate_documents else None
-            sums_2M[0, j], _ = model(tokens_BS, targets_BS, rope_base=phase.rope_base, document_BS=document_BS)
-            sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
+            windows_BS = self.corpus.windows(chosen, phase.context)
+            tokens_BS, targets_BS = _microbatch(self.corpus, windows_BS, chosen, phase.context, world.device)
+            document_BS = bounds_N = None
+            if self._isolate_documents:
+                end_token = self.corpus.header.end_token
+                document_BS = documents_of(tokens_BS, end_token)
+                bounds_N = document_bounds(windows_BS[:, :-1], end_token).to(world.device)
+            sums_2M[0, j], _ = model(
+                tokens_BS,
+                targets_BS,
+                rope_base=phase.rope_base,
+                document_BS=document_BS,
+                bounds_N=bounds_N,
+                context=context,
+            )
+            if context is None or context.rank == 0:
+                sums_2M[1, j] = (targets_BS != IGNORED_TARGET).sum()
         dist.all_reduce(sums_2M, group=world.group)
         loss_sum, tokens = (math.fsum(sums_M) for sums_M in sums_2M.tolist())
         if not tokens:
@@ -143,10 +164,14 @@ class Evaluator:
 
 
 def _microbatch(
-    corpus: Corpus, indices: NDArray[np.int64], context: int, device: torch.device
+    corpus: Corpus,
+    read_BS: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    context: int,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of some sequences [B, S]; IGNORED_TARGET where a target does not count."""
-    windows_BS = torch.from_numpy(corpus.windows(indices, context)).to(device)
+    """Return inputs and targets of what was read [B, S]; IGNORED_TARGET where a target does not count."""
+    windows_BS = torch.from_numpy(read_BS).to(device)
     targets_BS = windows_BS[:, 1:]
     mask_BS = corpus.target_mask(indices, context)
     if mask_BS is not None:

@@ -15,6 +15,15 @@ from torch import Tensor, nn
 from zslurm.kernels.matmul import linear
 from zslurm.kernels.qk_conv import Convolutions, Linked, join, qk_conv
 from zslurm.train.config import ModelConfig
+from zslurm.train.context.attention import attend_in_context
+from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.context.halos import (
+    exchange_halos,
+    last_tokens,
+    previous_tokens,
+    put_before,
+    without_halos,
+)
 from zslurm.train.model.cache import LayerCache
 from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.packing import Packing
@@ -47,10 +56,12 @@ class CompressedConvolutionalAttention(nn.Module):
 
         With a cache, x are the next tokens of sequences that it holds, and their share is added to it.
         """
-        if cache is not None:
+        if cache is not None and packing.context is None:
             return self._decode(x_BSD, packing, cache)
         if packing.valid_BS1 is not None:
             x_BSD = x_BSD * packing.valid_BS1
+        if packing.context is not None:
+            return self._attend_in_context(x_BSD, packing, packing.context, cache)
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         q_BHSP, k_BJSP = qk_conv(z_BSQ, self.convolutions(), self.temperature, *packing.rotary, packing.linked)
         v_BJSP = self.values(current_BSQ, delayed_BSQ, packing.linked)
@@ -62,6 +73,33 @@ class CompressedConvolutionalAttention(nn.Module):
             return self.kernels(q_BHSP, k_BJSP, v_BJSP, packing.bounds_N)
         by_torch = attend if self.kernels == "auto" else attend_by_sdpa
         return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
+
+    def _attend_in_context(
+        self, x_BSD: Tensor, packing: Packing, context: ContextParallel, cache: LayerCache | None
+    ) -> Tensor:
+        """`forward` for this rank's two chunks of sequences that it shares with others; fills an empty cache."""
+        z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
+        convolutions = self.convolutions()
+        before_B2WQ, before_B21Q = exchange_halos(context, z_BSQ, delayed_BSQ, convolutions.reach)
+        # The tokens before each chunk go through the convolutions as well, and what becomes of them is dropped.
+        q_BHSP, k_BJSP = (
+            without_halos(x, convolutions.reach, dim=2)
+            for x in qk_conv(
+                put_before(before_B2WQ, z_BSQ), convolutions, self.temperature, *packing.rotary, packing.linked
+            )
+        )
+        previous_BSQ = previous_tokens(before_B21Q, delayed_BSQ)
+        if packing.linked is not None:
+            previous_BSQ = previous_BSQ * without_halos(packing.linked[0], convolutions.reach, dim=1)
+        v_BJSP = self._value_heads(current_BSQ, previous_BSQ)
+        if cache is not None:
+            assert packing.slots is not None
+            cache.keep(k_BJSP, v_BJSP, packing.slots)
+            whole = packing.slots.length
+            cache.before_BWQ = last_tokens(context, z_BSQ, whole, convolutions.reach)
+            cache.delayed_B1Q = last_tokens(context, delayed_BSQ, whole, 1)
+        y_BSX = attend_in_context(context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
+        return linear(y_BSX, self.output.weight)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:
         """Return an empty cache with room for `room` tokens of each sequence."""
@@ -92,18 +130,9 @@ class CompressedConvolutionalAttention(nn.Module):
             cache.before_BWQ = torch.cat([cache.before_BWQ, z_BSQ], dim=1)[:, -reach:]
         previous_BSQ = torch.cat([cache.delayed_B1Q, delayed_BSQ[:, :-1]], dim=1)
         cache.delayed_B1Q = delayed_BSQ[:, -1:]
-        v_BSQ = torch.cat([current_BSQ, previous_BSQ], dim=-1)
-        k_BJSP, v_BJSP = cache.append(
-            k_BJSP, v_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2), packing.start
-        )
-        y_BHSP = F.scaled_dot_product_attention(
-            q_BHSP,
-            k_BJSP,
-            v_BJSP,
-            attn_mask=packing.attend_B1SS,
-            is_causal=packing.start == 0 and packing.attend_B1SS is None,
-            enable_gqa=True,
-        )
+        v_BJSP = self._value_heads(current_BSQ, previous_BSQ)
+        assert packing.slots is not None
+        y_BHSP = cache.attend(q_BHSP, k_BJSP, v_BJSP, packing.slots)
         return linear(y_BHSP.transpose(1, 2).flatten(2), self.output.weight)
 
     def project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,5 +160,8 @@ class CompressedConvolutionalAttention(nn.Module):
         previous_BSQ = F.pad(delayed_BSQ[:, :-1], (0, 0, 1, 0))
         if linked is not None:
             previous_BSQ = previous_BSQ * linked[0]
+        return self._value_heads(current_BSQ, previous_BSQ)
+
+    def _value_heads(self, current_BSQ: Tensor, previous_BSQ: Tensor) -> Tensor:
         values_BSQ = torch.cat([current_BSQ, previous_BSQ], dim=-1)
         return values_BSQ.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -45,7 +45,6 @@ class Layer(nn.Module):
         x_BSD, residual_BSD = self.expert_entry(hidden_BSD, residual_BSD)
         x_TD = x_BSD.flatten(0, 1)
         routing = self.router(x_TD, stream.router_TR, balancing_bias_C)
-        y_TD, counts_C = self.experts(
-            x_TD, routing, None if packing.valid_BS1 is None else packing.valid_BS1.flatten()
-        )
+        valid_T = None if packing.valid_BS1 is None else packing.valid_BS1.expand(*x_BSD.shape[:2], 1).flatten()
+        y_TD, counts_C = self.experts(x_TD, routing, valid_T)
         return Stream(y_TD.view_as(x_BSD), residual_BSD, routing.state_TR), counts_C

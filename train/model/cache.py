@@ -7,6 +7,9 @@
 The router's state runs from layer to layer within one token and needs nothing. For ZAYA1-base in bf16 keys and
 values are 40,960 bytes per token, against 327,680 with 16 full heads.
 
+With the cache divided over ranks (`train/context/tree_attention.py`), each rank has the keys and values of some
+tokens only; the short memories are on all ranks, for every rank computes every next token.
+
 A cache also holds each layer's attention weights as decoding wants them (four projections as one, two
 convolutions as one), so it belongs to the weights that it was made with.
 """
@@ -15,18 +18,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from zslurm.kernels.qk_conv import JoinedKernel
 from zslurm.train.config import ModelConfig
+from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes by which the cache of one sequence grows with every token."""
     return 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
+
+
+class Slots(NamedTuple):
+    """Where the next tokens' keys and values go, and which of those in the cache each next token sees.
+
+    Attributes:
+        length: tokens of each sequence with them.
+        start: keys that the cache holds without them.
+        stop: keys that it holds with them.
+        kept_N: which of the next tokens are kept here, int64; None: all.
+        seen_ST: which next token sees which key; None: each all of them.
+        divided: the ranks over which the cache is divided.
+    """
+
+    length: int
+    start: int
+    stop: int
+    kept_N: Tensor | None = None
+    seen_ST: Tensor | None = None
+    divided: DividedCache | None = None
 
 
 @dataclass
@@ -40,12 +67,26 @@ class LayerCache:
     projection_QD: Tensor
     kernel: JoinedKernel
 
-    def append(self, k_BJSP: Tensor, v_BJSP: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Add tokens at position `start` and give back keys and values of all tokens so far."""
-        end = start + k_BJSP.shape[2]
-        self.keys_BJSP[:, :, start:end] = k_BJSP
-        self.values_BJSP[:, :, start:end] = v_BJSP
-        return self.keys_BJSP[:, :, :end], self.values_BJSP[:, :, :end]
+    def attend(self, q_BHSP: Tensor, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots) -> Tensor:
+        """Add the next tokens' keys and values, and return their attention to all so far, [B, H, S, P]."""
+        self.keep(k_BJSP, v_BJSP, slots)
+        keys_BJTP, values_BJTP = self.keys_BJSP[:, :, : slots.stop], self.values_BJSP[:, :, : slots.stop]
+        if slots.divided is not None:
+            return slots.divided.attend(q_BHSP, keys_BJTP, values_BJTP, slots.seen_ST)
+        if q_BHSP.shape[2] == 1:
+            # Query heads of one key head are like positions that all see the same keys.
+            q_BJGP = q_BHSP.flatten(1, 2).unflatten(1, (keys_BJTP.shape[1], -1))
+            return F.scaled_dot_product_attention(q_BJGP, keys_BJTP, values_BJTP).view(q_BHSP.shape)
+        return F.scaled_dot_product_attention(
+            q_BHSP, keys_BJTP, values_BJTP, slots.seen_ST, is_causal=slots.seen_ST is None, enable_gqa=True
+        )
+
+    def keep(self, k_BJSP: Tensor, v_BJSP: Tensor, slots: Slots) -> None:
+        """Add the next tokens' keys and values, those that are kept here."""
+        if slots.kept_N is not None:
+            k_BJSP, v_BJSP = k_BJSP[:, :, slots.kept_N], v_BJSP[:, :, slots.kept_N]
+        self.keys_BJSP[:, :, slots.start : slots.stop] = k_BJSP
+        self.values_BJSP[:, :, slots.start : slots.stop] = v_BJSP
 
     def grow(self, room: int) -> None:
         """Make room for `room` tokens in all."""
@@ -56,7 +97,7 @@ class LayerCache:
             setattr(self, name, new)
 
 
-Step = Callable[[Tensor, RotaryTable, int], Tensor]
+Step = Callable[[Tensor, RotaryTable, int, Slots], Tensor]
 """Computes the normed hidden states [B, D] of the token at a position of each sequence from their embeddings."""
 
 
@@ -65,14 +106,18 @@ class Cache:
 
     Attributes:
         layers: one part for each layer.
-        length: tokens of each sequence that it holds.
+        length: tokens of each sequence so far.
+        held: those whose keys and values are here; fewer where ranks divide them.
         step: a faster way for a single token, where there is one; see `decode_step.py`.
     """
 
-    def __init__(self, config: ModelConfig, layers: list[LayerCache]) -> None:
+    def __init__(self, config: ModelConfig, layers: list[LayerCache], divided: DividedCache | None = None) -> None:
         """Make it with `Zaya.new_cache`."""
         self.layers = layers
-        self.length = 0
+        self.length = self.held = 0
+        self._divided = divided
+        self._device = layers[0].keys_BJSP.device
+        self._position_T = torch.arange(0)  # of what is held here, on the host
         self._config = config
         self._rotary: tuple[float, RotaryTable] | None = None
         self.step: Step | None = None
@@ -82,17 +127,41 @@ class Cache:
         """Return the tokens for which memory is allocated."""
         return self.layers[0].keys_BJSP.shape[2]
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` more; memory is doubled when it is full."""
-        needed = self.length + tokens
-        if needed > self.room:
-            room = max(needed, 2 * self.room)
+    def reserve(self, tokens: int) -> Slots:
+        """Make room for `tokens` more of each sequence, of which those that are kept here count as held.
+
+        Memory is doubled when it is full.
+        """
+        start, position_S = self.held, torch.arange(self.length, self.length + tokens)
+        kept_N = None
+        if self._divided is not None:
+            kept_N = self._divided.keeps(position_S).nonzero().squeeze(1)
+        self._hold(tokens, position_S if kept_N is None else position_S[kept_N])
+        seen_ST = None
+        if tokens > 1 and (start > 0 or self._divided is not None):
+            seen_ST = (position_S.unsqueeze(1) >= self._position_T).to(self._device)
+        return Slots(self.length, start, self.held, kept_N, seen_ST, self._divided)
+
+    def fill(self, tokens: int, context: ContextParallel) -> Slots:
+        """Make room for sequences of so many tokens that the ranks of `context` share, each with its chunks."""
+        position_S = context.positions(tokens)
+        kept_N = (position_S < tokens).nonzero().squeeze(1)  # the rest is padding
+        self._hold(tokens, position_S[kept_N])
+        return Slots(self.length, 0, self.held, kept_N, divided=self._divided)
+
+    def _hold(self, tokens: int, position_N: Tensor) -> None:
+        """Count `tokens` more of each sequence, those at these positions as held here."""
+        self.length += tokens
+        self._position_T = torch.cat([self._position_T, position_N])
+        self.held = len(self._position_T)
+        if self.held > self.room:
+            room = max(self.held, 2 * self.room)
             for layer in self.layers:
                 layer.grow(room)
 
     def angles(self, base: float, dtype: torch.dtype) -> RotaryTable:
-        """Angles of all positions there is room for; the same object until there is more room."""
-        if self._rotary is None or self._rotary[0] != base or len(self._rotary[1].cos_SA) < self.room:
-            positions_S = torch.arange(self.room, device=self.layers[0].keys_BJSP.device)
+        """Angles of all positions so far and of some more; the same object until there are too few."""
+        if self._rotary is None or self._rotary[0] != base or len(self._rotary[1].cos_SA) < self.length:
+            positions_S = torch.arange(max(self.room, 2 * self.length), device=self._device)
             self._rotary = base, rotary_table(positions_S, self._config.rotary_dim, base, dtype)
         return self._rotary[1]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.block import Layer
-from zslurm.train.model.cache import LayerCache
+from zslurm.train.model.cache import LayerCache, Slots
 from zslurm.train.model.norm import StageEntry
 from zslurm.train.model.precision import at_least_fp32
 from zslurm.train.model.rope import RotaryTable
@@ -89,14 +89,15 @@ class LayerStep:
         balancing_bias_C: Tensor,
         rotary: StepRotary,
         position: int,
+        slots: Slots,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the layer's output, the residual stream and the router's state, each [B, ...]."""
         x_BD, residual_BD = self.attention_entry(hidden_BD, residual_BD)
-        x_BD, residual_BD = self.expert_entry(self._attend(x_BD, rotary, position), residual_BD)
+        x_BD, residual_BD = self.expert_entry(self._attend(x_BD, rotary, position, slots), residual_BD)
         classes_BK, weights_BK, router_BR = self.route(x_BD, router_BR, balancing_bias_C)
         return self._experts(x_BD, classes_BK.tolist(), weights_BK), residual_BD, router_BR
 
-    def _attend(self, x_BD: Tensor, rotary: StepRotary, position: int) -> Tensor:
+    def _attend(self, x_BD: Tensor, rotary: StepRotary, position: int, slots: Slots) -> Tensor:
         config, cache, batch = self.config, self.cache, x_BD.shape[0]
         queries, keys, head_dim = config.query_heads, config.kv_heads, config.head_dim
         heads, half = queries + keys, keys * head_dim // 2
@@ -115,16 +116,9 @@ class LayerStep:
 
         v_BQ = torch.cat([current_BQ, cache.delayed_B1Q[:, 0]], dim=-1)
         cache.delayed_B1Q = delayed_BQ.unsqueeze(1)
-        cache.keys_BJSP[:, :, position] = y_BhP[:, queries:]
-        cache.values_BJSP[:, :, position] = v_BQ.view(batch, keys, head_dim)
-        end = position + 1
-        # Query heads of one key head are like positions that all see the same keys.
-        y_BJGP = F.scaled_dot_product_attention(
-            y_BhP[:, :queries].reshape(batch, keys, -1, head_dim),
-            cache.keys_BJSP[:, :, :end],
-            cache.values_BJSP[:, :, :end],
-        )
-        return F.linear(y_BJGP.reshape(batch, -1), self.output_DQ)
+        q_BH1P, k_BJ1P = y_BhP.unsqueeze(2).split_with_sizes([queries, keys], dim=1)
+        y_BH1P = cache.attend(q_BH1P, k_BJ1P, v_BQ.view(batch, keys, 1, head_dim), slots)
+        return F.linear(y_BH1P.reshape(batch, -1), self.output_DQ)
 
     def route(
         self, x_BD: Tensor, previous_BR: Tensor | None, balancing_bias_C: Tensor
@@ -171,7 +165,7 @@ class ModelStep:
         self.balancing_bias_C = balancing_bias_LC.unbind()
         self._rotary: tuple[RotaryTable, StepRotary] | None = None
 
-    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: int) -> Tensor:
+    def __call__(self, hidden_BD: Tensor, table: RotaryTable, position: int, slots: Slots) -> Tensor:
         """Embeddings to normed hidden states [B, D]."""
         if self._rotary is None or self._rotary[0] is not table:
             self._rotary = table, StepRotary(table, self.layers[0].config.head_dim)
@@ -179,7 +173,9 @@ class ModelStep:
         residual_BD: Tensor | None = None
         router_BR: Tensor | None = None
         for layer, bias_C in zip(self.layers, self.balancing_bias_C, strict=True):
-            hidden_BD, residual_BD, router_BR = layer(hidden_BD, residual_BD, router_BR, bias_C, rotary, position)
+            hidden_BD, residual_BD, router_BR = layer(
+                hidden_BD, residual_BD, router_BR, bias_C, rotary, position, slots
+            )
         return self.head_entry(hidden_BD, residual_BD)[0]
 
 

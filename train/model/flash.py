@@ -65,7 +65,7 @@ class FlashAttention:
         q_BSHP, k_BSJP, v_BSJP = (x.transpose(1, 2) for x in (q_BHSP, k_BJSP, v_BJSP))
         if bounds_N is None:
             return _output(self.whole(q_BSHP, k_BSJP, v_BSJP, **arguments)).flatten(2)
-        # The longest document is not known here without waiting for the device; the bound only sizes the launch.
+        # Documents may be shorter than a sequence: the bound only sizes the launch, and needs no wait.
         y_THP = _output(
             self.varlen(
                 *(x.flatten(0, 1) for x in (q_BSHP, k_BSJP, v_BSJP)),

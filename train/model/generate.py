@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.context.layout import fits
+from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.model.zaya import Zaya
 
 _PREFILL_TOKENS = 1024
@@ -23,13 +26,15 @@ def generate(
     seed: int = 0,
     eos_ids: Collection[int] = (),
     rope_base: float,
+    divided: DividedCache | None = None,
 ) -> Iterator[int]:
     """Return an iterator of the tokens that follow the prompt, each as soon as it is chosen.
 
     The model's weights must not change meanwhile. The logits are divided by `temperature` before their softmax
     (at 0 the largest is taken), and the token is drawn from the fewest most probable ones whose probabilities sum
     to at least `top_p`. One of `eos_ids` ends the text, and is yielded last. The same seed gives the same tokens
-    on the same kind of machine.
+    on the same kind of machine. Ranks that divide the cache make the text together: all of them call this with the
+    same arguments, and get the same tokens.
 
     Raises:
         ValueError: the prompt is empty, or a setting has no meaning.
@@ -42,12 +47,19 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
 
     def tokens() -> Iterator[int]:
-        cache = model.new_cache(room=len(prompt_ids) + min(max_new_tokens, 1024))
-        pieces = torch.tensor([list(prompt_ids)], device=device).split(_PREFILL_TOKENS, dim=1)
+        room = len(prompt_ids) + min(max_new_tokens, 1024)
+        cache = model.new_cache(room=-(-room // (divided.size if divided else 1)), divided=divided)
+        prompt_1S = torch.tensor([list(prompt_ids)], device=device)
+        pieces = prompt_1S.split(_PREFILL_TOKENS, dim=1)
+        if divided is not None and fits(model.config, len(prompt_ids), divided.size):
+            logits_11V = model.prefill(prompt_1S, cache, ContextParallel(divided.group), rope_base=rope_base)
+            pieces = ()
         for made in range(max_new_tokens):
             for piece_1S in pieces:
                 logits_11V = model.decode(piece_1S, cache, rope_base=rope_base, last_only=True)
             token = choose(logits_11V[0, 0], temperature, top_p, generator)
+            if divided is not None:
+                token = divided.same_everywhere(token)
             yield token
             if token in eos_ids or made + 1 == max_new_tokens:
                 return

@@ -10,18 +10,27 @@ A sequence is usually one stream: every token sees all before it. Two things cha
                   again at 0, so that each is computed as if it were alone.
 
 Both cost an attention mask [B, 1, S, S]; without them attention takes its causal path. For kernels that know
-documents (`flash.py`), and without padding, a list of the documents' bounds takes the mask's place: its length is
-asked of the device once per forward pass.
+documents (`flash.py`), and without padding, a list of the documents' bounds takes the mask's place. It is made
+where the tokens are read, on the host (`document_bounds`). Where it is not given, the host waits for the device
+once per forward pass, to learn how many documents there are.
+
+Where ranks share sequences (`train/context`), all of this is computed for whole sequences and each rank takes its
+part. Labels of tokens then take the mask's place: they are as long as the sequence.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from zslurm.train.context.attention import SequenceLabels
+from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.model.cache import Slots
 from zslurm.train.model.rope import RotaryTable, rotary_table
 
 
@@ -33,9 +42,13 @@ class Packing(NamedTuple):
     # Element j - 1 [B, S, 1]: whether the token j before is of the same document; None: sequences are not divided.
     linked: tuple[Tensor, ...] | None = None
     valid_BS1: Tensor | None = None  # false for padding; None where there is none
-    start: int = 0  # position of the first token; above 0 only when tokens before it are in a cache
+    slots: Slots | None = None  # of the cache that the tokens before are in
     # Instead of a mask: where each document begins among the B * S tokens, and their number, int32.
     bounds_N: Tensor | None = None
+    # Ranks that share the sequences. All above is then of this rank's tokens, rotary and linked with a halo of
+    # tokens before each chunk; instead of a mask there are labels.
+    context: ContextParallel | None = None
+    labels: SequenceLabels | None = None
 
 
 def pack(
@@ -47,25 +60,39 @@ def pack(
     dtype: torch.dtype,
     valid_BS: Tensor | None = None,
     document_BS: Tensor | None = None,
+    bounds_N: Tensor | None = None,
     by_bounds: bool = False,
+    context: ContextParallel | None = None,
 ) -> Packing:
     """Compute masks and angles of one forward pass over tokens at consecutive positions.
 
-    `reach` is how many tokens the convolutions and the value shift look back, `dtype` the format of the angles, at
-    least fp32. With `by_bounds`, and without padding, bounds of documents take the place of a mask.
+    `reach` is how many tokens the convolutions look back (the value shift one), `dtype` the format of the angles,
+    at least fp32. With `by_bounds`, and without padding, bounds of documents take the place of a mask: `bounds_N`,
+    which must be those of `document_BS`, or what the device finds where they are not given. With `context` what is
+    returned is this rank's part of it, see `Packing`.
     """
-    if valid_BS is None and document_BS is None:
+    if valid_BS is None and document_BS is None and context is None:
         return Packing(rotary_table(positions_S, rotary_dim, rope_base, dtype))
 
     linked, positions, segment_BS = None, positions_S, None
     if document_BS is not None:
         segment_BS = _segments(document_BS)
-        linked = tuple(_same_as_before(segment_BS, distance) for distance in range(1, reach + 1))
+        linked = tuple(_same_as_before(segment_BS, distance) for distance in range(1, max(1, reach) + 1))
         # Less the position of the first token of each token's document.
         positions = positions_S - torch.where(_starts(segment_BS), positions_S, 0).cummax(dim=1).values
+    if context is not None:
+        tokens = context.positions(len(positions_S), halo=reach, device=positions.device)
+        tokens = tokens.clamp_(0, len(positions_S) - 1)  # what is beyond is zero, or padding
+        return Packing(
+            rotary_table(positions.index_select(-1, tokens), rotary_dim, rope_base, dtype),
+            linked=linked and tuple(each.index_select(1, tokens) for each in linked),
+            valid_BS1=_local_valid(context, positions_S, valid_BS),
+            context=context,
+            labels=_labels(context, segment_BS, valid_BS),
+        )
     rotary = rotary_table(positions, rotary_dim, rope_base, dtype)
     if by_bounds and segment_BS is not None and valid_BS is None:
-        return Packing(rotary, linked=linked, bounds_N=_bounds(segment_BS))
+        return Packing(rotary, linked=linked, bounds_N=_bounds(segment_BS) if bounds_N is None else bounds_N)
 
     seen_BSS = positions_S.unsqueeze(1) >= positions_S
     if segment_BS is not None:
@@ -77,19 +104,22 @@ def pack(
     return Packing(rotary, seen_BSS.unsqueeze(1), linked, None if valid_BS is None else valid_BS.unsqueeze(-1))
 
 
-def pack_next(angles: RotaryTable, tokens: int, start: int) -> Packing:
+def pack_next(angles: RotaryTable, tokens: int, start: int, slots: Slots) -> Packing:
     """For `tokens` tokens that follow `start` others, which are in a cache; angles are those of all positions."""
-    rotary = RotaryTable(*(part[start : start + tokens] for part in angles))
-    if start == 0 or tokens == 1:
-        return Packing(rotary, start=start)
-    position_S = torch.arange(start + tokens, device=rotary.cos_SA.device)
-    return Packing(rotary, (position_S[start:, None] >= position_S)[None, None], start=start)
+    return Packing(RotaryTable(*(part[start : start + tokens] for part in angles)), slots=slots)
 
 
 def documents_of(tokens_BS: Tensor, end_token: int) -> Tensor:
     """Number the documents of each sequence, int64 [B, S]; an end token is the last of its document."""
     ends_BS = tokens_BS == end_token
     return ends_BS.cumsum(dim=1) - ends_BS.long()
+
+
+def document_bounds(tokens_BS: NDArray[np.integer[Any]], end_token: int) -> Tensor:
+    """Return, of tokens on the host, the `bounds_N` of the documents that `documents_of` numbers, on the host."""
+    is_start_BS = np.ones(tokens_BS.shape, np.bool_)
+    is_start_BS[:, 1:] = tokens_BS[:, :-1] == end_token
+    return torch.from_numpy(np.append(np.flatnonzero(is_start_BS), tokens_BS.size).astype(np.int32))
 
 
 def _segments(document_BS: Tensor) -> Tensor:
@@ -105,7 +135,10 @@ def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
 
 
 def _bounds(segment_BS: Tensor) -> Tensor:
-    """Where documents begin among all tokens, row by row, and the number of tokens: int32 [documents + 1]."""
+    """Return where documents begin among all tokens, row by row, and the number of tokens: int32 [documents + 1].
+
+    The host waits for the device.
+    """
     starts_N = _starts(segment_BS).flatten().nonzero().squeeze(1)
     return F.pad(starts_N, (0, 1), value=segment_BS.numel()).int()
 
@@ -115,3 +148,26 @@ def _starts(segment_BS: Tensor) -> Tensor:
     starts_BS = torch.ones_like(segment_BS, dtype=torch.bool)
     starts_BS[:, 1:] = segment_BS[:, 1:] != segment_BS[:, :-1]
     return starts_BS
+
+
+def _local_valid(context: ContextParallel, positions_S: Tensor, valid_BS: Tensor | None) -> Tensor | None:
+    """Return which of this rank's tokens are no padding, [B, S, 1] or for all sequences [1, S, 1]."""
+    if valid_BS is None:
+        if len(positions_S) % (2 * context.size) == 0:
+            return None
+        valid_BS = torch.ones_like(positions_S, dtype=torch.bool).unsqueeze(0)
+    return context.take(valid_BS, fill=False).unsqueeze(-1)
+
+
+def _labels(context: ContextParallel, segment_BS: Tensor | None, valid_BS: Tensor | None) -> SequenceLabels | None:
+    """Number the documents of this rank's tokens, and of every rank's as keys: there padding is none of them.
+
+    Nothing sees the padding of the last chunks, which comes after all other tokens.
+    """
+    if segment_BS is None:
+        if valid_BS is None:
+            return None
+        segment_BS = torch.zeros_like(valid_BS, dtype=torch.long)
+    keys_BS = segment_BS if valid_BS is None else segment_BS.where(valid_BS, -1)
+    every_rank = [context.take(keys_BS, fill=-1, rank=rank) for rank in range(context.size)]
+    return SequenceLabels(context.take(segment_BS), torch.stack(every_rank))

@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zslurm.train.config import ModelConfig
+from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.context.halos import last_tokens
+from zslurm.train.context.layout import check_chunks, reach
+from zslurm.train.context.tree_attention import DividedCache
 from zslurm.train.model.block import Layer, Stream
 from zslurm.train.model.cache import Cache
 from zslurm.train.model.decode_step import LayerStep, ModelStep
@@ -22,8 +26,7 @@ from zslurm.train.model.flash import FlashAttention, Kernels
 from zslurm.train.model.head import IGNORED_TARGET, HeadLoss, logits, summed_losses
 from zslurm.train.model.init import initial_balancing_bias, initial_tensor
 from zslurm.train.model.norm import StageEntry
-from zslurm.train.model.packing import pack, pack_next
-from zslurm.train.model.rope import RotaryTable
+from zslurm.train.model.packing import Packing, pack, pack_next
 from zslurm.train.shapes import tensor_table
 
 
@@ -88,22 +91,36 @@ class Zaya(nn.Module):
         rope_base: float,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        bounds_N: Tensor | None = None,
+        context: ContextParallel | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the model over whole sequences of token ids (int64), which start at position 0.
 
         In `targets_BS`, `head.IGNORED_TARGET` marks positions that do not count; `valid_BS` and `document_BS` mark
-        padding and documents, see `packing.py`.
+        padding and documents, see `packing.py`. With documents, a package's attention kernels take `bounds_N` as
+        it is, from `packing.document_bounds`; without it the host waits for the device. With `context`, several
+        ranks share the sequences: each gets them whole and returns its part, to be summed over the ranks (logits
+        are those of `context.positions`).
 
         Returns:
             logits [B, S, V] or, with targets, the summed cross-entropy in nats, in at least fp32; and
             counts_LC, how many of the B*S*K choices fell on each router class, int64. Padding is in neither
             loss nor counts.
+
+        Raises:
+            ConfigError: sequences are too short for the ranks that share them.
         """
         if targets_BS is None:
-            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
+            x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, bounds_N, context)
             return logits(x_BSD, self.embedding.weight), counts_LC
         losses, counts_LC = self.losses(
-            tokens_BS, targets_BS, rope_base=rope_base, valid_BS=valid_BS, document_BS=document_BS
+            tokens_BS,
+            targets_BS,
+            rope_base=rope_base,
+            valid_BS=valid_BS,
+            document_BS=document_BS,
+            bounds_N=bounds_N,
+            context=context,
         )
         return losses.objective, counts_LC
 
@@ -116,19 +133,27 @@ class Zaya(nn.Module):
         z_weight: float = 0.0,
         valid_BS: Tensor | None = None,
         document_BS: Tensor | None = None,
+        bounds_N: Tensor | None = None,
+        context: ContextParallel | None = None,
     ) -> tuple[HeadLoss, Tensor]:
         """As `forward` with targets, with a z-loss of weight `z_weight`; the loss in its parts, and counts_LC."""
-        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS)
+        x_BSD, counts_LC = self._hidden_states(tokens_BS, rope_base, valid_BS, document_BS, bounds_N, context)
         if valid_BS is not None:
             targets_BS = targets_BS.where(valid_BS, IGNORED_TARGET)
+        if context is not None:
+            targets_BS = context.take(targets_BS, fill=IGNORED_TARGET)
         flat_T = targets_BS.flatten()
         return summed_losses(x_BSD.flatten(0, 1), self.embedding.weight, flat_T, z_weight=z_weight), counts_LC
 
     @torch.inference_mode()
-    def new_cache(self, batch: int = 1, room: int = 256) -> Cache:
-        """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows)."""
+    def new_cache(self, batch: int = 1, room: int = 256, divided: DividedCache | None = None) -> Cache:
+        """An empty cache for `decode`, with room for `room` tokens of each of `batch` sequences (it grows).
+
+        Keys and values can be divided over ranks, which then decode the same tokens together.
+        """
         self._before(None)
-        cache = Cache(self.config, [layer.attention.new_cache(batch, room) for layer in self._layers()])
+        layers = [layer.attention.new_cache(batch, room) for layer in self._layers()]
+        cache = Cache(self.config, layers, divided)
         if self.embedding.weight.device.type == "cpu":
             pairs = zip(self._layers(), cache.layers, strict=True)
             steps = [LayerStep(layer, self.config, part) for layer, part in pairs]
@@ -142,18 +167,31 @@ class Zaya(nn.Module):
         [B, S, V], or with `last_only` those of the last token, [B, 1, V]. Any number of tokens at a time gives the
         same result. The cache must be made with the weights as they are now, and is advanced.
         """
-        length = tokens_BS.shape[1]
-        cache.reserve(length)
+        start, length = cache.length, tokens_BS.shape[1]
+        slots = cache.reserve(length)
         angles = cache.angles(rope_base, self._wide)
         if length == 1 and cache.step is not None:
-            x_BSD = cache.step(self.embedding(tokens_BS[:, 0]), angles, cache.length).unsqueeze(1)
+            x_BSD = cache.step(self.embedding(tokens_BS[:, 0]), angles, start, slots).unsqueeze(1)
         else:
-            x_BSD = self._decode_many(tokens_BS, cache, angles)
-        cache.length += length
+            x_BSD = self._decode_many(tokens_BS, cache, pack_next(angles, length, start, slots))
         return logits(x_BSD[:, -1:] if last_only else x_BSD, self.embedding.weight)
 
-    def _decode_many(self, tokens_BS: Tensor, cache: Cache, angles: RotaryTable) -> Tensor:
-        packing = pack_next(angles, tokens_BS.shape[1], cache.length)
+    @torch.inference_mode()
+    def prefill(self, tokens_BS: Tensor, cache: Cache, context: ContextParallel, *, rope_base: float) -> Tensor:
+        """Fill an empty cache, which the ranks of `context` divide, with whole sequences, each rank with its part.
+
+        Returns:
+            logits of the last token, [B, 1, V], on every rank.
+
+        Raises:
+            ConfigError: sequences are too short for the ranks that share them.
+        """
+        assert cache.length == 0
+        length = tokens_BS.shape[1]
+        x_BSD, _ = self._hidden_states(tokens_BS, rope_base, None, None, None, context, cache)
+        return logits(last_tokens(context, x_BSD, length, 1), self.embedding.weight)
+
+    def _decode_many(self, tokens_BS: Tensor, cache: Cache, packing: Packing) -> Tensor:
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         for layer, bias_C, part in zip(self._layers(), self.balancing_bias, cache.layers, strict=True):
             stream, _ = layer(stream, packing, bias_C, part)
@@ -169,18 +207,33 @@ class Zaya(nn.Module):
         return torch.promote_types(self.embedding.weight.dtype, torch.float32)
 
     def _hidden_states(
-        self, tokens_BS: Tensor, rope_base: float, valid_BS: Tensor | None, document_BS: Tensor | None
+        self,
+        tokens_BS: Tensor,
+        rope_base: float,
+        valid_BS: Tensor | None,
+        document_BS: Tensor | None,
+        bounds_N: Tensor | None,
+        context: ContextParallel | None,
+        cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor]:
+        if context is not None:
+            check_chunks(self.config, tokens_BS.shape[1], context.size)
         packing = pack(
             torch.arange(tokens_BS.shape[1], device=tokens_BS.device),
             rotary_dim=self.config.rotary_dim,
             rope_base=rope_base,
-            reach=max(1, sum(self.config.conv_widths) - 2),
+            reach=reach(self.config),
             dtype=self._wide,
             valid_BS=valid_BS,
             document_BS=document_BS,
+            bounds_N=bounds_N,
             by_bounds=self._by_bounds,
+            context=context,
         )
+        if context is not None:
+            if cache is not None:
+                packing = packing._replace(slots=cache.fill(tokens_BS.shape[1], context))
+            tokens_BS = context.take(tokens_BS)
         self._before("embedding")
         stream = Stream(hidden_BSD=self.embedding(tokens_BS), residual_BSD=None, router_TR=None)
         counts: list[Tensor] = []
@@ -191,7 +244,7 @@ class Zaya(nn.Module):
                     layer, stream, packing, bias_C, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                stream, counts_C = layer(stream, packing, bias_C)
+                stream, counts_C = layer(stream, packing, bias_C, cache and cache.layers[number])
             counts.append(counts_C)
         x_BSD, _ = self.head_entry(stream.hidden_BSD, stream.residual_BSD)
         return x_BSD, torch.stack(counts)

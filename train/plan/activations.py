@@ -39,6 +39,7 @@ from dataclasses import dataclass
 
 from zslurm.kernels.matmul_limits import fewest_copied_terms
 from zslurm.train.config import ModelConfig, TrainConfig
+from zslurm.train.context.layout import check_chunks, chunk_tokens
 from zslurm.train.parallel.memory import ITEMSIZE
 from zslurm.train.phases import PhaseConfig
 
@@ -130,7 +131,11 @@ def product_sums(elements: int, itemsize: int) -> int:
 def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) -> MicrobatchMemory:
     """Return the bytes of forward and backward of a microbatch of `phase`, with the kernels of CPUs or GPUs."""
     model, narrow = config.model, ITEMSIZE[config.parallel.dtype]
-    sizes = _Sizes(model, phase.micro_batch, phase.context, narrow, config.data.isolate_documents, on_cpu)
+    local = phase.context
+    if phase.context_parallel > 1:
+        check_chunks(model, phase.context, phase.context_parallel)
+        local = 2 * chunk_tokens(phase.context, phase.context_parallel)
+    sizes = _Sizes(model, phase.micro_batch, local, narrow, config.data.isolate_documents, on_cpu)
     layer = _layer(sizes)
     layers, again = model.layers * layer, 0
     into_head = 2 * sizes.stream + sizes.wide_stream  # the last hidden state, x, and the stream

@@ -11,8 +11,8 @@ For n bytes on N nodes of L ranks, W = N L, each rank sends
     reduce-scatter,   two levels   n (L-1)/L inside, then n/L (N-1)/N along its rail, in rings
     all-gather        flat         n (W-1)/W in one ring; 1/L of it leaves the node, along one rail, as in RCCL
     exchange of       two levels   s (L-1)/L to the rail of the owner, then s (N-1)/N along it, where s is what the
-    matrices                       rank holds: N - 1 + L - 1 messages
-                      flat         s/W to each, so s (N-1)(L-1)/W off-rail: W - 1 messages
+    matrices                       rank holds: at most N - 1 + L - 1 messages
+                      flat         s/W to each in the mean, so s (N-1)(L-1)/W off-rail: at most W - 1 messages
 
 Time is latency plus bytes over bandwidth. A ring of n ranks has n - 1 hops, one after the other; a message is one.
 Two levels are one after the other; a flat ring keeps links and NICs busy at once, so that the slower one counts.
@@ -20,7 +20,8 @@ Two levels are one after the other; a flat ring keeps links and NICs busy at onc
 mean hop of a ring over nodes of eight is then 3.9 us. Nothing of this was measured on MI300X.
 
 The size of a bucket follows from the model: the smallest one with which at most a tenth of the predicted time of a
-step's communication is latency. Larger ones gain nothing and are finished later.
+step's communication is latency. Larger ones gain nothing and are finished later. Where that would be fewer than
+FEWEST_BUCKETS (flat collectives on many nodes), it is so many, since a single one would hide under nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zslurm.train.config import ModelConfig, TrainConfig
+from zslurm.train.config import TrainConfig
+from zslurm.train.context.bytes import Attention, choose_attention, context_bytes
 from zslurm.train.parallel.memory import ITEMSIZE
 from zslurm.train.phases import PhaseConfig
 from zslurm.train.shapes import owned_table
@@ -38,6 +40,9 @@ LATENCY_SHARE = 0.1
 
 SMALLEST_BUCKET = 64 << 20
 """Bytes; a smaller message does not reach the bandwidths that the model assumes."""
+
+FEWEST_BUCKETS = 4
+"""Buckets, if matrices have so many times SMALLEST_BUCKET: what is not the last one can run under backward."""
 
 _MIB = 1 << 20
 
@@ -71,13 +76,16 @@ class Group:
 
     @classmethod
     def of(cls, ranks: int, local: int, collectives: str) -> Group:
-        """Return the group of a run, `local` of its ranks on each node, by `parallel.collectives`."""
+        """Return the group of a run, `local` of its ranks on each node, by `parallel.collectives`.
+
+        A run for a rails-only network has `two_level` there when it is resolved; what is still `auto` is flat.
+        """
         if ranks <= local:
             return cls(1, ranks, False)
         nodes, rest = divmod(ranks, local)
         if rest or local == 1:
             return cls(ranks, 1, False)
-        return cls(nodes, local, collectives != "flat")
+        return cls(nodes, local, nodes > 1 and collectives == "two_level")
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,7 @@ def automatic_bucket_bytes(
 ) -> float:
     """Return the smallest bucket with which latency is at most LATENCY_SHARE of the communication of a step.
 
-    Never less than SMALLEST_BUCKET. Where no bucket is large enough, all matrices are one.
+    Never less than SMALLEST_BUCKET, and never more than a part in FEWEST_BUCKETS.
 
     Args:
         nodes: how many there are.
@@ -278,7 +286,7 @@ def automatic_bucket_bytes(
     fixed_s = 2 * exchanged.latency_s + 2 * hops_s  # of both flat collectives
     room_s = LATENCY_SHARE / (1 - LATENCY_SHARE) * transfer_s - fixed_s
     count = math.floor(room_s / (2 * hops_s)) if hops_s else math.inf  # one rank reduces nothing
-    even = gradient_bytes / max(1, count)
+    even = gradient_bytes / max(FEWEST_BUCKETS, count)
     return max(SMALLEST_BUCKET, (even // _MIB + 2) * _MIB)  # buckets are cut down to whole elements of all ranks
 
 
@@ -292,42 +300,33 @@ def _sizes(config: TrainConfig) -> tuple[int, int, int, int]:
     return matrices, sum(row.numel for row in table) - matrices, gradient, weight
 
 
-def kv_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the bytes of one token's keys and values in one layer."""
-    return 2 * model.kv_heads * model.head_dim * itemsize
-
-
-def full_kv_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the same for attention that compresses nothing: as many channels of each as the stream has."""
-    return 2 * model.hidden_size * itemsize
-
-
-def halo_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Return the bytes that follow a chunk of a sequence to the owner of the next one, in one layer.
-
-    They are the last inputs of the convolutions, and the delayed half of the values of the last token.
-    """
-    channels = (model.query_heads + model.kv_heads) * model.head_dim
-    return (sum(model.conv_widths) - 2) * channels * itemsize + model.kv_heads * model.head_dim // 2 * itemsize
-
-
 def context_traffic(
     config: TrainConfig, phase: PhaseConfig, sequences: int, links: Links | None = None
 ) -> Traffic:
     """Return what one rank sends to the others of its context group in a step, in which it has so many sequences.
 
-    In each layer and for each sequence, forward brings every rank the keys and values of the others' tokens, and
-    backward brings their gradients back; a ring takes the keys and values round once more for that. Latency is
-    that of c - 1 hops, once for each microbatch, layer and direction.
+    The bytes are those of `train.context.bytes`, for all layers and microbatches. An all-gather or reduce-scatter
+    uses the links to all ranks of the group, a step of the ring one. Latency is that of c - 1 hops for keys and
+    values and of one for the halos, in each layer and microbatch, and in backward of c - 1 more for the gradients.
     """
-    size = phase.context_parallel
+    size, model = phase.context_parallel, config.model
     if size == 1:
         return Traffic()
-    links = links or Links()
+    links, itemsize = links or Links(), ITEMSIZE[config.parallel.dtype]
+    attention = context_attention(config, phase)
+    sent = context_bytes(model, phase.context, sequences, size, attention, itemsize)
+    forwards = 2 if config.parallel.recompute else 1
+    inside = model.layers * (forwards * sent.forward + sent.backward)
+    hops = (forwards + 2) * (size - 1) + forwards + 1
+    messages = model.layers * math.ceil(sequences / phase.micro_batch) * hops
+    rate = links.link_rate if attention == "ring" else links.inside_rate(size)
+    return Traffic(inside, 0.0, 0.0, messages, messages * links.inside_hop_s, inside / rate)
+
+
+def context_attention(config: TrainConfig, phase: PhaseConfig) -> Attention:
+    """Return how keys and values reach the other ranks of a context group in a phase."""
+    wanted = config.parallel.context_attention
+    if wanted != "auto":
+        return wanted
     itemsize = ITEMSIZE[config.parallel.dtype]
-    once = sequences * phase.context * kv_bytes(config.model, itemsize) * (size - 1) / size
-    passes = 3 if config.parallel.context_attention == "ring" else 2
-    halos = 2 * 2 * sequences * halo_bytes(config.model, itemsize)  # two chunks, forward and backward
-    inside = config.model.layers * (passes * once + halos)
-    messages = config.model.layers * math.ceil(sequences / phase.micro_batch) * passes * (size - 1)
-    return Traffic(inside, 0.0, 0.0, messages, messages * links.inside_hop_s, inside / links.inside_rate(size))
+    return choose_attention(config.model, phase.context, phase.micro_batch, phase.context_parallel, itemsize)

@@ -28,6 +28,7 @@ from zslurm.train.shapes import owned_table
 
 _EXACT = 8  # bytes of an element in fp64
 _COPY = "copy for a checkpoint"
+_BOTH_PASSES = "forward and backward"
 _LATER = (
     "exchange of matrices",
     "staging",
@@ -44,15 +45,25 @@ class MemoryPlan:
     ranks: int  # data-parallel ranks of the run
     resident: dict[str, int]  # what lives as long as the run, by name
     moments: dict[str, int]  # what comes on top of that at one time, by name
-    microbatch: MicrobatchMemory  # forward and backward, of the phase that needs most
+    microbatches: tuple[MicrobatchMemory, ...]  # forward and backward, of each phase
     staging: int  # memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`
     matrices: int  # matrices that one rank each owns whole; 0 if AdamW trains everything
     balance: Balance  # how evenly these are divided
 
     @property
+    def microbatch(self) -> MicrobatchMemory:
+        """Return that of the phase that needs most."""
+        return max(self.microbatches, key=lambda memory: memory.peak)
+
+    @property
     def peak(self) -> int:
         """Return the largest sum of what is allocated at one time."""
         return sum(self.resident.values()) + self.moments[self.peak_moment]
+
+    def peak_in(self, phase: int) -> int:
+        """Return the peak of a run that had this phase only."""
+        moments = self.moments | {_BOTH_PASSES: self.microbatches[phase].peak}
+        return sum(self.resident.values()) + max(moments.values())
 
     @property
     def peak_moment(self) -> str:
@@ -84,14 +95,11 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
     if on_cpu and config.checkpoint.background:
         resident[_COPY] = copy
     itemsize = ITEMSIZE[config.parallel.dtype]
-    microbatch = max(
-        (microbatch_memory(config, phase, on_cpu=on_cpu) for phase in config.phases),
-        key=lambda memory: memory.peak,
-    )
+    microbatches = tuple(microbatch_memory(config, phase, on_cpu=on_cpu) for phase in config.phases)
     later = sum(resident.get(name, 0) for name in _LATER)
     moments = {
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
-        "forward and backward": microbatch.peak,
+        _BOTH_PASSES: max(microbatch.peak for microbatch in microbatches),
         # A value and its square; an fp64 gradient is its own value.
         "clipping": min(layout.chunk(rank), NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
         "Muon": _muon(config, layout, rank, on_cpu=on_cpu),
@@ -100,7 +108,7 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
         ranks=ranks,
         resident=resident,
         moments=moments,
-        microbatch=microbatch,
+        microbatches=microbatches,
         staging=0 if on_cpu else copy,
         matrices=sum(row.whole for row in table),
         balance=layout.balance(),

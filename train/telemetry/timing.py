@@ -44,9 +44,12 @@ _OWN_PARTS = (Part.DATA, Part.FORWARD, Part.BACKWARD)
 """What a rank does by itself; in the other parts it also waits for its peers."""
 
 
-def work_time_ns(split: Mapping[Part, float], microbatches: int) -> int:
-    """Return the nanoseconds of a rank's own work for each of its microbatches in a step."""
-    return round(1e9 * sum(split[part] for part in _OWN_PARTS) / max(1, microbatches))
+def work_time_ns(split: Mapping[Part, float], microbatches: float) -> int:
+    """Return the nanoseconds of a rank's own work for each of its microbatches in a step.
+
+    Of a part of a microbatch only the fraction counts, so that ranks with unlike shares compare.
+    """
+    return round(1e9 * sum(split[part] for part in _OWN_PARTS) / (microbatches or 1))
 
 
 class StepClock:

@@ -137,6 +137,27 @@ class History:
     exclusions: tuple[Exclusion, ...] = ()
     starts: tuple[float, ...] = ()
     """When each attempt was started, UNIX seconds."""
+    waits: tuple[float, ...] = ()
+    """Seconds between each requeue and the start of the next attempt."""
+
+
+@dataclass(frozen=True)
+class WorkLeft:
+    """What is left to train, as far as it matters for the number of nodes.
+
+    Attributes:
+        batch: sequences of an optimizer step, in the phase that the newest checkpoint is in.
+        micro_batch: sequences of a microbatch of it.
+        ranks_per_node: data-parallel ranks of a node in it: context groups, where ranks share sequences.
+        job_s: seconds until the job's time limit; None where it has none, or it is not known.
+        training_s: seconds of the steps that are left, as fast as the last ones were; None before the first.
+    """
+
+    batch: int
+    micro_batch: int
+    ranks_per_node: int
+    job_s: float | None = None
+    training_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +175,7 @@ class Resources:
             that were excluded before; None where Slurm does not report it.
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
+        work: what is left to train; None where it is not known, or does not matter: the run may not shrink.
     """
 
     nodes: tuple[str, ...]
@@ -164,6 +186,7 @@ class Resources:
     elsewhere: int | None = None
     demanded: frozenset[str] = frozenset()
     asked: int | None = None
+    work: WorkLeft | None = None
 
     def fields(self) -> dict[str, Any]:
         """As a field of an event."""
@@ -237,6 +260,9 @@ class Decision:
         test_gpu: (node, GPU or rank) to be tested first, because NaN came from it again and again.
             Where it fails, decide again with a fault `gpu_test_failed` more; where it passes, do as decided here.
         wait_s: seconds to wait before the next start; None: none.
+        step_time_ratio: a step's time on fewer nodes, as a multiple of that on those that a requeue would get;
+            None where these were not weighed.
+        expected_wait_s: seconds of the wait for a requeue's nodes, where these were weighed.
     """
 
     action: Action
@@ -247,6 +273,8 @@ class Decision:
     n_nodes: int | None = None
     test_gpu: tuple[str, str] | None = None
     wait_s: float | None = None
+    step_time_ratio: float | None = None
+    expected_wait_s: float | None = None
 
     def fields(self) -> dict[str, Any]:
         """As fields of an event."""

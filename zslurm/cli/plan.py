@@ -40,17 +40,24 @@ def memory(
     """
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     on_cpu, recompute = trains_on_cpus(spec), spec.parallel.recompute
+    names = [phase.name for phase in spec.phases]
     counts = dict.fromkeys(dp or [spec.world_size])
     with as_user_errors():
         plans, others = (
-            [plan_memory(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in counts]
+            [_plan(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in counts]
             for value in (recompute, not recompute)
         )
     if json:
-        print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": [*map(_facts, plans)]})
+        print_json(
+            {
+                "device": "cpu" if on_cpu else "gpu",
+                "recompute": recompute,
+                "plans": [_facts(plan, names) for plan in plans],
+            }
+        )
         return
     rows = [
-        *_memory_rows(plans),
+        *_memory_rows(plans, names),
         [f"  {'without' if recompute else 'with'} recompute", *(show_bytes(plan.peak) for plan in others)],
         ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
     ]
@@ -68,7 +75,11 @@ def _with_recompute(spec: RunSpec, value: bool) -> RunSpec:
     return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": value})})
 
 
-def _facts(plan: MemoryPlan) -> dict[str, Any]:
+def _plan(spec: RunSpec, ranks: int, *, on_cpu: bool) -> MemoryPlan:
+    return plan_memory(spec, ranks, on_cpu=on_cpu, local=spec.ranks_per_node)
+
+
+def _facts(plan: MemoryPlan, names: list[str]) -> dict[str, Any]:
     balance = plan.balance
     return {
         "ranks": plan.ranks,
@@ -77,13 +88,17 @@ def _facts(plan: MemoryPlan) -> dict[str, Any]:
         "resident_bytes": plan.resident,
         "moment_bytes": plan.moments,
         "microbatch_bytes": asdict(plan.microbatch),
+        "phases": [
+            {"name": name, "peak_bytes": plan.peak_in(index), "microbatch_bytes": asdict(plan.microbatches[index])}
+            for index, name in enumerate(names)
+        ],
         "host_staging_bytes": plan.staging,
         "matrices": plan.matrices,
         "packing": {**asdict(balance), "idle_share": round(plan.idle_share, 6)},
     }
 
 
-def _memory_rows(plans: list[MemoryPlan]) -> list[list[str]]:
+def _memory_rows(plans: list[MemoryPlan], names: list[str]) -> list[list[str]]:
     """Return what is allocated throughout, the moments, and their sum."""
 
     def row(name: str, values: list[int]) -> list[str]:
@@ -93,6 +108,8 @@ def _memory_rows(plans: list[MemoryPlan]) -> list[list[str]]:
     for name in plans[0].moments:
         rows.append(row(f"+ {name}", [plan.moments[name] for plan in plans]))
         if name == "forward and backward":
+            for index, phase in enumerate(names if len(names) > 1 else ()):
+                rows.append(row(f"    of phase {phase}", [plan.microbatches[index].peak for plan in plans]))
             rows.append(row("    kept of all layers", [plan.microbatch.layers for plan in plans]))
             rows.append(row("    logits of a chunk", [plan.microbatch.logits for plan in plans]))
     return [*rows, row("= peak", [plan.peak for plan in plans])]

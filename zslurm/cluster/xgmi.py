@@ -19,8 +19,7 @@ _MESH = re.compile(r"(^|[^a-z0-9])mi3[02][05]x", re.IGNORECASE)
 
 def group_cost(cluster: ClusterSection, ranks: int) -> str | None:
     """Return in one line what a group of `ranks` GPUs of a node costs; None where it costs nothing."""
-    name = cluster.gpu_family or cluster.gpu_type or ""
-    if not _MESH.search(name) or ranks in (1, GPUS) or not 0 < ranks < GPUS:
+    if not _is_mesh(cluster) or not 1 < ranks < GPUS:
         return None
     part, whole = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S
     return (
@@ -28,3 +27,19 @@ def group_cost(cluster: ClusterSection, ranks: int) -> str | None:
         f"{part} GB/s for {ranks} against {whole} GB/s for all {GPUS}, {whole / part:.1f} times as much; "
         f"use {GPUS} ranks per node, or 1"
     )
+
+
+def context_cost(cluster: ClusterSection, key: str, ranks: int) -> str | None:
+    """Return in one line why a context group of a whole node is better than one of `ranks`; None for 1 or 8."""
+    if not _is_mesh(cluster) or not 1 < ranks < GPUS:
+        return None
+    part, whole, factor = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S, ranks / GPUS
+    return (
+        f"{key} ({ranks}): xGMI gives {ranks} GPUs {part} GB/s each and {GPUS} GPUs {whole} GB/s; {GPUS} is "
+        f"advised: keys and values of a sequence then take {factor:g} times as long, its activations {factor:g} "
+        "times the memory, and fewer data-parallel ranks divide the batch, so that a lost node costs less"
+    )
+
+
+def _is_mesh(cluster: ClusterSection) -> bool:
+    return bool(_MESH.search(cluster.gpu_family or cluster.gpu_type or ""))

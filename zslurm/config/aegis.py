@@ -137,8 +137,13 @@ class AegisSection(Section):
     exclude_for_s: Positive = Field(7 * 86400.0, description="seconds after which an exclusion expires")
     min_nodes: Count | None = Field(
         None,
-        description="fewest nodes to continue with, at the same global batch, where no spare is left; "
-        "default: as many as the run has, so the job is requeued",
+        description="fewest nodes to continue with, at the same global batch, where no spare is left and a wait "
+        "for another node would cost more; default: as many as the run has, so the job is requeued",
+    )
+    expected_wait_s: Positive | None = Field(
+        None,
+        description="seconds that a requeued job is expected to wait for its nodes, against which fewer nodes "
+        "(min_nodes) are weighed; default: the median of the run's own waits, an hour before its first",
     )
     gpu_oom: Literal["stop", "retry"] = Field("stop", description="what to do when a GPU runs out of memory")
     nan_repeats: Annotated[int, Field(ge=2)] = Field(

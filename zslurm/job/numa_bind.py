@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_text
 from zslurm.hardware.gpus import read_gpus
 from zslurm.hardware.sysfs import sysroot
 from zslurm.slurm.hostlist import expand_ranges
+
+if TYPE_CHECKING:  # every rank imports this module, and none needs the models of the configuration for it
+    from zslurm.config.spec import RunSpec
 
 VARIABLE = "ZSLURM_NUMA_BIND"
 """Environment variable of the ranks: `auto`, or the NUMA node of each GPU (`0,0,0,0,1,1,1,1`)."""

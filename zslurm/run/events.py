@@ -353,6 +353,8 @@ class Decided(Event, name="decision", changes_state=True):
     n_nodes: int | None = None
     test_gpu: list[str] | None = None
     wait_s: float | None = None
+    step_time_ratio: float | None = None
+    expected_wait_s: float | None = None
     committed_step: int | None = None
     attempt_state: dict[str, Any] | None = None
     resources: dict[str, Any] | None = None

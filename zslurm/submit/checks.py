@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
 from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.lint import lint, overridden
-from zslurm.cluster.xgmi import group_cost
+from zslurm.cluster.xgmi import GPUS, context_cost, group_cost
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.hardware.sysfs import sysroot
@@ -20,6 +20,7 @@ from zslurm.slurm.jobs import time_limit
 from zslurm.submit.continuation import refuse_completed
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
+from zslurm.train.context.layout import check_phases
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
@@ -76,11 +77,13 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
     A run that is continued without having a checkpoint starts anew.
 
     Raises:
-        ConfigError: a batch has fewer sequences than there are ranks; steps that are done would move; the
-            weights to start from cannot be read, or are of another model or tokenizer.
+        ConfigError: a phase's sequences cannot be divided over its context_parallel ranks, or these have no place
+            in a node; a batch has fewer sequences than there are data-parallel ranks; steps that are done would
+            move; the weights to start from cannot be read, or are of another model or tokenizer.
     """
     with _as_config_error():
-        notes = check_ranks(spec.phases, spec.world_size)
+        notes = check_ranks(spec.phases, spec.world_size, spec.ranks_per_node)
+        check_phases(spec.model, spec.phases)
         saved = list_checkpoints(continues.checkpoints) if continues is not None else []
         newest = next((found.path for found in saved if found.complete), None)
         if newest is not None:
@@ -111,8 +114,20 @@ def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> li
             "each rank gets 1 core, which starves its GPU: set cluster.cpus_per_node in the profile "
             "(`zslurm init` does), or slurm.cpus_per_task"
         )
-    cost = group_cost(cluster, spec.ranks_per_node) if spec.parallel.device != "cpu" else None
-    return [*notes, *([cost] if cost is not None else []), *_lint_environment(spec)]
+    return [*notes, *_xgmi_costs(spec), *_lint_environment(spec)]
+
+
+def _xgmi_costs(spec: RunSpec) -> list[str]:
+    """Return what groups of some of a node's GPUs cost, a line each; ranks on CPUs have none."""
+    if spec.parallel.device == "cpu":
+        return []
+    costs = [group_cost(spec.cluster, spec.ranks_per_node)]
+    if spec.ranks_per_node == GPUS:  # else that line has it
+        costs += [
+            context_cost(spec.cluster, f"phases[{index}].context_parallel", phase.context_parallel)
+            for index, phase in enumerate(spec.phases)
+        ]
+    return [cost for cost in costs if cost is not None]
 
 
 def _lint_environment(spec: RunSpec) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -27,15 +27,16 @@ from zslurm.run.identity import forget_original, location
 from zslurm.run.run_dir import RunDir, not_writable
 from zslurm.run.secrets import read_secrets, without_secrets, write_secrets
 from zslurm.run.state import recorded_job
-from zslurm.submit.checks import check_before_submission, check_data, notes_on
 from zslurm.submit.code_version import code_version
 from zslurm.submit.continuation import check_continues, refuse_active
-from zslurm.submit.script.render import JobScript, render
 from zslurm.submit.submit_lock import submit_lock
-from zslurm.train.data.order import DataOrder
 from zslurm.train.jsonl import JsonLinesWriter
 
-Launch = Callable[[JobScript, RunDir], tuple[str, dict[str, Any]]]
+if TYPE_CHECKING:  # cancel, hold and exec need this file too, and neither numpy nor h5py nor jinja2
+    from zslurm.submit.script.render import JobScript
+    from zslurm.train.data.order import DataOrder
+
+Launch = Callable[["JobScript", RunDir], tuple[str, dict[str, Any]]]
 """Starts a script: returns a job id, and the process that holds a local run."""
 
 
@@ -82,6 +83,8 @@ def prepare(spec: RunSpec, *, new: bool = False) -> Prepared:
     Raises:
         ConfigError, NotFound: see `check_before_submission`.
     """
+    from zslurm.submit.checks import check_before_submission
+
     run = run_dir_of(spec)
     return Prepared(spec, run, check_before_submission(spec, run, start_over=new), start_over=new)
 
@@ -99,6 +102,8 @@ def submit_prepared(prepared: Prepared) -> Submission:
         RunActive: the run is active.
         SlurmUnavailable, SlurmRefused: from the launcher.
     """
+    from zslurm.submit.checks import check_data, notes_on
+
     spec, run = prepared.spec, prepared.run
     # What can be found wrong is found before anything is written or moved.
     order = check_data(spec)
@@ -188,6 +193,8 @@ def _launcher(spec: RunSpec) -> Launch:
 
 def _queue_successor(launch: Launch, spec: RunSpec, run: RunDir, job_id: str) -> str:
     """Queue the job that continues the run where this one ends early; returns a note on it."""
+    from zslurm.submit.script.render import render
+
     try:
         successor, _ = launch(render(successor_spec(spec, job_id), run), run)
     except ZslurmError as error:

@@ -123,6 +123,16 @@ def test_starts_count_from_the_last_end() -> None:
     assert starts_since(past, NOW - 10) == 1
 
 
+def test_waits_are_from_a_requeue_to_the_next_start_of_the_same_job() -> None:
+    recorder = Recorder().failed("node_dead", "requeue").event("requeued", excluded="node1")
+    recorder.clock += 98.0
+    recorder.started().failed("rank_killed").event("requeued").event("run_ended").started()
+    assert history_of(recorder.rows).waits == (99.0, 2.0)
+    recorder.event("requeued")
+    recorder.rows[-1]["job_id"] = "16"
+    assert history_of(recorder.started().rows).waits == (99.0, 2.0), "it was submitted again"
+
+
 def test_roots_on_a_node() -> None:
     mine, other = fault("rank_killed"), fault("rank_killed", "node2")
     past = History((incident(mine), incident(other), incident(None), incident(mine, ago=500.0)))

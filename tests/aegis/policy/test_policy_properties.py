@@ -14,7 +14,7 @@ from zslurm.aegis.fault_kinds import FAULT_KINDS
 from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.policy import MOST_REFUSALS, alarm, decide
 from zslurm.aegis.root_cause import without_overcome
-from zslurm.aegis.types import AttemptState, Decision, Exclusion, Fault, History, Incident, Resources
+from zslurm.aegis.types import AttemptState, Decision, Exclusion, Fault, History, Incident, Resources, WorkLeft
 
 ALL_NODES = (*NODES, "node4", "node5")
 SETTINGS = st.builds(
@@ -50,6 +50,7 @@ HISTORIES = st.builds(
     ),
     st.lists(st.floats(0, 7000), max_size=14).map(lambda ago: tuple(NOW - each for each in sorted(ago)[::-1])),
 )
+SECONDS = st.none() | st.floats(0, 1e5)
 RESOURCES = st.builds(
     Resources,
     st.sets(st.sampled_from(ALL_NODES)).map(lambda nodes: tuple(sorted(nodes))),
@@ -60,6 +61,7 @@ RESOURCES = st.builds(
     elsewhere=st.none() | st.integers(0, 8),
     demanded=st.sampled_from([frozenset(), frozenset({"node1"})]),
     asked=st.none() | st.integers(3, 6),
+    work=st.none() | st.builds(WorkLeft, st.integers(1, 20), st.just(1), st.integers(1, 2), SECONDS, SECONDS),
 )
 ATTEMPT_STATES = st.builds(
     lambda faults, **more: attempt_state(*faults, **more),
@@ -89,6 +91,9 @@ def test_a_decision_can_be_carried_out(now: AttemptState, past: History, there: 
     if decision.action == "shrink":
         assert says.min_nodes is not None
         assert says.min_nodes <= len(decision.nodes) < there.needed
+    if decision.step_time_ratio is not None:
+        assert decision.action in ("shrink", "requeue")
+        assert decision.expected_wait_s is not None
     if decision.action == "requeue":
         assert there.can_requeue
         assert not set(decision.exclude) & there.demanded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.aegis.attempts import NODES, NOW, SETTINGS, settings
 from tests.aegis.recorded import Recorder, there
 from zslurm.aegis.policy.replay import Replayed, replay, resources_in
-from zslurm.aegis.types import AttemptState, Resources
+from zslurm.aegis.types import AttemptState, Resources, WorkLeft
 
 
 def only(recorder: Recorder, **says: Any) -> Replayed:
@@ -93,7 +94,8 @@ def test_an_attempt_that_still_runs_is_not_assessed() -> None:
 
 def test_what_there_was_comes_back_from_json() -> None:
     one = Resources(("a",), ("a", "b"), 2, demanded=frozenset({"b"}), elsewhere=3, asked=4)
-    assert resources_in(json.loads(json.dumps(one.fields()))) == one
+    for each in (one, replace(one, work=WorkLeft(6, 2, 8, job_s=60, training_s=1.5))):
+        assert resources_in(json.loads(json.dumps(each.fields()))) == each
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -80,6 +82,25 @@ def test_a_prompt_from_stdin_is_the_same_prompt(zslurm: Zslurm, monkeypatch: pyt
     assert zslurm.ok("generate", "first", "--prompt", "-", "-n", "5").stdout == given
 
 
+def test_ranks_that_divide_the_cache_make_the_same_text(zslurm: Zslurm) -> None:
+    arguments = ["generate", "first", "--prompt", PROMPT, "-n", "8", "--temperature", "0.8", "--json"]
+    alone, shared = (zslurm.ok(*arguments, "--ranks", ranks).json for ranks in "12")
+    assert shared["tokens"] == alone["tokens"]
+
+
+def test_a_rank_that_fails_is_reported_and_the_others_are_ended(zslurm: Zslurm, run: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "checkpoint"
+    shutil.copytree(run / "checkpoints" / "step-00000080", damaged)
+    for shard in damaged.glob("*.safetensors"):
+        os.truncate(shard, shard.stat().st_size - 8)
+    files = run.parent.parent / "data" / "tokenizer.json"
+    of_a_run = ["--tokenizer", str(files), "--rope-base", "5000", "--context", "64"]
+    done = zslurm("generate", damaged, "--prompt", PROMPT, "--ranks", "2", *of_a_run)
+    assert done.code != 0
+    assert "Traceback" not in done.stderr
+    assert "shard" in done.stderr
+
+
 def test_draws_depend_on_the_seed_alone(zslurm: Zslurm) -> None:
     def drawn(seed: int, **options: float) -> str:
         given = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
@@ -106,6 +127,8 @@ def test_it_ends_with_the_context(zslurm: Zslurm) -> None:
         (["first", "--prompt", "a", "--temperature", "-1"], 2, "temperature"),
         (["first", "--prompt", "a", "--temperature", "nan"], 2, "temperature"),
         (["first", "--prompt", "a", "--top-p", "1.5"], 2, "top-p"),
+        (["first", "--prompt", "a", "--ranks", "0"], 2, "--ranks"),
+        (["first", "--prompt", "a", "--ranks", "2", "--device", "cuda"], 2, "for --ranks 2"),
         (["first", "--prompt", "a", "--top-p", "0"], 2, "top-p"),
         (["first", "--prompt", "a", "--tokenizer", "/dev/null"], 2, "tokenizer"),
         (["nobody", "--prompt", "a"], 3, "nobody"),

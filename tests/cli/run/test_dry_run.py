@@ -12,6 +12,8 @@ import pytest
 from tests.cli.commands import Shell
 from tests.slurm.test_estimate import NEVER, TWO
 from tests.submit.scripted_slurm import BAD_TIME, CANCELLED, NO_CONTROLLER, ScriptedSlurm
+from tests.train.runs import make_corpus
+from zslurm.core.errors import Exit
 
 BY_SYSFS = "cores of the GPU's NUMA node (sysfs of the node)"
 TOKEN = "hf_" + "AbCd" * 8 + "xY"
@@ -102,6 +104,85 @@ def test_a_group_of_some_of_the_gpus_is_warned_about_with_what_it_costs(
     other = own | {"gpu_family": "h100"}
     shell.write_run(cluster=other, slurm={"ranks_per_node": ranks}, phases=[phase])
     assert not any("xGMI" in note for note in dry_run(shell)["notes"])
+
+
+FLAGSHIP = {"extends": "zaya1-8b", "data": {"path": "tokens.h5"}}
+MI300X_BYTES = 192 * 2**30
+
+
+def flagship(shell: Shell) -> None:
+    """A run of the published model, with data that are long enough for one of its sequences."""
+    (shell.directory / "tokens.h5").unlink()
+    make_corpus(shell.directory / "tokens.h5", 40_000)
+    (shell.directory / "run.yaml").write_text(json.dumps(FLAGSHIP))
+
+
+@pytest.mark.parametrize(("nodes", "sequences"), [(128, [4, 4, 1]), (64, [8, 8, 2]), (16, [32, 32, 8])])
+def test_the_flagship_has_groups_memory_and_bytes_for_each_phase(
+    shell: Shell, nodes: int, sequences: list[int]
+) -> None:
+    flagship(shell)
+    where = ("--cluster", "mi300x-pollara", "--nodes", str(nodes))
+    body = dry_run(shell, *where)
+    phases, sent = body["phases"], body["communication"]
+    assert [phase["name"] for phase in phases] == ["pretrain-1", "pretrain-2", "mid-train"]
+    assert [phase["context_groups"] for phase in phases] == [[], [], ["0-1", "2-3", "4-5", "6-7"]]
+    assert [phase["data_parallel"] for phase in phases] == [8 * nodes, 8 * nodes, 4 * nodes]
+    assert [phase["sequences_per_rank"] for phase in phases] == sequences
+    for phase in phases:
+        assert phase["activation_bytes"] < phase["peak_bytes"] < 0.9 * MI300X_BYTES
+        assert phase["context_bytes"]["rail"] == phase["context_bytes"]["off_rail"] == 0
+        assert (phase["context_bytes"]["inside"] > 0) == (phase["context_parallel"] > 1)
+        assert 0 < phase["exposed_share"] < 0.1
+    assert max(phase["peak_bytes"] for phase in phases) == body["memory"]["peak_bytes"]
+    assert sent["collectives"] == "two_level"
+    assert [sent[part]["off_rail"] for part in ("reduce_scatter", "exchange", "all_gather")] == [0, 0, 0]
+    assert sent["flat"]["exchange"]["off_rail"] > 0.8 * sent["exchange"]["rail"]
+    assert sent["most_exchange_messages"] == 2 * (nodes - 1 + 7)
+    assert sent["latency_share"] <= 0.1
+    text = text_of(shell, *where)
+    for shown in ("2 ranks of a node: 0-1, 2-3, 4-5, 6-7", "keys, values, halos", "along the rail", "of the step"):
+        assert shown in text
+
+
+def test_the_flagship_without_context_groups_is_refused_with_what_helps(shell: Shell) -> None:
+    flagship(shell)
+    where = ("--cluster", "mi300x-pollara", "--nodes", "128", "--dry-run")
+    code, line = shell.fails("submit", "run.yaml", *where, "--set", "phases[2].context_parallel=1")
+    assert (code, line) == (
+        Exit.USAGE,
+        "zslurm: phases[2].global_batch (512) has fewer sequences than there are data-parallel ranks (1024); set "
+        "phases[2].context_parallel to 2, or use at most 64 nodes",
+    )
+    code, line = shell.fails("submit", "run.yaml", *where, "--set", "phases[2].context_parallel=3")
+    assert (code, line) == (
+        Exit.USAGE,
+        "zslurm: phases[2].context_parallel (3) does not divide the 8 ranks of a node; use 2",
+    )
+
+
+@pytest.mark.parametrize(("size", "shown"), [(1, None), (2, "64 GB/s"), (4, "192 GB/s"), (8, None)])
+def test_a_context_group_of_some_of_the_gpus_is_noted_with_the_reason_for_eight(
+    shell: Shell, size: int, shown: str | None
+) -> None:
+    own = CLUSTER | {"gpus_per_node": 8, "gpu_nics": [0, 0, 0, 0, 1, 1, 1, 1], "gpu_family": "mi300x"}
+    phase = {"tokens": 32 * 64, "context": 32, "global_batch": 8, "micro_batch": 1, "lr": 1e-3}
+    shell.write_run(cluster=own, phases=[phase | {"context_parallel": size}])
+    found = [note for note in dry_run(shell)["notes"] if "xGMI" in note]
+    assert len(found) == (shown is not None)
+    assert all(f"xGMI gives {size} GPUs {shown}" in note and "8 is advised" in note for note in found)
+    shell.write_run(cluster=own | {"gpu_family": "h100"}, phases=[phase | {"context_parallel": size}])
+    assert not any("xGMI" in note for note in dry_run(shell)["notes"])
+
+
+def test_a_rank_alone_sends_nothing(shell: Shell) -> None:
+    shell.write_run()
+    body = dry_run(shell)
+    assert body["phases"][0]["exposed_share"] is None, "CPUs have no times"
+    assert body["communication"]["predicted_s"] == 0
+    text = text_of(shell)
+    assert "phases, on each rank" in text
+    assert "bytes that a rank sends" not in text
 
 
 def test_memory_is_that_of_plan_memory(shell: Shell) -> None:

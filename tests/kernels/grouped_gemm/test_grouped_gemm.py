@@ -40,7 +40,9 @@ def groups_of(rows_E: list[int]) -> Groups:
 
 def assert_close(result: Tensor, left: Tensor, right: Tensor) -> None:
     expected, magnitude = left.double() @ right.double(), left.double().abs() @ right.double().abs()
-    allowed = EPSILON[result.dtype] * expected.abs() + 2e-6 * magnitude + 1e-30
+    format = torch.finfo(result.dtype)
+    least = format.smallest_normal * format.eps  # the step between numbers near zero
+    allowed = EPSILON[result.dtype] * expected.abs() + 2e-6 * magnitude + least + 1e-30
     wrong = (result.double() - expected).abs() > allowed
     assert not wrong.any(), ((result.double() - expected).abs() / allowed).max()
 

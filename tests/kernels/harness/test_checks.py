@@ -100,6 +100,24 @@ def test_triton_in_its_interpreter_on_a_cpu() -> None:
     assert not any(each.bad for each in found)
 
 
+@pytest.mark.parametrize("name", operations())
+def test_every_operation_on_a_cpu(name: str) -> None:
+    of_operation, case = operations()[name], checks_of(name)[0]
+    others = [each.name for each in of_operation.implementations if each.name != "triton"]
+    found = [check(of_operation, case, other, DEVICE) for other in others]
+    assert [each for each in found if each.bad] == []
+
+
+@pytest.mark.soak
+def test_all_on_a_cpu() -> None:
+    pytest.importorskip("triton")
+    found = list(check_all(DEVICE))
+    assert [each for each in found if each.bad] == []
+    right = {each.operation for each in found if each.implementation == "triton" and each.status == "ok"}
+    in_triton = {name for name, each in operations().items() if "triton" in {one.name for one in each.all()}}
+    assert right == in_triton
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_all_on_a_gpu() -> None:
@@ -114,6 +132,7 @@ def test_cases_are_right_and_distinct(name: str) -> None:
     of_operation = operations()[name]
     checked, timed = checks_of(name), benchmarks_of(name, small=True)
     for cases in (checked, timed, benchmarks_of(name, small=False)):
+        assert cases, "`zslurm kernels check` and `bench` cover every operation"
         assert len({case.name for case in cases}) == len(cases)
     for case in (*checked, *timed):
         call = case.make(DEVICE)

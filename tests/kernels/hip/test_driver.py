@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from zslurm.kernels.arch import GFX942
-from zslurm.kernels.hip import driver
+from zslurm.kernels.hip import driver, rtc
 from zslurm.kernels.hip.compilers import BuildError
 from zslurm.kernels.hip.driver import LANES, Driver, LaunchError, Module
 
@@ -195,3 +195,36 @@ def test_a_machine_without_the_driver_is_a_failed_build(monkeypatch: pytest.Monk
 
 
 original = driver._open
+
+
+MAPS = """\
+5581c3e6d000-5581c3e6e000 r--p 00000000 fe:01 1048602                    /usr/bin/python3.11
+7f10a0000000-7f10a0200000 r-xp 00000000 fe:01 2101  /opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401
+7f10a0200000-7f10a0300000 rw-p 00200000 fe:01 2101  /opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401
+7f10b0000000-7f10b0200000 r-xp 00000000 fe:01 2102  /venv/site packages/torch/lib/libamdhip64.so
+7f10b1000000-7f10b1200000 r-xp 00000000 fe:01 2103  /venv/site packages/torch/lib/libamdhip64.so.6 (deleted)
+7f10b2000000-7f10b2200000 r-xp 00000000 fe:01 2104  /venv/site packages/_rocm_sdk_core/lib/libamdhip64.so.7
+7f10b3000000-7f10b3200000 r-xp 00000000 fe:01 2105  /venv/site packages/torch/lib/libhiprtc.so
+7f10c0000000-7f10c0001000 rw-p 00000000 00:00 0
+7ffd5a2b0000-7ffd5a2d1000 rw-p 00000000 00:00 0                          [stack]
+"""
+
+
+def test_of_several_hip_libraries_torchs_own_is_taken() -> None:
+    """A package beside torch may load the system's, whose streams and modules torch's does not know."""
+    own, beside, system = (
+        "/venv/site packages/torch/lib/libamdhip64.so",
+        "/venv/site packages/_rocm_sdk_core/lib/libamdhip64.so.7",
+        "/opt/rocm-6.4.1/lib/libamdhip64.so.6.4.60401",
+    )
+    folder = Path("/venv/site packages/torch")
+    assert rtc.mapped(MAPS, "libamdhip64.so", folder) == [own, beside, system]
+    without = "".join(line for line in MAPS.splitlines(keepends=True) if "torch" not in line)
+    assert rtc.mapped(without, "libamdhip64.so", folder) == [beside, system]
+    assert rtc.mapped(MAPS, "libamdhip64.so", Path("/elsewhere/torch"))[0] == system
+    assert rtc.mapped(MAPS, "libnvrtc.so", folder) == []
+
+
+def test_what_this_process_has_loaded_is_found() -> None:
+    (found,) = rtc.loaded("libtorch_cpu.so")
+    assert Path(found).is_relative_to(Path(torch.__file__).parent)

@@ -53,7 +53,9 @@ PRODUCTS, POLYNOMIALS = implementations(symmetric_product), implementations(symm
 
 def assert_close(result: Tensor, expected: Tensor, magnitude: Tensor) -> None:
     """Errors are those of one rounding of the result, and of fp32 sums of terms of this magnitude."""
-    allowed = EPSILON[result.dtype] * expected.abs() + 2e-6 * magnitude + 1e-30
+    format = torch.finfo(result.dtype)
+    least = format.smallest_normal * format.eps  # the step between numbers near zero
+    allowed = EPSILON[result.dtype] * expected.abs() + 2e-6 * magnitude + least + 1e-30
     wrong = (result.double() - expected).abs() > allowed
     assert not wrong.any(), ((result.double() - expected).abs() / allowed).max()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import Corpus
 from zslurm.train.data.loader import Loader, Microbatch
 from zslurm.train.data.order import DataOrder
+from zslurm.train.data.shares import share_of
 from zslurm.train.data.training_data import Sequences, TrainingData
 from zslurm.train.errors import DataError
 from zslurm.train.model.head import IGNORED_TARGET
@@ -74,9 +76,23 @@ def expected(order: DataOrder, step: int) -> torch.Tensor:
 def same(ours: list[Microbatch], theirs: list[Microbatch]) -> bool:
     pairs = zip(ours, theirs, strict=True)
     return all(
-        a[:2] == b[:2] and torch.equal(a.tokens_BS, b.tokens_BS) and torch.equal(a.targets_BS, b.targets_BS)
+        (a[:2], a.targets) == (b[:2], b.targets)
+        and torch.equal(a.tokens_BS, b.tokens_BS)
+        and torch.equal(a.targets_BS, b.targets_BS)
         for a, b in pairs
     )
+
+
+def whole(pieces: Iterable[Microbatch]) -> list[Microbatch]:
+    """Microbatches put together again, in order; later ranks have later sequences of them."""
+    together = []
+    for _, group in itertools.groupby(sorted(pieces, key=lambda each: each[:2]), key=lambda each: each[:2]):
+        parts = list(group)
+        tokens, targets = (torch.cat(rows) for rows in zip(*(part[2:4] for part in parts), strict=True))
+        together.append(
+            parts[0]._replace(tokens_BS=tokens, targets_BS=targets, targets=sum(p.targets for p in parts))
+        )
+    return together
 
 
 def test_a_step_is_the_orders_sequences_in_microbatches(order: DataOrder) -> None:
@@ -109,9 +125,11 @@ def test_any_number_of_ranks_reading_ahead_or_not_from_any_step_on_gets_the_same
         patch.setattr(reader, "READ_TOKENS", read_tokens)
         patch.setattr(reader, "ORDERED_SEQUENCES", ordered)
         shares = [steps(loader(order, rank, world_size, prefetch), first, total) for rank in range(world_size)]
-    assert all(microbatch.number % world_size == rank for rank, share in enumerate(shares) for microbatch in share)
-    together = sorted((microbatch for share in shares for microbatch in share), key=lambda each: each[:2])
-    assert same(together, alone)
+    for rank, share in enumerate(shares):
+        due = [share_of(order.plan.at(step), rank, world_size) for step in range(first, total)]
+        found = [(each.number, len(each.tokens_BS)) for each in share]
+        assert found == [(piece.number, piece.sequences) for pieces in due for piece in pieces]
+    assert same(whole(microbatch for share in shares for microbatch in share), alone)
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -142,7 +160,10 @@ def test_documents_are_numbered_where_they_are_kept_apart(tmp_path: Path) -> Non
     (first, _) = steps(loader(order, isolate_documents=True), 0, 1)
     assert first.document_BS is not None
     assert first.document_BS.tolist() == [[0] * 3 + [1] * 5 + [2] * 8]
-    assert steps(loader(order), 0, 1)[0].document_BS is None
+    assert first.bounds_N is not None
+    assert (first.bounds_N.dtype, first.bounds_N.tolist()) == (torch.int32, [0, 3, 8, 16])
+    (plain, _) = steps(loader(order), 0, 1)
+    assert plain.document_BS is plain.bounds_N is None
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

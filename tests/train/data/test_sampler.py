@@ -1,4 +1,4 @@
-"""The data order is a bijection in every epoch, and the same at any number of ranks."""
+"""The data order is a bijection in every epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zslurm.train.data.sampler import Sampler, microbatch_counters, rank_microbatches
+from zslurm.train.data.sampler import Sampler
 
 ORDER_OF_TEN = [3, 2, 6, 8, 5, 0, 1, 4, 7, 9, 2, 7, 5, 8, 9, 3, 4, 0, 6, 1]
 ORDER_OF_A_TRILLION = [114618844824, 310166140342, 607572196436]
@@ -83,26 +83,8 @@ def test_places_and_neighbours_are_spread_evenly() -> None:
     assert (np.abs(np.diff(order)) == 1).sum() < 20
 
 
-@given(
-    micro_batch=st.integers(1, 8),
-    microbatches=st.integers(1, 24),
-    step=st.integers(0, 100),
-    world_size=st.integers(1, 30),
-)
-def test_ranks_share_a_step_without_gap_or_overlap_at_any_world_size(
-    micro_batch: int, microbatches: int, step: int, world_size: int
-) -> None:
-    start = step * micro_batch * microbatches
-    shares = [list(rank_microbatches(microbatches, rank, world_size)) for rank in range(world_size)]
-    counters = [microbatch_counters(start, j, micro_batch).tolist() for j in sorted(itertools.chain(*shares))]
-    assert list(itertools.chain(*counters)) == list(range(start, start + micro_batch * microbatches))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one sequence"):
         Sampler(0, 0)
     with pytest.raises(ValueError, match="start at 0"):
         Sampler(5, 0).indices([-1])
-    with pytest.raises(ValueError, match="rank 2"):
-        rank_microbatches(4, 2, 2)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.train.sharded import by_tensor
 from zslurm.train.config import ModelConfig, OptimConfig
-from zslurm.train.data.sampler import rank_microbatches
+from zslurm.train.data.shares import Piece, Shares
 from zslurm.train.model.zaya import build
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.zero import ZeroShards
@@ -60,11 +60,11 @@ def train(group: dist.ProcessGroup, case: Case) -> tuple[list[float], dict[str, 
     optimizer = ShardedOptimizer(shards, case.optim)
     losses = []
     for step in range(case.steps):
-        mine = rank_microbatches(MICROBATCHES, rank, size)
+        mine = shares_of(size).of(rank)
         shards.begin_step(backwards=len(mine))
         loss_sum = torch.zeros((), dtype=torch.float64)
-        for j in mine:
-            loss = microbatch_loss(model, step, j)
+        for piece in mine:
+            loss = loss_of(model, step, piece)
             loss.backward()
             loss_sum += loss.detach()
         shards.reduce_gradients()
@@ -77,9 +77,14 @@ def train(group: dist.ProcessGroup, case: Case) -> tuple[list[float], dict[str, 
     return losses, {name: value.double().numpy() for name, value in gradient.items()}
 
 
-def microbatch_loss(model: torch.nn.Module, step: int, j: int) -> torch.Tensor:
-    """This microbatch's part of the step's mean loss; the same on every rank that computes it."""
-    tokens_BS = tokens_of(step, j)
+def shares_of(ranks: int) -> Shares:
+    """The division of a step."""
+    return Shares(MICROBATCHES * SEQUENCES, SEQUENCES, ranks)
+
+
+def loss_of(model: torch.nn.Module, step: int, piece: Piece) -> torch.Tensor:
+    """What sequences of a microbatch add to the step's mean loss; the same on every rank that computes them."""
+    tokens_BS = tokens_of(step, piece.number)[piece.first : piece.last]
     loss, _ = model(tokens_BS[:, :-1], tokens_BS[:, 1:], rope_base=100.0)
     part: torch.Tensor = loss / (MICROBATCHES * SEQUENCES * CONTEXT)
     return part

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,17 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from tests.train.loop.curves import MICROBATCHES, MODEL, Case, microbatch_loss, train
+from tests.train.loop.curves import MODEL, Case, loss_of, shares_of, train
 from tests.train.ranks import in_group, train_on
 from tests.train.runs import losses_of, make_corpus, make_run
+from zslurm.train.data.shares import Piece
 from zslurm.train.model.zaya import build
 
-FP64 = {"parallel": {"dtype": "fp64"}, "phase": {"lr": 1e-2}}
+FP64 = {
+    "parallel": {"dtype": "fp64"},
+    "phase": {"lr": 1e-2, "micro_batch": 3},  # two microbatches: three and four ranks split them
+    "optim": {"balance_scope": "microbatch"},
+}
 CURVE = 1e-7
 """Largest relative difference of losses in fp64, over 50 steps."""
 
@@ -54,7 +59,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ----------------------------------------------------------------------------------------------------- fp64
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])  # 4: microbatches are split
 def test_in_fp64_a_few_steps_are_the_same_on_any_number_of_ranks(alone: dist.ProcessGroup, ranks: int) -> None:
     case = Case(steps=6, dtype=torch.float64)
     losses, _ = train(alone, case)
@@ -119,32 +124,37 @@ def roundoff(dtype: torch.dtype) -> float:
 def test_one_steps_gradient_is_within_the_bound_for_sums_in_any_order(
     ranks: int, dtype: torch.dtype, reduce_dtype: torch.dtype
 ) -> None:
-    """Of M microbatches' gradients g on N ranks: |error| <= ((M - 1) u_sum + N u_reduce) sum |g|, elementwise.
+    """Of the gradients g of M microbatches, or pieces of some, on N ranks, elementwise:
+
+    |error| <= ((M - 1) u_sum + N u_reduce) sum |g|.
 
     u is half the distance of 1 to the next number; the second term is for another format of the reduction.
     """
-    exact, magnitude = sums_of_microbatches(dtype)
+    pieces = [piece for rank in range(ranks) for piece in shares_of(ranks).of(rank)]
+    exact, magnitude = sums_of(pieces, dtype)
     case = Case(dtype=dtype, settings={"bucket_bytes": 8192.0, "reduce_dtype": reduce_dtype})
     found: dict[str, NDArray[np.float64]] = {}
     for _, part in in_group(train, ranks, case):
         for name, value in part.items():
             found[name] = np.where(np.isnan(value), found.get(name, value), value)
-    bound = (MICROBATCHES - 1) * roundoff(torch.float32)
+    bound = (len(pieces) - 1) * roundoff(torch.float32)
     if reduce_dtype != torch.float32:
         bound += ranks * roundoff(reduce_dtype)
     for name, value in exact.items():
         assert (np.abs(found[name] - value) <= bound * (1 + 1e-3) * magnitude[name]).all(), name
 
 
-def sums_of_microbatches(dtype: torch.dtype) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Sums of the gradients of one step's microbatches, and of their absolute values, in fp64."""
+def sums_of(
+    pieces: Sequence[Piece], dtype: torch.dtype
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Sums of the gradients of the first step's microbatches or pieces, and of their absolute values, in fp64."""
     torch.set_num_threads(1)
     model = build(MODEL, 3, dtype=dtype)
     total = {name: np.zeros(tuple(p.shape)) for name, p in model.named_parameters()}
     magnitude = {name: np.zeros(tuple(p.shape)) for name, p in model.named_parameters()}
-    for j in range(MICROBATCHES):
+    for piece in pieces:
         model.zero_grad()
-        microbatch_loss(model, 0, j).backward()
+        loss_of(model, 0, piece).backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             gradient = parameter.grad.double().numpy()

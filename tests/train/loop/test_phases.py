@@ -132,13 +132,16 @@ def test_a_change_of_what_is_done_is_refused(whole: Path, tmp_path: Path, corpus
 
 def test_ranks_without_work_are_reported_and_ranks_without_sequences_refused(tmp_path: Path, corpus: Path) -> None:
     run = make(tmp_path / "run", corpus, FIRST | {"batch_ramp": [], "micro_batch": 3, "tokens": 16 * 6 * 2})
-    done = train_on(run, 3)
+    done = train_on(run, 4)
     assert done.returncode == 0, done.stderr
     assert (
-        "note: phases[0].global_batch (6) is 2 microbatches for 3 ranks: 1 idle; "
-        "a smaller micro_batch gives them work"
+        "note: phases[0].global_batch (6) gives 4 data-parallel ranks at most 2 sequences each and 1.5 in the "
+        "mean: they wait for 25 % of the time; a multiple of 4 divides evenly"
     ) in done.stdout.splitlines()
     make(run, corpus, FIRST)
     done = train_on(run, 4)
     assert done.returncode == 2
-    assert "phases[0].batch_ramp[0].global_batch (3) has fewer sequences than there are ranks (4)" in done.stderr
+    assert (
+        "phases[0].batch_ramp[0].global_batch (3) has fewer sequences than there are data-parallel ranks (4)"
+        in done.stderr
+    )

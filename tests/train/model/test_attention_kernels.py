@@ -15,18 +15,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.train.model.test_host_waits import HostWaitError, no_values
 from tests.train.models import ROPE_BASE, autograd_nodes, random_like, scrambled, tiny_config, tokens
-from tests.train.runs import make_corpus, make_run, train_alone
+from tests.train.runs import VOCAB, make_corpus, make_run, train_alone
+from zslurm.train import loop
+from zslurm.train.config import load_train_config
+from zslurm.train.data.build.writer import BundleWriter
+from zslurm.train.data.bundle import BundleHeader
 from zslurm.train.errors import ConfigError
+from zslurm.train.model import packing
 from zslurm.train.model.flash import FlashAttention, Kernels, choose_kernels, load
-from zslurm.train.model.packing import pack
+from zslurm.train.model.packing import document_bounds, documents_of, pack
 from zslurm.train.model.sdpa import attend, attend_by_sdpa
 from zslurm.train.model.zaya import Zaya
+from zslurm.train.parallel.world import open_world
+from zslurm.train.stop import StopRequest
 
 PACKAGES = ("flash_attn", "aiter")
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 2, 2, 2, 2, 2, 2]])
@@ -298,6 +307,65 @@ def test_a_package_is_called_as_its_source_says(package: str, monkeypatch: pytes
     calls.clear()
     step(model, "cpu", **INPUTS["padded"])
     assert calls == [], "padding is torch's"
+
+
+def test_with_bounds_from_the_host_nothing_is_asked_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    common: dict[str, Any] = {"rotary_dim": 4, "rope_base": 100.0, "reach": 1, "dtype": torch.float32}
+    kernels = FlashAttention("flash_attn", *[lambda *qkv, **_: qkv[0]] * 2)
+    q, k, v = (torch.randn(2, heads, 9, 8) for heads in (6, 2, 2))
+    bounds_N = torch.tensor([0, 4, 9, 10, 12, 18], dtype=torch.int32)
+    positions_S = torch.arange(9)
+    with no_values(monkeypatch):
+        given = pack(positions_S, **common, document_BS=DOCUMENTS, bounds_N=bounds_N, by_bounds=True)
+        assert kernels(q, k, v, given.bounds_N).shape == (2, 9, 48)
+    assert given.bounds_N is bounds_N
+    found = pack(positions_S, **common, document_BS=DOCUMENTS, by_bounds=True)
+    assert found.bounds_N is not None
+    assert torch.equal(found.bounds_N, bounds_N)
+    with no_values(monkeypatch), pytest.raises(HostWaitError):
+        pack(positions_S, **common, document_BS=DOCUMENTS, by_bounds=True)
+
+
+@pytest.mark.parametrize("tokens_BS", [[[5, 1, 6, 7, 1, 1, 8]], [[1, 5, 5, 5, 5, 5, 1], [5] * 7], [[1], [1]]])
+def test_bounds_on_the_host_are_those_of_the_documents_numbers(tokens_BS: list[list[int]]) -> None:
+    """An end token is the last of its document, also at an end of a row, and rows are documents of their own."""
+    read = np.array(tokens_BS, np.uint16)
+    common: dict[str, Any] = {"rotary_dim": 4, "rope_base": 100.0, "reach": 1, "dtype": torch.float32}
+    numbers = documents_of(torch.from_numpy(read.astype(np.int64)), 1)
+    expected = pack(torch.arange(read.shape[1]), **common, document_BS=numbers, by_bounds=True).bounds_N
+    found = document_bounds(read, 1)
+    assert expected is not None
+    assert (found.dtype, found.tolist()) == (torch.int32, expected.tolist())
+
+
+def test_training_and_evaluation_give_the_kernels_bounds_from_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, calls = pretend("flash_attn", monkeypatch)
+    monkeypatch.setattr(loop, "choose_kernels", lambda *_, **__: kernels)
+
+    def waits(*_: Any) -> None:
+        raise AssertionError("the number of documents is asked of the device")
+
+    monkeypatch.setattr(packing, "_bounds", waits)
+    corpus = tmp_path / "corpus.h5"
+    header = BundleHeader(vocab_size=VOCAB, tokenizer_sha256="a" * 64, end_token=1, source="tests")
+    with BundleWriter(corpus, header) as writer:
+        for length in range(4, 64):
+            writer.append(np.array([*range(2, 2 + length % 9), 1], dtype=np.uint32))
+    run = make_run(
+        tmp_path / "run",
+        corpus,
+        steps=2,
+        data={"path": str(corpus), "isolate_documents": True},
+        evaluation={"data": str(corpus), "every_steps": 1, "sequences": 2},
+        parallel={"device": "cpu", "dtype": "fp32"},
+    )
+    config = load_train_config(run / "config.json")
+    with open_world(config.parallel) as world:
+        loop.Trainer(run, config, world, StopRequest()).run()
+    assert {call.name for call in calls} == {"varlen"}
+    assert all(len(call.options["bounds"]) > 2 for call in calls), "each sequence has several documents"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -13,7 +13,7 @@ from zslurm.aegis.types import Action, Exclusion, Fault, History, Incident, Role
 from zslurm.config.aegis import AegisSection
 from zslurm.run.event import select
 from zslurm.run.event_text import node_names
-from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded
+from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, Requeued
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1
@@ -27,12 +27,19 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     incidents: list[Incident] = []
     exclusions: list[Exclusion] = []
     starts: list[float] = []
+    waits: list[float] = []
+    requeued: Requeued | None = None
     saved = NOTHING_SAVED
-    for event in select(events, AttemptStarted, NodesExcluded, Decided):
+    for event in select(events, AttemptStarted, NodesExcluded, Decided, Requeued):
         if "time" not in vars(event):  # damaged
             continue
         if isinstance(event, AttemptStarted):
             starts.append(event.time)
+            if requeued is not None and requeued.job_id == event.job_id:  # else it was submitted again later
+                waits.append(event.time - requeued.time)
+            requeued = None
+        elif isinstance(event, Requeued):
+            requeued = event
         elif isinstance(event, NodesExcluded):
             reason = event.reason or ""
             exclusions.extend(Exclusion(node, event.time, reason) for node in node_names(event.nodes))
@@ -44,7 +51,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             exclusions.extend(
                 Exclusion(node, event.time, event.reason or "") for node in incident.excluded if node not in known
             )
-    return History(tuple(incidents), tuple(exclusions), tuple(starts))
+    return History(tuple(incidents), tuple(exclusions), tuple(starts), tuple(waits))
 
 
 def _incident(event: Decided, saved: int) -> Incident:

@@ -19,6 +19,7 @@ from typing import Literal
 from zslurm.aegis.fault_kinds import SLURM_PREEMPT, SLURM_REQUEUE, SLURM_TIME_LIMIT, STRAGGLER
 from zslurm.aegis.policy.attribution import Attribution, attribute
 from zslurm.aegis.policy.history import active_exclusions, since_last_end, starts_since, without_progress
+from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.types import Alarm, AttemptState, Decision, Fault, History, Resources
 from zslurm.checkpoint_tools.quantities import counted
@@ -238,10 +239,42 @@ class _Case:
             nodes = [node for node in usable if node in kept or node in spares]
             return self._start("swap", nodes, f"{compress(spares)} in place of {compress(lost)}")
         if least is not None and len(usable) >= least:
-            return self._start(
-                "shrink", usable, f"go on with {counted(len(usable), 'node')}, without {compress(lost)}"
-            )
+            return self._shrink(usable, lost)
         return self._requeue()
+
+    def _shrink(self, usable: Sequence[str], lost: Sequence[str]) -> Decision:
+        """Fewer nodes; or the queue, where the wait for all of them is expected to cost less."""
+        there, how = self.resources, f"go on with {counted(len(usable), 'node')}, without {compress(lost)}"
+        after_wait = self._nodes_of_requeue()
+        if after_wait <= len(usable):
+            return self._start("shrink", usable, f"{how}: no other node can be had")
+        if there.work is None:
+            return self._start("shrink", usable, how)
+        wait_s = expected_wait_s(self.history, self.settings)
+        weighed = weigh(there.work, len(usable), after_wait, len(there.in_use), wait_s)
+        decision = self._start("shrink", usable, f"{how}: {weighed}")
+        if not weighed.shrinks:
+            decision = self._requeue()
+            decision = replace(decision, reason=f"{decision.reason}: {weighed}")
+        return replace(decision, step_time_ratio=weighed.step_time_ratio, expected_wait_s=weighed.expected_wait_s)
+
+    def _nodes_of_requeue(self) -> int:
+        """Return the nodes that the ranks would have after a requeue; 0 where it cannot be done."""
+        there = self.resources
+        if not there.can_requeue or there.demanded & set(self.cause.exclude):
+            return 0
+        left = self._left_elsewhere()
+        return there.needed if left is None else min(there.needed, left)
+
+    def _left_elsewhere(self) -> int | None:
+        """Return the usable nodes that a requeued job could have; None where Slurm does not report them.
+
+        Slurm counts an excluded node that is alive as usable, until it is excluded there.
+        """
+        there = self.resources
+        if there.elsewhere is None:
+            return None
+        return there.elsewhere - len(set(self.cause.exclude) & set(there.nodes))
 
     def _restart(self) -> Decision:
         """The same nodes again."""
@@ -272,8 +305,8 @@ class _Case:
                 f"no other node is there, and slurm.nodelist demands {compress(demanded)}"
             )
         asked = there.needed if there.asked is None else there.asked
-        # Slurm counts an excluded node that is alive as usable, until it is excluded there.
-        left = asked if there.elsewhere is None else there.elsewhere - len(set(exclude) & set(there.nodes))
+        known = self._left_elsewhere()
+        left = asked if known is None else known
         without = f" without {compress(exclude)}" if exclude else ""
         if left >= asked:
             return Decision("requeue", self._reason(f"requeue{without}"), self.cause.root, exclude)

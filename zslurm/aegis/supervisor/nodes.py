@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Collection, Mapping, Sequence
 
-from zslurm.aegis.types import Resources
+from zslurm.aegis.types import Resources, WorkLeft
 from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
@@ -70,13 +71,30 @@ class Nodes:
             return None
         return None
 
-    def resources(self, excluded: Collection[str], in_use: tuple[str, ...], *, look_elsewhere: bool) -> Resources:
+    def job_left_s(self) -> float | None:
+        """Return the seconds until the job's time limit; None where it has none, or Slurm does not answer."""
+        job_id = self._environ.get("SLURM_JOB_ID", "")
+        try:
+            job = self._client().queue([job_id]).get(job_id) if self.on_slurm else None
+        except ZslurmError:
+            return None
+        return job.end_time.timestamp() - time.time() if job is not None and job.end_time is not None else None
+
+    def resources(
+        self,
+        excluded: Collection[str],
+        in_use: tuple[str, ...],
+        *,
+        look_elsewhere: bool,
+        work: WorkLeft | None = None,
+    ) -> Resources:
         """Return what there is to continue with.
 
         Args:
             excluded: nodes that must not be used now.
             in_use: nodes of the attempt that ended.
             look_elsewhere: ask Slurm for usable nodes outside of the job as well.
+            work: what is left to train, where that is to be weighed.
         """
         usable = self.usable(excluded)
         if not self.on_slurm:
@@ -90,6 +108,7 @@ class Nodes:
             elsewhere=self._elsewhere(excluded) if look_elsewhere else None,
             demanded=frozenset(expand(self._spec.slurm.nodelist or "")),
             asked=len(self.every),
+            work=work,
         )
 
     def _elsewhere(self, excluded: Collection[str]) -> int | None:

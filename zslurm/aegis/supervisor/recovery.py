@@ -21,7 +21,8 @@ from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
-from zslurm.aegis.types import AttemptState, Decision, Fault, Resources
+from zslurm.aegis.supervisor.work_left import work_left
+from zslurm.aegis.types import AttemptState, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.state_events import IN_PLACE
 from zslurm.slurm.hostlist import compress, expand
@@ -73,7 +74,8 @@ class Recovery:
             excluded = set(active_exclusions(history, attempt_state.now, settings))
             # A job that excludes nodes must not ask for more than are left.
             look = bool(excluded) or any(f.role == "root" and f.scope != "user" for f in attempt_state.faults)
-            resources = self.nodes.resources(excluded, running.nodes, look_elsewhere=look)
+            work = self._work_left(attempt_state.committed_step) if look else None
+            resources = self.nodes.resources(excluded, running.nodes, look_elsewhere=look, work=work)
             decision = decide(attempt_state, history, resources, settings)
             if acts and decision.test_gpu is not None and decision.test_gpu not in tested:
                 tested.add(decision.test_gpu)
@@ -85,6 +87,12 @@ class Recovery:
                 return decision, resources
             for node, reason in broken.items():
                 self._exclude([node], f"spare {node} is not fit: {reason}", running.attempt.number)
+
+    def _work_left(self, committed: int) -> WorkLeft | None:
+        """Return what is left to train after a checkpoint, where the run may continue with fewer nodes."""
+        if self.settings.min_nodes is None or not self.job.on_slurm:
+            return None
+        return work_left(self.job.run, self.job.spec, committed, self.nodes.job_left_s())
 
     def _gpu_fails(self, decision: Decision, collected: FaultCollector) -> bool:
         """Test a GPU from which NaN came again and again; where it computes wrongly, that is one more fault."""

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -19,12 +19,10 @@ from zslurm.cli.options import Json, run_locally_or_as_job
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.checkpoints import find_weights
+from zslurm.train.config import ModelConfig
 from zslurm.train.data.build.tokenizer import load_tokenizer
 from zslurm.train.data.detokenize import text_pieces
 from zslurm.train.hub import Overrides, Weights, open_weights
-
-if TYPE_CHECKING:
-    from zslurm.train.model.zaya import Zaya
 
 
 class Device(StrEnum):
@@ -59,6 +57,9 @@ def generate(
     seed: Annotated[int, Option(min=0, help="Of the draws.")] = 0,
     dtype: Annotated[Dtype | None, Option(help="Compute in this format; default: the weights' own.")] = None,
     device: Annotated[Device, Option(help="cuda is also torch's name for AMD GPUs.")] = Device.AUTO,
+    ranks: Annotated[
+        int, Option(min=1, help="Processes, on GPUs one for each, that divide the cache of keys and values.")
+    ] = 1,
     tokenizer: TokenizerFile = None,
     rope_base: RopeBase = None,
     context: Context = None,
@@ -86,25 +87,21 @@ def generate(
         room = _room(weights, ids)
         if room < max_tokens:
             say(f"note: at most {counted(room, 'token')}, not {max_tokens}: the context ends there (--context)")
-        model = _load(weights, dtype or weights.settings.dtype or "fp32", device.value)
-    end = weights.settings.tokens.end
+        end, format_ = weights.settings.tokens.end, dtype or weights.settings.dtype or "fp32"
+        settings = {
+            "max_new_tokens": min(max_tokens, room),
+            "temperature": temperature,
+            "top_p": top_p,
+            "seed": seed,
+            "eos_ids": end,
+            "rope_base": weights.settings.rope_base,
+        }
+        stream = _stream(weights, format_, _device(device, ranks), ranks, ids, settings)
     made: list[int] = []
 
     def tokens() -> Iterator[int]:
         """Yield and collect tokens as they are made, without the one that ends the text."""
-        from zslurm.train.model import generate as generator  # imports torch
-
-        assert weights.settings.rope_base is not None
-        for token in generator.generate(
-            model,
-            ids,
-            max_new_tokens=min(max_tokens, room),
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            eos_ids=end,
-            rope_base=weights.settings.rope_base,
-        ):
+        for token in stream:
             if token in end:
                 return
             made.append(token)
@@ -112,11 +109,12 @@ def generate(
 
     started = time.monotonic()
     text = ""
-    for piece in text_pieces(coder, ids, tokens()):
-        text += piece
-        if not json:
-            print(piece, end="", flush=True)
-    facts = _facts(model, len(ids), len(made), time.monotonic() - started)
+    with as_user_errors():
+        for piece in text_pieces(coder, ids, tokens()):
+            text += piece
+            if not json:
+                print(piece, end="", flush=True)
+    facts = _facts(weights.settings.model, format_, len(ids), len(made), time.monotonic() - started)
     if json:
         print_json({"weights": str(path), "text": text, "tokens": made, **facts})
         return
@@ -160,26 +158,43 @@ def _room(weights: Weights, ids: list[int]) -> int:
     return settings.context - len(ids)
 
 
-def _load(weights: Weights, dtype: str, device: str) -> Zaya:
+def _device(asked: Device, ranks: int) -> str:
     import torch
 
+    found = torch.cuda.device_count()
+    if asked is Device.AUTO:
+        return "cuda" if found >= ranks else "cpu"
+    if asked is Device.CUDA and found < ranks:
+        wanted = f" for --ranks {ranks}" if ranks > 1 else ""
+        raise ConfigError(f"--device cuda: torch finds {counted(found, 'GPU')} here{wanted}")
+    return asked.value
+
+
+def _stream(
+    weights: Weights, dtype: str, device: str, ranks: int, ids: list[int], settings: dict[str, Any]
+) -> Iterator[int]:
+    """Return the tokens as they are made."""
+    from zslurm.train.parallel.world import DTYPES  # imports torch
+
+    if ranks > 1:
+        from zslurm.train.decoding import Request, generate_on_ranks
+
+        request = Request(weights.path, DTYPES[dtype], device, tuple(ids), **settings)
+        return generate_on_ranks(request, ranks)
     from zslurm.train.checkpointing.load_weights import load_model
+    from zslurm.train.model.generate import generate
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no GPU here")
-    return load_model(weights, dtype={"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], device=device)
+    return generate(load_model(weights, dtype=DTYPES[dtype], device=device), ids, **settings)
 
 
-def _facts(model: Zaya, prompt: int, made: int, seconds: float) -> dict[str, Any]:
+def _facts(config: ModelConfig, dtype: str, prompt: int, made: int, seconds: float) -> dict[str, Any]:
     from zslurm.train.model.cache import bytes_per_token
+    from zslurm.train.parallel.world import DTYPES
 
-    config = model.config
     return {
         "prompt_tokens": prompt,
         "new_tokens": made,
         "seconds": seconds,
-        "cache_bytes_per_token": bytes_per_token(config, model.embedding.weight.dtype),
+        "cache_bytes_per_token": bytes_per_token(config, DTYPES[dtype]),
         "cache_compression": config.hidden_size / (config.kv_heads * config.head_dim),
     }

@@ -8,6 +8,8 @@ from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
 from zslurm.cli.plan import trains_on_cpus
+from zslurm.cli.run.columns import columns
+from zslurm.cli.run.phase_lines import phase_lines
 from zslurm.cli.values import without_secrets
 from zslurm.cluster.rccl.environment import RULES, left_out
 from zslurm.config.load import Resolved
@@ -22,6 +24,7 @@ from zslurm.slurm.commands import Retries
 from zslurm.slurm.jobs import time_limit
 from zslurm.submit.checks import check_data, notes_on
 from zslurm.submit.continuation import changed_keys, last_spec
+from zslurm.submit.phase_plan import Communication, phase_json, phase_plans
 from zslurm.submit.script.render import job_settings
 from zslurm.submit.submit import Prepared, prepare
 from zslurm.train.data.order import DataOrder
@@ -77,7 +80,7 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
         *_facts(seen),
         "",
         "values that were given (all others are defaults: zslurm config show --origin)",
-        *_columns([[key, show_value(value), f"[{origin}]"] for key, value, origin in given]),
+        *columns([[key, show_value(value), f"[{origin}]"] for key, value, origin in given]),
         "",
         "environment of the job (why: zslurm env --explain)",
         *(
@@ -99,9 +102,10 @@ def _facts(seen: dict[str, Any]) -> list[str]:
     ]
     if seen["start"] is not None:
         lines.append(f"start: {seen['start']['words']}")
+    lines += ["", *phase_lines(seen["phases"], seen["communication"])]
     if any(place["gpu"] is not None for place in seen["placement"]):
         lines += ["", "on every node: rank = node x ranks + local rank"]
-        lines += _columns(
+        lines += columns(
             [
                 [
                     f"local rank {place['local_rank']}",
@@ -116,12 +120,6 @@ def _facts(seen: dict[str, Any]) -> list[str]:
         lines += ["", f"since the last submission (job {changes['job_id']})"]
         lines += [f"  {line}" for line in [*changes["keys"], *changes["script"]] or ["nothing changes"]]
     return lines
-
-
-def _columns(rows: list[list[str]]) -> list[str]:
-    """Return rows with their cells below each other, indented."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _mixtures(order: DataOrder) -> list[dict[str, Any]]:
@@ -158,6 +156,10 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
     """
     spec = prepared.spec
     settings = job_settings(spec, lambda name: str(resolved.layers.leaf_origin(("cluster", "env", name))))
+    on_cpu = trains_on_cpus(spec)
+    memory = plan_memory(spec, spec.world_size, on_cpu=on_cpu, local=spec.ranks_per_node)
+    sent = Communication.of(spec)
+    phases = phase_plans(spec, memory, sent.traffic, on_cpu=on_cpu)
     return {
         "environment": {setting.name: redact_value(setting.name, setting.value) for setting in settings},
         "environment_origins": {
@@ -165,7 +167,14 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
             for setting in settings
         },
         "placement": _placement(spec),
-        "memory": _memory(spec),
+        "memory": {
+            "device": "cpu" if on_cpu else "gpu",
+            "peak_bytes": memory.peak,
+            "peak_moment": memory.peak_moment,
+            "host_staging_bytes": memory.staging,
+        },
+        "phases": [phase_json(phase, spec.ranks_per_node) for phase in phases],
+        "communication": sent.as_json(),
         "start": _start(spec, prepared.script.text),
         "changes": _changes(prepared),
     }
@@ -182,18 +191,6 @@ def _placement(spec: RunSpec) -> list[dict[str, Any]]:
             nic = cluster.nics[cluster.gpu_nics[gpu] if cluster.gpu_nics else gpu]
         places.append({"local_rank": local_rank, "gpu": gpu, "nic": nic, "cores": cores_of(spec, gpu)})
     return places
-
-
-def _memory(spec: RunSpec) -> dict[str, Any]:
-    """Return what each rank's memory will hold at most, in bytes."""
-    on_cpu = trains_on_cpus(spec)
-    plan = plan_memory(spec, spec.world_size, on_cpu=on_cpu)
-    return {
-        "device": "cpu" if on_cpu else "gpu",
-        "peak_bytes": plan.peak,
-        "peak_moment": plan.peak_moment,
-        "host_staging_bytes": plan.staging,
-    }
 
 
 def _start(spec: RunSpec, script: str) -> dict[str, Any] | None:

@@ -1,0 +1,435 @@
+"""AITER and Primus-Turbo behind the grouped products, by stand-ins with their signatures and their demands.
+
+None of the two was ever run here. A stand-in asserts what the package's source asserts or documents (the versions
+are in aiter.py and primus_turbo.py), computes by torch, and leaves in the result what the package leaves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch
+from zslurm.kernels.dispatch import using
+from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, grouped_mm, multiply, packages, primus_turbo
+from zslurm.kernels.grouped_gemm import weight_gradient as gradient_of
+
+MULTIPLY, WEIGHT_GRADIENT = OPERATIONS
+ROWS = 130
+LOADS = {
+    "some empty": [2, 0, 70, 0],
+    "all empty": [0, 0, 0, 0],
+    "all in one": [0, 130, 0, 0],
+    "no rest": [33, 64, 11, 22],
+    "rest behind": [1, 2, 3, 4],
+}
+
+
+def slices(sizes: list[int]) -> list[slice]:
+    ends = [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def is_ours(sizes: Tensor, lhs: Tensor) -> None:
+    assert sizes.dim() == 1
+    assert sizes.device == lhs.device
+
+
+class Aiter(ModuleType):
+    """aiter/ops/triton/gmm.py of v0.1.16 and newer: its layouts are told apart by strides alone."""
+
+    def __init__(self) -> None:
+        super().__init__("aiter.ops.triton.gmm")
+        self.calls: list[str] = []
+        self.error: Exception | None = None
+
+    def gmm(
+        self, lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias: Tensor | None = None,
+        preferred_element_type: torch.dtype = torch.bfloat16, existing_out: Tensor | None = None,
+        work_stealing: bool = False, config: dict[str, int] | None = None, grid_dim: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        self._called("gmm", lhs, rhs, group_sizes)
+        (m, k), (g, first, second) = lhs.shape, rhs.shape
+        n = second if first == k else first
+        assert min(m, k, n, g) > 0
+        assert group_sizes.shape == (g,)
+        assert lhs.stride() == (k, 1), "lhs must be row-major"
+        fits = [
+            (first, second) == (k, n) and rhs.stride() == (k * n, n, 1),
+            (first, second) == (k, n) and rhs.stride() == (k * n, 1, k),
+            (first, second) == (n, k) and rhs.stride() == (k * n, k, 1),
+        ]
+        assert sum(fits) == 1, f"rhs must match exactly one layout, not {fits}"
+        out = torch.full((m, n), torch.nan, dtype=preferred_element_type)
+        for rows, matrix in zip(slices(group_sizes.tolist()), rhs.mT if fits[2] else rhs, strict=True):
+            out[rows] = lhs[rows] @ matrix
+        return out
+
+    def ptgmm(
+        self, lhs: Tensor, rhs: Tensor, group_sizes: Tensor, bias_grad: Tensor | None = None,
+        preferred_element_type: torch.dtype = torch.bfloat16, existing_out: Tensor | None = None,
+        accumulate: bool = False, config: dict[str, int] | None = None, grid_dim: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        self._called("ptgmm", lhs, rhs, group_sizes)
+        m, n = rhs.shape
+        k = lhs.shape[0] if lhs.shape[1] == m else lhs.shape[1]
+        assert min(m, k, n, len(group_sizes)) > 0
+        fits = [
+            lhs.shape == (k, m) and lhs.stride() == (m, 1),
+            lhs.shape == (k, m) and lhs.stride() == (1, k),
+            lhs.shape == (m, k) and lhs.stride() == (k, 1),
+        ]
+        assert sum(fits) == 1, f"lhs must match exactly one layout, not {fits}"
+        assert rhs.stride() == (n, 1), "rhs must be row-major"
+        left = lhs.mT if fits[2] else lhs
+        each = [left[:, rows] @ rhs[rows] for rows in slices(group_sizes.tolist())]
+        return torch.stack(each).to(preferred_element_type)
+
+    def _called(self, name: str, lhs: Tensor, rhs: Tensor, group_sizes: Tensor) -> None:
+        self.calls.append(name)
+        if self.error is not None:
+            raise self.error
+        is_ours(group_sizes, lhs)
+        assert group_sizes.dtype in (torch.int32, torch.int64)
+        assert lhs.dtype == rhs.dtype
+        assert lhs.dtype in (torch.bfloat16, torch.float16)
+
+
+class PrimusTurbo(ModuleType):
+    """primus_turbo/pytorch/ops/grouped_gemm.py of v0.4.0."""
+
+    def __init__(self) -> None:
+        super().__init__("primus_turbo.pytorch.ops")
+        self.calls: list[bool] = []
+        self.error: Exception | None = None
+
+    def grouped_gemm(
+        self, a: Tensor, b: Tensor, group_lens: Tensor, group_offs: Tensor | None = None, trans_b: bool = False,
+        num_cu: int | None = None, schedule: str = "static",
+    ) -> Tensor:  # fmt: skip
+        self.calls.append(trans_b)
+        if self.error is not None:
+            raise self.error
+        is_ours(group_lens, a)
+        assert group_lens.dtype == torch.int64
+        assert group_lens.sum() == len(a), "sum(group_lens) == a.size(0)"
+        assert (group_lens >= 0).all()
+        assert a.is_contiguous()
+        assert b.is_contiguous()
+        assert a.shape[1] == b.shape[2 if trans_b else 1]
+        assert a.dtype == b.dtype
+        each = zip(slices(group_lens.tolist()), b.mT if trans_b else b, strict=True)
+        return torch.cat([a[rows] @ matrix for rows, matrix in each])
+
+
+def on(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (packages, grouped_mm):
+        monkeypatch.setattr(module, "arch_of", lambda device: arch)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    def version(name: str) -> str:
+        if name.replace("-", "_") not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name.replace("-", "_")]
+
+    monkeypatch.setattr(packages.metadata, "version", version)
+    packages.lacks_package.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def gfx942(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This CPU passes for an MI300X with both packages, as far as these implementations ask."""
+    on(GFX942, monkeypatch)
+    installed(monkeypatch, amd_aiter="0.1.20.post1", primus_turbo="0.4.0")
+    yield
+    packages.lacks_package.cache_clear()
+    for operation in OPERATIONS:
+        operation._unavailable.clear()
+        operation._warned.clear()
+
+
+def put_in(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = module.__name__.split(".")
+    for count in range(1, len(names)):
+        monkeypatch.setitem(sys.modules, ".".join(names[:count]), ModuleType(".".join(names[:count])))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.fixture
+def fake_aiter(monkeypatch: pytest.MonkeyPatch) -> Aiter:
+    put_in(module := Aiter(), monkeypatch)
+    return module
+
+
+@pytest.fixture
+def fake_turbo(monkeypatch: pytest.MonkeyPatch) -> PrimusTurbo:
+    put_in(module := PrimusTurbo(), monkeypatch)
+    return module
+
+
+def groups_of(rows_E: list[int]) -> Groups:
+    """Groups whose rows the host may not ask for."""
+    groups = Groups(torch.tensor(rows_E).cumsum(0).int())
+
+    def refuse() -> list[int]:
+        raise AssertionError("the host waits for the numbers of rows")
+
+    groups.rows = refuse  # type: ignore[method-assign]
+    return groups
+
+
+def turned(*shape: int) -> Tensor:
+    return torch.randn(*shape[:-2], shape[-1], shape[-2]).mT
+
+
+def cut(*shape: int) -> Tensor:
+    return torch.randn(*shape[:-1], shape[-1] + 8)[..., 8:]
+
+
+def check(rows_E: list[int], left: Tensor, weight: Tensor, right: Tensor, *, gradient: bool = True) -> None:
+    """Compare with each group alone; rows behind the last group hold what no result may."""
+    left, weight, right = (each.bfloat16() for each in (left, weight, right))
+    left[sum(rows_E) :], right[sum(rows_E) :] = torch.nan, torch.inf
+    y_NO = multiply(left, weight, groups_of(rows_E))
+    assert y_NO.shape == (len(left), weight.shape[2])
+    for rows, matrix in zip(slices(rows_E), weight, strict=True):
+        torch.testing.assert_close(y_NO[rows], left[rows] @ matrix)
+    if gradient:
+        found = gradient_of(left, right, groups_of(rows_E))
+        for rows, each in zip(slices(rows_E), found, strict=True):
+            torch.testing.assert_close(each, left[rows].T @ right[rows])
+
+
+@pytest.mark.parametrize("rows_E", LOADS.values(), ids=LOADS.keys())
+@pytest.mark.parametrize("layout", [torch.randn, turned, cut])
+@pytest.mark.parametrize("widths", [(48, 80), (64, 64)], ids=["wide", "square"])
+def test_aiter_gets_layouts_that_it_takes(
+    rows_E: list[int], layout: Callable[..., Tensor], widths: tuple[int, int], fake_aiter: Aiter
+) -> None:
+    inputs, outputs = widths
+    operands = (layout(ROWS, inputs), layout(4, inputs, outputs), layout(ROWS, outputs))
+    with using("grouped_gemm", "aiter"):
+        check(rows_E, *operands)
+    assert fake_aiter.calls == ["gmm", "ptgmm"]
+
+
+@pytest.mark.parametrize("inputs", [ROWS, 2])
+def test_aiter_with_as_many_rows_as_columns(inputs: int, fake_aiter: Aiter) -> None:
+    for rows in (inputs, 1):
+        with using("grouped_gemm", "aiter"):
+            check([rows, 0], torch.randn(rows, inputs), torch.randn(2, inputs, 3), torch.randn(rows, 3))
+    assert fake_aiter.calls == ["gmm", "ptgmm"] * 2
+
+
+@pytest.mark.parametrize("rows_E", LOADS.values(), ids=LOADS.keys())
+@pytest.mark.parametrize("layout", [torch.randn, turned, cut])
+def test_primus_turbo_gets_lengths_that_add_up_to_the_rows(
+    rows_E: list[int], layout: Callable[..., Tensor], fake_turbo: PrimusTurbo
+) -> None:
+    with using("grouped_gemm", "primus_turbo"):
+        check(rows_E, layout(ROWS, 128), layout(4, 128, 256), layout(ROWS, 256), gradient=False)
+    assert fake_turbo.calls == [layout is turned]
+
+
+def test_the_gradient_that_primus_turbo_does_not_offer_is_anothers() -> None:
+    operands = (torch.randn(4, 128).bfloat16(), torch.randn(4, 128).bfloat16(), Groups(torch.tensor([4]).int()))
+    automatic = WEIGHT_GRADIENT.choose(*operands).name
+    with using("grouped_gemm", "primus_turbo"):
+        assert WEIGHT_GRADIENT.choose(*operands).name == automatic
+        assert "primus_turbo" not in {each.name for each in WEIGHT_GRADIENT.all()}
+
+
+@pytest.mark.parametrize("name", ["aiter", "primus_turbo"])
+@pytest.mark.parametrize(("rows", "experts"), [(0, 3), (5, 0)])
+def test_without_rows_or_matrices_no_package_is_called(name: str, rows: int, experts: int) -> None:
+    groups = Groups(torch.zeros(experts, dtype=torch.int32))
+    x_NI, weight_EIO = torch.empty(rows, 128).bfloat16(), torch.empty(experts, 128, 256).bfloat16()
+    with using("grouped_gemm", name):
+        assert multiply(x_NI, weight_EIO, groups).shape == (rows, 256)
+    if name == "aiter":
+        found = aiter.weight_gradient(x_NI, torch.empty(rows, 256).bfloat16(), groups)
+        assert torch.equal(found, torch.zeros(experts, 128, 256).bfloat16())
+
+
+def operands_of(dtype: torch.dtype = torch.bfloat16, inputs: int = 128) -> tuple[Tensor, Tensor, Groups]:
+    return (
+        torch.randn(4, inputs).to(dtype),
+        torch.randn(2, inputs, 256).to(dtype),
+        Groups(torch.tensor([1, 4]).int()),
+    )
+
+
+NOT_INSTALLED = "operands without the package {}, which is not installed"
+
+
+@pytest.mark.parametrize(
+    ("arch", "versions", "operands", "aiters", "turbos"),
+    [
+        (GFX942, {"amd_aiter": "0.1.16", "primus_turbo": "0.4.0"}, operands_of(), None, None),
+        (GFX942, {"amd_aiter": "1.0", "primus_turbo": "0.10.dev3"}, operands_of(torch.float16), None, None),
+        (
+            GFX942,
+            {},
+            operands_of(),
+            NOT_INSTALLED.format("amd-aiter"),
+            NOT_INSTALLED.format("primus-turbo"),
+        ),
+        (
+            GFX942,
+            {"amd_aiter": "0.1.7.post2", "primus_turbo": "0.0.0.dev0"},
+            operands_of(),
+            "operands with amd-aiter 0.1.7.post2: it needs 0.1.16 or newer",
+            "operands with primus-turbo 0.0.0.dev0: it needs 0.4.0 or newer",
+        ),
+        (GFX942, {}, operands_of(torch.float32), "float32 operands", "float32 operands"),
+        (
+            SM_90,
+            {},
+            operands_of(),
+            "operands on sm_90, only on gfx942, gfx950",
+            "operands on sm_90, only on gfx942, gfx950",
+        ),
+        (
+            GFX942,
+            {"amd_aiter": "0.1.16"},
+            operands_of(inputs=1),
+            "matrices of one row or column",
+            "widths that are no multiple of 128",
+        ),
+    ],
+    ids=["oldest", "newer", "missing", "too old", "fp32", "NVIDIA", "narrow"],
+)
+def test_what_each_does_not_take_and_why(
+    arch: Arch,
+    versions: dict[str, str],
+    operands: tuple[Tensor, Tensor, Groups],
+    aiters: str | None,
+    turbos: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on(arch, monkeypatch)
+    installed(monkeypatch, **versions)
+    assert aiter.lacks(*operands) == aiters
+    assert primus_turbo.lacks(*operands) == turbos
+
+
+def test_neither_is_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing else takes the operands: what was not measured is no default."""
+    monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: GFX942)
+    monkeypatch.delenv(grouped_mm.SWITCH, raising=False)
+    for operation in OPERATIONS:
+        left, weight, groups = operands_of()
+        right = weight if operation is MULTIPLY else torch.randn(4, 256).bfloat16()
+        assert operation.choose(left, right, groups).name == "reference"
+
+
+def test_a_measured_table_may_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = {"gfx942": [{"use": "aiter"}]}
+    monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: GFX942)
+    monkeypatch.setattr("zslurm.kernels.dispatch._tables_to_choose_by", {"grouped_gemm.multiply": rules})
+    assert MULTIPLY.choose(*operands_of()).name == "aiter"
+
+
+@pytest.mark.parametrize("name", ["aiter", "primus_turbo"])
+def test_one_that_is_not_installed_gives_the_reference_and_a_warning(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed(monkeypatch)
+    operands = operands_of()
+    with using("grouped_gemm", name):
+        for _ in range(2):
+            torch.testing.assert_close(multiply(*operands), MULTIPLY.reference(*operands))
+    (line,) = caplog.messages
+    assert line.startswith(f"grouped_gemm.multiply: {name} does not take operands without the package ")
+
+
+@pytest.mark.parametrize("name", ["aiter", "primus_turbo"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        AssertionError("Default configuration is absent."),
+        FileNotFoundError("gfx942-GMM.json"),
+        KeyError("gmm"),
+    ],
+    ids=["import", "assertion", "no file", "no entry"],
+)
+def test_one_that_fails_gives_the_reference_and_one_warning(
+    name: str, error: Exception | None, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a stand-in the import fails."""
+    fake = None
+    if error is not None:
+        fake = request.getfixturevalue({"aiter": "fake_aiter", "primus_turbo": "fake_turbo"}[name])
+        fake.error = error
+    operands = operands_of()
+    with using("grouped_gemm", name):
+        for _ in range(3):
+            torch.testing.assert_close(multiply(*operands), MULTIPLY.reference(*operands))
+    (line,) = caplog.messages
+    assert line.startswith(f"grouped_gemm.multiply runs without {name}, which cannot start here (")
+    assert fake is None or len(fake.calls) == 1
+
+
+@pytest.mark.parametrize("name", ["fake_aiter", "fake_turbo"])
+def test_a_fault_of_the_gpu_is_not_hidden(name: str, request: pytest.FixtureRequest) -> None:
+    fake = request.getfixturevalue(name)
+    fake.error = RuntimeError("HIP error: an illegal memory access was encountered")
+    with (
+        using("grouped_gemm", {"fake_aiter": "aiter", "fake_turbo": "primus_turbo"}[name]),
+        pytest.raises(RuntimeError, match="illegal memory access"),
+    ):
+        multiply(*operands_of())
+
+
+def test_torchs_gradient_of_a_group_without_rows_is_zero_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Composable Kernel it may hold what the memory held."""
+
+    def left_as_it_was(left: Tensor, right: Tensor, *, offs: Tensor) -> Tensor:
+        found = [left[:, rows] @ right[rows] for rows in slices(offs.diff(prepend=offs.new_zeros(1)).tolist())]
+        empty = (offs.diff(prepend=offs.new_zeros(1)) == 0).view(-1, 1, 1)
+        return torch.stack(found).masked_fill(empty, torch.nan)
+
+    monkeypatch.setattr(F, "grouped_mm", left_as_it_was)
+    left, right = torch.randn(5, 8), torch.randn(5, 16)
+    found = grouped_mm.weight_gradient(left, right, groups_of([2, 0, 3, 0]))
+    assert torch.equal(found[1], torch.zeros(8, 16))
+    assert torch.equal(found[3], torch.zeros(8, 16))
+    torch.testing.assert_close(found[2], left[2:].T @ right[2:])
+
+
+@pytest.mark.parametrize(
+    ("name", "switch", "expected"),
+    [
+        ("gfx942", None, "operands on AMD's GPUs without ROCM_ALLOW_GROUP_GEMM_CK=1, where it waits for the host"),
+        ("gfx942", "0", "operands on AMD's GPUs without ROCM_ALLOW_GROUP_GEMM_CK=1, where it waits for the host"),
+        ("gfx942", "1", None),
+        ("gfx90a", "1", None),
+        ("gfx1100", "1", "operands on gfx1100, where it waits for the host"),
+        ("sm_90", None, None),
+        ("sm_100", None, None),
+        ("sm_89", None, "operands on sm_89, where it waits for the host"),
+    ],
+)
+def test_torchs_operator_is_taken_where_it_does_not_wait(
+    name: str, switch: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(Arch(name, 64, 65536, 304), monkeypatch)
+    if switch is None:
+        monkeypatch.delenv(grouped_mm.SWITCH, raising=False)
+    else:
+        monkeypatch.setenv(grouped_mm.SWITCH, switch)
+    operands: list[Any] = list(operands_of())
+    assert grouped_mm.lacks(*operands) == expected
+    on(CPU, monkeypatch)
+    assert grouped_mm.lacks(*operands) is None

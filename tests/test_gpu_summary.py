@@ -1,0 +1,153 @@
+"""What `make gpu` measured, as it is printed and as `make docs` writes it: on a synthetic result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.profile import PARTS as PARTS_OF_A_STEP
+from benchmarks.gpu.summary import AIMS, lines_of
+from tests.checkout import ROOT
+
+STEP = {"seconds": {"ours": 0.1, "transformers": 0.25}}
+BODY: dict[str, Any] = {
+    "card": "Simulated H100",
+    "driver": "580.1",
+    "date": "2026-11-23",
+    "parts": {
+        "build": {"status": "failed", "rows": [{"problem": None}, {"problem": "no LDS"}]},
+        "check": {"status": "done", "rows": [{"status": "ok"}, {"status": "ok"}, {"status": "not supported"}]},
+        "tests": {"status": "done", "rows": [{"test": "x"}, {"passed": 7, "failed": 0, "skipped": 1}]},
+        "train_step": {
+            "status": "out of time",
+            "rows": [
+                {"seconds": {"ours": 0.2}},
+                STEP,
+                {"seconds": {**STEP["seconds"], "ours compiled": 0.08, "transformers compiled": 0.12}},
+            ],
+        },
+        "profile": {
+            "status": "done",
+            "rows": [
+                {"tokens_per_s": 54321.9},
+                {
+                    "parts": {
+                        "experts": {"seconds": 0.03, "share": 0.6},
+                        "host gaps": {"seconds": 0.02, "share": 0.4},
+                    }
+                },
+            ],
+        },
+        "figures": {
+            "status": "done",
+            "rows": [
+                {"what": "triad", "bytes_per_s": 3e12},
+                {"what": "head forward, 4096 tokens", "ratio": 9.1234, "share_of_triad": None},
+                {"what": "AdamW's step, 67.11 M elements", "ratio": 1.31, "share_of_triad": 0.93},
+                {"what": "norms", "problem": "RuntimeError: no compiler"},
+            ],
+        },
+        "muon_step": {"status": "done", "rows": [{"peer": "torch.optim.Muon", "ratio": 5.5}]},
+        "memory": {
+            "status": "done",
+            "rows": [
+                {
+                    "recipe": "zaya1-1b",
+                    "micro_batch": 4,
+                    "context": 4096,
+                    "recompute": True,
+                    "planned_bytes": 2**31,
+                    "allocated_bytes": 2**31,
+                    "ratio": 1.0,
+                },
+                {"recipe": "zaya1-8b", "recompute": False, "problem": "does not fit"},
+            ],
+        },
+        "staging": {"status": "done", "rows": [{"bytes_per_s": 5.0e10}, {"hidden_share": 0.97}]},
+        "overlap": {"status": "done", "rows": [{"what": "overlap", "problem": "needs 2 GPUs"}]},
+        "crossovers": {"status": "no time", "rows": []},
+    },
+}
+FOUND = {
+    ("head forward", "operands widened to fp32"): "9.12",
+    ("AdamW's step", "a triad"): "0.93",
+    ("AdamW's step", "`torch.compile`"): "1.31",
+    ("Muon step of zaya1-8b's share at 64 ranks", "`torch.optim.Muon`"): "5.5",
+    ("forward and backward of zaya1-1b", "transformers, eager"): "2.5",
+    ("the same, both compiled", "transformers, compiled"): "1.5",
+    ("the same, ours eager", "transformers, compiled"): "1.2",
+    ("a whole training step of zaya1-1b on one card", "-"): "54,322 tokens/s",
+    ("peak memory of a step", "`zslurm plan memory`"): "1.00 to 1.00",
+    ("copy of a save to page-locked memory", "-"): "50 GB/s",
+    ("share of it that is hidden under a step", "-"): "97%",
+    ("reduction that a step waits for", "not overlapped"): "needs 2 GPUs",
+    ("gathering that a step waits for", "not overlapped"): "needs 2 GPUs",
+}
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script that writes the documents' tables, with results of this test."""
+    spec = importlib.util.spec_from_file_location("tables_of_the_documents", ROOT / "docs" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "GPU_RESULTS", tmp_path)
+    return module
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()]
+
+
+def test_figures_are_found_in_a_result() -> None:
+    assert {(each.what, each.peer): text for each in AIMS if (text := each.found(BODY))} == FOUND
+    assert [each.what for each in AIMS if each.found({"parts": {}}) is not None] == []
+
+
+def test_a_result_is_printed() -> None:
+    lines = list(lines_of(BODY))
+    assert lines[:3] == [
+        "build                failed: 1 of 2 kernels",
+        "check                done: 2 of 2 right",
+        "tests                done: 7 passed, 0 failed, 1 skipped",
+    ]
+    assert any(line.split() == ["experts", "30.000", "ms", "60.0%"] for line in lines)
+    assert lines[-1] == "  zaya1-1b, 4 x 4,096, recomputed, 2.00 GiB planned, 2.00 GiB allocated, 1.000"
+    assert "a rehearsal" in next(iter(lines_of(BODY | {"card": "rehearsal-on-cpu-x86_64"})))
+
+
+def test_without_results_the_tables_have_the_rows_and_no_figures(tables: ModuleType) -> None:
+    assert tables._PARTS == PARTS_OF_A_STEP
+    figures, parts = cells(tables.gpu_figures()), cells(tables.gpu_parts())
+    assert len(figures) == 2 + len(AIMS)
+    assert {row[-1] for row in (*figures[2:], *parts[2:])} == {"not yet measured"}
+    for each in (tables.gpu_memory, tables.gpu_checks):
+        assert cells(each())[2][0] == "not yet measured"
+
+
+def test_results_fill_a_column_for_each_card(tables: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "gpu-simulated-h100.json").write_text(json.dumps(BODY))
+    (tmp_path / "gpu-another.json").write_text(
+        json.dumps({"card": "Another", "driver": None, "date": "d", "parts": {}})
+    )
+    (tmp_path / "gpu-rehearsal-on-cpu-x86-64.json").write_text("{}")
+    head, _, *rows = cells(tables.gpu_figures())
+    assert head[3:] == ["Another", "Simulated H100"]
+    assert {(row[0], row[1]): row[4] for row in rows if row[4] != "-"} == FOUND
+    assert {row[3] for row in rows} == {"-"}
+    assert cells(tables.gpu_parts())[2:] == [["experts", "-", "60.0%"], ["host gaps", "-", "40.0%"]]
+    assert cells(tables.gpu_memory())[2:] == [
+        ["Simulated H100", "zaya1-1b", "4 x 4,096, recomputed", "2.00 GiB planned", "2.00 GiB allocated", "1.000"]
+    ]
+    assert cells(tables.gpu_checks())[3] == [
+        *("Simulated H100", "2026-11-23", "580.1"),
+        *("failed: 1 of 2 kernels", "done: 2 of 2 right", "done: 7 passed, 0 failed, 1 skipped"),
+    ]

@@ -1,0 +1,96 @@
+"""All ranks choose the same kernels, whatever their nodes have measured, installed or built."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.train.ranks import in_group, train_on
+from tests.train.runs import make_corpus, make_run, steps_of
+from zslurm.kernels import dispatch
+from zslurm.kernels.cache import CACHE_VARIABLE
+from zslurm.kernels.dispatch import operations
+from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
+
+CPU = torch.device("cpu")
+PRODUCT = "symmetric_product.product"
+
+
+def tables_in(directory: Path, use: str) -> None:
+    folder = directory / "tables" / "gfx942"
+    folder.mkdir(parents=True)
+    (folder / "symmetric_product.json").write_text(json.dumps({"product": {"gfx942": [{"use": use}]}}))
+
+
+def tables_before_and_after(group: dist.ProcessGroup, base: str) -> list[Any]:
+    os.environ[CACHE_VARIABLE] = f"{base}/{dist.get_rank(group)}"
+    dispatch.forget_tables()
+    found = [dict(operations()[PRODUCT].table())]
+    share_tables(group, CPU)
+    return [*found, dict(operations()[PRODUCT].table()), dict(operations()["adamw"].table())]
+
+
+def test_every_rank_chooses_by_the_tables_of_the_first(tmp_path: Path) -> None:
+    """The second has measured something else, the third nothing."""
+    tables_in(tmp_path / "0", "triton")
+    tables_in(tmp_path / "1", "reference")
+    found = in_group(tables_before_and_after, 3, str(tmp_path))
+    first = {"gfx942": [{"use": "triton"}]}
+    assert [before for before, _, _ in found] == [first, {"gfx942": [{"use": "reference"}]}, {}]
+    assert [after for _, after, _ in found] == [first] * 3
+    assert [others for _, _, others in found] == [{}] * 3
+
+
+def test_one_rank_alone_reads_its_files(tmp_path: Path) -> None:
+    tables_in(tmp_path / "0", "triton")
+    ((before, after, _),) = in_group(tables_before_and_after, 1, str(tmp_path))
+    assert before == after == {"gfx942": [{"use": "triton"}]}
+
+
+def left_out(group: dist.ProcessGroup) -> list[Any]:
+    """Rank 1 finds no compiler, rank 0 alone has a package, and none has another one."""
+    rank, grouped = dist.get_rank(group), operations()["grouped_gemm.multiply"]
+    grouped.implementations = [
+        replace(each, lacks_here=lambda name=each.name: None if (rank, name) == (0, "aiter") else "a package")
+        if each.by_name
+        else each
+        for each in grouped.implementations
+    ]
+    leave_out_together(group, CPU)
+    at_start = dict(grouped.unavailable)
+    if rank == 1:
+        operations()["adamw"].leave_out("hip", "cannot start here (no compiler)")
+    leave_out_together(group, CPU)
+    return [at_start, *(dict(operations()[name].unavailable) for name in ("grouped_gemm.multiply", "adamw"))]
+
+
+def test_what_one_rank_cannot_start_all_leave_out() -> None:
+    first, second = in_group(left_out, 2)
+    assert first == [*[{"aiter": "another rank cannot start"}] * 2, {"hip": "another rank cannot start"}]
+    assert second == [{}, {}, {"hip": "cannot start here (no compiler)"}]
+
+
+def break_the_experts_of_the_second_rank() -> None:
+    def run(*_: Any) -> Any:
+        raise ImportError("built for another machine")
+
+    if os.environ["RANK"] == "1":
+        network = operations()["experts.network"]
+        network._all["cpu"] = replace(network.implementation("cpu"), run=run)
+
+
+def test_a_kernel_that_fails_on_one_rank_is_left_out_in_training(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus.h5")
+    run = make_run(tmp_path / "run", corpus, steps=3, parallel={"device": "cpu"})
+    done = train_on(run, 2, break_the_experts_of_the_second_rank)
+    assert done.returncode == 0, done.stderr
+    logged = done.stdout + done.stderr
+    assert logged.count("experts.network runs without cpu, which another rank cannot start") == 1
+    assert "which cannot start here (ImportError: built for another machine)" in logged
+    assert len(steps_of(run)) == 3

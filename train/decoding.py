@@ -1,0 +1,154 @@
+"""Continue a prompt on several ranks of this machine, which divide the keys and values among them.
+
+    for token in generate_on_ranks(request, ranks): ...
+
+Each rank is a process with all weights; what is divided is the cache, so that a context fits that is too long for
+one device, and its reading, which is what a token of a long context takes. On GPUs each rank has its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from zslurm.checkpoint_tools import CheckpointError
+from zslurm.checkpoint_tools.plain import in_words
+from zslurm.train.checkpointing.load_weights import load_model
+from zslurm.train.context.tree_attention import DividedCache
+from zslurm.train.errors import TrainError
+from zslurm.train.hub import Overrides, open_weights
+from zslurm.train.model.generate import generate
+
+_CONTEXT = multiprocessing.get_context("spawn")
+_READY = -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate; the last fields are the arguments of `train.model.generate.generate`.
+
+    Attributes:
+        weights: a checkpoint, or a folder in transformers' format.
+        dtype: to compute in.
+        device: `cpu`, or `cuda`: rank r takes GPU r.
+    """
+
+    weights: Path
+    dtype: torch.dtype
+    device: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    eos_ids: tuple[int, ...]
+    rope_base: float
+
+
+def generate_on_ranks(request: Request, ranks: int) -> Iterator[int]:
+    """Start the ranks, wait until all have the weights, and return an iterator of the tokens as they are chosen.
+
+    Raises:
+        TrainError: a rank failed, here or in the iterator; the others are ended.
+    """
+    tokens = _generated(request, ranks)
+    next(tokens)
+    return tokens
+
+
+def _generated(request: Request, ranks: int) -> Iterator[int]:
+    """Yield a number that is no token when all ranks are ready, then the tokens."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    readers: list[Connection] = []
+    processes: list[SpawnProcess] = []
+    try:
+        for rank in range(ranks):
+            reader, writer = _CONTEXT.Pipe(duplex=False)
+            arguments = (rank, ranks, store.port, request, writer)
+            process = _CONTEXT.Process(target=_rank, args=arguments, daemon=True)
+            process.start()
+            writer.close()
+            readers.append(reader)
+            processes.append(process)
+        yield from _received(readers)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _received(readers: list[Connection]) -> Iterator[int]:
+    """Yield `_READY` when every rank has sent it, then the first rank's tokens, until all have ended in order."""
+    open_readers = dict(zip(readers, range(len(readers)), strict=True))
+    ready, ended = 0, set[int]()
+    while open_readers:
+        for reader in connection.wait(list(open_readers)):
+            assert isinstance(reader, connection.Connection)
+            rank = open_readers[reader]
+            try:
+                message = reader.recv()
+            except EOFError:
+                if rank not in ended:
+                    raise TrainError(
+                        f"rank {rank} of --ranks was killed; is there memory for all ranks?"
+                    ) from None
+                del open_readers[reader]
+                continue
+            if isinstance(message, str):
+                raise TrainError(f"rank {rank} of --ranks: {message}")
+            if message == _READY:
+                ready += 1
+                if ready == len(readers):
+                    yield _READY
+            elif message is None:
+                ended.add(rank)
+            else:
+                yield message
+
+
+def _rank(rank: int, ranks: int, port: int, request: Request, answer: Connection) -> None:
+    """Generate on one rank, which sends `_READY`, the first one each token, and None; or why it failed."""
+    try:
+        device = torch.device(request.device, rank if request.device == "cuda" else 0)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        else:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+        with open_weights(request.weights, Overrides(request.rope_base)) as weights:
+            model = load_model(weights, dtype=request.dtype, device=device)
+        assert dist.group.WORLD is not None
+        answer.send(_READY)
+        made = generate(
+            model,
+            request.prompt_ids,
+            max_new_tokens=request.max_new_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            eos_ids=request.eos_ids,
+            rope_base=request.rope_base,
+            divided=DividedCache(dist.group.WORLD),
+        )
+        for token in made:
+            if rank == 0:
+                answer.send(token)
+        answer.send(None)
+        dist.destroy_process_group()
+    except BrokenPipeError:
+        pass  # the text is not wanted any more
+    except (CheckpointError, TrainError) as error:
+        answer.send(str(error))
+    except (RuntimeError, OSError) as error:
+        answer.send(in_words(error))

@@ -1,0 +1,24 @@
+"""What a run has left to train, for the policy to weigh fewer nodes against a wait."""
+
+from __future__ import annotations
+
+from zslurm.aegis.types import WorkLeft
+from zslurm.config.spec import RunSpec
+from zslurm.run.metrics_tail import newest_rows
+from zslurm.run.run_dir import RunDir
+from zslurm.train.schedule import Plan
+
+
+def work_left(run: RunDir, spec: RunSpec, committed: int, job_s: float | None) -> WorkLeft:
+    """Return what is left after the checkpoint of step `committed` (-1: none)."""
+    plan = Plan(spec.phases)
+    done = min(max(0, committed), plan.total_steps)
+    here = plan.at(min(done, plan.total_steps - 1))
+    step_s = newest_rows(run.metrics).step_time_s
+    return WorkLeft(
+        here.global_batch,
+        here.phase.micro_batch,
+        max(1, spec.ranks_per_node // here.phase.context_parallel),
+        job_s=job_s,
+        training_s=None if step_s is None else (plan.total_steps - done) * step_s,
+    )
