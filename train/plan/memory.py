@@ -21,10 +21,16 @@ from zslurm.checkpoint_tools import Balance, Partition, partition
 from zslurm.train.config import TrainConfig
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
 from zslurm.train.parallel.memory import ITEMSIZE, NORM_ELEMENTS, sharded_bytes
-from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
+from zslurm.train.plan.activations import (
+    MicrobatchMemory,
+    microbatch_memory,
+    product_sums,
+    recomputed_layers,
+)
 from zslurm.train.shapes import owned_table
 
 _EXACT = 8  # bytes of an element in fp64
+_MICROBATCH = "forward and backward"
 _COPY = "copy for a checkpoint"
 _LATER = ("exchange of matrices", "staging", "optimizer state", _COPY)  # allocated when the weights have moved
 
@@ -37,6 +43,7 @@ class MemoryPlan:
     resident: dict[str, int]  # what lives as long as the run, by name
     moments: dict[str, int]  # what comes on top of that at one time, by name
     microbatch: MicrobatchMemory  # forward and backward, of the phase that needs most
+    recomputed: int  # layers that are computed again in backward, the first ones
     staging: int  # memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`
     matrices: int  # matrices that one rank each owns whole; 0 if AdamW trains everything
     balance: Balance  # how evenly these are divided
@@ -67,14 +74,11 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool) -> MemoryPlan:
     if on_cpu and config.checkpoint.background:
         resident[_COPY] = copy
     itemsize = ITEMSIZE[config.parallel.dtype]
-    microbatch = max(
-        (microbatch_memory(config, phase, on_cpu=on_cpu) for phase in config.phases),
-        key=lambda memory: memory.peak,
-    )
+    microbatch = _largest_microbatch(config, on_cpu=on_cpu)
     later = sum(resident.get(name, 0) for name in _LATER)
     moments = {
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
-        "forward and backward": microbatch.peak,
+        _MICROBATCH: microbatch.peak,
         # A value and its square; an fp64 gradient is its own value.
         "clipping": min(layout.chunk(rank), NORM_ELEMENTS) * _EXACT * (1 if itemsize == _EXACT else 2),
         "Muon": _muon(config, layout, rank, on_cpu=on_cpu),
@@ -84,10 +88,45 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool) -> MemoryPlan:
         resident=resident,
         moments=moments,
         microbatch=microbatch,
+        recomputed=recomputed_layers(config),
         staging=0 if on_cpu else copy,
         matrices=sum(row.whole for row in table),
         balance=layout.balance(),
     )
+
+
+LEFT_FREE = 0.1
+"""Share of a device's memory that a plan leaves to the allocator, the runtime and the collectives' library."""
+
+
+def with_least_recompute(config: TrainConfig, ranks: int, memory: int | None, *, on_cpu: bool) -> TrainConfig:
+    """Return the configuration with a number of layers for `parallel.recompute: auto`; any other as it is.
+
+    It is the least with which the plan leaves `LEFT_FREE` of the `memory` bytes of a device free; all layers where
+    that is not enough. Without a limit (None), and on CPUs, nothing is recomputed.
+    """
+    if config.parallel.recompute != "auto":
+        return config
+
+    def recomputing(layers: int) -> TrainConfig:
+        return config.model_copy(update={"parallel": config.parallel.model_copy(update={"recompute": layers})})
+
+    if memory is None or on_cpu:
+        return recomputing(0)
+    plan = plan_memory(recomputing(0), ranks, on_cpu=False)
+    if plan.peak_moment != _MICROBATCH:
+        return recomputing(0)
+    room = (1 - LEFT_FREE) * memory - sum(plan.resident.values())
+    layers = config.model.layers
+    choices = map(recomputing, range(layers))
+    fitting = (each for each in choices if _largest_microbatch(each, on_cpu=False).peak <= room)
+    return next(fitting, recomputing(layers))
+
+
+def _largest_microbatch(config: TrainConfig, *, on_cpu: bool) -> MicrobatchMemory:
+    """Return the memory of the phase that needs most."""
+    each = (microbatch_memory(config, phase, on_cpu=on_cpu) for phase in config.phases)
+    return max(each, key=lambda memory: memory.peak)
 
 
 def _muon(config: TrainConfig, layout: Partition, rank: int, *, on_cpu: bool) -> int:

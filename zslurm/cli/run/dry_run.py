@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
-from zslurm.cli.plan import trains_on_cpus
+from zslurm.cli.plan import planned, trains_on_cpus
 from zslurm.cli.values import without_secrets
 from zslurm.cluster.rccl.environment import RULES, left_out
 from zslurm.config.load import Resolved
@@ -26,7 +26,6 @@ from zslurm.submit.script.render import job_settings
 from zslurm.submit.submit import Prepared, prepare
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import ALONE
-from zslurm.train.plan.memory import plan_memory
 
 _PATIENCE_S = 15.0
 
@@ -187,7 +186,7 @@ def _placement(spec: RunSpec) -> list[dict[str, Any]]:
 def _memory(spec: RunSpec) -> dict[str, Any]:
     """Return what each rank's memory will hold at most, in bytes."""
     on_cpu = trains_on_cpus(spec)
-    plan = plan_memory(spec, spec.world_size, on_cpu=on_cpu)
+    plan = planned(spec, spec.world_size, None, on_cpu=on_cpu)
     return {
         "device": "cpu" if on_cpu else "gpu",
         "peak_bytes": plan.peak,
