@@ -17,6 +17,7 @@ import math
 import os
 import sys
 from dataclasses import asdict
+from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 
@@ -109,7 +110,8 @@ class Trainer:
         )
         self.evaluator = Evaluator.open(config, tokenizer)
         sizes = (phase.context_parallel for phase in config.phases)
-        self.contexts = context_groups(sizes, config.parallel.context_attention)
+        timeout = timedelta(seconds=config.parallel.timeout_s)
+        self.contexts = context_groups(sizes, config.parallel.context_attention, timeout)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
         share_tables(world.group, world.device)
@@ -353,6 +355,7 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
         attention=attention,
         recompute=_recomputed_layers(config, world),
         compile=parallel.compile,
+        context_parallel=any(phase.context_parallel > 1 for phase in config.phases),
     )
     return model
 
@@ -362,9 +365,8 @@ def _recomputed_layers(config: TrainConfig, world: World) -> int:
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
-    chosen = recomputed_layers(
-        with_least_recompute(config, world.size, memory, on_cpu=not on_gpu, local=world.local_size)
-    )
+    least = with_least_recompute(config, world.size, memory, on_cpu=not on_gpu, local=world.local_size)
+    chosen = recomputed_layers(least)
     if config.parallel.recompute == "auto":
         _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
     return chosen
