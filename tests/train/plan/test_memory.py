@@ -24,6 +24,7 @@ from zslurm.kernels import head as head_kernels
 from zslurm.kernels.dispatch import using
 from zslurm.kernels.matmul import cpu as onednn
 from zslurm.train.config import ModelConfig, MuonConfig, OptimConfig, TrainConfig, load_train_config
+from zslurm.train.context import blocks
 from zslurm.train.model import head, sdpa
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.optim.muon import MatrixBatch, Muon
@@ -369,6 +370,8 @@ def test_without_muon_nothing_is_whole() -> None:
 def test_the_plan_knows_the_constants_of_the_code() -> None:
     assert sdpa._LONGEST == activations.LONGEST_IN_BLOCKS
     assert sdpa._BLOCK == activations.ATTENTION_BLOCK
+    assert blocks._ELEMENTS["cpu"] == activations.SCORES_ON_CPU
+    assert (blocks._MOST_ROWS["cpu"], blocks._FEWEST_ROWS) == (activations._MOST_ROWS, activations._FEWEST_ROWS)
     assert head._CHUNK_ELEMENTS["cpu"] == activations.LOGITS_ON_CPU
     assert head._CHUNK_ELEMENTS_ELSEWHERE == activations.LOGITS_ELSEWHERE
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
