@@ -65,6 +65,7 @@ class Zaya(nn.Module):
         attention: Kernels = "auto",
         recompute: bool = False,
         compile: bool = False,
+        context_parallel: bool = False,
         backend: str = "inductor",
     ) -> None:
         """Choose how the layers run; what they compute stays the same.
@@ -72,7 +73,8 @@ class Zaya(nn.Module):
         A package's attention kernels (from `choose_kernels`) see no mask: with padding, attention is torch's.
         With `recompute` only each layer's inputs are kept for backward, where the layer runs once more; its first
         run alone counts the experts' load. With `compile` each layer is one graph, or two around a package's
-        kernels, made by torch.compile's `backend` when it first runs.
+        kernels, made by torch.compile's `backend` when it first runs; with `context_parallel`, which says that
+        `losses` may get a context, graphs also end where its ranks communicate.
         """
         self._recompute = recompute
         self._by_bounds = isinstance(attention, FlashAttention)
@@ -80,8 +82,10 @@ class Zaya(nn.Module):
             attention = attention.outside_of_graphs()
         for layer in self._layers():
             layer.attention.kernels = attention
+            if compile and context_parallel:
+                layer.attention.communicate_outside_of_graphs()
             if compile:
-                layer.compile(fullgraph=not self._by_bounds, backend=backend)
+                layer.compile(fullgraph=not (self._by_bounds or context_parallel), backend=backend)
 
     def forward(
         self,
