@@ -22,7 +22,6 @@ from enum import IntEnum
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.checkpoint_tools.quantities import counted
@@ -246,8 +245,8 @@ class Trainer:
         self.shards.reduce_gradients()
         signals = [float(targets), float(self.stop.asked), *self.saves.signals()]
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
-        dist.all_reduce(totals, group=self.world.group)
-        dist.all_reduce(counts_MLC, group=self.world.group)
+        self.shards.comm.all_reduce(totals)
+        self.shards.comm.all_reduce(counts_MLC)
         if self.order.data.masked:
             # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
             share = here.step_tokens / totals[2]
