@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from zslurm.train.data.shares import Shares
 from zslurm.train.errors import ConfigError
 from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan, Position, check_ranks, compare, learning_rate
@@ -272,21 +270,6 @@ def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], pro
     with pytest.raises(ValueError, match="value_error") as refused:
         ramped(*ramp, tokens=200, micro_batch=2)
     assert problem in str(refused.value)
-
-
-def test_ranks_idle_where_microbatches_are_not_split() -> None:
-    """No division would be faster. Where one is, all ranks have work."""
-    eight = (phase(batch=8, micro_batch=4),)
-    assert check_ranks(eight, 2) == []
-    assert check_ranks(eight, 3) == [], "3, 3 and 2 sequences"
-    pairs = (phase(batch=8, micro_batch=2),)
-    assert check_ranks(pairs, 5) == [
-        "phases[0].global_batch (8) is 4 microbatches for 5 ranks: 1 idle; 4 ranks would be as fast"
-    ]
-    for phases, ranks in itertools.product((eight, pairs), range(1, 9)):
-        here = phases[0]
-        idle = Shares(here.global_batch, here.micro_batch, ranks).sizes.count(0)
-        assert sum(f"{idle} idle" in line for line in check_ranks(phases, ranks)) == bool(idle)
 
 
 # --------------------------------------------------------------------------------- phases that changed on the way
