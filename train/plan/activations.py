@@ -10,14 +10,20 @@ weights' format and in that of the fp32 islands (docs/model.md). A layer keeps, 
     experts           2 b (D + F) for each expert of the token, on GPUs 2 b F
 
 and besides the joined projection and convolution kernel (weights, once). In short sequences on a CPU attention's
-probabilities are kept as well: S (S + block) / 2 per query head and sequence.
+probabilities are kept as well: S (S + block) / 2 per query head and sequence. With `context_parallel` c, T is 2 B
+ceil(S / 2c): keys and values of other ranks are not kept, nor probabilities, and attention keeps its output twice.
 
-The peak of a microbatch is one of two moments:
+The peak of a microbatch is one of these moments:
 
     head         all layers, and softmax, logits and embedding gradient of the head (forward; its backward
                  scales that gradient in place)
-    last layer   all layers (with recompute: their inputs, and one whole layer), the embedding's gradient, and the
-                 experts' backward, with the gradients of all experts of a layer
+    last layer   all layers, the embedding's gradient, and the experts' backward, with the gradients of all experts
+                 of a layer
+    attention    where ranks share sequences: all layers but the last one's experts, the keys and values of a part
+                 of the sequence (of all of it, with all-gather), and their gradients
+
+Of layers that are recomputed, the first ones, only the inputs are kept. Where all are, the last layer is whole
+once more in its backward; else the layers behind them are freed by then, and what is recomputed takes no more.
 
 A compiled layer keeps what its compiler chooses: usually less; for it these figures are an upper estimate. Without
 a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
@@ -39,9 +45,10 @@ from dataclasses import dataclass
 
 from zslurm.kernels.matmul_limits import fewest_copied_terms
 from zslurm.train.config import ModelConfig, TrainConfig
-from zslurm.train.context.layout import check_chunks, chunk_tokens
+from zslurm.train.context.layout import check_chunks, chunk_tokens, reach
 from zslurm.train.parallel.memory import ITEMSIZE
 from zslurm.train.phases import PhaseConfig
+from zslurm.train.plan.communication import context_attention
 
 # What train/model does: sdpa.py, head.py.
 LONGEST_IN_BLOCKS = 1024
@@ -51,6 +58,10 @@ LOGITS_ELSEWHERE = 1 << 28
 PART_OF_LOGITS_ON_CPU = 1 << 19
 FEWEST_TOKENS = 64
 PIECE_OF_GRADIENT = 1 << 26  # kernels/head
+
+SCORES_ON_CPU = 1 << 21  # train/context/blocks.py, with the rows of a block
+_MOST_ROWS = 64
+_FEWEST_ROWS = 16
 
 _INDEX = 8  # bytes of an int64
 _FP32 = 4
@@ -64,11 +75,14 @@ class MicrobatchMemory:
     head: int  # at the peak of the head's forward pass, `layers` included
     last_layer: int  # at the peak of the last layer's backward pass, likewise
     logits: int  # of one part of the head's chunk, with the softmax of the chunk; in `head`
+    attention: int = (
+        0  # at the peak of the last layer's attention, where ranks share sequences; else less than that
+    )
 
     @property
     def peak(self) -> int:
-        """Return the larger of the two moments."""
-        return max(self.head, self.last_layer)
+        """Return the largest of the moments."""
+        return max(self.head, self.last_layer, self.attention)
 
 
 @dataclass(frozen=True)
@@ -81,10 +95,17 @@ class _Sizes:
     narrow: int
     masked: bool
     on_cpu: bool
+    ranks: int = 1  # that share each sequence; `context` tokens of it are this rank's, in two chunks
+    ring: bool = False  # how they exchange keys and values
 
     @property
     def tokens(self) -> int:
         return self.sequences * self.context
+
+    @property
+    def shared(self) -> bool:
+        """Return whether ranks share sequences."""
+        return self.ranks > 1
 
     @property
     def wide(self) -> int:
@@ -131,29 +152,48 @@ def product_sums(elements: int, itemsize: int) -> int:
 def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) -> MicrobatchMemory:
     """Return the bytes of forward and backward of a microbatch of `phase`, with the kernels of CPUs or GPUs."""
     model, narrow = config.model, ITEMSIZE[config.parallel.dtype]
-    local = phase.context
-    if phase.context_parallel > 1:
-        check_chunks(model, phase.context, phase.context_parallel)
-        local = 2 * chunk_tokens(phase.context, phase.context_parallel)
-    sizes = _Sizes(model, phase.micro_batch, local, narrow, config.data.isolate_documents, on_cpu)
+    local, ranks, ring = phase.context, phase.context_parallel, False
+    if ranks > 1:
+        check_chunks(model, phase.context, ranks)
+        local, ring = 2 * chunk_tokens(phase.context, ranks), context_attention(config, phase) == "ring"
+    masked = config.data.isolate_documents and ranks == 1  # ranks that share sequences have labels instead
+    sizes = _Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring)
     layer = _layer(sizes)
-    layers, again = model.layers * layer, 0
+    again, recomputed = 0, recomputed_layers(config)
+    layers = (model.layers - recomputed) * layer
     into_head = 2 * sizes.stream + sizes.wide_stream  # the last hidden state, x, and the stream
-    if config.parallel.recompute:
-        inputs = sizes.stream + sizes.wide_stream
-        if model.router == "mlp":
-            inputs += sizes.tokens * model.router_hidden_size * narrow  # what a router hands to the next
-        layers = model.layers * inputs - (inputs - sizes.stream)  # the first layer has the embedding only
-        again = layer - sizes.stream  # its input is kept already
-        into_head += sizes.wide_stream  # the stream before the last entry, which the last layer would have kept
+    if recomputed:
+        # What a router hands to the next.
+        state = sizes.tokens * model.router_hidden_size * narrow if model.router == "mlp" else 0
+        inputs = sizes.stream + sizes.wide_stream + state
+        layers += recomputed * inputs - (inputs - sizes.stream)  # the first layer has the embedding only
+        # The stream and the state behind them, which the last of these layers would have kept.
+        if recomputed == model.layers:
+            again = layer - sizes.stream  # its input is kept already
+            into_head += sizes.wide_stream
+        else:
+            layers += sizes.wide_stream + state
     if sizes.masked:
         layers += sizes.tokens * sizes.context  # the mask of a forward pass, a byte for each pair of tokens
     return MicrobatchMemory(
         layers=layers,
         head=layers + into_head + _head(sizes),
         last_layer=layers + again + _experts_backward(sizes) + sizes.table * narrow,
+        attention=layers + again - _after_attention(sizes) + _attention_backward(sizes) if sizes.shared else 0,
         logits=(_chunk(sizes) + _part(sizes)) * model.vocab_size * sizes.wide,
     )
+
+
+def recomputed_layers(config: TrainConfig) -> int:
+    """Return how many layers, the first ones, are recomputed.
+
+    Raises:
+        ValueError: that is to be chosen, see `memory.with_least_recompute`.
+    """
+    asked = config.parallel.recompute
+    if asked == "auto":
+        raise ValueError("parallel.recompute: auto stands for a number of layers that is not chosen yet")
+    return config.model.layers if asked is True else int(asked)
 
 
 def _layer(sizes: _Sizes) -> int:
@@ -174,6 +214,10 @@ def _projections(sizes: _Sizes) -> int:
     if sizes.converts:
         kernel += channels * (earlier + 1) * wide  # the depthwise convolution's weights and biases in fp32
     joined = (channels + values) * model.hidden_size * narrow + kernel
+    if sizes.shared:
+        # What is mixed is a copy: of queries and keys alone, with the tokens before each of two chunks.
+        mixed = sizes.tokens + sizes.sequences * 2 * reach(model)
+        return joined + mixed * (channels * narrow + channels * wide + heads * wide)
     return joined + sizes.tokens * ((channels + values) * narrow + channels * wide + heads * wide)
 
 
@@ -182,6 +226,8 @@ def _attention(sizes: _Sizes) -> int:
     model, narrow = sizes.model, sizes.narrow
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
     inputs_and_output = sizes.tokens * (2 * queries + 2 * keys) * narrow
+    if sizes.shared:  # the output twice, in both orders of heads and tokens
+        return inputs_and_output + sizes.tokens * (queries * narrow + model.query_heads * sizes.wide)
     if sizes.on_cpu and sizes.context <= LONGEST_IN_BLOCKS and not sizes.masked:
         # One sequence's keys are a view of queries and keys together, whose blocks of queries are copies.
         twice = sizes.sequences == 1 and sizes.context > ATTENTION_BLOCK
@@ -194,6 +240,32 @@ def _attention(sizes: _Sizes) -> int:
         scores = sizes.tokens * model.query_heads * sizes.context * _FP32
         return inputs_and_output + 2 * sizes.tokens * queries * narrow + scores
     return inputs_and_output + sums
+
+
+def _after_attention(sizes: _Sizes) -> int:
+    """Kept of the last layer for what comes after attention: gone when the backward pass is there."""
+    entry = 2 * sizes.stream + sizes.wide_stream + sizes.tokens * sizes.wide
+    return entry + _router(sizes) + _experts(sizes)
+
+
+def _attention_backward(sizes: _Sizes) -> int:
+    """Return what attention over shared sequences takes in its backward pass, at the largest part of the keys."""
+    model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
+    queries, both = model.query_heads * model.head_dim, 2 * model.kv_heads * model.head_dim
+    gradients = sizes.wide_stream + 2 * sizes.stream + sizes.tokens * queries * (narrow + wide)
+    if sizes.ring:  # this step's keys and the next one's, and the gradients of two ranks' on their way
+        part = sizes.tokens
+        exchange = 2 * sizes.tokens * both * (narrow + wide)
+    else:  # all of them, and of the first rank's late queries all other ranks' keys side by side
+        part = (sizes.ranks - 1) * sizes.tokens
+        exchange = (sizes.ranks * (narrow + wide) * sizes.tokens + part * narrow) * both
+    if not sizes.on_cpu:  # a flash kernel: gradients in the same format, converted to be summed
+        return gradients + exchange + part * both * (narrow + wide)
+    length = part // sizes.sequences
+    heads = sizes.sequences * model.query_heads
+    rows = max(_FEWEST_ROWS, min(_MOST_ROWS, SCORES_ON_CPU // (heads * length)))
+    scores = heads * min(rows, sizes.context // 2) * length
+    return gradients + exchange + part * both * 2 * wide + 3 * scores * wide
 
 
 def _probabilities(sizes: _Sizes) -> int:
