@@ -202,7 +202,7 @@ class ParallelConfig(Section):
         description="MiB of gradients in one reduction; default: the fewest with which at most a tenth of the "
         "predicted communication time is latency, by the numbers of nodes and of ranks on each; at least 64",
     )
-    overlap: Literal["auto"] | bool = Field(
+    overlap: Literal["auto", True, False] = Field(
         "auto",
         description="reduce each bucket while backward runs; auto: on GPUs, and on CPUs where the ranks' threads "
         "leave cores free",

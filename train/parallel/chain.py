@@ -88,6 +88,6 @@ def _serve(links: SimpleQueue[_Link]) -> None:
                 link.last = _start(link.hops)
             except BaseException as raised:  # raised again where the chain is waited for
                 error = raised
-        link.error = error
+        link.error, link.hops = error, ()  # hops may hold the chain before, which held the one before
         link.started.set()
-        del link  # and what it holds, until the next one comes
+        del link

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -233,6 +235,18 @@ def test_a_hop_that_fails_raises_at_every_wait_and_at_all_chains_behind_it(where
         with pytest.raises(RuntimeError, match="connection closed by peer"):
             handle.wait()
     assert started == ["a", "b", "c", "d"][: 3 + where], "nothing is started after a failure"
+
+
+def test_a_chain_that_was_waited_for_is_not_kept() -> None:
+    """Each reduction waits for the one before it in its buffer: they must not all be kept."""
+    chain = Chain(CPU)
+    last = chain.run(lambda: DONE)
+    first = weakref.ref(last)
+    for _ in range(3):
+        last = chain.run(lambda before=last: before, lambda: DONE)  # type: ignore[misc]
+        last.wait()
+    gc.collect()
+    assert first() is None
 
 
 def hopeless(group: dist.ProcessGroup) -> str:
