@@ -69,6 +69,12 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (reach + 1) * tensor.element_size()
 
 
+def lacks_near_elements(*operands: Tensor, tile: int = 128) -> str | None:
+    """Return what kernels that count the offsets in a tile of so many rows in 32 bits do not take, or None."""
+    strides = [abs(stride) for operand in operands for stride in operand.stride()[-2:]]
+    return "rows that are too far apart in memory" if max(strides, default=0) * tile >= 2**31 else None
+
+
 def short(dtype: torch.dtype) -> str:
     """Return torch's name of a format, without the package."""
     return str(dtype).removeprefix("torch.")

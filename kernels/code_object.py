@@ -95,7 +95,9 @@ def violations(code: CodeObject, launch: Launch, arch: Arch) -> list[str]:
 
 def implementation_files() -> list[str]:
     """Return the folders of the operations that have an implementation in Triton."""
-    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/triton.py"))
+    here = Path(__file__).parent
+    files = [*here.glob("*/triton.py"), *here.glob("*/triton/__init__.py")]
+    return sorted(file.relative_to(here).parts[0] for file in files)
 
 
 def launches_of(folder: str, arch: Arch) -> Iterator[Launch]:

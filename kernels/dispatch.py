@@ -86,6 +86,15 @@ def everything(*_: Any, **__: Any) -> str | None:
     return None
 
 
+def in_triton(folder: str, function: str, supports: Callable[..., str | None]) -> Implementation:
+    """Return an implementation in Triton: a function of the folder's `triton`, imported when it first runs."""
+
+    def run(*args: Any) -> Any:
+        return getattr(importlib.import_module(f"zslurm.kernels.{folder}.triton"), function)(*args)
+
+    return Implementation("triton", run, supports)
+
+
 @dataclass
 class Operation:
     """One operation, called as a function.

@@ -1,26 +1,45 @@
-"""What the kernels in Triton share. Imports triton: for files of implementations, which are imported when used."""
+"""What the kernels in Triton share. Imports triton: for files of implementations, which are imported when used.
+
+Operands of a kernel that are many go in as a NamedTuple, and its constants as another one, which is a
+`tl.constexpr`: a kernel reads `given.weight` and `SHAPE.ROWS`. So a list of operands exists once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from zslurm.kernels.arch import Arch
+from zslurm.kernels.arch import Arch, arch_of
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether kernels run in Triton's interpreter, on a CPU: set TRITON_INTERPRET=1 before triton is imported.
+"""Whether kernels run in Triton's interpreter, on a CPU: set TRITON_INTERPRET=1 before triton is imported."""
 
-The interpreter multiplies bf16 as if it were integers: kernels convert the operands of `tl.dot` to fp32 there.
-"""
+_WIDENED = tl.constexpr(INTERPRETED)
+
+
+def launch(kernel: Any, programs: int | tuple[int, ...], tensor: Tensor, *operands: Any, **constants: Any) -> None:
+    """Launch a kernel on the GPU that a tensor is on, where Triton would launch on the current one.
+
+    Args:
+        kernel: a function with Triton's decorator.
+        programs: workgroups, in up to three dimensions.
+        tensor: one of the operands.
+        operands: of the kernel.
+        constants: of the kernel, and how it is compiled: num_warps, num_stages.
+    """
+    grid = programs if isinstance(programs, tuple) else (programs,)
+    with _on_device_of(tensor):
+        kernel[grid](*operands, **constants, **_compiler_options(arch_of(tensor.device)))
 
 
 @contextmanager
-def launching_on(tensor: Tensor) -> Iterator[None]:
-    """Launch kernels on the GPU that a tensor is on: Triton launches on the current one."""
+def _on_device_of(tensor: Tensor) -> Iterator[None]:
     if tensor.device.type == "cuda" and tensor.device.index != torch.cuda.current_device():
         with torch.cuda.device(tensor.device):
             yield
@@ -33,6 +52,28 @@ def dies(arch: Arch) -> int:
     return 8 if arch.name == "gfx942" else 1
 
 
-def compiler_options(arch: Arch) -> dict[str, object]:
+def _compiler_options(arch: Arch) -> dict[str, object]:
     """Return options of every launch: those whose default differs between versions of Triton."""
     return {"enable_fp_fusion": True} if arch.is_amd or arch.is_nvidia else {}
+
+
+@triton.jit
+def on_one_die(program, programs, DIES: tl.constexpr):
+    """Return another place of a workgroup, so that neighbours are on one die, where they share a cache."""
+    if DIES > 1:
+        die = program % DIES
+        program = die * (programs // DIES) + tl.minimum(die, programs % DIES) + program // DIES
+    return program
+
+
+@triton.jit
+def dot(left, right, total):
+    """Add a product of tiles to `total`, in fp32; the interpreter would multiply bf16 as if it were integers."""
+    if _WIDENED:
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
+    if left.dtype == tl.float32:  # else TF32 on some
+        total = tl.dot(left, right, total, input_precision="ieee")
+    else:
+        total = tl.dot(left, right, total)
+    return total

@@ -13,6 +13,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,7 @@ class ProcessorTime:
 
     def pytest_unconfigure(self) -> None:
         (self.parent / "cgroup.procs").write_text(str(os.getpid()))
-        for process in (self.group / "cgroup.procs").read_text().split():  # what a test left: none is to be here
-            (self.parent / "cgroup.procs").write_text(process)
-        self.group.rmdir()
+        remove(self.group, self.parent)
 
 
 def fresh_group(name: str) -> tuple[Path, Path]:
@@ -53,6 +52,14 @@ def fresh_group(name: str) -> tuple[Path, Path]:
     group = root / own / name
     group.mkdir()
     return group, root / own
+
+
+def remove(group: Path, parent: Path) -> None:
+    """Remove a group; what was started in it and still runs moves to the parent."""
+    for process in (group / "cgroup.procs").read_text().split():
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            (parent / "cgroup.procs").write_text(process)
+    group.rmdir()
 
 
 def processor_s(group: Path) -> float:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,24 +53,37 @@ def run_file() -> str:
     return text
 
 
-def prepare(directory: Path) -> Path:
-    """The directory that the documents assume: some texts and run.yaml."""
+def prepare(directory: Path, *, tokens: int | None = None) -> Path:
+    """The directory that the documents assume: some texts and run.yaml, with as many tokens as are given here."""
     texts = directory / "texts"
     texts.mkdir()
     for name in ("argparse", "typing", "subprocess", "inspect", "logging/__init__", "unittest/mock"):
         source = Path(os.__file__).parent / f"{name}.py"
         shutil.copy(source, texts / f"{name.replace('/', '-')}.txt")
-    (directory / "run.yaml").write_text(run_file())
+    text = run_file()
+    if tokens is not None:
+        text, found = re.subn(r"(?<=tokens: )\d+", str(tokens), text)
+        assert found == 1
+    (directory / "run.yaml").write_text(text)
     return directory
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the README's local commands were run, one after the other."""
-    directory = prepare(tmp_path_factory.mktemp("docs"))
+    """A directory in which the README's local commands were run, one after the other, with twenty steps."""
+    directory = prepare(tmp_path_factory.mktemp("docs"), tokens=20 * 1024)
     for block in blocks("bash", ROOT / "README.md"):
         run_locally(block, directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data that the README's first command builds."""
+    directory = prepare(tmp_path_factory.mktemp("docs-data"))
+    first = blocks("bash", ROOT / "README.md")[0]
+    run_locally(replace(first, text=first.text.splitlines()[0]), directory)
+    return directory / "data"
 
 
 def run_locally(block: Block, directory: Path) -> None:
@@ -111,10 +124,10 @@ def test_python_of(document: Path, local: Path) -> None:
 
 
 @pytest.fixture
-def cluster_directory(slurm_cluster: SlurmCluster, local: Path) -> Iterator[Path]:
+def cluster_directory(slurm_cluster: SlurmCluster, data: Path) -> Iterator[Path]:
     """The same directory for the ordinary user, with a profile of the cluster; its jobs end with the test."""
     directory = prepare(slurm_cluster.user_dir("docs-test"))
-    shutil.copytree(local / "data", directory / "data")
+    shutil.copytree(data, directory / "data")
     slurm_cluster.run(["chmod", "-R", "u+rwX", directory], check=False)
     # Ranks that are no trainers, and not done with the README's few steps before the next command comes.
     ranks = slurm_cluster.installation().sources / "tests" / "stand_in" / stand_in.IN_RANKS.name

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.checkpoint_tools.quantities import counted
@@ -172,6 +172,16 @@ class OptimConfig(Section):
     )
 
 
+def _recompute_only(value: object) -> object:
+    """Refuse with one message what is none of the forms, which a union would refuse with one for each."""
+    if value == "auto" or isinstance(value, bool) or (isinstance(value, int) and value >= 0):
+        return value
+    raise ValueError(f"expected true, false, a number of layers or auto, got {json.dumps(value, default=str)}")
+
+
+Recompute = Annotated[bool | int | Literal["auto"], BeforeValidator(_recompute_only)]
+
+
 class ParallelConfig(Section):
     """Devices, number formats and communication."""
 
@@ -219,8 +229,10 @@ class ParallelConfig(Section):
         description="what multiplies the experts: a loop (off), kernels in Triton, torch's grouped_mm (torch, or "
         "on), those of an installed package (aiter, primus_turbo), or what is fastest on this device (auto)",
     )
-    recompute: bool = Field(
-        False, description="keep only each layer's inputs for backward and compute its inside again"
+    recompute: Recompute = Field(
+        False,
+        description="keep only a layer's inputs for backward and compute its inside again: every layer's (true), "
+        "that of so many, the first ones, or of as few as the GPU's memory asks for by the plan (auto)",
     )
     compile: bool = Field(False, description="compile each layer with torch.compile")
     threads: Whole = Field(0, description="CPU threads of each rank; 0 shares the cores among local ranks")
@@ -390,6 +402,13 @@ class TrainConfig(Section):
                 raise ValueError(f"{key}.{unknown}: is not in data.sources; {hint}")
             if phase.mix and not any(phase.mix.values()):
                 raise ValueError(f"{key}: every share is 0; give at least one source more")
+        return self
+
+    @model_validator(mode="after")
+    def _recomputes_its_own_layers(self) -> Self:
+        asked, layers = self.parallel.recompute, self.model.layers
+        if asked != "auto" and asked > layers:
+            raise ValueError(f"parallel.recompute ({asked}) exceeds the model's {counted(layers, 'layer')}")
         return self
 
     @model_validator(mode="after")

@@ -47,7 +47,9 @@ from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tab
 from zslurm.train.parallel.levels import choose_levels
 from zslurm.train.parallel.world import DTYPES, World, open_world, overlaps, read_back, to_device
 from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.plan.activations import recomputed_layers
 from zslurm.train.plan.communication import Group, bucket_bytes
+from zslurm.train.plan.memory import with_least_recompute
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
 from zslurm.train.shapes import owned_table
@@ -349,10 +351,23 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
     dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))
     model.run_with(
         attention=attention,
-        recompute=parallel.recompute,
+        recompute=_recomputed_layers(config, world),
         compile=parallel.compile,
     )
     return model
+
+
+def _recomputed_layers(config: TrainConfig, world: World) -> int:
+    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log."""
+    device, layers = world.device, config.model.layers
+    on_gpu = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
+    chosen = recomputed_layers(
+        with_least_recompute(config, world.size, memory, on_cpu=not on_gpu, local=world.local_size)
+    )
+    if config.parallel.recompute == "auto":
+        _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
+    return chosen
 
 
 def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, write_result
-from tests.processor_time import fresh_group, processor_s
+from tests.processor_time import fresh_group, processor_s, remove
 
 BEFORE = "6ce091c"
 
@@ -32,7 +32,7 @@ def measure(commit: str, clone: Path) -> dict[str, Any]:
     """Run `.ci/run` of a commit in a fresh clone; failing tests are counted by its exit code, not raised."""
     subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
     subprocess.run(["git", "checkout", "-q", commit], cwd=clone, check=True)
-    group, _ = fresh_group(f"zslurm-ci-{os.getpid()}")
+    group, parent = fresh_group(f"zslurm-ci-{os.getpid()}")
     began = time.monotonic()
     shell = f'echo $$ > "{group / "cgroup.procs"}" && exec .ci/run'
     done = subprocess.run(["bash", "-c", shell], cwd=clone, check=False)
@@ -42,7 +42,7 @@ def measure(commit: str, clone: Path) -> dict[str, Any]:
         "wall_s": round(time.monotonic() - began),
         "processor_s": round(processor_s(group)),
     }
-    group.rmdir()
+    remove(group, parent)
     return row
 
 

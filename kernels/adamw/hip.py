@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import astuple, fields
+from typing import Any
 
 import torch
 
@@ -17,9 +18,7 @@ class _Factors(ctypes.Structure):
     _fields_ = [(each.name, ctypes.c_float) for each in fields(Factors)]  # as ctypes has it
 
 
-def supports(
-    operands: Operands, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, step: int
-) -> str | None:
+def supports_update(operands: Operands, **_: Any) -> str | None:
     """Return None, or what of the operands the kernel does not take."""
     weights = operands.weights or []
     if operands.masters[0].dtype != torch.float32:
@@ -32,14 +31,12 @@ def supports(
     return None
 
 
-def update(
-    operands: Operands, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, step: int
-) -> None:
+def update(operands: Operands, **settings: Any) -> None:
     """Run `adamw`."""
     from zslurm.kernels.hip.driver import kernels
 
     adamw = kernels("adamw", operands.masters[0].device)
-    by = _Factors(*astuple(factors(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, step=step)))
+    by = _Factors(*astuple(factors(**settings)))
     lists = [operands.masters, operands.gradients, operands.exp_avgs, operands.exp_avg_sqs]
     addresses = [[tensor.data_ptr() for tensor in tensors] for tensors in lists]
     weights = operands.weights
@@ -47,5 +44,4 @@ def update(
     sizes = [master.numel() for master in operands.masters]
     rows = [Row(each, size) for each, size in zip(zip(*addresses, strict=True), sizes, strict=True)]
     for launch in launches(rows, (4, 4, 4, 4, 2)):
-        if launch.blocks:
-            adamw.launch("adamw", launch.blocks, (launch.table, by))
+        adamw.launch("adamw", launch.blocks, (launch.table, by))

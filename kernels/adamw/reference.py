@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from zslurm.kernels.adamw.operands import Operands
 from zslurm.kernels.rounding import root
@@ -54,11 +55,9 @@ def factors(*, lr: float, betas: tuple[float, float], eps: float, weight_decay: 
     )
 
 
-def update(
-    operands: Operands, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, step: int
-) -> None:
+def update(operands: Operands, **settings: Any) -> None:
     """Run `adamw`."""
-    by = factors(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, step=step)
+    by = factors(**settings)
     lists = (operands.masters, operands.gradients, operands.exp_avgs, operands.exp_avg_sqs)
     for master, gradient, mean, square in zip(*lists, strict=True):
         mean.add_((gradient - mean) * by.mean_weight)

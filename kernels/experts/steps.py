@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from zslurm.kernels.checks import short
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.dispatch import Operation, Sizes, in_triton
 from zslurm.kernels.experts import operands, reference
 from zslurm.kernels.experts.reference import Order
 from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
@@ -23,16 +23,10 @@ from zslurm.kernels.grouped_gemm import Groups, multiply, weight_gradient
 
 def operation(name: str, check: Callable[..., None], sizes: Callable[..., Sizes]) -> Operation:
     """Return an operation of this folder, whose implementations have functions of one name."""
-
-    def by_triton(*args: Any) -> Any:
-        from zslurm.kernels.experts import triton
-
-        return getattr(triton, name)(*args)
-
     return Operation(
         name=f"experts.{name}",
         reference=getattr(reference, name),
-        implementations=[Implementation("triton", by_triton, operands.lacks_in_triton)],
+        implementations=[in_triton("experts", name, operands.lacks_in_triton)],
         check=check,
         device=lambda first, *_: first.device,
         sizes=sizes,

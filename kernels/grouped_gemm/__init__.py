@@ -96,7 +96,9 @@ def _rule(arch: Arch, sizes: Sizes) -> str:
 def _lacks_in_triton(left: Tensor, right: Tensor, groups: Groups) -> str | None:
     if left.device.type != "cuda":
         return f"operands on {left.device.type}"
-    return None if left.dtype in _IN_TRITON else f"{checks.short(left.dtype)} operands"
+    if left.dtype not in _IN_TRITON:
+        return f"{checks.short(left.dtype)} operands"
+    return checks.lacks_near_elements(left, right)
 
 
 def _by_triton(function: str) -> Implementation:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from zslurm.kernels.arch import Arch, arch_of
 from zslurm.kernels.code_object import Launch
-from zslurm.kernels.triton_tools import INTERPRETED, compiler_options, dies, launching_on
+from zslurm.kernels.triton_tools import dies, dot, launch, on_one_die
 
 
 class Configuration(NamedTuple):
@@ -65,30 +65,30 @@ def multiply(x_NI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
     chosen = multiply_configuration(arch, x_NI.dtype, rows // groups, columns)
     # Every group may have one tile that is not full.
     tiles = (triton.cdiv(rows, chosen.rows) + groups) * triton.cdiv(columns, chosen.columns)
-    with launching_on(x_NI):
-        _variable_rows[(min(tiles, arch.compute_units),)](
-            x_NI,
-            weight_EIO,
-            out_NO,
-            ends_E,
-            groups,
-            terms,
-            columns,
-            *x_NI.stride(),
-            *weight_EIO.stride(),
-            *out_NO.stride(),
-            GROUPS=max(2, triton.next_power_of_2(groups)),
-            ROWS=chosen.rows,
-            COLUMNS=chosen.columns,
-            TERMS=chosen.terms,
-            WHOLE_TERMS=terms % chosen.terms == 0,
-            WHOLE_COLUMNS=columns % chosen.columns == 0,
-            DIES=dies(arch),
-            WIDENED=INTERPRETED,
-            num_warps=chosen.num_warps,
-            num_stages=chosen.num_stages,
-            **compiler_options(arch),
-        )
+    launch(
+        _variable_rows,
+        min(tiles, arch.compute_units),
+        x_NI,
+        x_NI,
+        weight_EIO,
+        out_NO,
+        ends_E,
+        groups,
+        terms,
+        columns,
+        *x_NI.stride(),
+        *weight_EIO.stride(),
+        *out_NO.stride(),
+        GROUPS=max(2, triton.next_power_of_2(groups)),
+        ROWS=chosen.rows,
+        COLUMNS=chosen.columns,
+        TERMS=chosen.terms,
+        WHOLE_TERMS=terms % chosen.terms == 0,
+        WHOLE_COLUMNS=columns % chosen.columns == 0,
+        DIES=dies(arch),
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+    )
     return out_NO
 
 
@@ -101,53 +101,30 @@ def weight_gradient(left_NI: Tensor, right_NO: Tensor, ends_E: Tensor) -> Tensor
     arch = arch_of(left_NI.device)
     chosen = weight_gradient_configuration(arch, left_NI.dtype, rows, columns)
     tiles = groups * triton.cdiv(rows, chosen.rows) * triton.cdiv(columns, chosen.columns)
-    with launching_on(left_NI):
-        _variable_terms[(min(tiles, arch.compute_units),)](
-            left_NI,
-            right_NO,
-            out_EIO,
-            ends_E,
-            tiles,
-            rows,
-            columns,
-            *left_NI.stride(),
-            *right_NO.stride(),
-            *out_EIO.stride(),
-            ROWS=chosen.rows,
-            COLUMNS=chosen.columns,
-            TERMS=chosen.terms,
-            WHOLE_ROWS=rows % chosen.rows == 0,
-            WHOLE_COLUMNS=columns % chosen.columns == 0,
-            DIES=dies(arch),
-            WIDENED=INTERPRETED,
-            num_warps=chosen.num_warps,
-            num_stages=chosen.num_stages,
-            **compiler_options(arch),
-        )
+    launch(
+        _variable_terms,
+        min(tiles, arch.compute_units),
+        left_NI,
+        left_NI,
+        right_NO,
+        out_EIO,
+        ends_E,
+        tiles,
+        rows,
+        columns,
+        *left_NI.stride(),
+        *right_NO.stride(),
+        *out_EIO.stride(),
+        ROWS=chosen.rows,
+        COLUMNS=chosen.columns,
+        TERMS=chosen.terms,
+        WHOLE_ROWS=rows % chosen.rows == 0,
+        WHOLE_COLUMNS=columns % chosen.columns == 0,
+        DIES=dies(arch),
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+    )
     return out_EIO
-
-
-@triton.jit
-def _program(DIES: tl.constexpr):
-    """Return this workgroup's place, so that neighbours are on one die, where they share a cache."""
-    program = tl.program_id(0)
-    if DIES > 1:
-        programs = tl.num_programs(0)
-        die = program % DIES
-        program = die * (programs // DIES) + tl.minimum(die, programs % DIES) + program // DIES
-    return program
-
-
-@triton.jit
-def _dot(left, right, total, WIDENED: tl.constexpr):
-    if WIDENED:
-        left = left.to(tl.float32)
-        right = right.to(tl.float32)
-    if left.dtype == tl.float32:  # else TF32 on some
-        total = tl.dot(left, right, total, input_precision="ieee")
-    else:
-        total = tl.dot(left, right, total)
-    return total
 
 
 @triton.jit
@@ -173,7 +150,6 @@ def _variable_rows(
     WHOLE_TERMS: tl.constexpr,
     WHOLE_COLUMNS: tl.constexpr,
     DIES: tl.constexpr,
-    WIDENED: tl.constexpr,
 ):
     """Multiply tiles of the groups' rows, those of one group and one column of tiles after each other."""
     group = tl.arange(0, GROUPS)
@@ -187,7 +163,7 @@ def _variable_rows(
     in_columns = tl.arange(0, COLUMNS)
     in_terms = tl.arange(0, TERMS)
 
-    for tile in range(_program(DIES), all_tiles, tl.num_programs(0)):
+    for tile in range(on_one_die(tl.program_id(0), tl.num_programs(0), DIES), all_tiles, tl.num_programs(0)):
         own = tl.sum((tiles_up_to <= tile).to(tl.int32), 0)
         is_own = group == own
         own_start = tl.sum(tl.where(is_own, start, 0), 0)
@@ -209,7 +185,7 @@ def _variable_rows(
             is_term = (in_terms < terms - first_term) | WHOLE_TERMS
             left_tile = tl.load(left + left_offsets, mask=is_term[None, :], other=0.0)
             right_tile = tl.load(right + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0)
-            total = _dot(left_tile, right_tile, total, WIDENED)
+            total = dot(left_tile, right_tile, total)
             left += TERMS * x_term
             right += TERMS * weight_term
 
@@ -241,7 +217,6 @@ def _variable_terms(
     WHOLE_ROWS: tl.constexpr,
     WHOLE_COLUMNS: tl.constexpr,
     DIES: tl.constexpr,
-    WIDENED: tl.constexpr,
 ):
     """Sum up tiles of the groups' gradients, those of one group after each other."""
     row_tiles = (rows + ROWS - 1) // ROWS
@@ -252,7 +227,7 @@ def _variable_terms(
     left_offsets = in_rows[:, None] * left_row + in_terms[None, :] * left_term
     right_offsets = in_terms[:, None] * right_term + in_columns[None, :] * right_column
 
-    for tile in range(_program(DIES), tiles, tl.num_programs(0)):
+    for tile in range(on_one_die(tl.program_id(0), tl.num_programs(0), DIES), tiles, tl.num_programs(0)):
         group = tile // (row_tiles * column_tiles)
         in_group = tile % (row_tiles * column_tiles)
         first_row = in_group % row_tiles * ROWS
@@ -268,7 +243,7 @@ def _variable_terms(
         for _ in range(0, whole, TERMS):
             left_tile = tl.load(left_corner + left_offsets, mask=is_row[:, None], other=0.0)
             right_tile = tl.load(right_corner + right_offsets, mask=is_column[None, :], other=0.0)
-            total = _dot(left_tile, right_tile, total, WIDENED)
+            total = dot(left_tile, right_tile, total)
             left_corner += TERMS * left_term
             right_corner += TERMS * right_term
         if whole < terms:  # the rows behind are another group's, or hold anything
@@ -277,7 +252,7 @@ def _variable_terms(
             right_tile = tl.load(
                 right_corner + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0
             )
-            total = _dot(left_tile, right_tile, total, WIDENED)
+            total = dot(left_tile, right_tile, total)
 
         corner = out + group.to(tl.int64) * out_group + first_row.to(tl.int64) * out_row
         corner += first_column.to(tl.int64) * out_column

@@ -5,8 +5,8 @@
 
 reference.py defines both. by_torch.py runs them by torch's multi-tensor functions, which serve every device and
 are what a CPU takes; hip.py in one pass each. With bf16 products `momentum` moves 14 bytes an element, `update`
-10, or 12 with weights. hip and the reference are equal bit by bit; torch's functions round a product and a sum at
-once.
+10, or 12 with weights. On several ranks weights are rounded in a pass of their own (docs/kernels.md). hip and the
+reference are equal bit by bit; torch's functions round a product and a sum at once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels import check_lists, checks
-from zslurm.kernels.arch import CPU, Arch
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.dispatch import Sizes
+from zslurm.kernels.multi_tensor import operation
 from zslurm.kernels.muon import by_torch, hip, reference
 
 _MASTERS = (torch.float32, torch.float64)
 _PRODUCTS = (torch.bfloat16, torch.float32, torch.float64)
 
 
-def _check_momentum(
-    momenta: list[Tensor], gradients: list[Tensor], x_KMN: Tensor, *, mu: float, nesterov: bool
-) -> None:
+def _check_momentum(momenta: list[Tensor], gradients: list[Tensor], x_KMN: Tensor, *, mu: float, **_: Any) -> None:
     name = "muon.momentum"
     if not 0 <= mu < 1:
         raise ValueError(f"{name}: mu is {mu}, but must be at least 0 and less than 1")
@@ -37,14 +35,7 @@ def _check_momentum(
     check_lists.disjoint(name, {"momenta": momenta, "x_KMN": [x_KMN]}, {"gradients": gradients})
 
 
-def _check_update(
-    masters: list[Tensor],
-    x_KMN: Tensor,
-    *,
-    decay: float,
-    rate: float,
-    weights: list[Tensor] | None = None,
-) -> None:
+def _check_update(masters: list[Tensor], x_KMN: Tensor, *, weights: list[Tensor] | None = None, **_: Any) -> None:
     name = "muon.update"
     _check_matrices(name, {"masters": masters}, x_KMN)
     out = {"weights": weights} if weights is not None else {}
@@ -67,33 +58,17 @@ def _check_matrices(name: str, lists: check_lists.Lists, x_KMN: Tensor) -> None:
             raise ValueError(f"{name}: {what} have the shapes {shapes}, but x_KMN has {tuple(x_KMN.shape)}")
 
 
-def _sizes(_: list[Tensor], *rest: Any, **__: Any) -> Sizes:
-    x_KMN: Tensor = rest[-1]
-    return {"matrices": x_KMN.shape[0], "elements": x_KMN.numel(), "dtype": checks.short(x_KMN.dtype)}
+def _x(*args: Any, **_: Any) -> Tensor:
+    x_KMN: Tensor = args[-1]
+    return x_KMN
 
 
-def _device(_: list[Tensor], *rest: Any, **__: Any) -> torch.device:
-    x_KMN: Tensor = rest[-1]
-    return x_KMN.device
+def _sizes(*args: Any, **_: Any) -> Sizes:
+    return {"matrices": len(args[-1]), "elements": args[-1].numel()}
 
 
-def _rule(arch: Arch, _: Sizes) -> str | None:
-    """Leave a CPU to torch's functions; on a GPU the first implementation that takes the operands runs."""
-    return "torch" if arch == CPU else None
-
-
-momentum = Operation(
-    name="muon.momentum",
-    reference=reference.momentum,
-    implementations=[
-        Implementation("hip", hip.momentum, hip.supports_momentum),
-        Implementation("torch", by_torch.momentum, lambda *_, **__: None),
-    ],
-    check=_check_momentum,
-    device=_device,
-    sizes=_sizes,
-    rule=_rule,
-)
+_modules = (reference, hip, by_torch)
+momentum = operation("muon.momentum", *_modules, check=_check_momentum, tensor=_x, sizes=_sizes)
 """Update the momenta, and write what is to be orthogonalised into x.
 
 Args:
@@ -107,18 +82,7 @@ Returns:
     [K]: the Frobenius norms of x's matrices, in x's format.
 """
 
-update = Operation(
-    name="muon.update",
-    reference=reference.update,
-    implementations=[
-        Implementation("hip", hip.update, hip.supports_update),
-        Implementation("torch", by_torch.update, lambda *_, **__: None),
-    ],
-    check=_check_update,
-    device=_device,
-    sizes=_sizes,
-    rule=_rule,
-)
+update = operation("muon.update", *_modules, check=_check_update, tensor=_x, sizes=_sizes)
 """Multiply the masters by `decay`, take a step of `rate` against x, and round the weights from them.
 
 Args:

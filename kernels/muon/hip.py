@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_float, c_uint, c_uint64
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,7 @@ from zslurm.kernels.hip.tables import Row, chunks_of, launches, matrices
 _PRODUCTS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
-def supports_momentum(
-    momenta: list[Tensor], gradients: list[Tensor], x_KMN: Tensor, *, mu: float, nesterov: bool
-) -> str | None:
+def supports_momentum(momenta: list[Tensor], gradients: list[Tensor], x_KMN: Tensor, **_: Any) -> str | None:
     """Return None, or what of the operands the kernel does not take."""
     return _unsupported([*momenta, *gradients], x_KMN)
 
@@ -48,12 +47,7 @@ def momentum(
 
 
 def supports_update(
-    masters: list[Tensor],
-    x_KMN: Tensor,
-    *,
-    decay: float,
-    rate: float,
-    weights: list[Tensor] | None = None,
+    masters: list[Tensor], x_KMN: Tensor, *, weights: list[Tensor] | None = None, **_: Any
 ) -> str | None:
     """Return None, or what of the operands the kernel does not take."""
     other = next((weight for weight in weights or () if weight.dtype != torch.bfloat16), None)

@@ -16,7 +16,8 @@ projections, the kernel and the temperature; not with tokens before the first, w
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from zslurm.kernels import checks
 from zslurm.kernels.dispatch import Implementation, Operation, Sizes
 from zslurm.kernels.qk_conv import operations, reference
 from zslurm.kernels.qk_conv.kernel import Convolutions, JoinedKernel, join
+from zslurm.kernels.qk_conv.operands import Operands
 from zslurm.kernels.qk_conv.rotation import rotate
 
 __all__ = ["OPERATIONS", "Convolutions", "JoinedKernel", "Linked", "join", "qk_conv", "rotate"]
@@ -58,40 +60,46 @@ def qk_conv(
     Raises:
         ValueError: shapes, formats or devices do not fit.
     """
+    arguments = z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ
     if torch.compiler.is_compiling():
-        return _joined(z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ, z_BSQ.device.type != "cpu")
-    q_BHSP, k_BJSP = _mix(z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ)
+        return _joined(z_BSQ.device.type != "cpu", *arguments)
+    q_BHSP, k_BJSP = _mix(*arguments)
     return q_BHSP, k_BJSP
 
 
-def _joined(
-    z_BSQ: Tensor,
-    kernel: Convolutions | JoinedKernel,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    linked: Linked,
-    before_BWQ: Tensor | None,
-    chosen: bool,
-) -> tuple[Tensor, Tensor]:
+class _Arguments(NamedTuple):
+    """Those of `qk_conv`."""
+
+    z_BSQ: Tensor
+    kernel: Convolutions | JoinedKernel
+    temperature_J: Tensor
+    cos: Tensor
+    sin: Tensor
+    linked: Linked = None
+    before_BWQ: Tensor | None = None
+
+    @property
+    def differentiated(self) -> bool:
+        """Return whether there will be a gradient."""
+        leaves = (self.z_BSQ, *self.kernel, self.temperature_J)
+        return torch.is_grad_enabled() and any(each.requires_grad for each in leaves)
+
+
+def _joined(chosen: bool, *arguments: Any) -> tuple[Tensor, Tensor]:
+    given = _Arguments(*arguments)
     seen_BSW = None
-    if linked is not None:  # itself first
-        seen_BSW = torch.cat([torch.ones_like(linked[0]), *linked[: kernel.reach]], dim=-1)
-    q_BHSP, k_BJSP = operations.Mix.apply(  # type: ignore[no-untyped-call]  # torch's
-        z_BSQ, *join(kernel), temperature_J, cos, sin, seen_BSW, before_BWQ, chosen
+    if given.linked is not None:  # itself first
+        seen_BSW = torch.cat([torch.ones_like(given.linked[0]), *given.linked[: given.kernel.reach]], dim=-1)
+    operands = Operands(
+        given.z_BSQ, *join(given.kernel), given.temperature_J, given.cos, given.sin, seen_BSW, given.before_BWQ
     )
+    q_BHSP, k_BJSP = operations.Mix.apply(chosen, given.differentiated, *operands)  # type: ignore[no-untyped-call]
     return q_BHSP, k_BJSP
 
 
-def _check(
-    z_BSQ: Tensor,
-    kernel: Convolutions | JoinedKernel,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    linked: Linked = None,
-    before_BWQ: Tensor | None = None,
-) -> None:
+def _check(*arguments: Any) -> None:
+    given = _Arguments(*arguments)
+    z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ = given
     name = "qk_conv"
     checks.shape(name, "z", z_BSQ, (None, None, None), "BSQ")
     checks.shape(name, "temperature", temperature_J, (None,), "J")
@@ -118,10 +126,7 @@ def _check(
         optional["before"] = before_BWQ
     _check_formats(name, z_BSQ, kernel, temperature_J, {"cos": cos, "sin": sin}, before_BWQ)
     checks.one_device(name, z=z_BSQ, temperature=temperature_J, cos=cos, sin=sin, **optional, **kernel._asdict())
-    differentiated = torch.is_grad_enabled() and any(
-        each.requires_grad for each in (z_BSQ, *kernel, temperature_J)
-    )
-    if before_BWQ is not None and differentiated:
+    if before_BWQ is not None and given.differentiated:
         raise ValueError(f"{name}: tokens before the first are for inference: call it under torch.no_grad()")
 
 
@@ -166,21 +171,6 @@ def _check_formats(
     checks.dtype_among(name, wide, **angles)
 
 
-def _by(chosen: bool) -> Any:
-    def run(
-        z_BSQ: Tensor,
-        kernel: Convolutions | JoinedKernel,
-        temperature_J: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        linked: Linked = None,
-        before_BWQ: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return _joined(z_BSQ, kernel, temperature_J, cos, sin, linked, before_BWQ, chosen)
-
-    return run
-
-
 def _lacks_in_triton(z_BSQ: Tensor, kernel: Convolutions | JoinedKernel, *_: object) -> str | None:
     return operations.lacks_in_triton(z_BSQ, _weight(kernel))
 
@@ -200,8 +190,8 @@ _mix = Operation(
     name="qk_conv.mix",
     reference=reference.mix,
     implementations=[
-        Implementation("triton", _by(chosen=True), _lacks_in_triton),
-        Implementation("torch", _by(chosen=False), lambda *_: None),
+        Implementation("triton", partial(_joined, True), _lacks_in_triton),
+        Implementation("torch", partial(_joined, False), lambda *_: None),
     ],
     check=_check,
     device=lambda z_BSQ, *_: z_BSQ.device,

@@ -14,27 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zslurm.kernels.matmul import batched_matmul
+from zslurm.kernels.qk_conv.operands import Operands
 from zslurm.kernels.qk_conv.rotation import at_least_fp32, rotate
 
 # u = window W + b + skip; y = rotate(u) temperature sqrt(P) / |u|. Tensors [h, B, S, P] hold all heads.
 
 
-def forward(
-    z_BSQ: Tensor,
-    weight_hIP: Tensor,
-    bias_hP: Tensor,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seen_BSW: Tensor | None,
-    before_BWQ: Tensor | None,
-    keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return queries, keys, and for the gradient the mixed form [h, B, S, P] and sqrt(P) / |u| [h, B, S, 1]."""
+def forward(keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return queries, keys, and if it `keeps` them the mixed form [h, B, S, P] and sqrt(P) / |u| [h, B, S, 1]."""
+    given = Operands(*operands)  # type: ignore[arg-type]
+    z_BSQ, weight_hIP, bias_hP = given.z_BSQ, given.weight_hIP, given.bias_hP
     z_hBSP = _by_head(z_BSQ, weight_hIP)
-    queries = len(z_hBSP) - len(temperature_J)
-    before_hBWP = None if before_BWQ is None else _by_head(before_BWQ, weight_hIP)
-    windows_hTI = _windows(z_hBSP, weight_hIP, seen_BSW, before_hBWP)
+    queries = len(z_hBSP) - len(given.temperature_J)
+    before_hBWP = None if given.before_BWQ is None else _by_head(given.before_BWQ, weight_hIP)
+    windows_hTI = _windows(z_hBSP, weight_hIP, given.seen_BSW, before_hBWP)
     if z_BSQ.dtype == bias_hP.dtype:
         u_hTP = batched_matmul(windows_hTI, weight_hIP, bias_hP)
     else:
@@ -44,29 +37,23 @@ def forward(
 
     length_hBS1 = torch.linalg.vector_norm(u_hBSP, dim=-1, keepdim=True)
     inverse_hBS1 = math.sqrt(z_hBSP.shape[-1]) / length_hBS1.clamp_min_(torch.finfo(u_hBSP.dtype).eps)
-    y_hBSP = rotate(u_hBSP, cos, sin).mul_(_with_temperature(inverse_hBS1, temperature_J))
+    y_hBSP = rotate(u_hBSP, given.cos, given.sin).mul_(_with_temperature(inverse_hBS1, given.temperature_J))
     y_BhSP = y_hBSP.to(z_BSQ.dtype).transpose(0, 1)
-    return y_BhSP[:, :queries], y_BhSP[:, queries:], u_hBSP, inverse_hBS1
+    kept = (u_hBSP, inverse_hBS1) if keeps else given.empty(keeps)[2:]
+    return y_BhSP[:, :queries], y_BhSP[:, queries:], *kept
 
 
 def backward(
-    grad_q_BHSP: Tensor,
-    grad_k_BJSP: Tensor,
-    z_BSQ: Tensor,
-    weight_hIP: Tensor,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seen_BSW: Tensor | None,
-    u_hBSP: Tensor,
-    inverse_hBS1: Tensor,
+    grad_q_BHSP: Tensor, grad_k_BJSP: Tensor, u_hBSP: Tensor, inverse_hBS1: Tensor, *operands: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of z, weight, bias and temperature."""
+    given = Operands(*operands)  # type: ignore[arg-type]
+    z_BSQ, weight_hIP, temperature_J = given.z_BSQ, given.weight_hIP, given.temperature_J
     z_hBSP = _by_head(z_BSQ, weight_hIP)
     heads, batch, length, head_dim = z_hBSP.shape
     queries = heads - len(temperature_J)
     grad_hBSP = torch.cat([grad_q_BHSP, grad_k_BJSP], dim=1).transpose(0, 1).to(u_hBSP.dtype)
-    grad_hBSP = rotate(grad_hBSP, cos, -sin)
+    grad_hBSP = rotate(grad_hBSP, given.cos, -given.sin)
 
     along_hBS1 = (grad_hBSP * u_hBSP).sum(dim=-1, keepdim=True).mul_(inverse_hBS1)
     grad_temperature_J = along_hBS1[queries:].sum(dim=(1, 2, 3)).to(temperature_J.dtype)
@@ -74,7 +61,7 @@ def backward(
     grad_hBSP.mul_(_with_temperature(inverse_hBS1, temperature_J))
     grad_bias_hP = grad_hBSP.sum(dim=(1, 2))
 
-    ahead_hTI = _windows_ahead(grad_hBSP.to(z_BSQ.dtype), weight_hIP, seen_BSW)
+    ahead_hTI = _windows_ahead(grad_hBSP.to(z_BSQ.dtype), weight_hIP, given.seen_BSW)
     grad_weight_hPI = batched_matmul(z_hBSP.flatten(1, 2).mT, ahead_hTI)
     grad_z_hTP = batched_matmul(ahead_hTI, _reversed(weight_hIP))
     grad_z_hBSP = at_least_fp32(grad_z_hTP).reshape(z_hBSP.shape)

@@ -14,8 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from zslurm.kernels import checks
 from zslurm.kernels.arch import Arch
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.dispatch import Operation, Sizes, in_triton
+from zslurm.kernels.operators import schema_of
 from zslurm.kernels.qk_conv import by_torch
+from zslurm.kernels.qk_conv.operands import Operands
 
 _IN_TRITON = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST_HEAD, _WIDEST_HEAD_IN_FP32 = 128, 64
@@ -32,6 +34,8 @@ def lacks_in_triton(z_BSQ: Tensor, weight_hIP: Tensor) -> str | None:
         return f"heads of more than {_WIDEST_HEAD} channels"
     if z_BSQ.dtype == torch.float32 and head_dim > _WIDEST_HEAD_IN_FP32:
         return f"heads of more than {_WIDEST_HEAD_IN_FP32} channels in float32"
+    if z_BSQ.shape[1] * head_dim >= 2**31:  # what the kernels count in 32 bits
+        return "sequences of 2^31 elements of a head"
     return None
 
 
@@ -50,68 +54,44 @@ def rule(arch: Arch, _: Sizes) -> str:
     return "torch" if arch.name == "cpu" else "triton"
 
 
-def _checked(*_: object) -> None:
-    """Check nothing: the caller's operands were."""
+def _pass(name: str, before: int) -> Operation:
+    """Return a pass as an operation, which has so many arguments before the operands.
+
+    The frame's reference is here what the kernels fall back to: the same function of a joined kernel, in torch.
+    """
+    return Operation(
+        name=f"qk_conv.{name}",
+        reference=getattr(by_torch, name),
+        implementations=[
+            in_triton("qk_conv", name, lambda *args: lacks_in_triton(*args[before : before + 2])),
+        ],
+        check=lambda *_: None,  # the caller's operands were checked
+        device=lambda *args: args[before].device,
+        sizes=lambda *args: sizes(*args[before : before + 2]),
+        rule=lambda arch, _: "reference" if arch.name == "cpu" else "triton",
+    )
 
 
-def _by_triton(function: str, supports: Any) -> Implementation:
-    def run(*args: object) -> Any:
-        from zslurm.kernels.qk_conv import triton
-
-        return getattr(triton, function)(*args)
-
-    return Implementation("triton", run, supports)
-
-
-# The frame's reference is here what the kernels fall back to: the same function of a joined kernel, in torch.
-forward = Operation(
-    name="qk_conv.forward",
-    reference=by_torch.forward,
-    implementations=[_by_triton("forward", lambda z_BSQ, weight_hIP, *_: lacks_in_triton(z_BSQ, weight_hIP))],
-    check=_checked,
-    device=lambda z_BSQ, *_: z_BSQ.device,
-    sizes=lambda z_BSQ, weight_hIP, *_: sizes(z_BSQ, weight_hIP),
-    rule=lambda arch, _: "reference" if arch.name == "cpu" else "triton",
-)
-
-backward = Operation(
-    name="qk_conv.backward",
-    reference=by_torch.backward,
-    implementations=[
-        _by_triton("backward", lambda q, k, z_BSQ, weight_hIP, *_: lacks_in_triton(z_BSQ, weight_hIP))
-    ],
-    check=_checked,
-    device=lambda q, k, z_BSQ, *_: z_BSQ.device,
-    sizes=lambda q, k, z_BSQ, weight_hIP, *_: sizes(z_BSQ, weight_hIP),
-    rule=lambda arch, _: "reference" if arch.name == "cpu" else "triton",
-)
+forward, backward = _pass("forward", before=1), _pass("backward", before=4)
 
 
 class Mix(torch.autograd.Function):
-    """Queries and keys of a joined kernel; `chosen` runs the operations, otherwise by_torch."""
+    """Queries and keys of a joined kernel; `chosen` runs the operations, otherwise by_torch.
+
+    What the gradient takes is written, and kept, only if the caller `keeps` it: a function of autograd is not
+    told whether gradients are enabled.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        z_BSQ: Tensor,
-        weight_hIP: Tensor,
-        bias_hP: Tensor,
-        temperature_J: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        seen_BSW: Tensor | None,
-        before_BWQ: Tensor | None,
-        chosen: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, chosen: bool, keeps: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor]:
         """Compute queries and keys, and keep what the gradient needs if there will be one."""
         if not chosen:
             run: Any = by_torch.forward
         else:
             run = _compiled_forward if torch.compiler.is_compiling() else forward
-        q_BHSP, k_BJSP, u_hBSP, inverse_hBS1 = run(
-            z_BSQ, weight_hIP, bias_hP, temperature_J, cos, sin, seen_BSW, before_BWQ, any(ctx.needs_input_grad)
-        )
-        ctx.save_for_backward(z_BSQ, weight_hIP, temperature_J, cos, sin, seen_BSW, u_hBSP, inverse_hBS1)
+        q_BHSP, k_BJSP, *kept = run(keeps, *operands)
+        if keeps:
+            ctx.save_for_backward(*kept, *operands)
         ctx.chosen = chosen
         return q_BHSP, k_BJSP
 
@@ -123,10 +103,13 @@ class Mix(torch.autograd.Function):
             run: Any = by_torch.backward
         else:
             run = _compiled_backward if torch.compiler.is_compiling() else backward
-        return (*run(grad_q_BHSP, grad_k_BJSP, *ctx.saved_tensors), None, None, None, None, None)
+        return None, None, *run(grad_q_BHSP, grad_k_BJSP, *ctx.saved_tensors), None, None, None, None
 
 
 # --- As operators of torch.compile -----------------------------------------------------------------------------
+
+_Four = tuple[Tensor, Tensor, Tensor, Tensor]
+_OPERANDS, _RETURNS = schema_of(Operands), "(Tensor, Tensor, Tensor, Tensor)"
 
 
 def _alone(x: Tensor) -> Tensor:
@@ -135,81 +118,30 @@ def _alone(x: Tensor) -> Tensor:
     return x if whole else x.clone(memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("zslurm::qk_conv_forward", mutates_args=())
-def _compiled_forward(
-    z_BSQ: Tensor,
-    weight_hIP: Tensor,
-    bias_hP: Tensor,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seen_BSW: Tensor | None,
-    before_BWQ: Tensor | None,
-    keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, u, inverse = forward(
-        z_BSQ, weight_hIP, bias_hP, temperature_J, cos, sin, seen_BSW, before_BWQ, True
-    )  # the shapes are then what the compiler expects
-    return _alone(q), _alone(k), _alone(u), _alone(inverse)
+@torch.library.custom_op(
+    "zslurm::qk_conv_forward", mutates_args=(), schema=f"(bool keeps, {_OPERANDS}) -> {_RETURNS}"
+)
+def _compiled_forward(keeps: bool, *operands: Tensor | None) -> _Four:
+    q, k, u, inverse = map(_alone, forward(keeps, *operands))
+    return q, k, u, inverse
 
 
 @_compiled_forward.register_fake
-def _(
-    z_BSQ: Tensor,
-    weight_hIP: Tensor,
-    bias_hP: Tensor,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seen_BSW: Tensor | None,
-    before_BWQ: Tensor | None,
-    keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (batch, length, _), (heads, _, head_dim), keys = z_BSQ.shape, weight_hIP.shape, temperature_J.shape[0]
-    return (
-        z_BSQ.new_empty(batch, heads - keys, length, head_dim),
-        z_BSQ.new_empty(batch, keys, length, head_dim),
-        bias_hP.new_empty(heads, batch, length, head_dim),
-        bias_hP.new_empty(heads, batch, length, 1),
-    )
+def _(keeps: bool, *operands: Tensor | None) -> _Four:
+    return Operands(*operands).empty(keeps)  # type: ignore[arg-type]
 
 
-@torch.library.custom_op("zslurm::qk_conv_backward", mutates_args=())
-def _compiled_backward(
-    grad_q_BHSP: Tensor,
-    grad_k_BJSP: Tensor,
-    z_BSQ: Tensor,
-    weight_hIP: Tensor,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seen_BSW: Tensor | None,
-    u_hBSP: Tensor,
-    inverse_hBS1: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor] = backward(
-        grad_q_BHSP, grad_k_BJSP, z_BSQ, weight_hIP, temperature_J, cos, sin, seen_BSW, u_hBSP, inverse_hBS1
-    )
-    z, weight, bias, temperature = map(_alone, gradients)
+@torch.library.custom_op(
+    "zslurm::qk_conv_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_q, Tensor grad_k, Tensor u, Tensor inverse, {_OPERANDS}) -> {_RETURNS}",
+)
+def _compiled_backward(*args: Tensor | None) -> _Four:
+    z, weight, bias, temperature = map(_alone, backward(*args))
     return z, weight, bias, temperature
 
 
 @_compiled_backward.register_fake
-def _(
-    grad_q_BHSP: Tensor,
-    grad_k_BJSP: Tensor,
-    z_BSQ: Tensor,
-    weight_hIP: Tensor,
-    temperature_J: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seen_BSW: Tensor | None,
-    u_hBSP: Tensor,
-    inverse_hBS1: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        z_BSQ.new_empty(z_BSQ.shape),
-        weight_hIP.new_empty(weight_hIP.shape),
-        u_hBSP.new_empty(weight_hIP.shape[0], weight_hIP.shape[2]),
-        temperature_J.new_empty(temperature_J.shape),
-    )
+def _(*args: Tensor | None) -> _Four:
+    z, weight, bias, temperature = (each.new_empty(each.shape) for each in args[4:8] if each is not None)
+    return z, weight, bias, temperature

@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from zslurm.kernels.operators import schema_of
 from zslurm.kernels.residual_norm import by_torch, operations, reference
 from zslurm.kernels.residual_norm.operands import Operands
 from zslurm.kernels.residual_norm.reference import Gradients
@@ -35,51 +36,36 @@ def _torch(centered: bool, given: Operands) -> ModuleType:
     return reference if by_torch.lacks(centered, given) else by_torch
 
 
-@torch.library.custom_op("zslurm::residual_norm", mutates_args=())
-def _forward(
-    eps: float,
-    centered: bool,
-    hidden: Tensor,
-    hidden_scale: Tensor | None,
-    hidden_bias: Tensor | None,
-    residual: Tensor | None,
-    residual_scale: Tensor | None,
-    residual_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    given = Operands(hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias)
-    x, joined, statistics = operations.forward(eps, centered, *given)
+@torch.library.custom_op(
+    "zslurm::residual_norm",
+    mutates_args=(),
+    schema=f"(float eps, bool centered, {schema_of(Operands)}) -> (Tensor, Tensor, Tensor)",
+)
+def _forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    x, joined, statistics = operations.forward(eps, centered, *operands)
     return x, joined, statistics
 
 
 @_forward.register_fake
-def _(eps: float, centered: bool, hidden: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    given = Operands(hidden, *others)  # type: ignore[arg-type]
+def _(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    given = Operands(*operands)  # type: ignore[arg-type]
+    hidden = given.hidden
     joined = hidden.new_empty(hidden.shape if given.joins else (0,), dtype=given.wide)
     rows = hidden.numel() // hidden.shape[-1]
     statistics = hidden.new_empty((2 if centered else 1, rows), dtype=given.wide)
     return torch.empty(hidden.shape, dtype=given.weight.dtype, device=hidden.device), joined, statistics
 
 
-@torch.library.custom_op("zslurm::residual_norm_backward", mutates_args=())
-def _backward(
-    grad_x: Tensor | None,
-    grad_joined: Tensor | None,
-    joined: Tensor,
-    statistics: Tensor,
-    hidden: Tensor,
-    hidden_scale: Tensor | None,
-    hidden_bias: Tensor | None,
-    residual: Tensor | None,
-    residual_scale: Tensor | None,
-    residual_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> list[Tensor]:
-    given = Operands(hidden, hidden_scale, hidden_bias, residual, residual_scale, residual_bias, weight, bias)
-    found = operations.backward(grad_x, grad_joined, joined, statistics, *given)
-    return [each for each in found if each is not None]
+_OF_BACKWARD = "Tensor? grad_x, Tensor? grad_joined, Tensor joined, Tensor statistics"
+
+
+@torch.library.custom_op(
+    "zslurm::residual_norm_backward",
+    mutates_args=(),
+    schema=f"({_OF_BACKWARD}, {schema_of(Operands)}) -> Tensor[]",
+)
+def _backward(*args: Tensor | None) -> list[Tensor]:
+    return [each for each in operations.backward(*args) if each is not None]
 
 
 @_backward.register_fake

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from zslurm.kernels import checks
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.dispatch import Implementation, Operation, Sizes, in_triton
 from zslurm.kernels.residual_norm import by_torch, reference
 from zslurm.kernels.residual_norm.operands import Operands, check
 
@@ -47,55 +48,28 @@ def _lacks_in_triton(given: Operands) -> str | None:
     return "float64 operands" if given.hidden.dtype == torch.float64 else None
 
 
-def _by_triton(function: str) -> Any:
-    def run(*args: Any) -> Any:
-        from zslurm.kernels.residual_norm import triton
+def _pass(name: str, check: Callable[..., None], before: int, centered: Callable[..., bool]) -> Operation:
+    """Return a pass as an operation, which has so many arguments before the operands."""
 
-        return getattr(triton, function)(*args)
+    def given(args: Sequence[Any]) -> Operands:
+        return Operands(*args[before:])
 
-    return run
-
-
-forward = Operation(
-    name="residual_norm.forward",
-    reference=reference.forward,
-    implementations=[
-        Implementation(
-            "triton",
-            _by_triton("forward"),
-            lambda eps, centered, *operands: _lacks_in_triton(Operands(*operands)),
-        ),
-        Implementation(
-            "torch",
-            by_torch.forward,
-            lambda eps, centered, *operands: by_torch.lacks(centered, Operands(*operands)),
-        ),
-    ],
-    check=_check_forward,
-    device=lambda eps, centered, hidden, *_: hidden.device,
-    sizes=lambda eps, centered, *operands: _sizes(Operands(*operands)),
-)
-
-backward = Operation(
-    name="residual_norm.backward",
-    reference=reference.backward,
-    implementations=[
-        Implementation(
-            "triton",
-            _by_triton("backward"),
-            lambda grad_x, grad_joined, joined, statistics, *operands: _lacks_in_triton(Operands(*operands)),
-        ),
-        Implementation(
-            "torch",
-            by_torch.backward,
-            lambda grad_x, grad_joined, joined, statistics, *operands: by_torch.lacks(
-                len(statistics) == 2, Operands(*operands)
+    return Operation(
+        name=f"residual_norm.{name}",
+        reference=getattr(reference, name),
+        implementations=[
+            in_triton("residual_norm", name, lambda *args: _lacks_in_triton(given(args))),
+            Implementation(
+                "torch", getattr(by_torch, name), lambda *args: by_torch.lacks(centered(*args), given(args))
             ),
-        ),
-    ],
-    check=_check_backward,
-    device=lambda grad_x, grad_joined, joined, statistics, hidden, *_: hidden.device,
-    sizes=lambda grad_x, grad_joined, joined, statistics, *operands: _sizes(Operands(*operands)),
-)
+        ],
+        check=check,
+        device=lambda *args: args[before].device,
+        sizes=lambda *args: _sizes(given(args)),
+    )
+
+
+forward = _pass("forward", _check_forward, 2, lambda eps, centered, *_: centered)
+backward = _pass("backward", _check_backward, 4, lambda x, joined, t, statistics, *_: len(statistics) == 2)
 
 OPERATIONS = (forward, backward)

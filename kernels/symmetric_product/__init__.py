@@ -18,7 +18,7 @@ from torch import Tensor
 
 from zslurm.kernels import checks
 from zslurm.kernels.arch import Arch, arch_of
-from zslurm.kernels.dispatch import Implementation, Operation, Sizes
+from zslurm.kernels.dispatch import Implementation, Operation, Sizes, in_triton
 from zslurm.kernels.symmetric_product import cpu, reference
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -63,30 +63,21 @@ def _lacks_on_cpu(operand: Tensor, *_: object) -> str | None:
     return None if operand.device.type == "cpu" else f"operands on {operand.device.type}"
 
 
-def _lacks_in_triton(operand: Tensor, *_: object) -> str | None:
+def _lacks_in_triton(operand: Tensor, *others: object) -> str | None:
     if operand.device.type != "cuda":
         return f"operands on {operand.device.type}"
     if operand.dtype == torch.float64:
         return "float64 operands"
     if operand.dtype == torch.float32 and not arch_of(operand.device).is_amd:
         return "float32 operands on NVIDIA, whose matrix units round them"
-    return None
-
-
-def _by_triton(function: str) -> Implementation:
-    def run(*args: object) -> None:
-        from zslurm.kernels.symmetric_product import triton
-
-        getattr(triton, function)(*args)
-
-    return Implementation("triton", run, _lacks_in_triton)
+    return checks.lacks_near_elements(operand, *(each for each in others if isinstance(each, Tensor)))
 
 
 symmetric_product = Operation(
     name="symmetric_product.product",
     reference=reference.symmetric_product,
     implementations=[
-        _by_triton("symmetric_product"),
+        in_triton("symmetric_product", "symmetric_product", _lacks_in_triton),
         Implementation("cpu", cpu.symmetric_product, _lacks_on_cpu),
     ],
     check=_check_product,
@@ -99,7 +90,7 @@ symmetric_polynomial = Operation(
     name="symmetric_product.polynomial",
     reference=reference.symmetric_polynomial,
     implementations=[
-        _by_triton("symmetric_polynomial"),
+        in_triton("symmetric_product", "symmetric_polynomial", _lacks_in_triton),
         Implementation("cpu", cpu.symmetric_polynomial, _lacks_on_cpu),
     ],
     check=_check_polynomial,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from zslurm.kernels.arch import Arch, arch_of
 from zslurm.kernels.code_object import Launch
-from zslurm.kernels.triton_tools import INTERPRETED, compiler_options, dies, launching_on
+from zslurm.kernels.triton_tools import dies, dot, launch, on_one_die
 
 
 class Configuration(NamedTuple):
@@ -66,29 +66,29 @@ def _launch(x_KSL: Tensor, added_KSS: Tensor | None, out_KSS: Tensor, b: float, 
     chosen = configuration(arch, x_KSL.dtype, count, side, length)
     rows = triton.cdiv(side, chosen.side)
     added_KSS = out_KSS if added_KSS is None else added_KSS
-    with launching_on(x_KSL):
-        _lower_tiles[(count * rows * (rows + 1) // 2,)](
-            x_KSL,
-            added_KSS,
-            out_KSS,
-            side,
-            length,
-            b,
-            c,
-            *x_KSL.stride(),
-            *added_KSS.stride(),
-            *out_KSS.stride(),
-            SIDE=chosen.side,
-            TERMS=chosen.terms,
-            WHOLE_SIDE=side % chosen.side == 0,
-            WHOLE_LENGTH=length % chosen.terms == 0,
-            ADDS=added_KSS is not out_KSS,
-            DIES=dies(arch),
-            WIDENED=INTERPRETED,
-            num_warps=chosen.num_warps,
-            num_stages=chosen.num_stages,
-            **compiler_options(arch),
-        )
+    launch(
+        _lower_tiles,
+        count * rows * (rows + 1) // 2,
+        x_KSL,
+        x_KSL,
+        added_KSS,
+        out_KSS,
+        side,
+        length,
+        b,
+        c,
+        *x_KSL.stride(),
+        *added_KSS.stride(),
+        *out_KSS.stride(),
+        SIDE=chosen.side,
+        TERMS=chosen.terms,
+        WHOLE_SIDE=side % chosen.side == 0,
+        WHOLE_LENGTH=length % chosen.terms == 0,
+        ADDS=added_KSS is not out_KSS,
+        DIES=dies(arch),
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+    )
 
 
 @triton.jit(do_not_specialize=["b", "c"])
@@ -115,14 +115,9 @@ def _lower_tiles(
     WHOLE_LENGTH: tl.constexpr,
     ADDS: tl.constexpr,
     DIES: tl.constexpr,
-    WIDENED: tl.constexpr,
 ):
     """Compute one tile of one matrix and write it twice."""
-    tile = tl.program_id(0)
-    if DIES > 1:  # neighbours in the matrix on one die, where they share a cache
-        tiles = tl.num_programs(0)
-        die = tile % DIES
-        tile = die * (tiles // DIES) + tl.minimum(die, tiles % DIES) + tile // DIES
+    tile = on_one_die(tl.program_id(0), tl.num_programs(0), DIES)  # neighbours in the matrix together
     rows = (side + SIDE - 1) // SIDE
     per_matrix = rows * (rows + 1) // 2
     batch = (tile // per_matrix).to(tl.int64)
@@ -152,13 +147,7 @@ def _lower_tiles(
             is_term = terms < length - first_term
             left_tile = tl.load(left + left_offsets, mask=is_row[:, None] & is_term[None, :], other=0.0)
             right_tile = tl.load(right + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0)
-        if WIDENED:
-            left_tile = left_tile.to(tl.float32)
-            right_tile = right_tile.to(tl.float32)
-        if left_tile.dtype == tl.float32:  # else TF32 on some
-            total = tl.dot(left_tile, right_tile, total, input_precision="ieee")
-        else:
-            total = tl.dot(left_tile, right_tile, total)
+        total = dot(left_tile, right_tile, total)
         left += TERMS * x_column
         right += TERMS * x_column
 

@@ -85,6 +85,33 @@ def test_gpus_are_planned_for_where_the_cluster_has_them(shell: Shell) -> None:
     assert "isolate_documents" in shell.zslurm("plan", "memory", "run.yaml", *documents).stderr
 
 
+def test_the_least_recomputation_for_a_gpu_is_shown(shell: Shell) -> None:
+    shell.write_run()
+    on_gpus = ("plan", "memory", "run.yaml", "--set", "parallel.device=cuda")
+    auto = (*on_gpus, "--set", "parallel.recompute=auto")
+    unlimited = shell.zslurm(*auto)
+    assert "give it with --gpu-memory; shown is none" in unlimited.stderr
+    (plan,) = json.loads(shell.zslurm(*on_gpus, "--gpu-memory", "80", "--json").stdout)["plans"]
+    assert (plan["recomputed_layers"], plan["least_recomputed_layers"]) == (0, 0)
+    (all_of_it,) = json.loads(
+        shell.zslurm(*on_gpus, "--set", "parallel.recompute=true", "--gpu-memory", "80", "--json").stdout
+    )["plans"]
+    assert all_of_it["recomputed_layers"] > all_of_it["least_recomputed_layers"] == 0
+    done = shell.zslurm(*auto, "--gpu-memory", "80")
+    rows = dict(line.split("\t")[:2] for line in done.stdout.splitlines())
+    assert rows["layers that are recomputed"] == rows["fewest that fit"] == "0"
+    assert "--gpu-memory" not in done.stderr
+    code, line = shell.fails(*on_gpus, "--gpu-memory", "0")
+    assert code == Exit.USAGE
+    assert "--gpu-memory" in line
+
+
+def test_more_layers_than_there_are_cannot_be_recomputed(shell: Shell) -> None:
+    shell.write_run()
+    _, line = shell.fails("plan", "memory", "run.yaml", "--set", "parallel.recompute=1000")
+    assert "parallel.recompute (1000) exceeds the model's" in line
+
+
 def test_it_needs_no_data_and_writes_nothing(shell: Shell) -> None:
     shell.write_run()
     (shell.directory / "tokens.h5").unlink()

@@ -45,6 +45,10 @@ from tests.config.run_files import PHASES, complaint, complaints, resolve_text, 
         ("phases: [5]", "run.yaml:7: phases[0]: expected a mapping of keys to values, got 5"),
         ("model:\n  conv_widths: [2]", "run.yaml:8: model.conv_widths[1]: required, but not given"),
         ("model:\n  skip_expert: maybe", 'run.yaml:8: model.skip_expert: expected a valid boolean, got "maybe"'),
+        (
+            "parallel:\n  recompute: some",
+            'run.yaml:8: parallel.recompute: expected true, false, a number of layers or auto, got "some"',
+        ),
         ("parallel:\n  dtype: fp8", "run.yaml:8: parallel.dtype: expected 'fp32', 'bf16' or 'fp64', got \"fp8\""),
         (
             "slurm:\n  time: soon",

@@ -33,7 +33,9 @@ def settled(tmp_path: Path, profile: str, text: str) -> tuple[str, str]:
         (RAILS_ONLY, "slurm: {nodes: 2}\nparallel: {collectives: flat}\n", ("flat", "run file run.yaml:2")),
         (RAILS_ONLY, "slurm: {nodes: 1}\n", ("auto", "default")),
         (RAILS_ONLY, "slurm: {nodes: 2, ranks_per_node: 1}\n", ("auto", "default")),
-        (JOINED, "slurm: {nodes: 2}\n", ("auto", "default")),
+        (JOINED, "slurm: {nodes: 2}\n", ("flat", "default")),
+        (f"{JOINED}  rails_only: false\n", "slurm: {nodes: 2}\n", ("flat", "cluster profile lab.yaml:3")),
+        (JOINED, "", ("auto", "default")),
         (
             JOINED,
             "slurm: {nodes: 2}\nparallel: {collectives: two_level}\n",

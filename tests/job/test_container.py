@@ -331,7 +331,7 @@ def test_an_image_without_torch_is_found_before_the_ranks_start(user: LocalUser,
 
 def test_a_request_to_stop_reaches_ranks_inside(user: LocalUser, tmp_path: Path) -> None:
     apptainer = FakeApptainer(tmp_path)
-    user.zslurm("submit", user.write_run("stops", ranks=2, trainer="real", cluster=in_container(user, apptainer)))
+    user.zslurm("submit", user.write_run("stops", trainer="real", cluster=in_container(user, apptainer)))
     user.wait_for_step("stops", 2)
     user.zslurm("cancel", "stops", "--wait")
     state = user.wait_for_end("stops")

@@ -21,12 +21,13 @@ from zslurm.run.run_dir import RunDir
 MINE = sorted(os.sched_getaffinity(0))
 # Binds itself, as a rank does, and tells its cores.
 PROGRAM = """
-import json, os
-from pathlib import Path
-from zslurm.train.parallel.world import cpu_threads
+import json, os, sys
 from zslurm.job.numa_bind import bind
-said = bind(os.environ)
-print(json.dumps([said, sorted(os.sched_getaffinity(0)), cpu_threads(0)]))
+found = [bind(os.environ), sorted(os.sched_getaffinity(0))]
+if sys.argv[1:]:  # imports torch
+    from zslurm.train.parallel.world import cpu_threads
+    found.append(cpu_threads(0))
+print(json.dumps(found))
 """
 
 pytestmark = pytest.mark.skipif(len(MINE) < 2, reason="needs two cores")
@@ -41,23 +42,23 @@ def node(tmp_path: Path) -> FakeNode:
     return node
 
 
-def rank(node: FakeNode, local_rank: int, **environ: str) -> tuple[str | None, list[int], int]:
-    """What a rank says, its cores, and the threads that it takes."""
+def rank(node: FakeNode, local_rank: int, *more: str, **environ: str) -> list[Any]:
+    """What a rank prints, its cores and, with "threads", how many it takes."""
     base = {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": "8", "ZSLURM_SYSROOT": str(node.root)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, *more],
         env=os.environ | base | environ,
         capture_output=True,
         text=True,
         check=True,
     )
-    said, cores, threads = json.loads(done.stdout)
-    return said, cores, threads
+    return list(json.loads(done.stdout))
 
 
 def test_a_rank_gets_the_cores_of_its_gpus_numa_node(node: FakeNode) -> None:
-    assert rank(node, 0, **{VARIABLE: "auto"}) == ("bound to NUMA node 0 of its GPU: 1 core", [MINE[0]], 1)
-    assert rank(node, 7, **{VARIABLE: "auto"}) == ("bound to NUMA node 1 of its GPU: 1 core", [MINE[-1]], 1)
+    for local_rank, numa, core in ((0, 0, MINE[0]), (7, 1, MINE[-1])):
+        expected = [f"bound to NUMA node {numa} of its GPU: 1 core", [core], 1]
+        assert rank(node, local_rank, "threads", **{VARIABLE: "auto"}) == expected
 
 
 def test_the_profile_wins_over_sysfs(node: FakeNode) -> None:
@@ -72,16 +73,16 @@ def test_gpus_are_counted_as_the_step_sees_them(node: FakeNode) -> None:
 
 def test_without_cores_of_that_node_nothing_is_bound_and_the_log_has_it(node: FakeNode) -> None:
     node.write("sys/devices/system/node/node1/cpulist", "10000-10007")
-    said, cores, _ = rank(node, 7, **{VARIABLE: "auto"})
+    said, cores = rank(node, 7, **{VARIABLE: "auto"})
     assert cores == MINE
     assert said == "not bound to NUMA node 1 of its GPU: the Slurm step has none of that node's cores"
 
 
 def test_where_nothing_is_known_or_asked_nothing_is_done(node: FakeNode, tmp_path: Path) -> None:
-    assert rank(node, 0)[:2] == (None, MINE)
-    assert rank(FakeNode(tmp_path / "empty"), 0, **{VARIABLE: "auto"})[:2] == (None, MINE)
+    assert rank(node, 0) == [None, MINE]
+    assert rank(FakeNode(tmp_path / "empty"), 0, **{VARIABLE: "auto"}) == [None, MINE]
     virtual = mi300x_pollara(tmp_path / "vm", layout="no tree")
-    assert rank(virtual, 0, **{VARIABLE: "auto"})[:2] == (None, MINE)
+    assert rank(virtual, 0, **{VARIABLE: "auto"}) == [None, MINE]
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,14 @@ def test_a_dead_node_requeues_the_job(user: User) -> None:
     assert user.state("bereft")["state"] == "requeued", "the template asks for --requeue"
 
 
+SLOW = {"env": {"ZSLURM_TEST_STEP_S": "0.5"}}
+"""Stand-ins whose run waits for its time limit, and has nothing to do meanwhile."""
+
+
 def test_the_time_limit_saves_and_goes_back_into_the_queue(user: User) -> None:
     """Slurm's warning reaches the ranks through batch script and supervisor, which then requeues the job."""
     slurm = {"time": "1", "save_margin_s": 50}
-    user.zslurm("submit", user.write_run("short", steps=ENDLESS, slurm=slurm))
+    user.zslurm("submit", user.write_run("short", steps=ENDLESS, slurm=slurm, cluster=SLOW))
     wait_for(lambda: any(event["event"] == "requeued" for event in user.events("short")), "the job to be requeued")
     state = user.wait_for_state("short", "requeued", "running")
     assert state["checkpoint_step"] == user.stopped_at("short")
@@ -153,7 +157,7 @@ def test_the_time_limit_saves_and_goes_back_into_the_queue(user: User) -> None:
 def test_the_time_limit_ends_a_run_that_shall_not_be_requeued(user: User) -> None:
     slurm = {"time": "1", "save_margin_s": 50}
     aegis = {"grace_s": 3, "requeue_at_time_limit": False}
-    user.zslurm("submit", user.write_run("once", steps=ENDLESS, slurm=slurm, aegis=aegis))
+    user.zslurm("submit", user.write_run("once", steps=ENDLESS, slurm=slurm, aegis=aegis, cluster=SLOW))
     state = user.wait_for_state("once", "interrupted", "timeout", "failed")
     assert state["state"] == "interrupted"
     assert state["checkpoint_step"] == state["step"]

@@ -112,8 +112,9 @@ def test_a_file_system_that_is_away_is_not_a_lost_directory(tmp_path: Path) -> N
     place.mkdir(parents=True)
     presence = Presence(place, 10.0, lambda: now[0])
     assert presence.lost() is None
+    (kept_open,) = [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(place)]
     (tmp_path / "mount").rename(tmp_path / "away")
-    os.close(presence._descriptor)  # as a stale handle, it answers with an error
+    os.close(int(kept_open.name))  # as a stale handle, it answers with an error
     for seconds in (5.0, 50.0, 500.0):
         now[0] = seconds
         assert presence.lost() is None

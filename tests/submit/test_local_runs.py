@@ -29,7 +29,7 @@ def user(tmp_path: Path) -> Iterator[LocalUser]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalUser]:
     """A user with a run `whole`, submitted from a terminal that was closed while the run was under way."""
     person = LocalUser(tmp_path_factory.mktemp("finished"))
-    submit = shlex.join(person.command("submit", person.write_run("whole", steps=STEPS, trainer="real")))
+    submit = shlex.join(person.command("submit", person.write_run("whole", steps=STEPS)))
     shell, terminal = in_a_terminal(
         ["/bin/sh", "-c", f"{submit}; exec sleep 1000"], person.environment, person.directory
     )
@@ -65,7 +65,7 @@ def test_its_logs_can_be_read(finished: LocalUser) -> None:
 def test_ctrl_c_saves_and_stops_and_submitting_again_continues_bit_exactly(
     finished: LocalUser, user: LocalUser
 ) -> None:
-    run_file = user.write_run("whole", steps=STEPS, trainer="real")
+    run_file = user.write_run("whole", steps=STEPS)
     first = user.start("submit", run_file, "--wait")
     assert first.stderr is not None
     assert first.stderr.readline().startswith("submitted whole as job local-1; run directory ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -274,19 +273,12 @@ def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], pro
     assert problem in str(refused.value)
 
 
-def test_ranks_idle_where_microbatches_are_not_split() -> None:
-    """No division would be faster. Where one is, all ranks have work."""
-    eight = (phase(batch=8, micro_batch=4),)
-    assert check_ranks(eight, 2) == []
-    assert check_ranks(eight, 3) == [], "3, 3 and 2 sequences"
-    pairs = (phase(batch=8, micro_batch=2),)
-    assert check_ranks(pairs, 5) == [
-        "phases[0].global_batch (8) is 4 microbatches for 5 ranks: 1 idle; 4 ranks would be as fast"
-    ]
-    for phases, ranks in itertools.product((eight, pairs), range(1, 9)):
-        here = phases[0]
-        idle = Shares(here.global_batch, here.micro_batch, ranks).sizes.count(0)
-        assert sum(f"{idle} idle" in line for line in check_ranks(phases, ranks)) == bool(idle)
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_the_note_on_uneven_shares_is_of_the_shares_that_ranks_get(micro_batch: int) -> None:
+    here = phase(batch=8, micro_batch=micro_batch)
+    for ranks in range(1, 9):
+        sizes, notes = Shares(8, micro_batch, ranks).sizes, check_ranks([here], ranks, ranks)
+        assert sum(f"at most {max(sizes)} sequence" in line for line in notes) == (len(set(sizes)) > 1)
 
 
 # --------------------------------------------------------------------------------- phases that changed on the way

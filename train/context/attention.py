@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from zslurm.train.context.blocks import BlockAttention, BlockedProducts, Labels, merge
+from zslurm.train.context.blocks import BlockAttention, Labels, merge
 from zslurm.train.context.bytes import Attention
 from zslurm.train.context.context_parallel import ContextParallel
+from zslurm.train.context.flash import choose_blocks
 from zslurm.train.context.gather import GatheredKeys
 from zslurm.train.context.parts import KeyExchange, Part, early
 from zslurm.train.context.ring import RingOfKeys
@@ -58,7 +59,7 @@ def attend_in_context(
         labels: documents and padding; without them a token sees all before it.
         blocks: what computes a part; chosen by device and format if None.
     """
-    blocks = blocks or BlockedProducts()
+    blocks = blocks or choose_blocks(q_BHSP, labelled=labels is not None)
     how = context.attention_for(k_BJSP)
     y_BHSP: Tensor = _Attention.apply(q_BHSP, k_BJSP, v_BJSP, context, how, labels, blocks)
     return y_BHSP.transpose(1, 2).flatten(2)

@@ -12,7 +12,7 @@ Two ways compute a part, both with memory linear in its length:
 
     BlockedProducts   matrix products over blocks of queries, everything in at least fp32: CPUs, any format, and
                       documents or padding (with labels, see there)
-    TorchFlash        torch's flash kernel, on GPUs in 16 bits without labels
+    TorchFlash        torch's flash kernel, on GPUs in 16 bits without labels (flash.py)
 
 All tensors are [B, H, S, P] for H query heads, [B, J, S, P] for J key heads; lse is [B, H, S].
 """

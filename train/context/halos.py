@@ -38,7 +38,7 @@ def exchange_halos(
     chunk = z_BSQ.shape[1] // 2
     if reach > chunk:
         raise ValueError(
-            f"halos: a chunk of {chunk} tokens is shorter than the {reach} that a convolution looks back"
+            f"halos: a chunk of {chunk} tokens is shorter than the {reach} that convolutions look back"
         )
     z_B2CQ, delayed_B2CV = (x.unflatten(1, (2, chunk)) for x in (z_BSQ, delayed_BSV))
     ends = (z_B2CQ[:, :, chunk - reach :], delayed_B2CV[:, :, -1:])

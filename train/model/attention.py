@@ -37,6 +37,7 @@ class CompressedConvolutionalAttention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.kernels: Kernels = "auto"
+        self._exchange_halos, self._attend_together = exchange_halos, attend_in_context
         hidden, heads = config.hidden_size, config.query_heads + config.kv_heads
         queries, keys = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         depthwise, grouped = config.conv_widths
@@ -74,13 +75,18 @@ class CompressedConvolutionalAttention(nn.Module):
         by_torch = attend if self.kernels == "auto" else attend_by_sdpa
         return by_torch(q_BHSP, k_BJSP, v_BJSP, mask_B1SS)
 
+    def communicate_outside_of_graphs(self) -> None:
+        """End torch.compile's graphs at what ranks that share sequences exchange."""
+        self._exchange_halos = torch.compiler.disable(exchange_halos)
+        self._attend_together = torch.compiler.disable(attend_in_context)
+
     def _attend_in_context(
         self, x_BSD: Tensor, packing: Packing, context: ContextParallel, cache: LayerCache | None
     ) -> Tensor:
         """`forward` for this rank's two chunks of sequences that it shares with others; fills an empty cache."""
         z_BSQ, current_BSQ, delayed_BSQ = self.project(x_BSD)
         convolutions = self.convolutions()
-        before_B2WQ, before_B21Q = exchange_halos(context, z_BSQ, delayed_BSQ, convolutions.reach)
+        before_B2WQ, before_B21Q = self._exchange_halos(context, z_BSQ, delayed_BSQ, convolutions.reach)
         # The tokens before each chunk go through the convolutions as well, and what becomes of them is dropped.
         q_BHSP, k_BJSP = (
             without_halos(x, convolutions.reach, dim=2)
@@ -98,7 +104,7 @@ class CompressedConvolutionalAttention(nn.Module):
             whole = packing.slots.length
             cache.before_BWQ = last_tokens(context, z_BSQ, whole, convolutions.reach)
             cache.delayed_B1Q = last_tokens(context, delayed_BSQ, whole, 1)
-        y_BSX = attend_in_context(context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
+        y_BSX = self._attend_together(context, q_BHSP, k_BJSP, v_BJSP, packing.labels)
         return linear(y_BSX, self.output.weight)
 
     def new_cache(self, batch: int, room: int) -> LayerCache:

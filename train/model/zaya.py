@@ -48,7 +48,7 @@ class Zaya(nn.Module):
         self.head_entry = StageEntry(config.hidden_size, config.norm_eps, dtype)
         bias_LC = torch.empty(config.layers, config.router_classes, dtype=torch.float32)
         self.register_buffer("balancing_bias", bias_LC)
-        self._recompute = False
+        self._recomputed = 0
         self._by_bounds = False
         self._before: Callable[[str | None], None] = _here_already
 
@@ -63,25 +63,29 @@ class Zaya(nn.Module):
         self,
         *,
         attention: Kernels = "auto",
-        recompute: bool = False,
+        recompute: bool | int = False,
         compile: bool = False,
+        context_parallel: bool = False,
         backend: str = "inductor",
     ) -> None:
         """Choose how the layers run; what they compute stays the same.
 
         A package's attention kernels (from `choose_kernels`) see no mask: with padding, attention is torch's.
-        With `recompute` only each layer's inputs are kept for backward, where the layer runs once more; its first
-        run alone counts the experts' load. With `compile` each layer is one graph, or two around a package's
-        kernels, made by torch.compile's `backend` when it first runs.
+        With `recompute`, of every layer or of the first so many only the inputs are kept for backward, where the
+        layer runs once more; its first run alone counts the experts' load. With `compile` each layer is one graph,
+        or two around a package's kernels, made by torch.compile's `backend` when it first runs; with
+        `context_parallel`, which says that `losses` may get a context, graphs also end where its ranks communicate.
         """
-        self._recompute = recompute
+        self._recomputed = len(self.layers) if recompute is True else int(recompute)
         self._by_bounds = isinstance(attention, FlashAttention)
         if isinstance(attention, FlashAttention) and compile:
             attention = attention.outside_of_graphs()
         for layer in self._layers():
             layer.attention.kernels = attention
+            if compile and context_parallel:
+                layer.attention.communicate_outside_of_graphs()
             if compile:
-                layer.compile(fullgraph=not self._by_bounds, backend=backend)
+                layer.compile(fullgraph=not (self._by_bounds or context_parallel), backend=backend)
 
     def forward(
         self,
@@ -239,7 +243,7 @@ class Zaya(nn.Module):
         counts: list[Tensor] = []
         for number, (layer, bias_C) in enumerate(zip(self.layers, self.balancing_bias, strict=True)):
             self._before(f"layers.{number}")
-            if self._recompute and torch.is_grad_enabled():
+            if number < self._recomputed and torch.is_grad_enabled():
                 stream, counts_C = checkpoint(
                     layer, stream, packing, bias_C, use_reentrant=False, preserve_rng_state=False
                 )

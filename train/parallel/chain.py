@@ -90,3 +90,4 @@ def _serve(links: SimpleQueue[_Link]) -> None:
                 error = raised
         link.error = error
         link.started.set()
+        del link  # and what it holds, until the next one comes

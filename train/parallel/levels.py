@@ -62,14 +62,16 @@ def _why_flat(world: World) -> str:
 
 
 def make_levels(topology: Topology, rank: int, timeout: timedelta | None = None) -> Levels:
-    """Make the groups of all nodes and rails, which all ranks must do at the same point; return this rank's."""
-    nodes = [topology.node_ranks(node * topology.local_size) for node in range(topology.nodes)]
-    rails = [topology.rail_ranks(local) for local in range(topology.local_size)]
-    own = {}
-    # Every rank makes every group, its own or not, in one order: that is torch's rule.
-    for name, groups in (("node", nodes), ("rail", rails)):
-        for ranks in groups:
-            group = dist.new_group(list(ranks), timeout=timeout, group_desc=f"{name} {ranks.start}")
-            if rank in ranks:
-                own[name] = group
-    return Levels(topology, own["node"], own["rail"])
+    """Make this rank's groups; all ranks must do so at the same point."""
+
+    def make(name: str, ranks: range) -> dist.ProcessGroup:
+        # Every rank is in one node and on one rail: each makes its own group of either kind, NCCL all of a kind in
+        # one split. Made by all ranks one after the other, 128 nodes of eight would take 136 of them.
+        group = dist.new_group(
+            list(ranks), timeout=timeout, use_local_synchronization=True, group_desc=f"{name} {ranks.start}"
+        )
+        assert group is not None, f"rank {rank} is not in its own {name}"
+        return group
+
+    node = make("node", topology.node_ranks(rank))
+    return Levels(topology, node, make("rail", topology.rail_ranks(rank)))

@@ -17,10 +17,13 @@ The peak of a microbatch is one of these moments:
 
     head         all layers, and softmax, logits and embedding gradient of the head (forward; its backward
                  scales that gradient in place)
-    last layer   all layers (with recompute: their inputs, and one whole layer), the embedding's gradient, and the
-                 experts' backward, with the gradients of all experts of a layer
+    last layer   all layers, the embedding's gradient, and the experts' backward, with the gradients of all experts
+                 of a layer
     attention    where ranks share sequences: all layers but the last one's experts, the keys and values of a part
                  of the sequence (of all of it, with all-gather), and their gradients
+
+Of layers that are recomputed, the first ones, only the inputs are kept. Where all are, the last layer is whole
+once more in its backward; else the layers behind them are freed by then, and what is recomputed takes no more.
 
 A compiled layer keeps what its compiler chooses: usually less; for it these figures are an upper estimate. Without
 a mask, attention on a GPU is taken to be a flash kernel. With a mask (data.isolate_documents) torch's attention on
@@ -156,15 +159,20 @@ def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) 
     masked = config.data.isolate_documents and ranks == 1  # ranks that share sequences have labels instead
     sizes = _Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring)
     layer = _layer(sizes)
-    layers, again = model.layers * layer, 0
+    again, recomputed = 0, recomputed_layers(config)
+    layers = (model.layers - recomputed) * layer
     into_head = 2 * sizes.stream + sizes.wide_stream  # the last hidden state, x, and the stream
-    if config.parallel.recompute:
-        inputs = sizes.stream + sizes.wide_stream
-        if model.router == "mlp":
-            inputs += sizes.tokens * model.router_hidden_size * narrow  # what a router hands to the next
-        layers = model.layers * inputs - (inputs - sizes.stream)  # the first layer has the embedding only
-        again = layer - sizes.stream  # its input is kept already
-        into_head += sizes.wide_stream  # the stream before the last entry, which the last layer would have kept
+    if recomputed:
+        # What a router hands to the next.
+        state = sizes.tokens * model.router_hidden_size * narrow if model.router == "mlp" else 0
+        inputs = sizes.stream + sizes.wide_stream + state
+        layers += recomputed * inputs - (inputs - sizes.stream)  # the first layer has the embedding only
+        # The stream and the state behind them, which the last of these layers would have kept.
+        if recomputed == model.layers:
+            again = layer - sizes.stream  # its input is kept already
+            into_head += sizes.wide_stream
+        else:
+            layers += sizes.wide_stream + state
     if sizes.masked:
         layers += sizes.tokens * sizes.context  # the mask of a forward pass, a byte for each pair of tokens
     return MicrobatchMemory(
@@ -174,6 +182,18 @@ def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) 
         attention=layers + again - _after_attention(sizes) + _attention_backward(sizes) if sizes.shared else 0,
         logits=(_chunk(sizes) + _part(sizes)) * model.vocab_size * sizes.wide,
     )
+
+
+def recomputed_layers(config: TrainConfig) -> int:
+    """Return how many layers, the first ones, are recomputed.
+
+    Raises:
+        ValueError: that is to be chosen, see `memory.with_least_recompute`.
+    """
+    asked = config.parallel.recompute
+    if asked == "auto":
+        raise ValueError("parallel.recompute: auto stands for a number of layers that is not chosen yet")
+    return config.model.layers if asked is True else int(asked)
 
 
 def _layer(sizes: _Sizes) -> int:

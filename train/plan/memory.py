@@ -22,7 +22,12 @@ from zslurm.train.config import TrainConfig
 from zslurm.train.optim.workspace import matrices_at_once, update_bytes
 from zslurm.train.parallel.memory import ITEMSIZE, NORM_ELEMENTS, sharded_bytes
 from zslurm.train.parallel.topology import Topology
-from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
+from zslurm.train.plan.activations import (
+    MicrobatchMemory,
+    microbatch_memory,
+    product_sums,
+    recomputed_layers,
+)
 from zslurm.train.plan.communication import Group, bucket_bytes
 from zslurm.train.shapes import owned_table
 
@@ -46,6 +51,7 @@ class MemoryPlan:
     resident: dict[str, int]  # what lives as long as the run, by name
     moments: dict[str, int]  # what comes on top of that at one time, by name
     microbatches: tuple[MicrobatchMemory, ...]  # forward and backward, of each phase
+    recomputed: int  # layers that are computed again in backward, the first ones
     staging: int  # memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`
     matrices: int  # matrices that one rank each owns whole; 0 if AdamW trains everything
     balance: Balance  # how evenly these are divided
@@ -95,7 +101,7 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
     if on_cpu and config.checkpoint.background:
         resident[_COPY] = copy
     itemsize = ITEMSIZE[config.parallel.dtype]
-    microbatches = tuple(microbatch_memory(config, phase, on_cpu=on_cpu) for phase in config.phases)
+    microbatches = _microbatches(config, on_cpu=on_cpu)
     later = sum(resident.get(name, 0) for name in _LATER)
     moments = {
         "start": max(0, sum(row.numel for row in table) * itemsize - later),
@@ -109,10 +115,45 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
         resident=resident,
         moments=moments,
         microbatches=microbatches,
+        recomputed=recomputed_layers(config),
         staging=0 if on_cpu else copy,
         matrices=sum(row.whole for row in table),
         balance=layout.balance(),
     )
+
+
+LEFT_FREE = 0.1
+"""Share of a device's memory that a plan leaves to the allocator, the runtime and the collectives' library."""
+
+
+def with_least_recompute(
+    config: TrainConfig, ranks: int, memory: int | None, *, on_cpu: bool, local: int = 8
+) -> TrainConfig:
+    """Return the configuration with a number of layers for `parallel.recompute: auto`; any other as it is.
+
+    It is the least with which the plan leaves `LEFT_FREE` of the `memory` bytes of a device free; all layers where
+    that is not enough. Without a limit (None), and on CPUs, nothing is recomputed.
+    """
+    if config.parallel.recompute != "auto":
+        return config
+
+    def recomputing(layers: int) -> TrainConfig:
+        return config.model_copy(update={"parallel": config.parallel.model_copy(update={"recompute": layers})})
+
+    if memory is None or on_cpu:
+        return recomputing(0)
+    plan = plan_memory(recomputing(0), ranks, on_cpu=False, local=local)
+    if plan.peak_moment != _BOTH_PASSES:
+        return recomputing(0)
+    room = (1 - LEFT_FREE) * memory - sum(plan.resident.values())
+    layers = config.model.layers
+    choices = map(recomputing, range(layers))
+    fitting = (each for each in choices if max(m.peak for m in _microbatches(each, on_cpu=False)) <= room)
+    return next(fitting, recomputing(layers))
+
+
+def _microbatches(config: TrainConfig, *, on_cpu: bool) -> tuple[MicrobatchMemory, ...]:
+    return tuple(microbatch_memory(config, phase, on_cpu=on_cpu) for phase in config.phases)
 
 
 def _muon(config: TrainConfig, layout: Partition, rank: int, *, on_cpu: bool) -> int:

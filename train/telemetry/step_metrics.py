@@ -130,7 +130,7 @@ class MemoryCheck:
             _LOG.warning(
                 "memory: step %d took %.0f %% of this GPU's %.1f GiB (%.1f GiB in tensors at most, %.1f GiB held "
                 "by the allocator), and uneven experts, RCCL or an evaluation may need the rest; "
-                "set parallel.recompute: true or lower phases[].micro_batch",
+                "set parallel.recompute: auto or true, or lower phases[].micro_batch",
                 step,
                 100 * reserved / self._total,
                 self._total / 2**30,

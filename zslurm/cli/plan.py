@@ -13,8 +13,9 @@ from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table, say
 from zslurm.submit.resolve import resolve_run
+from zslurm.train.config import Recompute
 from zslurm.train.plan.io import Reads, StoragePlan, plan_storage
-from zslurm.train.plan.memory import MemoryPlan, plan_memory
+from zslurm.train.plan.memory import MemoryPlan, plan_memory, with_least_recompute
 
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
 
@@ -31,38 +32,44 @@ def memory(
         list[int] | None,
         typer.Option(metavar="RANKS", min=1, help="Number of ranks (repeatable); default: the run's own."),
     ] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB", min=1, max=1e6, help="Memory of a GPU: shows the least recomputation that fits."
+        ),
+    ] = None,
     overrides: Set = None,
     json: Json = False,
 ) -> None:
     """Show what each rank's memory will hold, and how evenly matrices are divided.
 
-    Example: zslurm plan memory run.yaml --dp 8 --dp 1024
+    Example: zslurm plan memory run.yaml --dp 8 --dp 1024 --gpu-memory 192
     """
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
-    on_cpu, recompute = trains_on_cpus(spec), spec.parallel.recompute
-    names = [phase.name for phase in spec.phases]
-    counts = dict.fromkeys(dp or [spec.world_size])
+    on_cpu, counts = trains_on_cpus(spec), dict.fromkeys(dp or [spec.world_size])
+    limit = None if gpu_memory is None else int(gpu_memory * 2**30)
+    recompute, names = spec.parallel.recompute, [phase.name for phase in spec.phases]
     with as_user_errors():
-        plans, others = (
-            [_plan(_with_recompute(spec, value), count, on_cpu=on_cpu) for count in counts]
-            for value in (recompute, not recompute)
-        )
+        plans = [planned(spec, count, limit, on_cpu=on_cpu) for count in counts]
+        others = [planned(_with_recompute(spec, not recompute), count, limit, on_cpu=on_cpu) for count in counts]
+        fewest = []
+        if limit is not None and not on_cpu:
+            fewest = [planned(_with_recompute(spec, "auto"), count, limit, on_cpu=on_cpu) for count in counts]
     if json:
-        print_json(
-            {
-                "device": "cpu" if on_cpu else "gpu",
-                "recompute": recompute,
-                "plans": [_facts(plan, names) for plan in plans],
-            }
-        )
+        facts = [_facts(plan, names) for plan in plans]
+        for each, least in zip(facts, fewest, strict=False):
+            each["least_recomputed_layers"] = least.recomputed
+        print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": facts})
         return
     rows = [
         *_memory_rows(plans, names),
         [f"  {'without' if recompute else 'with'} recompute", *(show_bytes(plan.peak) for plan in others)],
+        ["layers that are recomputed", *(str(plan.recomputed) for plan in plans)],
+        *([["fewest that fit", *(str(plan.recomputed) for plan in fewest)]] if fewest else []),
         ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
     ]
     print_table(["ranks", *(str(plan.ranks) for plan in plans)], [*rows, *_packing_rows(plans)])
-    for note in _notes(spec, plans, on_cpu=on_cpu):
+    for note in _notes(spec, plans, on_cpu=on_cpu, limited=limit is not None):
         say(f"note: {note}")
 
 
@@ -71,12 +78,15 @@ def trains_on_cpus(spec: RunSpec) -> bool:
     return spec.parallel.device == "cpu" or (spec.parallel.device == "auto" and not spec.cluster.gpus_per_node)
 
 
-def _with_recompute(spec: RunSpec, value: bool) -> RunSpec:
+def planned(spec: RunSpec, ranks: int, memory: int | None, *, on_cpu: bool) -> MemoryPlan:
+    """Return the plan, for `parallel.recompute: auto` with what GPUs of so many bytes ask for."""
+    local = spec.ranks_per_node
+    config = with_least_recompute(spec, ranks, memory, on_cpu=on_cpu, local=local)
+    return plan_memory(config, ranks, on_cpu=on_cpu, local=local)
+
+
+def _with_recompute(spec: RunSpec, value: Recompute) -> RunSpec:
     return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"recompute": value})})
-
-
-def _plan(spec: RunSpec, ranks: int, *, on_cpu: bool) -> MemoryPlan:
-    return plan_memory(spec, ranks, on_cpu=on_cpu, local=spec.ranks_per_node)
 
 
 def _facts(plan: MemoryPlan, names: list[str]) -> dict[str, Any]:
@@ -85,6 +95,7 @@ def _facts(plan: MemoryPlan, names: list[str]) -> dict[str, Any]:
         "ranks": plan.ranks,
         "peak_bytes": plan.peak,
         "peak_moment": plan.peak_moment,
+        "recomputed_layers": plan.recomputed,
         "resident_bytes": plan.resident,
         "moment_bytes": plan.moments,
         "microbatch_bytes": asdict(plan.microbatch),
@@ -135,9 +146,13 @@ def _over(most: float, mean: float) -> str:
     return f"{most / mean:.3f}"
 
 
-def _notes(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool) -> list[str]:
+def _notes(spec: RunSpec, plans: list[MemoryPlan], *, on_cpu: bool, limited: bool) -> list[str]:
     """Return what a reader of the table must know."""
     notes = [f"on {'CPUs' if on_cpu else 'GPUs'}; the rank that owns most; of the lines with +, one at a time"]
+    if spec.parallel.recompute == "auto" and not on_cpu and not limited:
+        notes.append(
+            "parallel.recompute: auto depends on the GPUs' memory: give it with --gpu-memory; shown is none"
+        )
     if spec.parallel.compile:
         notes.append("compiled layers usually keep less than is counted here")
     if spec.data.isolate_documents and not on_cpu:

@@ -143,15 +143,16 @@ def resolve(
 def _fit_to_cluster(run: Resolved) -> Resolved:
     """Settle what is `auto` and depends on the cluster, which the trainer does not know.
 
-    Ranks on several nodes whose rails are not joined reduce in two levels. The value has the origin of rails_only.
+    Ranks on several nodes whose rails are not joined reduce in two levels, others in one. The value has the origin
+    of rails_only.
     """
     spec, layers = run.spec, run.layers
-    rails_only = ("cluster", "rails_only")
     several = spec.slurm.nodes > 1 and spec.ranks_per_node > 1
-    if spec.parallel.collectives != "auto" or not spec.cluster.rails_only or not several:
+    if spec.parallel.collectives != "auto" or not several:
         return run
-    layers.derive(("parallel", "collectives"), "two_level", layers.leaf_origin(rails_only))
-    parallel = spec.parallel.model_copy(update={"collectives": "two_level"})
+    collectives = "two_level" if spec.cluster.rails_only else "flat"
+    layers.derive(("parallel", "collectives"), collectives, layers.leaf_origin(("cluster", "rails_only")))
+    parallel = spec.parallel.model_copy(update={"collectives": collectives})
     return replace(run, spec=spec.model_copy(update={"parallel": parallel}))
 
 

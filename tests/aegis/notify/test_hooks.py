@@ -341,12 +341,25 @@ def test_a_server_that_never_answers_is_left(server: Server) -> None:
     assert reason_of(web(server.url, timeout_s=1.0), pauses_s=()) == "no answer within 1 s"
 
 
-def test_no_second_request_is_started_while_the_first_hangs(server: Server) -> None:
-    hook, go = web(server.url), threading.Event()
-    hook._thread = threading.Thread(target=go.wait, args=(DEADLINE_S,))
-    hook._thread.start()
-    assert reason_of(hook, pauses_s=()) == "the request before still hangs"
-    go.set()
-    hook._thread.join()
-    hook.deliver(SENT)
-    assert len(server.requests) == 1
+def test_no_second_request_is_started_while_the_first_hangs() -> None:
+    """A server that dribbles: with each byte it begins the time anew that urllib waits for an answer."""
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_dribble, args=(listening, done))
+        thread.start()
+        hook = web(f"http://127.0.0.1:{listening.getsockname()[1]}/x", timeout_s=2.0)
+        assert reason_of(hook, pauses_s=()) == "no answer within 2 s"
+        assert reason_of(hook, pauses_s=()) == "the request before still hangs"
+        done.set()
+        thread.join()
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+def _dribble(listening: socket.socket, done: threading.Event) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while not done.wait(0.02):
+            connection.sendall(b"a")

@@ -17,7 +17,6 @@ import pytest
 
 from tests.slurm import recorded
 from tests.submit.specs import run_spec
-from zslurm.aegis.notify.recorder import Recorder
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.requeue import requeue_job
 from zslurm.aegis.types import Decision, Fault
@@ -28,6 +27,7 @@ from zslurm.slurm.inventory import Node
 from zslurm.slurm.jobs import JobRecord, parse_queue
 from zslurm.slurm.states import JobState
 from zslurm.submit.submit import record_action
+from zslurm.train.jsonl import JsonLinesWriter
 
 RECORD = replace(parse_queue(recorded.SQUEUE)["4"], job_id="12", state=JobState.RUNNING, restarts=0, end_time=None)
 TIMED_OUT = SlurmUnavailable("scontrol requeue: Socket timed out on send/recv operation; it may have been done")
@@ -121,11 +121,10 @@ class Requeuer:
     def died(self, node: str, ago_s: float) -> None:
         """As the events tell of it."""
         fault = Fault("node_dead", "root", "node", time.time() - ago_s, "agents", "silent", node)
-        recorder = Recorder(self.job.run)
-        with recorder:
-            recorder._job_id = "12"
-            fields = fault.fields()
-            recorder.event("fault_detected", attempt=1, fault_time=fields.pop("time"), **fields)
+        fields = fault.fields()
+        row = {"time": time.time(), "event": "fault_detected", "job_id": "12", "attempt": 1}
+        with JsonLinesWriter(self.job.run.events) as events:
+            events.append(row | {"fault_time": fields.pop("time"), **fields})
 
     def is_cancelled(self) -> None:
         """Slurm has sent SIGTERM."""

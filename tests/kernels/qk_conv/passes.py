@@ -66,14 +66,15 @@ def on_gpu(case: Case) -> Result:
 
 def _interpret(case: Case, compute_units: int) -> Result:
     from zslurm.kernels.qk_conv import triton
+    from zslurm.kernels.qk_conv.triton import records
 
-    before = operations.forward, operations.backward, triton.arch_of
+    before = operations.forward, operations.backward, records.arch_of
     operations.forward, operations.backward = triton.forward, triton.backward  # type: ignore[assignment]
-    triton.arch_of = lambda device: replace(GFX942, compute_units=compute_units)
+    records.arch_of = lambda device: replace(GFX942, compute_units=compute_units)
     try:
         return here("triton", case)
     finally:
-        operations.forward, operations.backward, triton.arch_of = before
+        operations.forward, operations.backward, records.arch_of = before
 
 
 def _both_passes(run: Callable[..., tuple[Tensor, Tensor]], case: Case) -> Result:

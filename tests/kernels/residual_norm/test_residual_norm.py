@@ -120,17 +120,17 @@ def check(name: str, operands: Operands, *, centered: bool = False, grads: str =
             )
 
 
-@pytest.mark.parametrize("name", RUNS)
-@settings(max_examples=15, deadline=None)
-@given(
-    rows=st.sampled_from((0, 1, 2, 7, 33)),
-    width=st.sampled_from((1, 2, 16, 31, 100, 256, 777)),
-    kind=st.sampled_from(KINDS),
-    dtype=st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),
-    centered=st.booleans(),
-    grads=st.sampled_from(("both", "x", "joined")),
-)
-def test_results_are_those_of_fp64(
+CALLS = {
+    "rows": st.sampled_from((0, 1, 2, 7, 33)),
+    "width": st.sampled_from((1, 2, 16, 31, 100, 256, 777)),
+    "kind": st.sampled_from(KINDS),
+    "dtype": st.sampled_from((torch.bfloat16, torch.float16, torch.float32)),
+    "centered": st.booleans(),
+    "grads": st.sampled_from(("both", "x", "joined")),
+}
+
+
+def check_call(
     name: str, rows: int, width: int, kind: str, dtype: torch.dtype, centered: bool, grads: str
 ) -> None:
     torch.manual_seed(rows * 1000 + width)
@@ -139,7 +139,22 @@ def test_results_are_those_of_fp64(
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("width", [2048, 2050, 4112])
+@settings(max_examples=8, deadline=None)
+@given(call=st.fixed_dictionaries(CALLS))
+def test_results_are_those_of_fp64(name: str, call: dict[str, Any]) -> None:
+    check_call(name, **call)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", RUNS)
+@settings(max_examples=100, deadline=None)
+@given(call=st.fixed_dictionaries(CALLS))
+def test_many_results_are_those_of_fp64(name: str, call: dict[str, Any]) -> None:
+    check_call(name, **call)
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("width", [2048, 2050, pytest.param(4112, marks=pytest.mark.soak)])
 def test_wide_rows(name: str, width: int) -> None:
     """Rows that a workgroup holds, some of another width than its tile, and rows in pieces."""
     torch.manual_seed(width)
@@ -159,8 +174,8 @@ def test_very_wide_rows_and_many(name: str, centered: bool, rows: int, width: in
 def test_more_rows_than_the_workgroups_of_a_card(name: str) -> None:
     """Every workgroup takes several tiles, the last of them not whole."""
     torch.manual_seed(0)
-    check(name, drawn("entry", 2_501 if "interpreted" in name else 40_001, 8, torch.float32))
-    check(name, drawn("entry", 301, 300, torch.bfloat16, torch.bfloat16))
+    check(name, drawn("entry", 1_001 if "interpreted" in name else 40_001, 8, torch.float32))
+    check(name, drawn("entry", 101, 300, torch.bfloat16, torch.bfloat16))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -263,7 +278,7 @@ def test_the_norm_alone_is_the_reference_on_every_device() -> None:
             torch.testing.assert_close(norm(there[0][0], *there[1:2], EPS, centered=centered).shape, x[0].shape)
 
 
-@pytest.mark.parametrize("grads", ["both", "x", "joined"])
+@pytest.mark.parametrize("grads", [pytest.param("both", marks=pytest.mark.soak), "x", "joined"])
 def test_the_compiler_sees_one_operator_in_each_direction(grads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU's graphs hold, with the reference inside."""
     from zslurm.kernels.residual_norm import compiled
@@ -302,7 +317,7 @@ def test_what_runs_depends_on_device_and_form() -> None:
 
 
 def test_tiles_follow_the_card() -> None:
-    from zslurm.kernels.residual_norm.triton import backward_configuration, forward_configuration
+    from zslurm.kernels.residual_norm.triton.tiles import backward_configuration, forward_configuration
 
     for arch in (GFX942, SM_90):
         for rows in (1, 1000, 100_000):

@@ -50,11 +50,12 @@ INPUTS = {
 }
 
 
+@pytest.mark.parametrize("layers", [True, 1, 2])
 @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS.keys())
-def test_recomputation_gives_the_same_bits(inputs: dict[str, Tensor]) -> None:
+def test_recomputation_gives_the_same_bits(inputs: dict[str, Tensor], layers: bool | int) -> None:
     model = scrambled(CONFIG, torch.float32)
     kept = step(model, **inputs)
-    model.run_with(recompute=True)
+    model.run_with(recompute=layers)
     loss, counts, gradients = step(model, **inputs)
     assert torch.equal(loss, kept[0])
     assert torch.equal(counts, kept[1]), "the load is counted once"
@@ -71,9 +72,14 @@ def test_recomputation_saves_memory() -> None:
         model(tokens_BS, tokens_BS, rope_base=ROPE_BASE)[0].backward()
 
     run()  # gradients exist from now on
-    kept = peak_bytes(run)
+    peaks = []
+    for layers in (0, 2, 4, 6):
+        model.run_with(recompute=layers)
+        peaks.append(peak_bytes(run))
+    assert peaks == sorted(peaks, reverse=True), "every layer more needs less"
+    assert peaks[3] < 0.5 * peaks[0]
     model.run_with(recompute=True)
-    assert peak_bytes(run) < 0.5 * kept
+    assert peak_bytes(run) == peaks[3]
 
 
 @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS.keys())
@@ -135,10 +141,12 @@ def trained(run: Path) -> list[float]:
 
 def test_training_with_recomputation_is_the_same_training(tmp_path: Path, corpus: Path) -> None:
     plain = make_run(tmp_path / "plain", corpus, steps=3)
-    again = make_run(tmp_path / "again", corpus, steps=3, parallel={"recompute": True})
-    assert trained(plain) == trained(again)
-    loads = [[row["load_entropy"] for row in steps_of(run)] for run in (plain, again)]
-    assert loads[0] == loads[1]
+    losses = trained(plain)
+    loads = [row["load_entropy"] for row in steps_of(plain)]
+    for layers in (True, 1):
+        again = make_run(tmp_path / f"again {layers}", corpus, steps=3, parallel={"recompute": layers})
+        assert trained(again) == losses
+        assert [row["load_entropy"] for row in steps_of(again)] == loads
 
 
 def balance_steps(run: Path, step: int) -> int:

@@ -32,8 +32,8 @@ from zslurm.train.optim.workspace import matrices_at_once, update_bytes
 from zslurm.train.parallel.comm import DONE, Handle
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.plan import activations
-from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums
-from zslurm.train.plan.memory import MemoryPlan, plan_memory
+from zslurm.train.plan.activations import MicrobatchMemory, microbatch_memory, product_sums, recomputed_layers
+from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
 from zslurm.train.shapes import owned_table, parameter_counts
 
 SMALL = TINY.model_copy(update={"vocab_size": 512, "layers": 3})
@@ -74,7 +74,7 @@ def planned(
     batch: int,
     context: int,
     dtype: torch.dtype,
-    recompute: bool = False,
+    recompute: bool | int = False,
     documents: bool = False,
 ) -> MicrobatchMemory:
     config = config_of(
@@ -138,6 +138,8 @@ def test_a_layer_keeps_what_autograd_saves(
     [
         (SMALL, 4, 64, {}),
         (SMALL, 4, 64, {"recompute": True}),
+        (SMALL, 4, 64, {"recompute": 1}),
+        (SMALL, 4, 64, {"recompute": 2}),
         (SMALL, 2, 64, {"documents": True}),
         (LARGE_VOCABULARY, 2, 32, {}),
         (ONE_LAYER, 4, 128, {}),
@@ -326,6 +328,38 @@ def test_recompute_and_smaller_microbatches_need_less() -> None:
     halved = zaya1(64, phases=[one])
     assert halved.microbatch.layers < plain.microbatch.layers
     assert zaya1(64, phases=[one, two, one]).microbatch == plain.microbatch, "the phase that needs most counts"
+
+
+def test_the_least_recomputation_that_fits_is_taken() -> None:
+    phase = PHASE | {"context": 4096, "global_batch": 64, "micro_batch": 8}
+
+    def asking(recompute: bool | int | str) -> TrainConfig:
+        return config_of(ModelConfig(), phases=[phase], parallel={"dtype": "bf16", "recompute": recompute})
+
+    def peak(config: TrainConfig) -> int:
+        return plan_memory(config, 64, on_cpu=False).peak
+
+    def chosen(room: float | None, *, on_cpu: bool = False) -> int:
+        memory = None if room is None else int(room / (1 - LEFT_FREE)) + 1
+        return recomputed_layers(with_least_recompute(asking("auto"), 64, memory, on_cpu=on_cpu))
+
+    most, least, layers = peak(asking(False)), peak(asking(True)), ModelConfig().layers
+    assert [chosen(room) for room in (None, most, 0.9 * least)] == [0, 0, layers]
+    assert chosen(least, on_cpu=True) == 0
+    for share in (0.9, 0.4):
+        room = least + share * (most - least)
+        count = chosen(room)
+        assert 0 < count < layers
+        assert peak(asking(count)) <= room < peak(asking(count - 1))
+    set_by_hand = asking(3)
+    assert with_least_recompute(set_by_hand, 64, 1, on_cpu=False) is set_by_hand
+    with pytest.raises(ValueError, match="not chosen yet"):
+        peak(asking("auto"))
+
+
+def test_where_other_moments_take_more_nothing_is_recomputed() -> None:
+    config = config_of(ModelConfig(), parallel={"dtype": "bf16", "recompute": "auto"})
+    assert recomputed_layers(with_least_recompute(config, 64, 2**30, on_cpu=False)) == 0
 
 
 def test_without_muon_nothing_is_whole() -> None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
-from zslurm.cli.plan import trains_on_cpus
+from zslurm.cli.plan import planned, trains_on_cpus
 from zslurm.cli.run.columns import columns
 from zslurm.cli.run.phase_lines import phase_lines
 from zslurm.cli.values import without_secrets
@@ -29,7 +29,6 @@ from zslurm.submit.script.render import job_settings
 from zslurm.submit.submit import Prepared, prepare
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.training_data import ALONE
-from zslurm.train.plan.memory import plan_memory
 
 _PATIENCE_S = 15.0
 
@@ -157,7 +156,7 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
     spec = prepared.spec
     settings = job_settings(spec, lambda name: str(resolved.layers.leaf_origin(("cluster", "env", name))))
     on_cpu = trains_on_cpus(spec)
-    memory = plan_memory(spec, spec.world_size, on_cpu=on_cpu, local=spec.ranks_per_node)
+    memory = planned(spec, spec.world_size, None, on_cpu=on_cpu)
     sent = Communication.of(spec)
     phases = phase_plans(spec, memory, sent.traffic, on_cpu=on_cpu)
     return {
