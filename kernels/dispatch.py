@@ -126,10 +126,8 @@ class Operation:
     def __post_init__(self) -> None:
         everyone = [Implementation(REFERENCE, self.reference, everything), *self.implementations]
         self._all = {each.name: each for each in everyone}
-        self._names, self._order = (
-            frozenset(self._all),
-            [each.name for each in self.implementations if not each.by_name],
-        )
+        self._names = frozenset(self._all)
+        self._order = [each.name for each in self.implementations if not each.by_name]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the operands, choose an implementation and run it.

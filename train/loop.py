@@ -17,11 +17,11 @@ import math
 import os
 import sys
 from dataclasses import asdict
+from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.checkpoint_tools.quantities import counted
@@ -109,7 +109,8 @@ class Trainer:
         )
         self.evaluator = Evaluator.open(config, tokenizer)
         sizes = (phase.context_parallel for phase in config.phases)
-        self.contexts = context_groups(sizes, config.parallel.context_attention)
+        timeout = timedelta(seconds=config.parallel.timeout_s)
+        self.contexts = context_groups(sizes, config.parallel.context_attention, timeout)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
         self.model = build_model(config, world)
         share_tables(world.group, world.device)
@@ -244,8 +245,8 @@ class Trainer:
         self.shards.reduce_gradients()
         signals = [float(targets), float(self.stop.asked), *self.saves.signals()]
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
-        dist.all_reduce(totals, group=self.world.group)
-        dist.all_reduce(counts_MLC, group=self.world.group)
+        self.shards.comm.all_reduce(totals)
+        self.shards.comm.all_reduce(counts_MLC)
         if self.order.data.masked:
             # The losses were divided by as many targets as there might be; 1 where none or all of them are masked.
             share = here.step_tokens / totals[2]
@@ -353,6 +354,7 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
         attention=attention,
         recompute=_recomputed_layers(config, world),
         compile=parallel.compile,
+        context_parallel=any(phase.context_parallel > 1 for phase in config.phases),
     )
     return model
 
@@ -362,9 +364,8 @@ def _recomputed_layers(config: TrainConfig, world: World) -> int:
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
-    chosen = recomputed_layers(
-        with_least_recompute(config, world.size, memory, on_cpu=not on_gpu, local=world.local_size)
-    )
+    least = with_least_recompute(config, world.size, memory, on_cpu=not on_gpu, local=world.local_size)
+    chosen = recomputed_layers(least)
     if config.parallel.recompute == "auto":
         _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
     return chosen

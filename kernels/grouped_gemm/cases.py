@@ -16,10 +16,12 @@ _ROWS = (32, 128, 512, 1024, 4096)
 
 
 def checks() -> Iterator[Case]:
-    """Yield uneven groups, one of them without rows."""
+    """Yield uneven groups, one of them without rows; of odd widths, and of those that each package takes."""
     for dtype in (torch.bfloat16, torch.float32):
         yield from _both(dtype, [5, 0, 64, 33], 64, 96)
         yield from _both(dtype, [7, 2, 1], 33, 17)
+    yield from _both(torch.bfloat16, [5, 0, 30], 128, 256)
+    yield from _both(torch.bfloat16, [5, 0, 30], 128, 128)
 
 
 def benchmarks(small: bool) -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -31,5 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if isinstance(item, pytest.Function) and hasattr(item, "callspec")
             else ()
         )
-        if any(isinstance(value, str) and value.endswith(ON_A_GPU) for value in values):
+        names = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
+        if any(isinstance(name, str) and name.endswith(ON_A_GPU) for name in names):
             item.add_marker(pytest.mark.gpu)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zslurm.kernels.dispatch import Operation, operations
+from zslurm.kernels.grouped_gemm import Groups
 
 Run = Callable[..., Any]
 ON_A_GPU = " on a GPU"
@@ -34,7 +35,7 @@ def implementations(operation: Operation) -> dict[str, Run]:
         elif each.name in ("reference", "cpu"):
             found[each.name] = each.run
         if torch.cuda.is_available() and each.name != "cpu":
-            found[f"{each.name}{ON_A_GPU}"] = partial(on_gpu, each.run, each.supports)
+            found[f"{each.name}{ON_A_GPU}"] = partial(on_gpu, each.run, each.supports, operation.reference)
     return found
 
 
@@ -43,10 +44,22 @@ def interpreted(operation: str, implementation: str, *args: Any) -> Any:
     return _written_back(_interpreter().submit(_run, operation, implementation, args).result(), args)
 
 
-def on_gpu(run: Run, supports: Callable[..., str | None], *args: Any) -> Any:
-    there = tuple(each.cuda() if isinstance(each, Tensor) else each for each in args)
-    run = run if supports(*there) is None else lambda *_: None
-    return _written_back((run(*there), there), args)
+def on_gpu(run: Run, supports: Callable[..., str | None], reference: Run, *args: Any) -> Any:
+    """Run an implementation on a GPU, or for operands that it does not take the reference, as in an operation."""
+    there = tuple(map(moved, args))
+    return _written_back(((run if supports(*there) is None else reference)(*there), there), args)
+
+
+def moved(operand: Any) -> Any:
+    """An operand on the GPU, with what is in it."""
+    if isinstance(operand, Tensor):
+        return operand.cuda()
+    if isinstance(operand, Groups):
+        return Groups(operand.ends_E.cuda())
+    if isinstance(operand, tuple):
+        each = map(moved, operand)
+        return type(operand)(*each) if hasattr(operand, "_fields") else tuple(each)
+    return operand
 
 
 def _written_back(done: tuple[Any, tuple[Any, ...]], args: tuple[Any, ...]) -> Any:

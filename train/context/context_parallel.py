@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Literal, NamedTuple
 
 import torch
@@ -150,16 +151,19 @@ class ContextParallel:
 
 
 def context_groups(
-    sizes: Iterable[int], attention: Literal["auto", "ring", "all_gather"] = "auto"
+    sizes: Iterable[int],
+    attention: Literal["auto", "ring", "all_gather"] = "auto",
+    timeout: timedelta | None = None,
 ) -> dict[int, ContextParallel]:
     """Make the groups of consecutive ranks of each size above 1; return this rank's, by size.
 
-    Every rank of the run calls it with the same sizes, which divide the number of ranks.
+    Every rank of the run calls it with the same sizes, which divide the number of ranks. An exchange that takes
+    longer than `timeout` fails, by default after that of the backend.
     """
     found: dict[int, ContextParallel] = {}
     for size in sorted(set(sizes) - {1}):
         ranks = range(dist.get_world_size())
         lists = [list(ranks[first : first + size]) for first in ranks[::size]]
-        group, _ = dist.new_subgroups_by_enumeration(lists)
+        group, _ = dist.new_subgroups_by_enumeration(lists, timeout=timeout)
         found[size] = ContextParallel(group, attention)
     return found
