@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
+from zslurm.train.data.shares import Shares
 from zslurm.train.errors import ConfigError
 from zslurm.train.phases import PhaseConfig
 from zslurm.train.schedule import Plan, Position, check_ranks, compare, learning_rate
@@ -270,6 +271,14 @@ def test_a_ramp_that_does_not_add_up_is_refused(ramp: list[tuple[int, int]], pro
     with pytest.raises(ValueError, match="value_error") as refused:
         ramped(*ramp, tokens=200, micro_batch=2)
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_the_note_on_uneven_shares_is_of_the_shares_that_ranks_get(micro_batch: int) -> None:
+    here = phase(batch=8, micro_batch=micro_batch)
+    for ranks in range(1, 9):
+        sizes, notes = Shares(8, micro_batch, ranks).sizes, check_ranks([here], ranks, ranks)
+        assert sum(f"at most {max(sizes)} sequence" in line for line in notes) == (len(set(sizes)) > 1)
 
 
 # --------------------------------------------------------------------------------- phases that changed on the way

@@ -308,6 +308,7 @@ def context_traffic(
     The bytes are those of `train.context.bytes`, for all layers and microbatches. An all-gather or reduce-scatter
     uses the links to all ranks of the group, a step of the ring one. Latency is that of c - 1 hops for keys and
     values and of one for the halos, in each layer and microbatch, and in backward of c - 1 more for the gradients.
+    With `recompute: auto` no layer is taken to be recomputed.
     """
     size, model = phase.context_parallel, config.model
     if size == 1:
@@ -315,10 +316,11 @@ def context_traffic(
     links, itemsize = links or Links(), ITEMSIZE[config.parallel.dtype]
     attention = context_attention(config, phase)
     sent = context_bytes(model, phase.context, sequences, size, attention, itemsize)
-    forwards = 2 if config.parallel.recompute else 1
-    inside = model.layers * (forwards * sent.forward + sent.backward)
-    hops = (forwards + 2) * (size - 1) + forwards + 1
-    messages = model.layers * math.ceil(sequences / phase.micro_batch) * hops
+    asked = config.parallel.recompute
+    forwards = model.layers + (model.layers if asked is True else 0 if asked == "auto" else int(asked))
+    inside = forwards * sent.forward + model.layers * sent.backward
+    hops = (forwards + 2 * model.layers) * (size - 1) + forwards + model.layers
+    messages = math.ceil(sequences / phase.micro_batch) * hops
     rate = links.link_rate if attention == "ring" else links.inside_rate(size)
     return Traffic(inside, 0.0, 0.0, messages, messages * links.inside_hop_s, inside / rate)
 

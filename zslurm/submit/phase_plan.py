@@ -102,7 +102,7 @@ def _plan(spec: RunSpec, index: int, memory: MemoryPlan, traffic: StepTraffic, *
         pass_s = (
             token_flops(spec.model, phase.context, 0.0) * tokens / ASSUMED_FLOPS / 3
         )  # forward; backward is two
-        passes = 4 if spec.parallel.recompute else 3
+        passes = 3 + memory.recomputed / spec.model.layers
         compute_s = passes * pass_s
         # All ranks reduce under the last backward, and gather under the first forward.
         forward_s, backward_s = pass_s / microbatches, (passes - 1) * pass_s / microbatches
