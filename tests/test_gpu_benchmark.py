@@ -138,6 +138,27 @@ def test_parts_train_with_the_allocator_of_a_run(monkeypatch: pytest.MonkeyPatch
     assert "PYTORCH_ALLOC_CONF" not in command._environment()
 
 
+def test_an_allocator_that_does_not_work_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # so that what is set is undone
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    asked = []
+
+    def ask(device: str) -> Any:
+        asked.append(command._environment()["PYTORCH_ALLOC_CONF"])
+        failed = asked[-1] == DEFAULT
+        out, error = ("", "Traceback\nRuntimeError: not supported") if failed else (json.dumps(CARD), "")
+        return command.subprocess.CompletedProcess([], int(failed), out, error)
+
+    monkeypatch.setattr(command, "_ask", ask)
+    assert command.describe("gpu") == CARD
+    assert asked == [DEFAULT, "expandable_segments:False"]
+    assert capsys.readouterr().err == f"{DEFAULT} does not work here: RuntimeError: not supported\n"
+
+
 def test_packages_that_are_missing_are_named(
     tmp_path: Path, simulated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

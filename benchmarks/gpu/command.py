@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.common import RESULTS, ROOT, machine
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.summary import lines_of
-from zslurm.train.allocator import set_allocator
+from zslurm.train.allocator import DEFAULT, VARIABLES, set_allocator
 
 NO_GPU = 3
 """Exit code where torch finds no GPU."""
@@ -201,18 +201,28 @@ def command_of(name: str, device: str, rows: Path) -> list[str]:
 
 
 def describe(device: str) -> dict[str, Any] | None:
-    """Return card, driver and versions, or None without a GPU; a separate process asks."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.part", "describe", "--device", device],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    """Return card, driver and versions, or None without a GPU; a separate process asks, and takes some memory.
+
+    Where the allocator of a run does not work there, that is printed, and the parts run with torch's own setting.
+    """
+    done = _ask(device)
+    if done.returncode and not any(name in os.environ for name in VARIABLES):
+        print(f"{DEFAULT} does not work here: {_last_line(done.stderr)}", file=sys.stderr)
+        os.environ[VARIABLES[-1]] = "expandable_segments:False"
+        done = _ask(device)
     if done.returncode:
-        sys.exit(done.stderr.strip().rpartition("\n")[2])
+        sys.exit(_last_line(done.stderr))
     found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def _ask(device: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu.part", "describe", "--device", device]
+    return subprocess.run(command, cwd=ROOT, env=_environment(), check=False, capture_output=True, text=True)
+
+
+def _last_line(printed: str) -> str:
+    return printed.strip().rpartition("\n")[2]
 
 
 def _slug(card: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import sys
@@ -15,6 +16,7 @@ import torch
 
 from benchmarks.gpu.parts import PARTS
 from zslurm.kernels.arch import arch_of
+from zslurm.train.allocator import VARIABLES
 
 
 def main() -> None:
@@ -42,6 +44,8 @@ def _description(device: torch.device) -> dict[str, Any] | None:
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(device)
+    torch.zeros(2**26, device=device)  # in the allocator's segments, which not every driver has
+    torch.cuda.synchronize(device)
     return {
         "card": properties.name,
         "architecture": arch_of(device).name,
@@ -49,6 +53,7 @@ def _description(device: torch.device) -> dict[str, Any] | None:
         "compute_units": properties.multi_processor_count,
         "driver": _driver(),
         "runtime": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
+        "allocator": next((os.environ[name] for name in VARIABLES if name in os.environ), None),
         **versions,
     }
 
