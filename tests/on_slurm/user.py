@@ -149,8 +149,20 @@ def at_work(cluster: SlurmCluster, name: str) -> Iterator[User]:
     """The user in such a directory, with a profile that `zslurm init` wrote."""
     with directory_of(cluster, name) as directory:
         user = User(cluster, directory)
-        user.zslurm("init", "--yes")
+        _configure(user)
         yield user
+
+
+def _configure(user: User) -> None:
+    """Leave the user with the configuration that `zslurm init` writes, which is asked once for each cluster."""
+    config = user.cluster.instance.user / "home" / ".config" / "zslurm"
+    written = user.cluster.instance.directory / "written-by-init"
+    shutil.rmtree(config, ignore_errors=True)
+    if written.is_dir():
+        user.cluster.run(["cp", "-r", written, config])
+    else:
+        user.zslurm("init", "--yes")
+        shutil.copytree(config, written)
 
 
 def rank_process(user: User, run: str, rank: int) -> psutil.Process:
