@@ -66,6 +66,7 @@ def _choose(
     preference = probability + tl.load(bias + column, mask=column < classes, other=0.0).to(tl.float32)[None, :]
     # As in torch's top-k, what is not a number comes first; the class stays one that exists.
     preference = tl.where(preference == preference, preference, float("inf"))
+    preference = tl.maximum(preference, -3.4028234663852886e38)  # -inf is for those that are chosen already
     preference = tl.where(is_column, preference, float("-inf"))
     for choice in range(choices):
         best = tl.argmax(preference, 1)

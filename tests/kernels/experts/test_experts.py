@@ -89,6 +89,14 @@ def test_what_is_not_a_number_still_has_a_class(name: str) -> None:
 
 
 @each
+def test_classes_that_are_excluded_are_chosen_last_and_none_twice(name: str) -> None:
+    bias = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.1, -torch.inf])
+    chosen, _, _ = run("choose", name, torch.zeros(3, 5), bias, 4)
+    assert chosen[:, :2].tolist() == [[3, 1]] * 3
+    assert all(len(set(row)) == 4 and set(row) < set(range(5)) for row in chosen.tolist())
+
+
+@each
 @drawn
 @given(
     classes=st.sampled_from((1, 3, 17, 200)),
