@@ -194,6 +194,12 @@ def test_overlap_is_measured_on_two_ranks() -> None:
 # --- Against transformers --------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_step, "_SAMPLES", 1)
+
+
+@pytest.mark.usefixtures("few_samples")
 def test_a_peer_that_is_missing_costs_only_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise ImportError("cannot import name 'ZayaForCausalLM'")
@@ -204,6 +210,7 @@ def test_a_peer_that_is_missing_costs_only_its_rows(monkeypatch: pytest.MonkeyPa
     assert theirs["problem"] == "ImportError: cannot import name 'ZayaForCausalLM'"
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_both_sides_of_the_training_step_compute_the_same() -> None:
     _, losses, timed = train_step.rows(CPU)
     assert losses["losses"]["ours"] == pytest.approx(losses["losses"]["transformers"], abs=0.02)
