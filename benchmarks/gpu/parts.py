@@ -89,6 +89,13 @@ def muon_step(device: torch.device) -> Rows:
     yield from step.rows(device)
 
 
+def context_attention(device: torch.device) -> Rows:
+    """Yield attention in the parts of context parallelism against one call."""
+    from benchmarks.gpu.context_attention import rows
+
+    yield from rows(device)
+
+
 def train_step(device: torch.device) -> Rows:
     """Yield training steps against transformers', and their memory beside the plan's."""
     from benchmarks.gpu import train_step as step
@@ -138,6 +145,9 @@ PARTS = {
     "check": Part("compare every implementation with its reference", check),
     "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures),
     "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step),
+    "context_attention": Part(
+        "attention in the parts of context parallelism against one flash call", context_attention
+    ),
     "crossovers": Part("time every implementation, for the tables of the dispatch", crossovers),
     "tests": Part("the tests marked gpu", tests),
     "train_step": Part("a training step of zaya1-1b against transformers", train_step),
