@@ -195,3 +195,33 @@ def refusal(group: dist.ProcessGroup) -> str:
     with pytest.raises(ValueError) as error:
         exchange_halos(ContextParallel(group), torch.zeros(1, 4, 2), torch.zeros(1, 4, 1), 3)
     return str(error.value)
+
+
+def test_the_flash_kernel_of_gpus_is_called_with_what_it_takes() -> None:
+    """On tensors without values: torch checks the arguments, and knows the shapes of what comes back."""
+    q, k, v, grad = (x.to("meta", torch.bfloat16) for x in drawn(32, "meta"))
+    blocks = TorchFlash()
+    for keys, causal in ((32, True), (16, False)):
+        k_part, v_part = k[:, :, :keys], v[:, :, :keys]
+        out, lse = blocks.forward(q, k_part, v_part, causal, None)
+        assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:3], torch.float32)
+        grads = blocks.backward(grad, q, k_part, v_part, out, lse, causal, None)
+        assert [x.shape for x in grads] == [q.shape, k_part.shape, v_part.shape]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_parts_on_a_gpu_are_those_of_matrix_products() -> None:
+    q, k, v, grad = (x.to("cuda", torch.bfloat16) for x in drawn(512, "gpu"))
+    ways, late = (TorchFlash(), BlockedProducts()), slice(256, None)
+    for rows, columns, causal in ((slice(None), slice(None), True), (late, slice(0, 256), False)):
+        arguments = q[:, :, rows], k[:, :, columns], v[:, :, columns]
+        outs = [way.forward(*arguments, causal, None) for way in ways]
+        for one, other in zip(*outs, strict=True):
+            torch.testing.assert_close(one.float(), other, rtol=0.02, atol=0.02)
+        gradients = [
+            way.backward(grad[:, :, rows], *arguments, outs[1][0].to(q.dtype), outs[1][1], causal, None)
+            for way in ways
+        ]
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one.float(), other, rtol=0.05, atol=0.05)
