@@ -78,10 +78,9 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
     A run that is continued without having a checkpoint starts anew.
 
     Raises:
-        ConfigError: a node has fewer GPUs than ranks; a phase's sequences cannot be divided over its context_parallel
-            ranks, or these have no place in a node; a batch has fewer sequences than there are data-parallel ranks;
-            steps that are done would move; the weights to start from cannot be read, or are of another model or
-            tokenizer.
+        ConfigError: a node has fewer GPUs than ranks; a phase's context_parallel ranks have no place in a node, or
+            cannot divide its sequences; a batch has fewer sequences than there are data-parallel ranks; steps that
+            are done would move; the weights to start from cannot be read, or are of another model or tokenizer.
     """
     with _as_config_error():
         _check_gpus(spec)
