@@ -135,7 +135,7 @@ def share_of(
     """Return what rank `rank` of `world_size` computes of a step.
 
     The ranks of a context group (`phases[].context_parallel`, consecutive ranks) have the same share: the group is
-    the data-parallel rank. `speeds` are those of the groups.
+    the data-parallel rank, as fast as the slowest of its ranks. `speeds` are those of all ranks.
 
     Raises:
         ValueError: the groups do not divide the ranks, or see `Shares`.
@@ -143,6 +143,8 @@ def share_of(
     together = here.phase.context_parallel
     if world_size % together:
         raise ValueError(f"context_parallel {together} does not divide {world_size} ranks")
+    if speeds is not None and together > 1:
+        speeds = tuple(min(speeds[first : first + together]) for first in range(0, world_size, together))
     divided = shares(here.global_batch, here.phase.micro_batch, world_size // together, speeds)
     return divided.of(rank // together)
 
