@@ -162,8 +162,14 @@ def context_groups(
     """
     found: dict[int, ContextParallel] = {}
     for size in sorted(set(sizes) - {1}):
-        ranks = range(dist.get_world_size())
-        lists = [list(ranks[first : first + size]) for first in ranks[::size]]
-        group, _ = dist.new_subgroups_by_enumeration(lists, timeout=timeout)
+        first = dist.get_rank() // size * size
+        # Each rank makes its own group only, at the same point as all others: NCCL makes all of a size in one split.
+        group = dist.new_group(
+            list(range(first, first + size)),
+            timeout=timeout,
+            use_local_synchronization=True,
+            group_desc=f"context {first}",
+        )
+        assert group is not None
         found[size] = ContextParallel(group, attention)
     return found
