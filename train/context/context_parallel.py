@@ -163,7 +163,7 @@ def context_groups(
     found: dict[int, ContextParallel] = {}
     for size in sorted(set(sizes) - {1}):
         first = dist.get_rank() // size * size
-        # Each rank makes its own group only, at the same point as all others: NCCL makes all of a size in one split.
+        # Each rank makes its own group only, all at the same point: NCCL makes those of a size in one split.
         group = dist.new_group(
             list(range(first, first + size)),
             timeout=timeout,
