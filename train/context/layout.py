@@ -49,7 +49,8 @@ def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
     if context < 2 * ranks:
         raise ConfigError(
             f"context_parallel: {ranks} cuts a sequence into {2 * ranks} chunks, but it has "
-            f"{counted(context, 'token')}; use longer sequences, or context_parallel: {_fewer_ranks(context, 1, ranks)}"
+            f"{counted(context, 'token')}; use longer sequences, or "
+            f"context_parallel: {_fewer_ranks(context, 1, ranks)}"
         )
     tokens, needed = chunk_tokens(context, ranks), reach(model)
     raise ConfigError(
