@@ -155,15 +155,22 @@ def context_groups(
     attention: Literal["auto", "ring", "all_gather"] = "auto",
     timeout: timedelta | None = None,
 ) -> dict[int, ContextParallel]:
-    """Make the groups of consecutive ranks of each size above 1; return this rank's, by size.
+    """Make this rank's group of consecutive ranks of each size above 1; return them by size.
 
     Every rank of the run calls it with the same sizes, which divide the number of ranks. An exchange that takes
     longer than `timeout` fails, by default after that of the backend.
     """
     found: dict[int, ContextParallel] = {}
     for size in sorted(set(sizes) - {1}):
-        ranks = range(dist.get_world_size())
-        lists = [list(ranks[first : first + size]) for first in ranks[::size]]
-        group, _ = dist.new_subgroups_by_enumeration(lists, timeout=timeout)
+        first = dist.get_rank() // size * size
+        # Each rank makes its own group alone, NCCL all of a size in one split. Made by all ranks one after the
+        # other, 1,024 ranks in pairs would take 512 of them.
+        group = dist.new_group(
+            list(range(first, first + size)),
+            timeout=timeout,
+            use_local_synchronization=True,
+            group_desc=f"context {first}",
+        )
+        assert group is not None, f"rank {dist.get_rank()} is not in its own group"
         found[size] = ContextParallel(group, attention)
     return found
