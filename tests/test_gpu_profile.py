@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu import overlap, staging, step_memory, train_step
 from benchmarks.gpu.profile import COMMUNICATION, GAPS, OTHER, PARTS, Work, divided, parts_of, trace
-from benchmarks.gpu.step import TrainingStep
+from benchmarks.gpu.step import TrainingStep, world_on
 from tests.train.models import tiny_config
-from zslurm.train.config import ParallelConfig, TrainConfig
-from zslurm.train.parallel.world import World, open_world
+from zslurm.train.config import TrainConfig
+from zslurm.train.parallel.world import World
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def small_config(recipe: str = "", *, micro_batch: int = 2, context: int = 16, *
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with open_world(ParallelConfig(device="cpu")) as opened:
+    with world_on("cpu") as opened:
         yield opened
 
 

@@ -33,6 +33,7 @@ from zslurm.train.context.context_parallel import context_groups
 from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
+from zslurm.train.data.pace import Pace
 from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
@@ -107,6 +108,7 @@ class Trainer:
         data.check_fits(config.model.vocab_size)
         tokenizer = data.header.tokenizer_sha256
         self.order = DataOrder(data, self.plan, config.run.seed)
+        self.pace = Pace(config.parallel.uneven_shares_every, world.rank, world.size)
         self.loader = Loader(
             self.order,
             rank=world.rank,
@@ -171,6 +173,7 @@ class Trainer:
             self.guard.recent = Recent.of(cursor["recent"])
         if cursor.get("best"):
             self.evaluator.best = Best(**cursor["best"])
+        self.pace.resume(cursor.get("speeds"))
         self._set_balance(restored.balance)
         ranks = counted(self.world.size, "rank")
         _LOG.info("resuming %s from %s on %s", self.config.run.name, restored.path.name, ranks)
@@ -198,6 +201,7 @@ class Trainer:
             split = self.clock.end_step()
             sequences = sum(piece.sequences for piece in self._mine(here))
             self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
+            self.pace.add(work_time_ns(split, 1) / 1e9, sequences)
             self.observers.step_done(self.step, here, result, split)
             self.saves.report()
             last = self.step == self.plan.total_steps
@@ -223,6 +227,8 @@ class Trainer:
         return self.loader.share(here)
 
     def _train_step(self, here: Position) -> StepResult:
+        if self.loader.divide_by(self.pace.speeds):
+            _LOG.info("from step %d on, %s", self.step + 1, self.pace.described)
         self.shards.begin_step(backwards=len(self._mine(here)))
         loss_sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         optim = self.config.optim
@@ -251,7 +257,7 @@ class Trainer:
         self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
         self.shards.reduce_gradients()
-        signals = [float(targets), float(self.stop.asked), *self.saves.signals()]
+        signals = [float(targets), float(self.stop.asked), *self.saves.signals(), *self.pace.signals(self.step)]
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         self.shards.comm.all_reduce(totals)
         self.shards.comm.all_reduce(counts_MLC)
@@ -263,9 +269,10 @@ class Trainer:
         self.clock.enter(Part.REDUCE)
         sums, norm, counts_LC = read_back(totals, norm, counts_MLC.sum(dim=0))
         self.clock.settle()
-        ce_sum, z_sum, targets, asked, *agreed = sums.tolist()
+        ce_sum, z_sum, targets, asked, busy, overdue, failed, *paces = sums.tolist()
         stop, grad_norm, counts_LC = asked > 0, norm.item(), counts_LC.long()
-        self.saves.agree(agreed)
+        self.saves.agree((busy, overdue, failed))
+        self.pace.agree(paces)
         loss_mean, z_loss = ce_sum / max(1, targets), z_sum / max(1, targets)
         reason = self.guard.why_skip(loss_mean, grad_norm, first_of_phase=here.step_in_phase == 0)
         if reason is not None:
@@ -335,6 +342,7 @@ class Trainer:
             "plan": self.plan.record(),
             "recent": self.guard.recent.record(),
             "best": asdict(best) if best is not None else None,
+            "speeds": self.pace.speeds,
             RESUMED_FROM: self.config.checkpoint.resume_from,
         }
         tokens = self.plan.tokens_after(self.step)

@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of
+from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of, world_on
 from zslurm.kernels.harness.timing import wait
-from zslurm.train.config import ParallelConfig
-from zslurm.train.parallel.world import open_world
 from zslurm.train.telemetry.timing import Part, StepClock
 
 RANKS = 2
@@ -88,7 +86,7 @@ def _rank(rank: int, port: int, on_gpu: bool, queue: Any) -> None:
     }
     recipe, micro_batch = ("zaya1-1b", 4) if on_gpu else ("zaya1-tiny", 2)
     config = config_of(recipe, micro_batch=micro_batch, context=CONTEXT if on_gpu else CONTEXT_ON_CPU)
-    with open_world(ParallelConfig(device="cuda" if on_gpu else "cpu")) as world:
+    with world_on("cuda" if on_gpu else "cpu") as world:
         step = TrainingStep(config, world)
         found: dict[bool, list[_Times]] = {True: [], False: []}
         for sample in range(_SAMPLES + 1):

@@ -183,29 +183,19 @@ def _of_report(report: Path) -> Rows:
 
 
 PARTS = {
-<<<<<<< HEAD
     "build": Part("compile every kernel for this GPU", build, 0.2),
     "check": Part("compare every implementation with its reference", check, 0.2),
     "train_step": Part("forward and backward of zaya1-1b against transformers", train_step, 0.25),
     "profile": Part("the share of each part in a training step of zaya1-1b", profile, 0.15),
     "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures, 0.15),
     "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step, 0.2),
+    "context_attention": Part(
+        "attention in the parts of context parallelism against one flash call", context_attention, 0.1
+    ),
     "memory": Part("peak memory of a step of each recipe beside the plan's", memory, 0.15),
     "staging": Part("the copy of a save under a training step", staging, 0.1),
     "overlap": Part("reduction and gathering under a training step, on two GPUs", overlap, 0.1),
     "tests": Part("the tests marked gpu", tests, 0.4),
     "crossovers": Part("time every implementation, for the tables of the dispatch", crossovers, 1.0),
-=======
-    "build": Part("compile every kernel for this GPU", build),
-    "check": Part("compare every implementation with its reference", check),
-    "figures": Part("kernels against a dense product, torch.compile, a triad and fp32", figures),
-    "muon_step": Part("a Muon step of zaya1-8b's share at 64 ranks against torch's", muon_step),
-    "context_attention": Part(
-        "attention in the parts of context parallelism against one flash call", context_attention
-    ),
-    "crossovers": Part("time every implementation, for the tables of the dispatch", crossovers),
-    "tests": Part("the tests marked gpu", tests),
-    "train_step": Part("a training step of zaya1-1b against transformers", train_step),
->>>>>>> e16
 }
 """By name, most valuable first."""

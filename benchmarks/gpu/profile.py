@@ -28,11 +28,10 @@ from unittest import mock
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of
+from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of, world_on
 from zslurm.kernels.harness.timing import wait
-from zslurm.train.config import ParallelConfig
 from zslurm.train.model import attention, zaya
-from zslurm.train.parallel.world import World, open_world
+from zslurm.train.parallel.world import World
 
 GAPS, OTHER, COMMUNICATION = "host gaps", "other", "communication"
 PARTS = (
@@ -74,7 +73,7 @@ def rows(device: torch.device) -> Iterator[dict[str, Any]]:
     small = device.type == "cpu"
     recipe, micro_batch = ("zaya1-tiny", 2) if small else ("zaya1-1b", 4)
     config = config_of(recipe, micro_batch=micro_batch, context=CONTEXT_ON_CPU if small else CONTEXT)
-    with open_world(ParallelConfig(device="cpu" if small else "cuda")) as world:
+    with world_on(device.type) as world:
         step = TrainingStep(config, world)
         seconds = timed(step)
         about = {"model": recipe, "tokens": step.tokens, "microbatches": 1, "ranks": 1}

@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of
+from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of, world_on
 from zslurm.kernels.harness.timing import wait
 from zslurm.train.checkpointing.snapshot import HostSnapshot, available_memory, snapshot_bytes
-from zslurm.train.config import ParallelConfig
-from zslurm.train.parallel.world import open_world
 
 _SAMPLES = 5
 
@@ -28,7 +26,7 @@ def rows(device: torch.device) -> Iterator[dict[str, Any]]:
     small = device.type == "cpu"
     recipe, micro_batch = ("zaya1-tiny", 2) if small else ("zaya1-1b", 4)
     config = config_of(recipe, micro_batch=micro_batch, context=CONTEXT_ON_CPU if small else CONTEXT)
-    with open_world(ParallelConfig(device="cpu" if small else "cuda")) as world:
+    with world_on(device.type) as world:
         step = TrainingStep(config, world)
         tensors = {state.name: state.values for state in step.optimizer.states}
         size, free = snapshot_bytes(tensors), available_memory()

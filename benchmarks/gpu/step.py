@@ -8,7 +8,7 @@ the trainer's own, from the host's generator, would take half a minute of the te
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from zslurm.config import yaml12
 from zslurm.config.load import recipes
-from zslurm.train.config import ModelConfig, TrainConfig
+from zslurm.train.config import ModelConfig, ParallelConfig, TrainConfig
 from zslurm.train.loop import build_model, shard
 from zslurm.train.model import init, zaya
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
-from zslurm.train.parallel.world import World, read_back
+from zslurm.train.parallel.world import World, open_world, read_back
 from zslurm.train.shapes import TensorInfo
 
 LR = 1e-4
@@ -48,6 +48,12 @@ def config_of(recipe: str, *, micro_batch: int, context: int, **parallel: Any) -
             "checkpoint": {"background": False},
         }
     )
+
+
+def world_on(device_type: str) -> AbstractContextManager[World]:
+    """Join the ranks of the environment; on CPUs with one thread each, for more would wait for each other."""
+    on_cpu = device_type == "cpu"
+    return open_world(ParallelConfig(device="cpu" if on_cpu else "cuda", threads=int(on_cpu)))
 
 
 @contextmanager

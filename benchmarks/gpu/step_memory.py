@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of
+from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of, world_on
 from benchmarks.memory import peak_bytes
-from zslurm.train.config import ParallelConfig, TrainConfig
-from zslurm.train.parallel.world import World, open_world
+from zslurm.train.config import TrainConfig
+from zslurm.train.parallel.world import World
 from zslurm.train.plan.memory import plan_memory
 
 RECIPES = ("zaya1-1b", "zaya1-400m", "zaya1-3b", "zaya1-100m", "zaya1-8b")
@@ -30,7 +30,7 @@ def rows(device: torch.device) -> Iterator[dict[str, Any]]:
     """Yield planned and measured bytes of each recipe, or that it does not fit."""
     on_cpu = device.type == "cpu"
     room = 2**62 if on_cpu else (1 - LEFT_FREE) * torch.cuda.get_device_properties(device).total_memory
-    with open_world(ParallelConfig(device="cpu" if on_cpu else "cuda")) as world:
+    with world_on(device.type) as world:
         for recipe in ("zaya1-tiny",) if on_cpu else RECIPES:
             for recompute in (False, True):
                 about = {"recipe": recipe, "recompute": recompute, "ranks": 1}

@@ -155,7 +155,7 @@ def context_groups(
     attention: Literal["auto", "ring", "all_gather"] = "auto",
     timeout: timedelta | None = None,
 ) -> dict[int, ContextParallel]:
-    """Make this rank's group of consecutive ranks of each size above 1; return them by size.
+    """Make the groups of consecutive ranks of each size above 1; return this rank's, by size.
 
     Every rank of the run calls it with the same sizes, which divide the number of ranks. An exchange that takes
     longer than `timeout` fails, by default after that of the backend.
@@ -163,14 +163,13 @@ def context_groups(
     found: dict[int, ContextParallel] = {}
     for size in sorted(set(sizes) - {1}):
         first = dist.get_rank() // size * size
-        # Each rank makes its own group alone, NCCL all of a size in one split. Made by all ranks one after the
-        # other, 1,024 ranks in pairs would take 512 of them.
+        # Each rank makes its own group only, all at the same point: NCCL makes those of a size in one split.
         group = dist.new_group(
             list(range(first, first + size)),
             timeout=timeout,
             use_local_synchronization=True,
             group_desc=f"context {first}",
         )
-        assert group is not None, f"rank {dist.get_rank()} is not in its own group"
+        assert group is not None
         found[size] = ContextParallel(group, attention)
     return found

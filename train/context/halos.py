@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.context.context_parallel import ContextParallel
 
 
@@ -38,7 +39,7 @@ def exchange_halos(
     chunk = z_BSQ.shape[1] // 2
     if reach > chunk:
         raise ValueError(
-            f"halos: a chunk of {chunk} tokens is shorter than the {reach} that convolutions look back"
+            f"halos: a chunk of {counted(chunk, 'token')} is shorter than the {reach} that convolutions look back"
         )
     z_B2CQ, delayed_B2CV = (x.unflatten(1, (2, chunk)) for x in (z_BSQ, delayed_BSV))
     ends = (z_B2CQ[:, :, chunk - reach :], delayed_B2CV[:, :, -1:])

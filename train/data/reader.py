@@ -16,7 +16,8 @@ What it does not do: advise of the masks of fine-tuning data, which are small. N
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +26,12 @@ from numpy.typing import NDArray
 from zslurm.train.data.order import DataOrder
 from zslurm.train.data.shares import Piece, share_of
 from zslurm.train.data.training_data import Sequences
+from zslurm.train.schedule import Position
 
 ORDERED_SEQUENCES = 4096
 READ_TOKENS = 1 << 18
+
+_Share = Callable[[Position], tuple[Piece, ...]]
 
 
 class Location(NamedTuple):
@@ -61,13 +65,15 @@ class _Planned(NamedTuple):
     sequences: Sequences
 
 
-def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[Read]:
-    """Yield the microbatches of one rank, from a step to the end of the run.
+def read_from(
+    order: DataOrder, step: int, rank: int, world_size: int, speeds: tuple[float, ...] | None = None
+) -> Iterator[Read]:
+    """Yield the microbatches of one rank, from a step to the end of the run; `speeds` as for `share_of`.
 
     Raises:
         DataError: a bundle is damaged.
     """
-    planned = _planned(order, step, rank, world_size)
+    planned = _planned(order, step, partial(share_of, rank=rank, world_size=world_size, speeds=speeds))
     following = next(planned, None)
     if following is not None:
         order.data.will_need(following.sequences)
@@ -79,9 +85,9 @@ def read_from(order: DataOrder, step: int, rank: int, world_size: int) -> Iterat
         yield Read(now.locations, now.sizes, windows_NS, mask_NS)
 
 
-def _planned(order: DataOrder, step: int, rank: int, world_size: int) -> Iterator[_Planned]:
+def _planned(order: DataOrder, step: int, share: _Share) -> Iterator[_Planned]:
     """Yield microbatches that are read together, and where their sequences are."""
-    for phase_index, pieces, numbers in _batches(order, step, rank, world_size):
+    for phase_index, pieces, numbers in _batches(order, step, share):
         context = order.plan.phases[phase_index].context
         sequences = order.data.locate(*order.at(phase_index, numbers), context)
         first = 0
@@ -108,7 +114,7 @@ def _together(pieces: list[tuple[int, Piece]], most: int) -> Iterator[list[tuple
 
 
 def _batches(
-    order: DataOrder, step: int, rank: int, world_size: int
+    order: DataOrder, step: int, share: _Share
 ) -> Iterator[tuple[int, list[tuple[int, Piece]], NDArray[np.int64]]]:
     """Yield steps that are ordered at once: phase, steps and pieces, their sequences' numbers in the phase."""
     pieces: list[tuple[int, Piece]] = []
@@ -120,7 +126,7 @@ def _batches(
             yield phase_index, pieces, np.concatenate(numbers)
             pieces, numbers, ordered = [], [], 0
         phase_index = here.phase_index
-        for piece in share_of(here, rank, world_size):
+        for piece in share(here):
             start = here.sequence + piece.number * here.phase.micro_batch
             pieces.append((each, piece))
             numbers.append(np.arange(start + piece.first, start + piece.last))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.xgmi import GPUS, context_cost, group_cost
@@ -77,11 +78,12 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
     A run that is continued without having a checkpoint starts anew.
 
     Raises:
-        ConfigError: a phase's sequences cannot be divided over its context_parallel ranks, or these have no place
-            in a node; a batch has fewer sequences than there are data-parallel ranks; steps that are done would
-            move; the weights to start from cannot be read, or are of another model or tokenizer.
+        ConfigError: a node has fewer GPUs than ranks; a phase's context_parallel ranks have no place in a node, or
+            cannot divide its sequences; a batch has fewer sequences than there are data-parallel ranks; steps that
+            are done would move; the weights to start from cannot be read, or are of another model or tokenizer.
     """
     with _as_config_error():
+        _check_gpus(spec)
         notes = check_ranks(spec.phases, spec.world_size, spec.ranks_per_node)
         check_phases(spec.model, spec.phases)
         saved = list_checkpoints(continues.checkpoints) if continues is not None else []
@@ -98,6 +100,16 @@ def check_steps(spec: RunSpec, order: DataOrder, continues: RunDir | None) -> li
 
             open_init(spec.init, spec.model, order.data.header.tokenizer_sha256).close()
     return notes
+
+
+def _check_gpus(spec: RunSpec) -> None:
+    """Raise ConfigError where some ranks of a node would have no GPU."""
+    gpus = spec.cluster.gpus_per_node
+    if gpus and spec.parallel.device != "cpu" and spec.ranks_per_node > gpus:
+        raise ConfigError(
+            f"slurm.ranks_per_node ({spec.ranks_per_node}) exceeds the {counted(gpus, 'GPU')} of a node; "
+            f"use {gpus}, or parallel.device: cpu"
+        )
 
 
 def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> list[str]:

@@ -99,9 +99,8 @@ def _plan(spec: RunSpec, index: int, memory: MemoryPlan, traffic: StepTraffic, *
     compute_s = exposed_s = None
     if not on_cpu:
         tokens = sequences * phase.context / phase.context_parallel
-        pass_s = (
-            token_flops(spec.model, phase.context, 0.0) * tokens / ASSUMED_FLOPS / 3
-        )  # forward; backward is two
+        # Of forward; backward is two of them, and one more of what is recomputed.
+        pass_s = token_flops(spec.model, phase.context, 0.0) * tokens / ASSUMED_FLOPS / 3
         passes = 3 + memory.recomputed / spec.model.layers
         compute_s = passes * pass_s
         # All ranks reduce under the last backward, and gather under the first forward.

@@ -175,6 +175,13 @@ def test_a_context_group_of_some_of_the_gpus_is_noted_with_the_reason_for_eight(
     assert not any("xGMI" in note for note in dry_run(shell)["notes"])
 
 
+def test_more_ranks_than_gpus_are_refused_unless_they_train_on_cpus(shell: Shell) -> None:
+    shell.write_run(cluster=CLUSTER, slurm={"ranks_per_node": 6})
+    refused = "zslurm: slurm.ranks_per_node (6) exceeds the 4 GPUs of a node; use 4, or parallel.device: cpu"
+    assert shell.fails("submit", "run.yaml", "--dry-run") == (Exit.USAGE, refused)
+    assert len(dry_run(shell, "--set", "parallel.device=cpu")["placement"]) == 6
+
+
 def test_a_rank_alone_sends_nothing(shell: Shell) -> None:
     shell.write_run()
     body = dry_run(shell)

@@ -124,6 +124,8 @@ def test_a_context_group_has_one_share() -> None:
     assert [share_of(shared, rank, 4) for rank in range(4)] == [
         share_of(alone, group, 2) for group in (0, 0, 1, 1)
     ]
+    slow = [share_of(shared, rank, 4, (1.0, 1.0, 0.5, 1.0)) for rank in range(4)]
+    assert [sum(piece.sequences for piece in each) for each in slow] == [4, 4, 2, 2], "as slow as its slowest rank"
     with pytest.raises(ValueError, match="context_parallel 2 does not divide 3 ranks"):
         share_of(shared, 0, 3)
 
