@@ -109,6 +109,7 @@ def last_tokens(context: ContextParallel, x_BSQ: Tensor, length: int, count: int
     position_S = context.positions(length)
     here_N = ((position_S >= first) & (position_S < length)).nonzero().squeeze(1)
     last_BWQ = x_BSQ.new_zeros(x_BSQ.shape[0], count, x_BSQ.shape[2])
-    last_BWQ[:, position_S[here_N] - first] = x_BSQ[:, here_N]
-    dist.all_reduce(last_BWQ, group=context.group)
+    if count:
+        last_BWQ[:, position_S[here_N] - first] = x_BSQ[:, here_N]
+        dist.all_reduce(last_BWQ, group=context.group)
     return last_BWQ
