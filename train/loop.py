@@ -22,6 +22,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.checkpoint_tools.quantities import counted
@@ -180,13 +181,14 @@ class Trainer:
             return self._run()
 
     def _run(self) -> Ending:
-        first = self.step
+        kernels_ran = False
         while self.step < self.plan.total_steps:
             here = self.plan.at(self.step)
             result = self._train_step(here)
-            if self.step == first or here.step_in_phase == 0:
+            if not kernels_ran or here.step_in_phase == 0:
                 self._wait_for_weights()
                 leave_out_together(self.world.group, self.world.device)
+                kernels_ran = result.taken  # those of the update run in no step that is skipped
             self.stop.renew()
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
@@ -368,14 +370,21 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
 
 
 def _recomputed_layers(config: TrainConfig, world: World) -> int:
-    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log."""
-    device, layers = world.device, config.model.layers
-    on_gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
+    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log.
+
+    All ranks choose by the smallest GPU: those that share sequences communicate again in a recomputed layer.
+    """
+    if config.parallel.recompute != "auto":
+        return recomputed_layers(config)
+    on_gpu, memory = world.device.type == "cuda", None
+    if on_gpu:
+        own = torch.cuda.get_device_properties(world.device).total_memory
+        smallest = to_device([float(own)], world.device)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=world.group)
+        memory = int(smallest.item())
     least = with_least_recompute(config, world.size, memory, on_cpu=not on_gpu, local=world.local_size)
     chosen = recomputed_layers(least)
-    if config.parallel.recompute == "auto":
-        _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
+    _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(config.model.layers, "layer"))
     return chosen
 
 
