@@ -2,6 +2,8 @@
 
 Operands of a kernel that are many go in as a NamedTuple, and its constants as another one, which is a
 `tl.constexpr`: a kernel reads `given.weight` and `SHAPE.ROWS`. So a list of operands exists once.
+Up to Triton 3.6 such constants are plain numbers, which a function with its decorator does not take inside of a
+tuple: neither does `tl.zeros`, so shapes go to `tl.full`, which is none.
 """
 
 from __future__ import annotations

@@ -188,13 +188,14 @@ class Trainer:
             return self._run()
 
     def _run(self) -> Ending:
-        first = self.step
+        kernels_ran = False
         while self.step < self.plan.total_steps:
             here = self.plan.at(self.step)
             result = self._train_step(here)
-            if self.step == first or here.step_in_phase == 0:
+            if not kernels_ran or here.step_in_phase == 0:
                 self._wait_for_weights()
                 leave_out_together(self.world.group, self.world.device)
+                kernels_ran = result.taken  # those of the update run in no step that is skipped
             self.stop.renew()
             self.step += 1
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)

@@ -240,6 +240,9 @@ def _variable_terms(
         right_corner = right + start.to(tl.int64) * right_term + first_column.to(tl.int64) * right_column
         total = tl.full((ROWS, COLUMNS), 0.0, dtype=tl.float32)
         whole = terms // TERMS * TERMS
+        # Pointers that a loop has moved are not used behind it: Triton 3.6 does not compile that for gfx942.
+        left_tail = left_corner + whole.to(tl.int64) * left_term
+        right_tail = right_corner + whole.to(tl.int64) * right_term
         for _ in range(0, whole, TERMS):
             left_tile = tl.load(left_corner + left_offsets, mask=is_row[:, None], other=0.0)
             right_tile = tl.load(right_corner + right_offsets, mask=is_column[None, :], other=0.0)
@@ -248,9 +251,9 @@ def _variable_terms(
             right_corner += TERMS * right_term
         if whole < terms:  # the rows behind are another group's, or hold anything
             is_term = in_terms < terms - whole
-            left_tile = tl.load(left_corner + left_offsets, mask=is_row[:, None] & is_term[None, :], other=0.0)
+            left_tile = tl.load(left_tail + left_offsets, mask=is_row[:, None] & is_term[None, :], other=0.0)
             right_tile = tl.load(
-                right_corner + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0
+                right_tail + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0
             )
             total = dot(left_tile, right_tile, total)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from zslurm.kernels.code_object import (
 )
 
 pytest.importorskip("triton")
+
+from zslurm.kernels import triton_tools
 
 
 @pytest.mark.parametrize("folder", implementation_files())
@@ -54,6 +58,21 @@ def assert_within_limits(launches: Iterable[Launch], arch: Arch) -> list[dict[st
                 found[f"{launch.name}: {code.kernel}"] = wrong
     assert found == {}
     return rows
+
+
+def test_no_shape_of_a_records_constants_goes_to_zeros() -> None:
+    """Triton 3.6, which torch 2.11 brings, does not compile that; the version here may be newer."""
+    kernels = Path(triton_tools.__file__).parent
+    calls = [
+        (file, node)
+        for file in [*kernels.glob("*/triton.py"), *kernels.glob("*/triton/*.py")]
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.zeros"
+    ]
+    assert calls
+    shapes = [(file, node.args[0]) for file, node in calls if isinstance(node.args[0], ast.Tuple)]
+    bad = [f"{file}:{shape.lineno}" for file, shape in shapes if "." in ast.unparse(shape)]
+    assert bad == [], "use tl.full"
 
 
 def good(**other: int) -> CodeObject:

@@ -5,8 +5,8 @@ have for itself:
 
     measured tables      in the user's cache directory: all ranks take those that rank 0 reads
     installed packages   asked when a run starts
-    builds               that fail when an implementation first runs: asked after the first step of an attempt and
-                         of each phase
+    builds               that fail when an implementation first runs: asked after the first step of each phase, and
+                         of an attempt after all up to the first that is not skipped
 
 What one rank cannot start, all of them leave out, each with one warning. In the very step in which a build fails
 some ranks have run it and others the next in line: their gradients differ by rounding, and are added up as ever.

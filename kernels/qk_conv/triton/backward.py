@@ -97,6 +97,22 @@ def _of_mixed(given, grad, own, own_token, head, batch, scale, rows, is_row, col
 
 
 @triton.jit
+def _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE: tl.constexpr):
+    """Return the same of a head of the queries or, behind them, of the keys.
+
+    No pointer leaves a branch: Triton 3.6 does not compile that for AMD's GPUs.
+    """
+    queries = given.heads - SHAPE.KEYS
+    if head < queries:
+        own, token = _head_of(grad.q, head, batch)
+        du, along = _of_mixed(given, grad, own, token, head, batch, scale, rows, is_row, columns, SHAPE)
+    else:
+        own, token = _head_of(grad.k, head - queries, batch)
+        du, along = _of_mixed(given, grad, own, token, head, batch, scale, rows, is_row, columns, SHAPE)
+    return du, along
+
+
+@triton.jit
 def _of_weights(program, given, grad, sums, all_tiles, partials, SHAPE: tl.constexpr):
     """Sum up, over a part of the tokens, what one tap of one head's weight takes, bias and temperature."""
     heads = given.heads
@@ -118,11 +134,7 @@ def _of_weights(program, given, grad, sums, all_tiles, partials, SHAPE: tl.const
         batch = (tile // tiles).to(tl.int64)
         rows = tile % tiles * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)
         is_row = rows < length
-        if is_key:
-            own, token = _head_of(grad.k, head - queries, batch)
-        else:
-            own, token = _head_of(grad.q, head, batch)
-        du, along = _of_mixed(given, grad, own, token, head, batch, scale, rows, is_row, columns, SHAPE)
+        du, along = _of_own(given, grad, head, batch, scale, rows, is_row, columns, SHAPE)
         bias_total += tl.sum(du, 0)
         along_total += along
         source = rows - back
@@ -173,14 +185,13 @@ def _of_inputs(program, given, grad, z_grad, SHAPE: tl.constexpr):
 
     # The skip: each head's own du, and the others' of its group.
     if head < queries:
-        own, token = _head_of(grad.q, head, batch)
         scale = 1.0
         share, _ = _of_mixed(
             given, grad, of_key, key_token, queries + key, batch, key_scale, rows, is_row, columns, SHAPE
         )
         total = share * (0.5 / SHAPE.GROUP)
     else:
-        own, token, scale = of_key, key_token, key_scale
+        scale = key_scale
         total = tl.full((SHAPE.ROWS, SHAPE.PADDED), 0.0, dtype=tl.float32)
         for member in range(SHAPE.GROUP):
             query = key * SHAPE.GROUP + member
@@ -190,13 +201,13 @@ def _of_inputs(program, given, grad, z_grad, SHAPE: tl.constexpr):
             )
             total += 0.5 * share
 
-    for ahead in range(SHAPE.TAPS):
+    for ahead in tl.range(0, SHAPE.TAPS, disable_licm=True):
         target = rows + ahead
         is_target = target < length
         if given.seen is not None:
             seen = given.seen + (batch * length + target) * SHAPE.TAPS + ahead
             is_target &= tl.load(seen, mask=is_target, other=0) != 0
-        du, _ = _of_mixed(given, grad, own, token, head, batch, scale, target, is_target, columns, SHAPE)
+        du, _ = _of_own(given, grad, head, batch, scale, target, is_target, columns, SHAPE)
         if ahead == 0:
             total += 0.5 * du
         turned = tl.load(

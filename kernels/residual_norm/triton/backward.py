@@ -125,11 +125,11 @@ def _backward_rows(given, grad, out, sums, rows, width, SHAPE: tl.constexpr):
     if SHAPE.HOISTED:
         scale, other_scale, shift = scales(given, column, is_column)
         gain = vector(given.weight, column, is_column, 1.0)
-    of_weight = tl.zeros((SHAPE.ROWS, SHAPE.COLUMNS), tl.float32)
-    of_bias = tl.zeros((SHAPE.ROWS, SHAPE.COLUMNS), tl.float32)
-    total = tl.zeros((SHAPE.ROWS, SHAPE.COLUMNS), tl.float32)
-    of_hidden = tl.zeros((SHAPE.ROWS, SHAPE.COLUMNS), tl.float32)
-    of_residual = tl.zeros((SHAPE.ROWS, SHAPE.COLUMNS), tl.float32)
+    of_weight = tl.full((SHAPE.ROWS, SHAPE.COLUMNS), 0.0, tl.float32)
+    of_bias = tl.full((SHAPE.ROWS, SHAPE.COLUMNS), 0.0, tl.float32)
+    total = tl.full((SHAPE.ROWS, SHAPE.COLUMNS), 0.0, tl.float32)
+    of_hidden = tl.full((SHAPE.ROWS, SHAPE.COLUMNS), 0.0, tl.float32)
+    of_residual = tl.full((SHAPE.ROWS, SHAPE.COLUMNS), 0.0, tl.float32)
 
     for tile in range(tl.program_id(0), (rows + SHAPE.ROWS - 1) // SHAPE.ROWS, tl.num_programs(0)):
         row = (tile * SHAPE.ROWS + in_rows).to(tl.int64)
@@ -173,8 +173,8 @@ def _backward_long_rows(given, grad, out, sums, rows, width, SHAPE: tl.constexpr
     row = (tl.program_id(0) * SHAPE.ROWS + tl.arange(0, SHAPE.ROWS)[:, None]).to(tl.int64)
     is_row = (row < rows) | SHAPE.WHOLE
     inverse, mean = _row_statistics(grad.statistics, rows, row, is_row, SHAPE.CENTERED)
-    products = tl.zeros((SHAPE.ROWS, SHAPE.COLUMNS), tl.float32)
-    plain = tl.zeros((SHAPE.ROWS, SHAPE.COLUMNS), tl.float32)
+    products = tl.full((SHAPE.ROWS, SHAPE.COLUMNS), 0.0, tl.float32)
+    plain = tl.full((SHAPE.ROWS, SHAPE.COLUMNS), 0.0, tl.float32)
     if grad.x.first is not None:
         for first in range(0, width, SHAPE.COLUMNS):
             column = first + in_columns

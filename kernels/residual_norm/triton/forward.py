@@ -101,13 +101,13 @@ def _forward_long_rows(given, x, joined, statistics, rows, width, eps, SHAPE: tl
         row = tl.full((SHAPE.COLUMNS,), index, tl.int64)
         mean = 0.0
         if SHAPE.CENTERED:
-            sums = tl.zeros((SHAPE.COLUMNS,), tl.float32)
+            sums = tl.full((SHAPE.COLUMNS,), 0.0, tl.float32)
             for first in range(0, width, SHAPE.COLUMNS):
                 t, _, is_column = _piece(given, row, first, width, SHAPE)
                 sums += tl.where(is_column, t, 0.0)
             mean = tl.sum(sums, axis=0) / width
             tl.store(statistics + rows + index, mean)
-        squares = tl.zeros((SHAPE.COLUMNS,), tl.float32)
+        squares = tl.full((SHAPE.COLUMNS,), 0.0, tl.float32)
         for first in range(0, width, SHAPE.COLUMNS):
             t, column, is_column = _piece(given, row, first, width, SHAPE)
             store(joined, row, width, column, is_column, t)

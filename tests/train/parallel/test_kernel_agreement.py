@@ -16,6 +16,7 @@ from tests.train.runs import make_corpus, make_run, steps_of
 from zslurm.kernels import dispatch
 from zslurm.kernels.cache import CACHE_VARIABLE
 from zslurm.kernels.dispatch import operations
+from zslurm.train.optim.stability import StepGuard
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 
 CPU = torch.device("cpu")
@@ -94,3 +95,29 @@ def test_a_kernel_that_fails_on_one_rank_is_left_out_in_training(tmp_path: Path)
     assert logged.count("experts.network runs without cpu, which another rank cannot start") == 1
     assert "which cannot start here (ImportError: built for another machine)" in logged
     assert len(steps_of(run)) == 3
+
+
+def skip_the_first_step_and_break_the_update_of_the_second_rank() -> None:
+    decide, adamw = StepGuard.why_skip, operations()["adamw"]
+    steps = iter(["a spike"])
+
+    def why_skip(self: StepGuard, *numbers: float, **about: bool) -> str | None:
+        return decide(self, *numbers, **about) or next(steps, None)
+
+    StepGuard.why_skip = why_skip  # type: ignore[assignment, method-assign]
+
+    def run(*_: Any, **__: Any) -> Any:
+        raise ImportError("built for another machine")
+
+    if os.environ["RANK"] == "1":
+        adamw._all["torch"] = replace(adamw.implementation("torch"), run=run)
+
+
+def test_where_the_first_step_is_skipped_the_first_update_counts(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus.h5")
+    run = make_run(tmp_path / "run", corpus, steps=3, parallel={"device": "cpu"})
+    done = train_on(run, 2, skip_the_first_step_and_break_the_update_of_the_second_rank)
+    assert done.returncode == 0, done.stderr
+    logged = done.stdout + done.stderr
+    assert "step 1 is skipped: a spike" in logged
+    assert logged.count("adamw runs without torch, which another rank cannot start") == 1

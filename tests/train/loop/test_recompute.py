@@ -1,0 +1,55 @@
+"""`parallel.recompute: auto` on ranks whose GPUs differ."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from tests.train.ranks import in_group
+from zslurm.train import loop
+from zslurm.train.config import ModelConfig, TrainConfig
+from zslurm.train.parallel import world as world_module
+from zslurm.train.parallel.world import World
+from zslurm.train.plan.memory import plan_memory
+
+PHASE = {"tokens": 10**9, "context": 4096, "global_batch": 64, "micro_batch": 8, "lr": 1e-3}
+
+
+def config_of(recompute: Any) -> TrainConfig:
+    parallel = {"dtype": "bf16", "recompute": recompute}
+    return TrainConfig.model_validate({"model": ModelConfig(), "phases": [PHASE], "parallel": parallel})
+
+
+def chosen(group: dist.ProcessGroup, memory: list[int]) -> list[int]:
+    """Return what a rank chooses alone, with its GPU's memory, and among all."""
+    rank = dist.get_rank(group)
+    world = World(rank, 2, 2, torch.device("cuda", rank), group, dist.HashStore())
+    found = []
+    for known in ([memory[rank]] * 2, memory):
+        properties = SimpleNamespace(total_memory=known[rank])
+        with (
+            mock.patch.object(torch.cuda, "get_device_properties", lambda _, given=properties: given),
+            mock.patch.object(
+                world_module, "to_device", lambda values, _: torch.tensor(values, dtype=torch.float64)
+            ),
+            mock.patch.object(dist, "all_reduce", _alone if known is not memory else dist.all_reduce),
+        ):
+            found.append(loop._recomputed_layers(config_of("auto"), world))
+    return found
+
+
+def _alone(*_: Any, **__: Any) -> None:
+    """Leave the values as they are."""
+
+
+def test_all_ranks_recompute_as_many_layers_as_the_smallest_gpu_asks_for() -> None:
+    """Ranks that share sequences communicate in every layer that is recomputed: with unequal numbers they hang."""
+    most, least = (plan_memory(config_of(value), 2, on_cpu=False, local=2).peak for value in (False, True))
+    found = in_group(chosen, 2, [int(1.2 * most), int(0.6 * (most + least))])
+    alone, together = ([each[way] for each in found] for way in (0, 1))
+    assert alone[0] == 0 < alone[1]
+    assert together == [alone[1]] * 2
