@@ -41,7 +41,7 @@ def search_shapes(
 ) -> list[Shape]:
     """Return at most so many shapes that keep the rules, the nearest to a number of parameters first.
 
-    Vocabulary, router and head size (rounded to whole tiles) are those of `base`; parameters include the embedding.
+    Vocabulary, router and head size (in whole tiles) are those of `base`; parameters include the embedding.
     """
     found: list[Shape] = []
     for shape in nearest_shapes(base, parameters):
