@@ -128,6 +128,7 @@ def test_proposals(shell: Shell, zaya1: Path) -> None:
         (["--rates", "none.json"], "--rates: none.json: cannot be read: No such file"),
         (["--gpu-memory", "0"], "--gpu-memory"),
         (["--set", "model.vocab=3"], "model.vocab"),
+        (["--set", "phases[2].context=3", "--set", "phases[2].tokens=1e6"], "phases[2]"),
     ],
 )
 def test_what_is_wrong_is_one_line(shell: Shell, zaya1: Path, arguments: list[str], why: str) -> None:

@@ -204,7 +204,10 @@ def test_a_card_is_known_by_its_name() -> None:
     assert card_of(spec, None, "") == Card(1307.4e12, 192 << 30)
     assert card_of(spec, 100, "") == Card(1307.4e12, 100 << 30)
     assert card_of(spec, None, "NVIDIA H100 80GB HBM3") == Card(989.4e12, 80 << 30)
+    assert card_of(spec, None, "NVIDIA H100 NVL") == Card(835.5e12, None)
+    assert card_of(spec, None, "NVIDIA GH200 480GB") == Card(989.4e12, None)
     assert card_of(spec, None, "Frobnicator") == Card(None, None)
+    assert card_of(spec, None, "", on_cpu=True) == Card(None, None)
 
 
 @pytest.mark.parametrize("parameters", [1e9, 3e9, 2e10])

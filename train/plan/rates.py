@@ -126,6 +126,7 @@ def _distances(sizes: tuple[int, ...], other: tuple[int, ...]) -> tuple[float, f
 def _first_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
         where = ".".join(str(part) for part in first["loc"])
-        return f"{where}: {first['msg']}" if where else str(first["msg"])
+        return f"{where}: {message}" if where else message
     return str(error).splitlines()[0]

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_count
-from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan import trains_on_cpus
 from zslurm.config.spec import RunSpec
@@ -18,6 +17,7 @@ from zslurm.core.console import print_json, print_table, say
 from zslurm.core.errors import ConfigError, Exit
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run_size
+from zslurm.train.context.layout import check_phases
 from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.matmuls import Matmul
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
@@ -50,13 +50,13 @@ def size(
     """
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     on_cpu, table = trains_on_cpus(spec), _table(rates, spec)
-    card = card_of(spec, gpu_memory, table.device if table else "")
+    _check_contexts(spec)
+    card = card_of(spec, gpu_memory, table.device if table else "", on_cpu=on_cpu)
     if search is not None:
         _search(spec, search, card, on_cpu=on_cpu, json=json)
         return
     known = Rates(table, on_cpu=on_cpu)
-    with as_user_errors():
-        found = run_size(spec, card, known, on_cpu=on_cpu)
+    found = run_size(spec, card, known, on_cpu=on_cpu)
     assumptions = _assumptions(spec, found, card, known, on_cpu=on_cpu)
     if json:
         print_json(_facts(found, known, card, assumptions, on_cpu=on_cpu))
@@ -76,6 +76,14 @@ def _table(rates: Path | None, spec: RunSpec) -> RateTable | None:
         return None if rates is None else load_rates(rates, spec.parallel.dtype)
     except TrainConfigError as error:
         raise ConfigError(f"--rates: {error}") from error
+
+
+def _check_contexts(spec: RunSpec) -> None:
+    """Raise ConfigError where ranks cannot divide a phase's sequences."""
+    try:
+        check_phases(spec.model, spec.phases)
+    except TrainConfigError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_cpu: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from zslurm.cluster.xgmi import xgmi_costs
@@ -74,19 +75,30 @@ class RunSize:
     memory: MemoryPlan
 
 
-_CARD_GIB = {"MI355X": 288, "MI350X": 288, "MI325X": 256, "MI300X": 192, "MI300A": 128, "H200": 139, "H100": 80}
+_CARD_GIB = {
+    ("MI355X",): 288,
+    ("MI350X",): 288,
+    ("MI325X",): 256,
+    ("MI300X",): 192,
+    ("MI300A",): 128,
+    ("H200",): 139,
+    ("H100", "PCIE"): 80,
+    ("H100",): 80,
+}
+"""Memory of devices in telemetry's table of peaks that are sold with one size only."""
 
 
-def card_of(spec: RunSpec, gib: float | None, device: str) -> Card:
+def card_of(spec: RunSpec, gib: float | None, device: str, *, on_cpu: bool = False) -> Card:
     """Return what is known of a run's GPUs: by `metrics.peak_tflops`, `gib`, and the name of the device.
 
-    Without a name it is the profile's.
+    Without a name it is the profile's. Of CPUs only `metrics.peak_tflops` is known.
     """
-    named = (device or spec.cluster.gpu_family or spec.cluster.gpu_type or "").upper()
-    row = next((row for row in PEAKS if row.words[0] in named and len(row.words) == 1), None)
+    named = device or spec.cluster.gpu_family or spec.cluster.gpu_type or ""
+    words = set() if on_cpu else set(re.split(r"[\W_]+", named.upper()))
+    row = next((row for row in PEAKS if words.issuperset(row.words)), None)
     peak = {"bf16": row.bf16, "fp32": row.fp32}.get(spec.parallel.dtype) if row else None
     peak = spec.metrics.peak_tflops or peak
-    gib = gib or next((size for name, size in _CARD_GIB.items() if name in named), None)
+    gib = gib or (_CARD_GIB.get(row.words) if row else None)
     return Card(peak * 1e12 if peak else None, int(gib * 2**30) if gib else None)
 
 
