@@ -89,7 +89,7 @@ def _generated(request: Request, ranks: int) -> Iterator[int]:
 def _received(readers: list[Connection]) -> Iterator[int]:
     """Yield `_READY` when every rank has sent it, then the first rank's tokens, until all have ended in order."""
     open_readers = dict(zip(readers, range(len(readers)), strict=True))
-    ready, ended = 0, set[int]()
+    ready, ended, early = 0, set[int](), list[int]()
     while open_readers:
         for reader in connection.wait(list(open_readers)):
             assert isinstance(reader, connection.Connection)
@@ -109,8 +109,11 @@ def _received(readers: list[Connection]) -> Iterator[int]:
                 ready += 1
                 if ready == len(readers):
                     yield _READY
+                    yield from early
             elif message is None:
                 ended.add(rank)
+            elif ready < len(readers):
+                early.append(message)  # the other ranks' messages were sent before, and are not read yet
             else:
                 yield message
 

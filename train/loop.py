@@ -46,7 +46,15 @@ from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
 from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
 from zslurm.train.parallel.levels import choose_levels
-from zslurm.train.parallel.world import DTYPES, World, open_world, overlaps, read_back, to_device
+from zslurm.train.parallel.world import (
+    DTYPES,
+    World,
+    least_of_all,
+    open_world,
+    overlaps,
+    read_back,
+    to_device,
+)
 from zslurm.train.parallel.zero import ZeroShards
 from zslurm.train.plan.activations import recomputed_layers
 from zslurm.train.plan.communication import Group, bucket_bytes
@@ -368,24 +376,32 @@ def build_model(config: TrainConfig, world: World) -> Zaya:
 
 
 def _recomputed_layers(config: TrainConfig, world: World) -> int:
-    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log."""
+    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log.
+
+    It is the same on all ranks: where they share sequences, what one recomputes all of them exchange once more.
+    """
     device, layers = world.device, config.model.layers
     on_gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
-    least = with_least_recompute(config, world.size, memory, on_cpu=not on_gpu, local=world.local_size)
-    chosen = recomputed_layers(least)
+    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
+    smallest, local = (int(each) for each in least_of_all([memory, world.local_size], world))
+    limit = smallest if on_gpu else None
+    chosen = recomputed_layers(with_least_recompute(config, world.size, limit, on_cpu=not on_gpu, local=local))
     if config.parallel.recompute == "auto":
         _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
     return chosen
 
 
 def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
-    """Divide gradients and master weights over the ranks, as parallel.* asks for."""
+    """Divide gradients and master weights over the ranks, as parallel.* asks for.
+
+    The size of the buckets and the overlap are the same on all ranks, also where their nodes are unlike.
+    """
     parallel = config.parallel
     levels, line = choose_levels(parallel, world)
     if line is not None:
         _LOG.info(line)
-    group = Group.of(world.size, world.local_size, "flat" if levels is None else "two_level")
+    local, overlap = least_of_all([world.local_size, overlaps(parallel, world.device)], world)
+    group = Group.of(world.size, int(local), "flat" if levels is None else "two_level")
     return ZeroShards(
         model,
         owned_table(config.model, config.optim),
@@ -394,7 +410,7 @@ def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
         gradient_dtype=DTYPES[parallel.gradient_dtype],
         reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
         bucket_bytes=bucket_bytes(config, group),
-        overlap=overlaps(parallel, world.device),
+        overlap=bool(overlap),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from zslurm.kernels.case import TOLERANCE, Call, Case, drawn
 from zslurm.kernels.qk_conv import by_torch
 from zslurm.kernels.qk_conv.kernel import Convolutions, JoinedKernel, join
+from zslurm.kernels.qk_conv.operands import Operands
 
 _TAPS = 2  # of each convolution, as ZAYA1 has them
 
@@ -116,28 +117,17 @@ def _mix(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.devic
     return Call(lambda: operands, list)
 
 
-def _forward_operands(given: _Operands) -> tuple[Any, ...]:
-    angles = (given.cos_SA, given.sin_SA)
-    return given.z_BSQ, *given.kernel, given.temperature_J, *angles, given.seen, None, True
+def _of_passes(given: _Operands) -> Operands:
+    return Operands(given.z_BSQ, *given.kernel, given.temperature_J, given.cos_SA, given.sin_SA, given.seen, None)
 
 
 def _forward(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:
-    operands = _forward_operands(_operands(dtype, sizes, documents, device))
-    return Call(lambda: operands, list)
+    operands = _of_passes(_operands(dtype, sizes, documents, device))
+    return Call(lambda: (True, *operands), list)
 
 
 def _backward(dtype: torch.dtype, sizes: _Sizes, documents: bool, device: torch.device) -> Call:
-    given = _operands(dtype, sizes, documents, device)
-    q_BHSP, k_BJSP, u_hBSP, inverse_hBS1 = by_torch.forward(*_forward_operands(given))
-    gradients = (drawn(device, dtype, *each.shape, seed=seed) for seed, each in ((6, q_BHSP), (7, k_BJSP)))
-    angles = (given.cos_SA, given.sin_SA, given.seen)
-    operands = (
-        *gradients,
-        given.z_BSQ,
-        given.kernel.weight_hIP,
-        given.temperature_J,
-        *angles,
-        u_hBSP,
-        inverse_hBS1,
-    )
-    return Call(lambda: operands, list)
+    operands = _of_passes(_operands(dtype, sizes, documents, device))
+    q_BHSP, k_BJSP, *kept = by_torch.forward(True, *operands)
+    gradients = [drawn(device, dtype, *each.shape, seed=seed) for seed, each in ((6, q_BHSP), (7, k_BJSP))]
+    return Call(lambda: (*gradients, *kept, *operands), list)

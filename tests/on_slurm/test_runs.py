@@ -61,6 +61,30 @@ def test_it_completes_and_equals_a_local_run(user: User) -> None:
     assert [row["loss"] for row in user.steps("complete")] == [row["loss"] for row in user.steps("local")]
 
 
+def test_ranks_of_a_node_share_sequences_and_nodes_reduce_along_rails(user: User) -> None:
+    """Two phases on two nodes of two ranks: the second divides its sequences inside the nodes."""
+    short = {"tokens": 4 * 16 * 4, "context": 16, "global_batch": 4, "micro_batch": 1, "lr": 3e-3}
+    long = {"tokens": 4 * 32 * 2, "context": 32, "global_batch": 2, "micro_batch": 1, "lr": 3e-3}
+    run_file = user.write_run(
+        "shared", nodes=2, ranks_per_node=2, trainer="real", phases=[short, long | {"context_parallel": 2}],
+        parallel={"dtype": "fp64", "threads": 1, "collectives": "two_level"},
+    )  # fmt: skip
+    code, refused = user.fails("submit", run_file, "--set", "phases[1].context_parallel=4")
+    assert (code, "phases[1].context_parallel (4) exceeds the 2 ranks of a node" in refused) == (2, True)
+    user.zslurm("submit", run_file)
+    state = user.wait_for_state("shared", "completed", "failed")
+    assert state["state"] == "completed", state
+    logs = user.zslurm("logs", "shared")
+    assert "collectives in two levels: 2 ranks in each node, 2 nodes along each rail" in logs
+    user.cluster.zslurm(
+        "submit", run_file, "--cluster", "local", "--set", "run.name=alone", "--set", "slurm.ranks_per_node=1",
+        "--set", "phases[1].context_parallel=1", "--nodes", "1", "--wait", cwd=user.directory,
+    )  # fmt: skip
+    shared, alone = ([row["loss"] for row in user.steps(name)] for name in ("shared", "alone"))
+    assert len(shared) == 8
+    assert shared == pytest.approx(alone, rel=1e-7)
+
+
 def test_pending_then_cancelled(user: User) -> None:
     user.zslurm("submit", user.write_run("waits", slurm={"flags": {"begin": "now+1hour"}}))
     state = user.state("waits")

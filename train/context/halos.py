@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.context.context_parallel import ContextParallel
 
 
@@ -38,7 +39,7 @@ def exchange_halos(
     chunk = z_BSQ.shape[1] // 2
     if reach > chunk:
         raise ValueError(
-            f"halos: a chunk of {chunk} tokens is shorter than the {reach} that convolutions look back"
+            f"halos: a chunk of {counted(chunk, 'token')} is shorter than the {reach} that convolutions look back"
         )
     z_B2CQ, delayed_B2CV = (x.unflatten(1, (2, chunk)) for x in (z_BSQ, delayed_BSV))
     ends = (z_B2CQ[:, :, chunk - reach :], delayed_B2CV[:, :, -1:])
@@ -108,6 +109,7 @@ def last_tokens(context: ContextParallel, x_BSQ: Tensor, length: int, count: int
     position_S = context.positions(length)
     here_N = ((position_S >= first) & (position_S < length)).nonzero().squeeze(1)
     last_BWQ = x_BSQ.new_zeros(x_BSQ.shape[0], count, x_BSQ.shape[2])
-    last_BWQ[:, position_S[here_N] - first] = x_BSQ[:, here_N]
-    dist.all_reduce(last_BWQ, group=context.group)
+    if count:
+        last_BWQ[:, position_S[here_N] - first] = x_BSQ[:, here_N]
+        dist.all_reduce(last_BWQ, group=context.group)
     return last_BWQ

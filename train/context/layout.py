@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import ModelConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.phases import PhaseConfig
@@ -47,13 +48,14 @@ def check_chunks(model: ModelConfig, context: int, ranks: int) -> None:
         return
     if context < 2 * ranks:
         raise ConfigError(
-            f"context_parallel: {ranks} cuts a sequence into {2 * ranks} chunks, but it has {context} tokens; "
-            f"use longer sequences, or context_parallel: {_fewer_ranks(context, 1, ranks)}"
+            f"context_parallel: {ranks} cuts a sequence into {2 * ranks} chunks, but it has "
+            f"{counted(context, 'token')}; use longer sequences, or "
+            f"context_parallel: {_fewer_ranks(context, 1, ranks)}"
         )
     tokens, needed = chunk_tokens(context, ranks), reach(model)
     raise ConfigError(
-        f"context_parallel: {ranks} cuts a sequence of {context} tokens into chunks of {tokens}, but "
-        f"model.conv_widths look back {needed} tokens, which must be in one chunk; "
+        f"context_parallel: {ranks} cuts a sequence of {counted(context, 'token')} into chunks of {tokens}, but "
+        f"model.conv_widths look back {counted(needed, 'token')}, which must be in one chunk; "
         f"use context_parallel: {_fewer_ranks(context, needed, ranks)}"
     )
 

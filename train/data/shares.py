@@ -27,6 +27,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.schedule import Position
 
 
@@ -70,10 +71,11 @@ class Shares:
         """
         if self.ranks < 1 or self.micro_batch < 1 or self.sequences < 0 or self.sequences % self.micro_batch:
             raise ValueError(
-                f"{self.sequences} sequences in microbatches of {self.micro_batch} for {self.ranks} ranks"
+                f"{counted(self.sequences, 'sequence')} in microbatches of {self.micro_batch} for "
+                f"{counted(self.ranks, 'rank')}"
             )
         if self.speeds is not None and len(self.speeds) != self.ranks:
-            raise ValueError(f"{len(self.speeds)} speeds for {self.ranks} ranks")
+            raise ValueError(f"{counted(len(self.speeds), 'speed')} for {counted(self.ranks, 'rank')}")
         if self.speeds is not None and not (
             all(0 <= speed < math.inf for speed in self.speeds) and any(self.speeds)
         ):
@@ -142,7 +144,7 @@ def share_of(
     """
     together = here.phase.context_parallel
     if world_size % together:
-        raise ValueError(f"context_parallel {together} does not divide {world_size} ranks")
+        raise ValueError(f"context_parallel {together} does not divide {counted(world_size, 'rank')}")
     if speeds is not None and together > 1:
         speeds = tuple(min(speeds[first : first + together]) for first in range(0, world_size, together))
     divided = shares(here.global_batch, here.phase.micro_batch, world_size // together, speeds)

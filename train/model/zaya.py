@@ -8,7 +8,9 @@ Where the experts are a loop, one forward waits for the device once per layer (s
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,8 @@ from zslurm.train.model.init import initial_balancing_bias, initial_tensor
 from zslurm.train.model.norm import StageEntry
 from zslurm.train.model.packing import Packing, pack, pack_next
 from zslurm.train.shapes import tensor_table
+
+_MOST_GRAPHS = 64
 
 
 class Zaya(nn.Module):
@@ -80,6 +84,8 @@ class Zaya(nn.Module):
         self._by_bounds = isinstance(attention, FlashAttention)
         if isinstance(attention, FlashAttention) and compile:
             attention = attention.outside_of_graphs()
+        if compile:
+            _allow_graphs()
         for layer in self._layers():
             layer.attention.kernels = attention
             if compile and context_parallel:
@@ -265,6 +271,16 @@ def build(config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.d
         parameters[info.name].copy_(initial_tensor(info, config, seed))
     model.balancing_bias.copy_(initial_balancing_bias(config))
     return model
+
+
+def _allow_graphs() -> None:
+    """Let torch.compile make as many graphs of a layer as a run needs: beyond its limit it fails, or runs eagerly.
+
+    There is one for each of: the first layer and the others; training and evaluation; a sequence alone and several
+    (a rank's part of a microbatch has any number); each phase's length and whether ranks share its sequences.
+    """
+    settings: Any = importlib.import_module("torch._dynamo.config")
+    settings.recompile_limit = max(settings.recompile_limit, _MOST_GRAPHS)
 
 
 def _here_already(module: str | None) -> None:

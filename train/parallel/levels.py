@@ -53,7 +53,7 @@ def _why_flat(world: World) -> str:
     dist.all_reduce(found, dist.ReduceOp.MAX, group=world.group)
     most, least, disordered = found.tolist()
     if most != -least:
-        return f"nodes have {-least} to {most} ranks"
+        return f"nodes have {-least} to {counted(most, 'rank')}"
     if disordered:
         return "ranks are not numbered node by node"
     if local_size == world.size:

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.parallel.chain import Chain
 from zslurm.train.parallel.comm import DONE, Comm, Handle, all_gather_into, reduce_scatter_into
 from zslurm.train.parallel.levels import Levels
@@ -123,7 +124,9 @@ class TwoLevel(Comm):
         """Return room for so many elements between two hops, and the slots that it is in."""
         half = len(self._room) // SLOTS
         if elements > half:
-            assert elements <= len(self._room), f"room for {len(self._room)} elements, needed are {elements}"
+            assert elements <= len(self._room), (
+                f"there is room for {counted(len(self._room), 'element')}, of {elements}"
+            )
             return self._room[:elements], range(SLOTS)
         self._slot = (self._slot + 1) % SLOTS
         return self._room[self._slot * half :][:elements], range(self._slot, self._slot + 1)

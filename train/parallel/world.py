@@ -134,6 +134,17 @@ def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, pin_memory=True).to(device, non_blocking=True)
 
 
+def least_of_all(values: Sequence[float], world: World) -> list[float]:
+    """Return the least of each number over all ranks, for what they must not choose differently.
+
+    All ranks call it together, with as many numbers; the host waits.
+    """
+    found = to_device(values, world.device)
+    dist.all_reduce(found, dist.ReduceOp.MIN, group=world.group)
+    least: list[float] = found.tolist()
+    return least
+
+
 def read_back(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Copy tensors to the host as fp64, all in one; on a GPU the host waits for all that was queued before.
 

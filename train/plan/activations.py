@@ -59,8 +59,8 @@ PART_OF_LOGITS_ON_CPU = 1 << 19
 FEWEST_TOKENS = 64
 PIECE_OF_GRADIENT = 1 << 26  # kernels/head
 
-SCORES_ON_CPU = 1 << 21  # train/context/blocks.py, with the rows of a block
-_MOST_ROWS = 64
+SCORES_ON_CPU, SCORES_ON_GPU = 1 << 21, 1 << 27  # train/context/blocks.py, with the rows of a block
+_MOST_ROWS, _MOST_ROWS_ON_GPU = 64, 1024
 _FEWEST_ROWS = 16
 
 _INDEX = 8  # bytes of an int64
@@ -97,6 +97,7 @@ class _Sizes:
     on_cpu: bool
     ranks: int = 1  # that share each sequence; `context` tokens of it are this rank's, in two chunks
     ring: bool = False  # how they exchange keys and values
+    labelled: bool = False  # whether they keep documents apart, which no flash kernel of theirs does
 
     @property
     def tokens(self) -> int:
@@ -157,7 +158,8 @@ def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) 
         check_chunks(model, phase.context, ranks)
         local, ring = 2 * chunk_tokens(phase.context, ranks), context_attention(config, phase) == "ring"
     masked = config.data.isolate_documents and ranks == 1  # ranks that share sequences have labels instead
-    sizes = _Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring)
+    labelled = config.data.isolate_documents and ranks > 1
+    sizes = _Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring, labelled)
     layer = _layer(sizes)
     again, recomputed = 0, recomputed_layers(config)
     layers = (model.layers - recomputed) * layer
@@ -259,11 +261,14 @@ def _attention_backward(sizes: _Sizes) -> int:
     else:  # all of them, and of the first rank's late queries all other ranks' keys side by side
         part = (sizes.ranks - 1) * sizes.tokens
         exchange = (sizes.ranks * (narrow + wide) * sizes.tokens + part * narrow) * both
-    if not sizes.on_cpu:  # a flash kernel: gradients in the same format, converted to be summed
+    in_16_bits = narrow < _FP32
+    if not sizes.on_cpu and in_16_bits and not sizes.labelled:
+        # A flash kernel: gradients in the same format, converted to be summed.
         return gradients + exchange + part * both * (narrow + wide)
     length = part // sizes.sequences
     heads = sizes.sequences * model.query_heads
-    rows = max(_FEWEST_ROWS, min(_MOST_ROWS, SCORES_ON_CPU // (heads * length)))
+    most, at_once = (_MOST_ROWS, SCORES_ON_CPU) if sizes.on_cpu else (_MOST_ROWS_ON_GPU, SCORES_ON_GPU)
+    rows = max(_FEWEST_ROWS, min(most, at_once // (heads * length)))
     scores = heads * min(rows, sizes.context // 2) * length
     return gradients + exchange + part * both * 2 * wide + 3 * scores * wide
 

@@ -47,9 +47,9 @@ def context_cost(cluster: ClusterSection, key: str, ranks: int) -> str | None:
         return None
     part, whole, factor = (ranks - 1) * LINK_GB_S, (GPUS - 1) * LINK_GB_S, ranks / GPUS
     return (
-        f"{key} ({ranks}): xGMI gives {ranks} GPUs {part} GB/s each and {GPUS} GPUs {whole} GB/s; {GPUS} is "
-        f"advised: keys and values of a sequence then take {factor:g} times as long, its activations {factor:g} "
-        "times the memory, and fewer data-parallel ranks divide the batch, so that a lost node costs less"
+        f"{key} ({ranks}): xGMI gives {counted(ranks, 'GPU')} {part} GB/s each and {GPUS} GPUs {whole} GB/s; "
+        f"{GPUS} is advised: keys and values of a sequence then take {factor:g} times as long, its activations "
+        f"{factor:g} times the memory, and fewer data-parallel ranks divide the batch: a lost node costs less"
     )
 
 

@@ -126,6 +126,12 @@ def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> li
             "each rank gets 1 core, which starves its GPU: set cluster.cpus_per_node in the profile "
             "(`zslurm init` does), or slurm.cpus_per_task"
         )
+    on_gpus = spec.parallel.device != "cpu" and cluster.gpus_per_node > 0
+    if on_gpus and spec.data.isolate_documents and any(phase.context_parallel > 1 for phase in spec.phases):
+        notes.append(
+            "data.isolate_documents: where ranks share sequences, attention then runs as fp32 products, slower "
+            "than torch's flash kernel; without it, sequences are one stream"
+        )
     return [*notes, *(line for _, line in xgmi_costs(spec)), *_lint_environment(spec)]
 
 

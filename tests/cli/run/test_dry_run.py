@@ -175,6 +175,20 @@ def test_a_context_group_of_some_of_the_gpus_is_noted_with_the_reason_for_eight(
     assert not any("xGMI" in note for note in dry_run(shell)["notes"])
 
 
+def test_documents_that_are_kept_apart_in_shared_sequences_are_noted_on_gpus(shell: Shell) -> None:
+    phase = {"tokens": 32 * 64, "context": 32, "global_batch": 8, "micro_batch": 1, "lr": 1e-3}
+    shell.write_run(cluster=CLUSTER, phases=[phase | {"context_parallel": 2}])
+
+    def noted(*settings: str) -> bool:
+        given = [word for setting in settings for word in ("--set", setting)]
+        return any(note.startswith("data.isolate_documents: ") for note in dry_run(shell, *given)["notes"])
+
+    assert noted("data.isolate_documents=true")
+    assert not noted()
+    assert not noted("data.isolate_documents=true", "phases[0].context_parallel=1")
+    assert not noted("data.isolate_documents=true", "parallel.device=cpu")
+
+
 def test_more_ranks_than_gpus_are_refused_unless_they_train_on_cpus(shell: Shell) -> None:
     shell.write_run(cluster=CLUSTER, slurm={"ranks_per_node": 6})
     refused = "zslurm: slurm.ranks_per_node (6) exceeds the 4 GPUs of a node; use 4, or parallel.device: cpu"

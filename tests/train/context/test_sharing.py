@@ -112,3 +112,19 @@ def test_sequences_too_short_to_be_shared_are_refused_in_one_line() -> None:
     for few, narrow in in_group(refusals, 2):
         assert few.startswith("context_parallel: 2 cuts a sequence into 4 chunks, but it has 3 tokens")
         assert narrow.startswith("context_parallel: 2 cuts a sequence of 16 tokens into chunks of 4")
+
+
+def groups_made(group: dist.ProcessGroup) -> tuple[int, list[list[int]]]:
+    """How many groups a rank takes part in making, and the ranks of its own."""
+    made, new_group = [], dist.new_group
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", lambda *args, **kwargs: made.append(args) or new_group(*args, **kwargs))
+        groups = context_groups([1, 2, 4, 2])
+    return len(made), [dist.get_process_group_ranks(each.group) for each in groups.values()]
+
+
+def test_a_rank_makes_its_own_groups_alone() -> None:
+    """With NCCL each further group is a collective of all ranks: hundreds of them, made one after the other."""
+    for rank, (made, groups) in enumerate(in_group(groups_made, 4)):
+        first = rank // 2 * 2
+        assert (made, groups) == (2, [[first, first + 1], [0, 1, 2, 3]])

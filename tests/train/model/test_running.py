@@ -112,6 +112,16 @@ def test_compiled_layers_can_be_recomputed() -> None:
     assert_same(step(model), eager)
 
 
+def test_compiled_layers_take_more_shapes_than_torch_allows_by_default() -> None:
+    torch.compiler.reset()
+    model = scrambled(tiny_config(layers=1), torch.float32)
+    with torch._dynamo.config.patch(recompile_limit=1):  # type: ignore[no-untyped-call]
+        model.run_with(compile=True, backend="eager")
+        for batch in (2, 1):
+            tokens_BS = tokens(model.config, batch, 8)
+            model(tokens_BS, tokens_BS, rope_base=ROPE_BASE)
+
+
 @pytest.mark.soak
 def test_inductor_compiles_a_layer() -> None:
     torch.compiler.reset()

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from zslurm.train.config import ParallelConfig
-from zslurm.train.parallel.world import overlaps
+from tests.train.models import scrambled
+from tests.train.ranks import in_group
+from tests.train.runs import MODEL
+from zslurm.train.config import ParallelConfig, TrainConfig
+from zslurm.train.loop import shard
+from zslurm.train.parallel.world import World, least_of_all, overlaps
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,25 @@ def test_a_launcher_that_gives_ranks_cores_is_believed(monkeypatch: pytest.Monke
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("ZSLURM_CORE_RANKS", "2")
     assert overlaps(ParallelConfig(), torch.device("cpu"))
+
+
+def choices(group: dist.ProcessGroup) -> tuple[bool, list[float]]:
+    """Whether a rank overlaps, of two of which one shares its cores; and the least of what the two have."""
+    rank, size = group.rank(), group.size()
+    os.environ["ZSLURM_CORE_RANKS"] = "0" if rank == 0 else "999"
+    config = TrainConfig.model_validate(
+        {
+            "run": {"name": "tiny"},
+            "model": MODEL,
+            "data": {"path": "/none"},
+            "phases": [{"tokens": 64, "context": 16, "global_batch": 4, "micro_batch": 1, "lr": 1e-2}],
+        }
+    )
+    world = World(rank, size, size, torch.device("cpu"), group, dist.HashStore())
+    assert overlaps(config.parallel, world.device) is (rank == 0)
+    return shard(scrambled(config.model), config, world).overlap, least_of_all([rank, -rank], world)
+
+
+def test_ranks_with_unlike_cores_overlap_alike() -> None:
+    """A rank that waits for a reduction in its backward pass would hold up one that reduces after its own."""
+    assert in_group(choices, 2) == [(False, [0, -1])] * 2

@@ -13,6 +13,7 @@ from benchmarks.memory import peak_bytes
 from tests.train.plan.test_memory import PHASE, SMALL, config_of
 from tests.train.ranks import in_group
 from zslurm.kernels.matmul import cpu as onednn
+from zslurm.train.context import blocks
 from zslurm.train.context.context_parallel import ContextParallel
 from zslurm.train.model.zaya import Zaya, build
 from zslurm.train.parallel.world import DTYPES
@@ -134,3 +135,18 @@ def test_activations_fall_as_one_over_the_ranks(number: int) -> None:
     weights = 2 * four - two
     assert 0 < weights < 0.15 * four
     assert (two - weights) / 2 == four - weights
+
+
+def on_gpus(documents: bool) -> MicrobatchMemory:
+    phase = PHASE | {"context": 32768, "global_batch": 1, "micro_batch": 1, "context_parallel": 4}
+    config = config_of(SMALL, phases=[phase], parallel={"dtype": "bf16"}, data={"isolate_documents": documents})
+    return microbatch_memory(config, config.phases[0], on_cpu=False)
+
+
+def test_scores_of_isolated_documents_are_planned_on_gpus() -> None:
+    """No flash kernel computes them there."""
+    scores = activations.SCORES_ON_GPU
+    assert scores == blocks._ELEMENTS_ELSEWHERE
+    rows = min(blocks._MOST_ROWS_ELSEWHERE, scores // (SMALL.query_heads * 3 * 8192))
+    more = on_gpus(documents=True).attention - on_gpus(documents=False).attention
+    assert more >= 3 * 4 * SMALL.query_heads * rows * 3 * 8192

@@ -223,7 +223,7 @@ def record_peak() -> None:
     from zslurm.train import loop
     from zslurm.train.parallel import comm
 
-    comm._reduce_scatter = reduce_scatter_in_place
+    comm.reduce_scatter_into = reduce_scatter_in_place
 
     train = loop.train
 

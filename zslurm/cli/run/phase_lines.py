@@ -31,7 +31,7 @@ def _phase_row(phase: dict[str, Any]) -> list[str]:
     return [
         phase["name"],
         f"{phase['context']:,}",
-        f"{phase['context_parallel']} ranks of a node: {', '.join(groups)}" if groups else "-",
+        f"{counted(phase['context_parallel'], 'rank')} of a node: {', '.join(groups)}" if groups else "-",
         f"{phase['data_parallel']:,}",
         f"{phase['sequences_per_rank']:,}",
         f"{phase['microbatches_per_rank']:,}",
