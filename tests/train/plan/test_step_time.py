@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkout import ROOT
 from tests.train.plan.test_matmuls import PHASE, config, of_a_microbatch
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
@@ -116,3 +117,9 @@ def test_a_table_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, 
 def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rates\.json: cannot be read: No such file"):
         load_rates(tmp_path / "rates.json", "bf16")
+
+
+def test_the_example_of_the_documents_is_a_table(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "size.md").read_text().split("```json\n")[1].split("```")[0]
+    (tmp_path / "rates.json").write_text(text)
+    assert len(load_rates(tmp_path / "rates.json", "bf16").gemm) == 2
