@@ -36,10 +36,12 @@ from zslurm.config.aegis import AegisSection
 from zslurm.config.load import recipes
 from zslurm.config.spec import RunSpec
 from zslurm.submit.phase_plan import Communication, PhasePlan, phase_plans
+from zslurm.submit.size import card_of, run_size
 from zslurm.train.config import ModelConfig, OptimConfig, TrainConfig
 from zslurm.train.context.bytes import context_bytes
 from zslurm.train.plan.communication import Group, step_traffic
 from zslurm.train.plan.memory import plan_memory
+from zslurm.train.plan.rates import Rates
 from zslurm.train.shapes import owned_table, parameter_counts
 
 ROOT = Path(__file__).parents[1]
@@ -294,6 +296,40 @@ def _phases_of(spec: RunSpec) -> tuple[Communication, list[PhasePlan]]:
     sent = Communication.of(spec)
     memory = plan_memory(spec, spec.world_size, on_cpu=False, local=spec.ranks_per_node)
     return sent, phase_plans(spec, memory, sent.traffic, on_cpu=False)
+
+
+def size_products() -> str:
+    """Return the forward products of zaya1-8b's first phase."""
+    spec = _flagship(128)
+    first = run_size(spec, card_of(spec, None, ""), Rates(None, on_cpu=False), on_cpu=False).phases[0]
+    rows = [
+        (
+            f"`{product.name}`",
+            *(f"{size:,}" for size in (product.m, product.n, product.k, product.batch, product.calls)),
+            f"{product.flops / 1e9:,.3g}",
+            f"{100 * product.total_flops / first.all_flops:.1f} %",
+        )
+        for product in first.products
+        if product.pass_name == "forward"
+    ]
+    return table(("product", "M", "N", "K", "batch", "calls", "GFLOP", "of the FLOPs"), rows)
+
+
+def size_steps() -> str:
+    """Return where the time of zaya1-8b's steps goes, as assumed."""
+    rows = []
+    for nodes in (16, 128):
+        spec = _flagship(nodes)
+        for size in run_size(spec, card_of(spec, None, ""), Rates(None, on_cpu=False), on_cpu=False).phases[::2]:
+            time = size.time
+            assert time is not None
+            assert size.mfu is not None
+            parts = (time.products, time.attention, time.communication, time.rest)
+            shares = (f"{100 * part / time.seconds:.0f} %" for part in parts)
+            mfu = f"{100 * size.mfu:.0f} %"
+            rows.append((nodes, f"`{size.phase.name}`", f"{time.seconds:.2f} s", mfu, *shares))
+    head = ("nodes", "phase", "step", "MFU", "products", "attention", "exposed communication", "rest")
+    return table(head, rows)
 
 
 def flagship_communication() -> str:
@@ -588,6 +624,8 @@ TABLES: dict[str, Callable[[], str]] = {
         context_groups,
         flagship_communication,
         two_levels,
+        size_products,
+        size_steps,
         code_objects,
         gpu_figures,
         gpu_parts,

@@ -370,9 +370,13 @@ def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
 
 
 def _chunk(sizes: _Sizes) -> int:
-    """Return the tokens whose softmax exists at one time."""
-    logits = LOGITS_ON_CPU if sizes.on_cpu else LOGITS_ELSEWHERE
-    return min(sizes.tokens, max(FEWEST_TOKENS, logits // sizes.model.vocab_size))
+    return head_chunk(sizes.model, sizes.tokens, on_cpu=sizes.on_cpu)
+
+
+def head_chunk(model: ModelConfig, tokens: int, *, on_cpu: bool) -> int:
+    """Return how many of the tokens of a microbatch have their softmax in memory at one time."""
+    logits = LOGITS_ON_CPU if on_cpu else LOGITS_ELSEWHERE
+    return min(tokens, max(FEWEST_TOKENS, logits // model.vocab_size))
 
 
 def _part(sizes: _Sizes) -> int:

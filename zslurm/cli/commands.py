@@ -85,6 +85,7 @@ _COMMANDS = (
         "kernels", "kernels", "The kernels on this machine: build them, check them, measure which is fastest."
     ),
     Command("plan", "plan", "What a run will take, before it is submitted."),
+    Command("size", "size", "Show a run's matrix products, the sizing rules that it breaks, and where time goes."),
     Command("aegis", "aegis.commands", "The supervisor beside a run: what it does, and would do."),
     Command("hostlist", "cluster.hostlist", "Slurm's lists of nodes, without asking Slurm."),
 )

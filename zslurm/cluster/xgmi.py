@@ -8,13 +8,25 @@ from __future__ import annotations
 import re
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.config.spec import ClusterSection
+from zslurm.config.spec import ClusterSection, RunSpec
 
 LINK_GB_S = 64
 """Bandwidth of one link of MI300X and MI325X, in GB/s and direction (arXiv 2511.17127)."""
 
 GPUS = 8
 _MESH = re.compile(r"(^|[^a-z0-9])mi3[02][05]x", re.IGNORECASE)
+
+
+def xgmi_costs(spec: RunSpec) -> list[tuple[str, str]]:
+    """Return the keys that give a run groups of some of a node's GPUs, each with the cost in one line."""
+    if spec.parallel.device == "cpu":
+        return []
+    costs = [("slurm.ranks_per_node", group_cost(spec.cluster, spec.ranks_per_node))]
+    if spec.ranks_per_node == GPUS:  # else that line has it
+        for index, phase in enumerate(spec.phases):
+            key = f"phases[{index}].context_parallel"
+            costs.append((key, context_cost(spec.cluster, key, phase.context_parallel)))
+    return [(key, line) for key, line in costs if line is not None]
 
 
 def group_cost(cluster: ClusterSection, ranks: int) -> str | None:

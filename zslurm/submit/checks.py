@@ -10,7 +10,7 @@ from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoint
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.lint import lint, overridden
-from zslurm.cluster.xgmi import GPUS, context_cost, group_cost
+from zslurm.cluster.xgmi import xgmi_costs
 from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.hardware.sysfs import sysroot
@@ -132,20 +132,7 @@ def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> li
             "data.isolate_documents: where ranks share sequences, attention then runs as fp32 products, slower "
             "than torch's flash kernel; without it, sequences are one stream"
         )
-    return [*notes, *_xgmi_costs(spec), *_lint_environment(spec)]
-
-
-def _xgmi_costs(spec: RunSpec) -> list[str]:
-    """Return what groups of some of a node's GPUs cost, a line each; ranks on CPUs have none."""
-    if spec.parallel.device == "cpu":
-        return []
-    costs = [group_cost(spec.cluster, spec.ranks_per_node)]
-    if spec.ranks_per_node == GPUS:  # else that line has it
-        costs += [
-            context_cost(spec.cluster, f"phases[{index}].context_parallel", phase.context_parallel)
-            for index, phase in enumerate(spec.phases)
-        ]
-    return [cost for cost in costs if cost is not None]
+    return [*notes, *(line for _, line in xgmi_costs(spec)), *_lint_environment(spec)]
 
 
 def _lint_environment(spec: RunSpec) -> list[str]:

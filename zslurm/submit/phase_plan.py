@@ -13,10 +13,11 @@ from zslurm.config.spec import RunSpec
 from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.communication import Group, StepTraffic, Traffic, context_traffic, step_traffic
 from zslurm.train.plan.memory import MemoryPlan
+from zslurm.train.plan.rates import ASSUMED_TFLOPS
 from zslurm.train.telemetry.flops import token_flops
 
-ASSUMED_FLOPS = 250e12
-"""FLOP/s of a GPU in forward and backward, a fifth of an MI300X's peak; a faster GPU hides less communication."""
+ASSUMED_FLOPS = ASSUMED_TFLOPS * 1e12
+"""FLOP/s of a GPU in forward and backward; a faster GPU hides less communication."""
 
 
 @dataclass(frozen=True)

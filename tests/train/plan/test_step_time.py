@@ -1,0 +1,125 @@
+"""Rates of products from a measured table, and the parts of a step's time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkout import ROOT
+from tests.train.plan.test_matmuls import PHASE, config, of_a_microbatch
+from zslurm.train.config import TrainConfig
+from zslurm.train.errors import ConfigError
+from zslurm.train.plan.communication import Group, step_traffic
+from zslurm.train.plan.memory import plan_memory
+from zslurm.train.plan.rates import ASSUMED_TFLOPS, Rates, RateTable, load_rates
+from zslurm.train.plan.step_time import StepTime, newton_schulz_flops, step_time
+
+PROJECTION = {"m": 16384, "n": 1536, "k": 2048, "tflops": 400.0}
+TINY = {"m": 8, "n": 8, "k": 8, "tflops": 100.0}
+
+
+def table(*rows: dict[str, Any], **others: Any) -> RateTable:
+    return RateTable.model_validate({"gemm": rows, **others})
+
+
+def test_a_product_has_its_own_rate_that_of_a_near_one_or_the_median() -> None:
+    rates = Rates(table(PROJECTION, TINY, TINY | {"m": 9, "tflops": 10.0}), on_cpu=False)
+    found = {(each.name, each.pass_name): rates.of(each) for each in of_a_microbatch(config())}
+    assert found["attention.projection", "forward"] == (400.0, "measured")
+    assert found["attention.output", "forward"] == (400.0, "near")  # K is half
+    assert found["head.logits", "forward"] == (100.0, "median")
+    assert found["experts.gate_up", "forward"] == (100.0, "median")  # 16 products in a call
+    assert found["attention.scores", "forward"] == (100.0, "median")
+
+
+def test_attention_has_a_rate_apart() -> None:
+    rates = Rates(table(PROJECTION, attention_tflops=222.0), on_cpu=True)
+    scores = next(each for each in of_a_microbatch(config()) if each.name == "attention.scores")
+    assert rates.of(scores) == (222.0, "measured")
+
+
+def test_without_a_table_a_gpu_has_the_assumed_rate_and_a_cpu_none() -> None:
+    product = of_a_microbatch(config())[0]
+    assert Rates(None, on_cpu=False).of(product) == (ASSUMED_TFLOPS, "assumed")
+    assert Rates(None, on_cpu=True).of(product) is None
+
+
+def times(rates: Rates, ranks: int = 1, sequences: int = 8) -> StepTime | None:
+    run = config()
+    memory = plan_memory(run, ranks, on_cpu=False)
+    traffic = step_traffic(run, Group.of(ranks, 8, "flat"))
+    kept = memory.microbatches[0].layers
+    return step_time(run, run.phases[0], sequences, of_a_microbatch(run), memory, traffic, rates, kept)
+
+
+def test_products_and_attention_take_their_flops_over_their_rates() -> None:
+    time = times(Rates(table(TINY, attention_tflops=50.0), on_cpu=False))
+    assert time is not None
+    products = of_a_microbatch(config())
+    attention = sum(each.total_flops for each in products if each.kind == "attention")
+    others = sum(each.total_flops for each in products if each.kind != "attention")
+    assert time.attention == pytest.approx(2 * attention / 50e12)  # of two microbatches
+    assert time.products == pytest.approx(2 * others / 100e12)
+    assert time.communication == pytest.approx(0, abs=1e-12)  # of a single rank
+    assert time.seconds == time.products + time.attention + time.rest
+
+
+def test_several_ranks_wait_for_communication_and_update_less() -> None:
+    alone, many = times(Rates(None, on_cpu=False)), times(Rates(None, on_cpu=False), ranks=64)
+    assert alone is not None
+    assert many is not None
+    assert many.products == alone.products
+    assert many.communication > 0
+    assert many.rest < alone.rest
+
+
+def test_a_cpu_without_a_table_has_no_time() -> None:
+    assert times(Rates(None, on_cpu=True)) is None
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_newton_schulz_of_a_small_model_by_hand(split: bool) -> None:
+    model = {"layers": 1, "hidden_size": 64, "experts": 2, "expert_hidden_size": 32, "router": "linear"}
+    sizes = {"query_heads": 2, "kv_heads": 1, "head_dim": 16, "vocab_size": 128}
+    run = TrainConfig.model_validate(
+        {"model": model | sizes, "phases": [PHASE], "optim": {"muon": {"split_gate_up": split}}}
+    )
+    attention = [(32, 64), (16, 64), (8, 64), (8, 64), (32, 64)]
+    gate_up = 4 * [(32, 64)] if split else 2 * [(64, 64)]
+    sides = [*attention, (3, 64), *gate_up, *2 * [(32, 64)]]
+    expected = sum(5 * (4 * short**2 * long + 2 * short**3) for short, long in sides)
+    assert newton_schulz_flops(run, plan_memory(run, 1, on_cpu=False)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "no table of rates: "),
+        ("[]", "no table of rates: "),
+        ('{"gemm": []}', "gemm: "),
+        ('{"gemm": [{"m": 1, "n": 1, "k": 0, "tflops": 1}]}', "gemm.0.k: "),
+        ('{"gemm": [{"m": 1, "n": 1, "k": 1, "tflops": "fast"}]}', "gemm.0.tflops: "),
+        (json.dumps({"dtype": "fp32", "gemm": [TINY]}), "measured in fp32, and the run's parallel.dtype is bf16"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_rates(path, "bf16")
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rates\.json: cannot be read: No such file"):
+        load_rates(tmp_path / "rates.json", "bf16")
+
+
+def test_the_example_of_the_documents_is_a_table(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "size.md").read_text().split("```json\n")[1].split("```")[0]
+    (tmp_path / "rates.json").write_text(text)
+    assert len(load_rates(tmp_path / "rates.json", "bf16").gemm) == 2

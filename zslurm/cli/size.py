@@ -1,0 +1,244 @@
+"""`zslurm size`: a run's matrix products, the sizing rules that it breaks, and the expected time of a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zslurm.checkpoint_tools.quantities import counted, show_count
+from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.plan import trains_on_cpus
+from zslurm.config.spec import RunSpec
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import ConfigError, Exit
+from zslurm.submit.resolve import resolve_run
+from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run_size
+from zslurm.train.context.layout import check_phases
+from zslurm.train.errors import ConfigError as TrainConfigError
+from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
+from zslurm.train.plan.shape_search import Shape
+
+FEWEST_PARAMETERS, MOST_PARAMETERS = 1e5, 1e13
+
+
+def size(
+    run_file: RunFile,
+    cluster: Cluster = None,
+    rates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measured rates of matrix products (JSON).")
+    ] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", min=1, max=1e6, help="Memory of a GPU; default: by the GPUs' name, if known."),
+    ] = None,
+    search: Annotated[
+        float | None,
+        typer.Option(metavar="PARAMS", help="Propose shapes with about this many parameters, e.g. 3e9."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 5 where a rule is broken.")] = False,
+    overrides: Set = None,
+    json: Json = False,
+) -> None:
+    """Show a run's matrix products, the sizing rules that it breaks, and where time goes.
+
+    Example: zslurm size run.yaml --rates mi300x.json --strict
+    """
+    spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
+    on_cpu, table = trains_on_cpus(spec), _table(rates, spec)
+    _check_contexts(spec)
+    card = card_of(spec, gpu_memory, table.device if table else "", on_cpu=on_cpu)
+    if search is not None:
+        _search(spec, search, card, on_cpu=on_cpu, json=json)
+        return
+    known = Rates(table, on_cpu=on_cpu)
+    found = run_size(spec, card, known, on_cpu=on_cpu)
+    assumptions = _assumptions(spec, found, card, known, on_cpu=on_cpu)
+    if json:
+        print_json(_facts(found, known, card, assumptions, on_cpu=on_cpu))
+    else:
+        _print_products(found, known)
+        _print_steps(found)
+        for finding in found.findings:
+            say(f"rule {finding.rule}: {finding.line}")
+        for line in assumptions:
+            say(f"note: {line}")
+    if strict and found.findings:
+        raise typer.Exit(Exit.CHECK_FAILED)
+
+
+def _table(rates: Path | None, spec: RunSpec) -> RateTable | None:
+    try:
+        return None if rates is None else load_rates(rates, spec.parallel.dtype)
+    except TrainConfigError as error:
+        raise ConfigError(f"--rates: {error}") from error
+
+
+def _check_contexts(spec: RunSpec) -> None:
+    """Raise ConfigError where ranks cannot divide a phase's sequences."""
+    try:
+        check_phases(spec.model, spec.phases)
+    except TrainConfigError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_cpu: bool) -> list[str]:
+    """Return what a reader of the tables must know."""
+    lines = ["no choice is taken to fall on the skip class, and experts have equal shares of the rows"]
+    if rates.table:
+        products = [product for phase in found.phases for product in phase.products]
+        known = sum(
+            (rate := rates.of(product)) is not None and rate.origin in ("measured", "near") for product in products
+        )
+        assert rates.default is not None
+        lines.append(
+            f"measured rates: {known} of {counted(len(products), 'product')}; the others are taken to make the "
+            f"table's median, {rates.default.tflops:.3g} TFLOPS"
+        )
+    elif not on_cpu:
+        lines.append(
+            f"not measured, assumed: every product makes {ASSUMED_TFLOPS:g} TFLOPS, and memory gives "
+            f"{ASSUMED_MEMORY_GB_S:,.0f} GB/s; --rates FILE has what was measured"
+        )
+    if on_cpu:
+        lines.append(
+            "on CPUs: only the rule for ranks applies; --set parallel.device=cuda applies those for GPUs"
+            + ("" if rates.table else "; step times need --rates FILE, as no rate is assumed")
+        )
+        return lines
+    lines.append(
+        "communication follows from the model of the network in docs/plan.md, which was not measured either"
+    )
+    if card.memory is None:
+        lines.append("the memory of the GPUs is not known: give it with --gpu-memory GIB to have it checked")
+    if card.peak is None:
+        lines.append("the peak of the GPUs is not known, so there is no MFU: set metrics.peak_tflops")
+    if spec.parallel.recompute == "auto":
+        lines.append(f"parallel.recompute: auto recomputes {counted(found.memory.recomputed, 'layer')} here")
+    return lines
+
+
+def _same_products(phases: list[PhaseSize]) -> list[tuple[str, PhaseSize]]:
+    """Return phases with the same products once, under all their names."""
+    groups: list[tuple[str, PhaseSize]] = []
+    for phase in phases:
+        for index, (name, other) in enumerate(groups):
+            if other.products == phase.products:
+                groups[index] = (f"{name}, {phase.phase.name}", other)
+                break
+        else:
+            groups.append((phase.phase.name, phase))
+    return groups
+
+
+def _print_products(found: RunSize, rates: Rates) -> None:
+    rows = []
+    for name, phase in _same_products(found.phases):
+        for product in phase.products:
+            sizes = [f"{each:,}" for each in (product.m, product.n, product.k, product.batch, product.calls)]
+            share = f"{100 * product.total_flops / phase.all_flops:.2f} %"
+            cells = [*sizes, f"{product.flops / 1e9:,.4g}", share, _rate(product, rates)]
+            rows.append([name, product.name, product.pass_name, *cells])
+    columns = ["phase", "product", "pass", "M", "N", "K", "batch", "calls", "GFLOP", "share", "TFLOPS"]
+    print_table(columns, rows)
+
+
+def _rate(product: Matmul, rates: Rates) -> str:
+    rate = rates.of(product)
+    if rate is None or rate.origin in ("assumed", "median"):
+        return "not measured"
+    return f"{'~' if rate.origin == 'near' else ''}{rate.tflops:.4g}"
+
+
+def _print_steps(found: RunSize) -> None:
+    rows = []
+    for size in found.phases:
+        row = [size.phase.name, f"{size.microbatch.tokens:,}", f"{size.sequences:,}"]
+        if size.time is None:
+            rows.append([*row, *["not measured"] * 6])
+            continue
+        parts = asdict(size.time).values()
+        mfu = "-" if size.mfu is None else f"{100 * size.mfu:.1f} %"
+        shares = (f"{100 * part / size.time.seconds:.1f} %" for part in parts)
+        rows.append([*row, f"{size.time.seconds:.4g} s", mfu, *shares])
+    columns = ["phase", "tokens of a microbatch", "sequences of a rank", "step", "MFU"]
+    print()
+    print_table([*columns, "products", "attention", "exposed communication", "rest"], rows)
+
+
+def _facts(found: RunSize, rates: Rates, card: Card, assumptions: list[str], *, on_cpu: bool) -> dict[str, Any]:
+    return {
+        "device": "cpu" if on_cpu else "gpu",
+        "peak_flops": card.peak,
+        "card_bytes": card.memory,
+        "memory_peak_bytes": found.memory.peak,
+        "recomputed_layers": found.memory.recomputed,
+        "assumptions": assumptions,
+        "findings": [asdict(finding) for finding in found.findings],
+        "phases": [_phase_facts(phase, rates) for phase in found.phases],
+    }
+
+
+def _phase_facts(size: PhaseSize, rates: Rates) -> dict[str, Any]:
+    return {
+        "name": size.phase.name,
+        "microbatch_tokens": size.microbatch.tokens,
+        "sequences_per_rank": size.sequences,
+        "flops_per_microbatch": size.flops,
+        "step_s": None if size.time is None else size.time.seconds,
+        "mfu": size.mfu,
+        "parts_s": None if size.time is None else asdict(size.time),
+        "products": [_product_facts(product, size, rates) for product in size.products],
+    }
+
+
+def _product_facts(product: Matmul, size: PhaseSize, rates: Rates) -> dict[str, Any]:
+    rate = rates.of(product)
+    return {
+        "name": product.name,
+        "pass": product.pass_name,
+        "kind": product.kind,
+        **{key: getattr(product, key) for key in ("m", "n", "k", "batch", "calls", "flops")},
+        "share": product.total_flops / size.all_flops,
+        "tflops": None if rate is None else rate.tflops,
+        "rate": None if rate is None else rate.origin,
+    }
+
+
+def _search(spec: RunSpec, parameters: float, card: Card, *, on_cpu: bool, json: bool) -> None:
+    """Print shapes near a number of parameters.
+
+    Raises:
+        ConfigError: that is no number of parameters, or there is no such shape.
+    """
+    if not math.isfinite(parameters) or not FEWEST_PARAMETERS <= parameters <= MOST_PARAMETERS:
+        raise ConfigError(
+            f"--search {parameters:g}: must be a number of parameters from {FEWEST_PARAMETERS:g} to "
+            f"{MOST_PARAMETERS:g}, such as 3e9"
+        )
+    shapes, broken = proposals(spec, parameters, card, on_cpu=on_cpu)
+    if not shapes:
+        why = f"the nearest breaks a rule: {broken[0].line}" if broken else "none is near with this vocabulary"
+        raise ConfigError(f"--search {parameters:g}: no shape within 10 % breaks no rule; {why}")
+    if json:
+        print_json({"parameters": parameters, "shapes": [_shape_facts(shape) for shape in shapes]})
+        return
+    columns = ["parameters", "active", "hidden_size", "layers", "experts", "expert_hidden_size", "query_heads"]
+    columns += ["kv_heads", "head_dim"]
+    rows = []
+    for shape in shapes:
+        facts = _shape_facts(shape)
+        counts = [show_count(shape.parameters), show_count(shape.active)]
+        rows.append([*counts, *(str(facts["model"][name]) for name in columns[2:])])
+    print_table(columns, rows)
+    say("note: parameters include the embedding, active ones do not; all else of `model` is the run's")
+
+
+def _shape_facts(shape: Shape) -> dict[str, Any]:
+    names = ("hidden_size", "layers", "experts", "expert_hidden_size", "query_heads", "kv_heads", "head_dim")
+    model = {name: getattr(shape.model, name) for name in names}
+    return {"parameters": shape.parameters, "active": shape.active, "model": model}
