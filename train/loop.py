@@ -292,7 +292,7 @@ class Trainer:
         """Wait for a module's weights, all by default; waiting for peers is no work of this rank's."""
         if self.shards.is_gathering(module):
             self.progress.update(waiting=True)
-            with self.clock.within(Part.OPTIMIZER):
+            with self.clock.within(Part.GATHER):
                 self.shards.wait_for_weights(module)
             self.progress.update()
 

@@ -252,9 +252,7 @@ def _variable_terms(
         if whole < terms:  # the rows behind are another group's, or hold anything
             is_term = in_terms < terms - whole
             left_tile = tl.load(left_tail + left_offsets, mask=is_row[:, None] & is_term[None, :], other=0.0)
-            right_tile = tl.load(
-                right_tail + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0
-            )
+            right_tile = tl.load(right_tail + right_offsets, mask=is_term[:, None] & is_column[None, :], other=0.0)
             total = dot(left_tile, right_tile, total)
 
         corner = out + group.to(tl.int64) * out_group + first_row.to(tl.int64) * out_row

@@ -99,7 +99,7 @@ def batch_findings(
             "tokens",
             key,
             phase.micro_batch,
-            f"gives {tokens} tokens in a microbatch, no multiple of {TILE}: the last tile of every product is "
+            f"gives {counted(tokens, 'token')} in a microbatch, no multiple of {TILE}: the last tile of every product is "
             f"partly filled; use phases[{index}].context {context}, or micro_batch "
             f"{_nearest(microbatch.sequences, step)}",
         )

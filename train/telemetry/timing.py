@@ -35,7 +35,8 @@ class Part(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCE = "reduce"  # sums over ranks that backward did not hide
-    OPTIMIZER = "optimizer"  # the update, and collecting the new weights
+    OPTIMIZER = "optimizer"  # the update, and sending the new weights to those who hold them
+    GATHER = "gather"  # waiting for weights of other ranks that the next forward did not hide
     CHECKPOINT = "checkpoint"  # standing still for a checkpoint
     OTHER = "other"
 

@@ -178,10 +178,11 @@ def test_nothing_of_an_attempt_is_left_when_the_next_one_starts(user: LocalUser)
         'if once(f"left-{rank}"): import subprocess; subprocess.Popen(["sleep", "1000"], start_new_session=True)'
     )
     site = _site(user, "orphans", left)
-    user.zslurm("submit", user.write_run("orphans", steps=STEPS, ranks=2, checkpoint=SAVES, cluster=site))
+    user.zslurm("submit", user.write_run("orphans", steps=150, ranks=2, checkpoint=SAVES, cluster=site))
     user.wait_for_step("orphans", 7)
     orphans = [process for process in user.processes() if process.name() == "sleep"]
     assert len(orphans) == 2
+    wait_for(lambda: user.events("orphans", "agents_started"), "the agent, which ends what is left")
     user.rank(1).kill()
     wait_for(lambda: user.events("orphans", "attempt_cleared"), "the attempt to be cleared")
     assert not any(process.is_running() and process.status() != "zombie" for process in orphans)

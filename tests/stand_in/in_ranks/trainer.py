@@ -43,7 +43,7 @@ from zslurm.train.stop import StopRequest
 STEP_S = float(os.environ.get("ZSLURM_TEST_STEP_S", "0.02"))
 """What a step takes: so long runs do not end before a test has done something to them."""
 
-_PARTS = ("data", "forward", "backward", "reduce", "optimizer", "checkpoint", "other")
+_PARTS = ("data", "forward", "backward", "reduce", "optimizer", "gather", "checkpoint", "other")
 _TENSORS = (Tensor("weights", (16, 64), {"master": "F64"}), Tensor("norm", (64,), {"master": "F64"}))
 _REFUSED = (
     ("init",), ("checkpoint", "resume_from"), ("checkpoint", "local_dir"), ("checkpoint", "rescue_dir"),

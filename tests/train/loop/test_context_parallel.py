@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.train.ranks import train_on
-from tests.train.runs import MODEL, losses_of, make_corpus
+from tests.train.runs import MODEL, losses_of, make_corpus, steps_of
 from zslurm.train.jsonl import read_jsonl
 
 CURVE = 1e-7
@@ -60,7 +60,24 @@ def test_a_phase_that_divides_its_sequences_follows_the_same_curve(
     done = train_on(run, ranks)
     assert done.returncode == 0, done.stderr
     assert losses_of(run) == pytest.approx(losses_of(alone), rel=CURVE)
+    assert any(step["time_split_s"]["gather"] > 0 for step in steps_of(run)), "weights of other ranks"
     assert validation_losses(run) == pytest.approx(validation_losses(alone), rel=CURVE)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("attention", ["ring", "all_gather"])
+def test_fifty_steps_of_shared_sequences_follow_one_curve(corpus: Path, tmp_path: Path, attention: str) -> None:
+    losses = []
+    for ranks in (1, 2):
+        run = make(tmp_path / f"on-{ranks}", corpus, ranks, context_attention=attention)
+        config = json.loads((run / "config.json").read_text())
+        config["phases"] = [LONG | {"tokens": 50 * 4 * 30, "context_parallel": ranks}]
+        (run / "config.json").write_text(json.dumps(config))
+        done = train_on(run, ranks)
+        assert done.returncode == 0, done.stderr
+        losses.append(losses_of(run))
+    assert len(losses[0]) == 50
+    assert losses[1] == pytest.approx(losses[0], rel=CURVE)
 
 
 def test_a_checkpoint_moves_between_sizes_of_both_kinds(alone: Path, corpus: Path, tmp_path: Path) -> None:

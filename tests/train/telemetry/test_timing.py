@@ -39,7 +39,7 @@ def test_parts_are_what_happened_between_the_calls_and_sum_to_the_step() -> None
     split = clock.end_step()
     assert split == {
         Part.DATA: 4, Part.FORWARD: 8, Part.BACKWARD: 16, Part.REDUCE: 16,
-        Part.OPTIMIZER: 0, Part.CHECKPOINT: 0, Part.OTHER: 1,
+        Part.OPTIMIZER: 0, Part.GATHER: 0, Part.CHECKPOINT: 0, Part.OTHER: 1,
     }  # fmt: skip
     assert sum(split.values()) == hand.seconds - 100
 
