@@ -133,9 +133,9 @@ def test_a_context_group_has_one_share() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((5, 2, 1), "5 sequences in microbatches of 2 for 1 ranks"),
+        ((5, 2, 1), "5 sequences in microbatches of 2 for 1 rank"),
         ((4, 2, 0), "for 0 ranks"),
-        ((4, 2, 2, (1.0,)), "1 speeds for 2 ranks"),
+        ((4, 2, 2, (1.0,)), "1 speed for 2 ranks"),
         ((4, 2, 2, (0.0, 0.0)), "not all 0"),
         ((4, 2, 2, (1.0, -1.0)), "at least 0"),
         ((4, 2, 2, (1.0, math.nan)), "finite"),
