@@ -99,8 +99,8 @@ def batch_findings(
             "tokens",
             key,
             phase.micro_batch,
-            f"gives {counted(tokens, 'token')} in a microbatch, no multiple of {TILE}: the last tile of every product "
-            f"is partly filled; use phases[{index}].context {context}, or micro_batch "
+            f"gives {counted(tokens, 'token')} in a microbatch, no multiple of {TILE}: the last tile of each "
+            f"product is partly filled; use phases[{index}].context {context}, or micro_batch "
             f"{_nearest(microbatch.sequences, step)}",
         )
     rows, block = tokens * model.experts_per_token, TILE * model.experts
