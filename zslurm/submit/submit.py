@@ -122,8 +122,8 @@ def submit_prepared(prepared: Prepared) -> Submission:
             notes += left_out
             _write_files(prepared, order.data.header.tokenizer_sha256)
             job_id, process = launch(prepared.script, run)
-        record_action(run, "submit", job_id, spec, changed=changed, **location(run), **process)
         notes += _indexed(job_id, run, spec)
+        record_action(run, "submit", job_id, spec, changed=changed, **location(run), **process)
         if spec.wants_successor:
             notes.append(_queue_successor(launch, spec, run, job_id))
         return Submission(job_id, run, continued, changed, notes)
