@@ -45,8 +45,8 @@ def test_a_run_whose_directory_is_moved_ends_without_a_save_and_says_so(user: Lo
     assert (ended["outcome"], ended["exit_code"]) == ("failed", 93)
     assert ended["cause"]["message"].endswith("; nothing was saved")
     assert not [row for row in read_jsonl(moved.events) if row["event"] in ("decision", "requeued")]
-    (state,) = [user.state(str(moved.path))]
-    assert (state["state"], state["active"]) == ("failed", False)
+    wait_for(lambda: not user.state(str(moved.path))["active"], "the job to be over")
+    assert user.state(str(moved.path))["state"] == "failed"
 
 
 def test_a_run_whose_directory_is_removed_ends(user: LocalUser) -> None:
