@@ -40,7 +40,7 @@ from zslurm.submit.size import card_of, run_size
 from zslurm.train.config import ModelConfig, OptimConfig, TrainConfig
 from zslurm.train.context.bytes import context_bytes
 from zslurm.train.plan.communication import Group, step_traffic
-from zslurm.train.plan.memory import plan_memory
+from zslurm.train.plan.memory import LEFT_FREE, plan_memory
 from zslurm.train.plan.rates import Rates
 from zslurm.train.shapes import owned_table, parameter_counts
 
@@ -247,7 +247,6 @@ def memory_plan() -> str:
 
 _CARDS_GB = (80, 139, 192)
 """Memory of an H100, an H200 and an MI300X as their drivers count it, in GiB."""
-_LEFT_FREE = 0.1
 
 
 def one_card() -> str:
@@ -257,7 +256,7 @@ def one_card() -> str:
     for name in recipes():
         body = yaml12.parse(recipes()[name], name).data
         found = [
-            _largest(body, size * 2**30 * (1 - _LEFT_FREE), recompute=recompute)
+            _largest(body, size * 2**30 * (1 - LEFT_FREE), recompute=recompute)
             for size in _CARDS_GB
             for recompute in (False, True)
         ]

@@ -26,7 +26,7 @@ _SAMPLES = 5
 
 
 def rows(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield the times of ours and of each peer, and what they were of."""
+    """Yield the times of ours and of each peer, with the matrices that they updated."""
     small = device.type == "cpu"
     shapes = [(2, 64, 96), (1, 96, 64)] if small else shares(RANKS)
     config = OptimConfig()

@@ -57,7 +57,7 @@ _MODULES = {
     "head_entry": "norms",
     "embedding": "embedding",
 }
-"""The part of a module, by the last word of its name."""
+"""The part that each module belongs to, by the last component of its name."""
 _MARKS = {"reduction": COMMUNICATION, "gathering": COMMUNICATION}
 """The part of what the step marks, where it has another name."""
 _PREFIX = "part: "

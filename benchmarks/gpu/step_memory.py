@@ -17,11 +17,10 @@ from benchmarks.gpu.step import CONTEXT, CONTEXT_ON_CPU, TrainingStep, config_of
 from benchmarks.memory import peak_bytes
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.world import World
-from zslurm.train.plan.memory import plan_memory
+from zslurm.train.plan.memory import LEFT_FREE, plan_memory
 
 RECIPES = ("zaya1-1b", "zaya1-400m", "zaya1-3b", "zaya1-100m", "zaya1-8b")
 """Most telling first."""
-LEFT_FREE = 0.1
 _MICRO_BATCHES = (4, 2, 1)
 _STEPS = 2
 

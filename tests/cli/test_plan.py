@@ -101,6 +101,10 @@ def test_the_least_recomputation_for_a_gpu_is_shown(shell: Shell) -> None:
     rows = dict(line.split("\t")[:2] for line in done.stdout.splitlines())
     assert rows["layers that are recomputed"] == rows["fewest that fit"] == "0"
     assert "--gpu-memory" not in done.stderr
+    too_large = (*on_gpus, "--set", "model.vocab_size=8000000", "--gpu-memory", "1")
+    assert "fewest that fit\tnone fits" in shell.zslurm(*too_large).stdout
+    (plan,) = json.loads(shell.zslurm(*too_large, "--json").stdout)["plans"]
+    assert plan["least_recomputed_layers"] is None
     code, line = shell.fails(*on_gpus, "--gpu-memory", "0")
     assert code == Exit.USAGE
     assert "--gpu-memory" in line

@@ -1,7 +1,7 @@
 """Causal attention over a whole sequence of which each rank holds two chunks.
 
 Of rank i's queries those of both chunks see the early chunk of every rank before it, and those of its late chunk
-both chunks of every rank after it: all of these keys, without a mask. Causal is only the part of its own tokens:
+both chunks of every rank after it: all of these keys, without a mask. Only its own tokens need a causal mask:
 
     keys of        the rank itself    ranks j < i        ranks j > i
     queries        both, causal       both               late chunk

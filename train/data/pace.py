@@ -42,7 +42,7 @@ class Pace:
         )
 
     def add(self, seconds: float, sequences: int) -> None:
-        """Add a step of this rank: seconds of its own work, and the sequences that it computed."""
+        """Add a step of this rank: seconds of work, without waits for peers, and sequences that it computed."""
         if sequences:
             self._seconds, self._sequences = self._seconds + seconds, self._sequences + sequences
 

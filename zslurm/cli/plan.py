@@ -15,7 +15,7 @@ from zslurm.core.console import print_json, print_table, say
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.config import Recompute
 from zslurm.train.plan.io import Reads, StoragePlan, plan_storage
-from zslurm.train.plan.memory import MemoryPlan, plan_memory, with_least_recompute
+from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
 
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
 
@@ -52,20 +52,25 @@ def memory(
     with as_user_errors():
         plans = [planned(spec, count, limit, on_cpu=on_cpu) for count in counts]
         others = [planned(_with_recompute(spec, not recompute), count, limit, on_cpu=on_cpu) for count in counts]
-        fewest = []
+        fewest: list[int | None] = []
         if limit is not None and not on_cpu:
-            fewest = [planned(_with_recompute(spec, "auto"), count, limit, on_cpu=on_cpu) for count in counts]
+            least = (planned(_with_recompute(spec, "auto"), count, limit, on_cpu=on_cpu) for count in counts)
+            fewest = [plan.recomputed if plan.peak <= (1 - LEFT_FREE) * limit else None for plan in least]
     if json:
         facts = [_facts(plan, names) for plan in plans]
-        for each, least in zip(facts, fewest, strict=False):
-            each["least_recomputed_layers"] = least.recomputed
+        for each, layers in zip(facts, fewest, strict=False):
+            each["least_recomputed_layers"] = layers
         print_json({"device": "cpu" if on_cpu else "gpu", "recompute": recompute, "plans": facts})
         return
     rows = [
         *_memory_rows(plans, names),
         [f"  {'without' if recompute else 'with'} recompute", *(show_bytes(plan.peak) for plan in others)],
         ["layers that are recomputed", *(str(plan.recomputed) for plan in plans)],
-        *([["fewest that fit", *(str(plan.recomputed) for plan in fewest)]] if fewest else []),
+        *(
+            [["fewest that fit", *("none fits" if layers is None else str(layers) for layers in fewest)]]
+            if fewest
+            else []
+        ),
         ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
     ]
     print_table(["ranks", *(str(plan.ranks) for plan in plans)], [*rows, *_packing_rows(plans)])

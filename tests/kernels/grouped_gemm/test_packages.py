@@ -45,7 +45,7 @@ def is_ours(sizes: Tensor, lhs: Tensor) -> None:
 
 
 class Aiter(ModuleType):
-    """aiter/ops/triton/gmm.py of v0.1.16 and newer: its layouts are told apart by strides alone."""
+    """aiter/ops/triton/gmm.py of v0.1.16 and newer: it recognises layouts by their strides alone."""
 
     def __init__(self) -> None:
         super().__init__("aiter.ops.triton.gmm")

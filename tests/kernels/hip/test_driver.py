@@ -120,7 +120,7 @@ def opened(
     request: pytest.FixtureRequest, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Driver, Callable[[], list[str]]]]:
     """A driver over the library, and what reads its record; torch's stream and device are the test's."""
-    # A handle of its own: types that are set on one must not reach the next.
+    # A separate handle: types that are set on one must not reach the next.
     fresh = ctypes.CDLL(library._name)
     monkeypatch.setattr(driver, "_open", lambda *names: fresh)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -115,7 +115,7 @@ def test_sequences_too_short_to_be_shared_are_refused_in_one_line() -> None:
 
 
 def groups_made(group: dist.ProcessGroup) -> tuple[int, list[list[int]]]:
-    """How many groups a rank takes part in making, and the ranks of its own."""
+    """Return how many groups a rank takes part in making, and the ranks of the group that it is in."""
     made, new_group = [], dist.new_group
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "new_group", lambda *args, **kwargs: made.append(args) or new_group(*args, **kwargs))

@@ -60,7 +60,7 @@ def test_equal_shares_are_as_small_as_can_be(micro_batch: int, microbatches: int
 def test_where_ranks_divide_the_microbatches_each_computes_whole_ones_in_turn(
     micro_batch: int, each: int, ranks: int
 ) -> None:
-    """As ever: a run that was divided so goes on bit for bit."""
+    """The division is the former one, so that earlier runs resume bit for bit."""
     shares = Shares(micro_batch * each * ranks, micro_batch, ranks)
     for rank in range(ranks):
         assert shares.of(rank) == tuple(Piece(j, 0, micro_batch) for j in range(rank, each * ranks, ranks))
