@@ -152,7 +152,7 @@ def run_part(
             child = subprocess.Popen(
                 command_of(name, device, rows),
                 cwd=ROOT,
-                env=_environment(),
+                env=environment_of_parts(),
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -188,7 +188,7 @@ def _whole_rows(file: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _environment() -> dict[str, str]:
+def environment_of_parts() -> dict[str, str]:
     """Return the environment of a part: the allocator as in a run, and no download by a library."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     set_allocator(environment)
@@ -218,7 +218,8 @@ def describe(device: str) -> dict[str, Any] | None:
 
 def _ask(device: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.gpu.part", "describe", "--device", device]
-    return subprocess.run(command, cwd=ROOT, env=_environment(), check=False, capture_output=True, text=True)
+    environment = environment_of_parts()
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
 
 
 def _last_line(printed: str) -> str:

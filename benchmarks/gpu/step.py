@@ -17,12 +17,13 @@ from torch import Tensor
 
 from zslurm.config import yaml12
 from zslurm.config.load import recipes
+from zslurm.train.assembly import assemble
 from zslurm.train.config import ModelConfig, ParallelConfig, TrainConfig
-from zslurm.train.loop import build_model, shard
 from zslurm.train.model import init, zaya
 from zslurm.train.optim.balance import BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.parallel.world import World, open_world, read_back
+from zslurm.train.recovery.no_recovery import NoRecovery
 from zslurm.train.shapes import TensorInfo
 
 LR = 1e-4
@@ -81,8 +82,7 @@ class TrainingStep:
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         with drawn_on(world.device):
-            self.model = build_model(config, world)
-        self.shards = shard(self.model, config, world)
+            self.model, self.shards, _ = assemble(config, world, NoRecovery(), None)
         self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance = BalanceState.initial(config.model, world.device)
         self.model.balancing_bias.copy_(self.balance.bias)

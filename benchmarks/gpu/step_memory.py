@@ -33,14 +33,14 @@ def rows(device: torch.device) -> Iterator[dict[str, Any]]:
         for recipe in ("zaya1-tiny",) if on_cpu else RECIPES:
             for recompute in (False, True):
                 about = {"recipe": recipe, "recompute": recompute, "ranks": 1}
-                config = _fitting(recipe, room, recompute=recompute, on_cpu=on_cpu)
+                config = largest_that_fits(recipe, room, recompute=recompute, on_cpu=on_cpu)
                 if config is None:
                     yield {**about, "problem": "does not fit on this card by the plan"}
                 else:
                     yield {**about, **measured(config, world)}
 
 
-def _fitting(recipe: str, room: float, *, recompute: bool, on_cpu: bool) -> TrainConfig | None:
+def largest_that_fits(recipe: str, room: float, *, recompute: bool, on_cpu: bool) -> TrainConfig | None:
     """Return the configuration with the largest microbatch that fits."""
     context = CONTEXT_ON_CPU if on_cpu else CONTEXT
     for micro_batch in _MICRO_BATCHES:

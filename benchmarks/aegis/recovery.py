@@ -1,0 +1,215 @@
+"""A killed rank: from SIGKILL to the first new step, in memory, by kill and start, and by torchrun.
+
+Four ranks of a small model, one thread each, and one of them is killed, in turns:
+
+    in memory         surviving ranks stay, a warm process takes the place (train/recovery); a controller in this
+                      process plays the supervisor: it sees the exit, and publishes the next generation
+    kill and start    the others are killed as well, and four new processes resume from the last checkpoint
+    torchrun          `torchrun --max-restarts` does that by itself, with its own monitor (10 times a second)
+
+The time ends with the line of metrics of the first step after the fault. Steps lost are those that were done, and
+had to be done again. No contender's time has the supervisor's detection in it: the parent sees that a child died.
+Beside that, the cost of the copies: the median time of a step with and without them, runs in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.distributed import TCPStore
+
+from benchmarks.common import write_result
+from tests.train.recovery.cluster import Cluster
+from tests.train.runs import clean_environment, make_corpus, make_run, steps_of
+from tests.waiting import wait_for
+from zslurm.train.config import load_train_config
+from zslurm.train.plan.memory import plan_memory
+
+RANKS = 4
+TURNS = 1
+STEPS_BEFORE = 12
+SAVE_EVERY = 10
+COST_STEPS = 25
+MODEL = {"hidden_size": 128, "layers": 4, "expert_hidden_size": 192, "router_hidden_size": 16}
+PHASE = {"context": 64, "global_batch": 8, "micro_batch": 1}
+
+
+def run() -> None:
+    """Measure, and write the result."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        corpus = make_corpus(place / "corpus.h5")
+        numbers = itertools.count()
+
+        def new_run(steps: int) -> Path:
+            phase = PHASE | {"tokens": steps * PHASE["context"] * PHASE["global_batch"]}
+            checkpoint = {"every_steps": SAVE_EVERY, "background": True}
+            return make_run(
+                place / f"run-{next(numbers)}", corpus, model=MODEL, phase=phase, checkpoint=checkpoint
+            )
+
+        contenders: dict[str, Callable[[Path], tuple[float, int]]] = {
+            "in memory": in_memory,
+            "kill and start": kill_and_start,
+            "torchrun": by_torchrun,
+        }
+        found: dict[str, list[tuple[float, int]]] = {name: [] for name in contenders}
+        for _ in range(TURNS):
+            for name, measure in contenders.items():
+                found[name].append(measure(new_run(100_000)))
+                print(f"{name}: {found[name][-1][0]:.3f} s, {found[name][-1][1]} steps lost", flush=True)
+        cost: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(TURNS):
+            for copies in cost:
+                cost[copies].append(step_time(new_run(COST_STEPS), copies=copies))
+                print(f"a step {'with' if copies else 'without'} copies: {cost[copies][-1]:.4f} s", flush=True)
+        plan = plan_memory(load_train_config(new_run(COST_STEPS) / "config.json"), RANKS, on_cpu=True)
+    rows = [
+        {
+            "name": name,
+            "seconds_median": round(statistics.median(seconds for seconds, _ in results), 3),
+            "seconds": [round(seconds, 3) for seconds, _ in results],
+            "steps_lost": [lost for _, lost in results],
+        }
+        for name, results in found.items()
+    ]
+    ours, started, torchrun = (row["seconds_median"] for row in rows)
+    with_copies, without = (statistics.median(cost[copies]) for copies in (True, False))
+    write_result(
+        "recovery",
+        {
+            "what": "SIGKILL of one of four ranks to the first new step; steps that had to be done again",
+            "contenders": rows,
+            "kill_and_start_takes_times": round(started / ours, 1),
+            "torchrun_takes_times": round(torchrun / ours, 1),
+            "step_s_with_copies": round(with_copies, 5),
+            "step_s_without": round(without, 5),
+            "copies_cost_percent": round(100 * (with_copies / without - 1), 1),
+            "copies_bytes_per_rank": plan.copies,
+            "load_average": round(os.getloadavg()[0], 1),
+            "note": "ranks, parent and whatever else ran shared the cores: copies had none free to hide on",
+        },
+    )
+
+
+def last_step(run: Path) -> int:
+    """The last step that a run has recorded."""
+    rows = steps_of(run)
+    return int(rows[-1]["step"]) if rows else 0
+
+
+def first_after(run: Path, lines: int, killed: float) -> tuple[float, int]:
+    """Seconds from the kill to the first step that is recorded after `lines`, and the steps that were lost."""
+    before = max(row["step"] for row in steps_of(run)[:lines])
+    wait_for(lambda: len(steps_of(run)) > lines, "a new step", every_s=0.005)
+    row = steps_of(run)[lines]
+    return row["time"] - killed, before - (row["step"] - 1)
+
+
+def in_memory(run: Path) -> tuple[float, int]:
+    """One fault of a run with recovery in memory."""
+    cluster = Cluster(run, RANKS)
+    try:
+        cluster.wait_warm(1)
+        wait_for(lambda: last_step(run) >= STEPS_BEFORE, "steps")
+        killed = time.time()
+        cluster.kill([1])
+        cluster.replace(cluster.wait_lost(), ["w0"])
+        outcome = cluster.outcome()
+        assert outcome["event"] == "recovered", outcome
+        first, lost = int(outcome["step"]) + 1, int(outcome["rolled_back"])
+
+        def rows_of_first() -> list[dict[str, Any]]:
+            rows = [row for row in steps_of(run) if row["step"] == first]
+            return rows if len(rows) > min(1, lost) else []
+
+        return wait_for(rows_of_first, "a new step", every_s=0.005)[-1]["time"] - killed, lost
+    finally:
+        cluster.stop()
+
+
+class Processes:
+    """Four processes of `python -m zslurm.train`, as kill and start has them."""
+
+    def __init__(self, run: Path) -> None:
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.processes = [self._start(run, rank) for rank in range(RANKS)]
+
+    def _start(self, run: Path, rank: int) -> subprocess.Popen[bytes]:
+        environment = clean_environment() | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", "zslurm.train", str(run)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill(self) -> None:
+        """End all of them."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+
+def kill_and_start(run: Path) -> tuple[float, int]:
+    """One fault of a run whose ranks are all started again."""
+    ranks = Processes(run)
+    try:
+        wait_for(lambda: last_step(run) >= STEPS_BEFORE, "steps")
+        killed = time.time()
+        ranks.processes[1].kill()
+        ranks.processes[1].wait()
+        ranks.kill()
+        lines = len(steps_of(run))
+        ranks = Processes(run)
+        return first_after(run, lines, killed)
+    finally:
+        ranks.kill()
+
+
+def by_torchrun(run: Path) -> tuple[float, int]:
+    """One fault of a run under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    agent = subprocess.Popen(
+        [*command, "--max-restarts=3", "-m", "zslurm.train", str(run)],
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: last_step(run) >= STEPS_BEFORE, "steps")
+        workers = psutil.Process(agent.pid).children()
+        killed = time.time()
+        workers[1].kill()
+        wait_for(lambda: not any(worker.is_running() for worker in workers), "the workers' end", every_s=0.01)
+        return first_after(run, len(steps_of(run)), killed)
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        agent.wait()
+
+
+def step_time(run: Path, *, copies: bool) -> float:
+    """The median time of a step."""
+    cluster = Cluster(run, RANKS, warm=0, recovery=copies)
+    try:
+        codes = cluster.finish()
+        assert set(codes.values()) == {0}, codes
+    finally:
+        cluster.stop()
+    return statistics.median(row["step_time_s"] for row in steps_of(run)[5:])

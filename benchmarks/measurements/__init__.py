@@ -1,0 +1,1 @@
+"""`zslurm bench` against what it should find."""

@@ -1,0 +1,1 @@
+"""`zslurm bench`."""

@@ -1,0 +1,205 @@
+"""Rates of matrix products: a sweep over M, N and K, or every product of a run, made as the trainer makes it.
+
+A product makes [M, N] from [M, K] and [K, N] in 2 M N K FLOPs, `batch` of them in one call. How the operands are
+in memory decides which kernel runs, so each pass of a linear map, with weights [outputs, inputs], has its layout:
+
+    nt    forward            x [M, K] times the transpose of w [N, K]
+    nn    input gradient     g [M, K] times w [K, N]
+    tn    weight gradient    the transpose of g [K, M] times x [K, N]
+
+Kinds of products: `dense` by `zslurm.kernels.matmul`, with fp32 results in the head's forward
+(`zslurm.kernels.head`); `grouped`, the experts' (`zslurm.kernels.grouped_gemm`), with equally many rows each;
+`attention`, scores and values in one kernel (`train/model/sdpa.py`), counted with its causal mask, where `group`
+query heads share a key head.
+
+Operands are normal random numbers: others take less power, and a GPU at its power limit is faster with them. Each
+result is checked by the sums of its rows (Freivalds' check with a vector of ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zslurm.bench.measurement import Options, Plan, Point, Row
+from zslurm.bench.ranks import Ranks
+from zslurm.bench.result import Machine, Skipped
+from zslurm.bench.run.local import rates_of_all, time_alone
+from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.kernels import grouped_gemm, head
+from zslurm.kernels.grouped_gemm.groups import Groups
+from zslurm.kernels.matmul import batched_matmul, matmul
+from zslurm.train.model.sdpa import attend
+from zslurm.train.parallel.world import DTYPES
+
+SWEEP = {
+    "cuda": {"m": [2**power for power in range(8, 15)], "n": [2**power for power in range(8, 15)],
+             "k": [512, 1024, 2048, 4096, 8192]},
+    "cpu": {"m": [64, 128, 256, 512, 1024], "n": [64, 128, 256, 512, 1024], "k": [128, 512, 1024]},
+}  # fmt: skip
+"""Sizes where the user names none."""
+
+_POINT_S = 0.5
+# FLOP/s for the first estimate of how long a point takes.
+_GUESS = {"cuda": 2e14, "cpu": 2e10}
+
+
+def points(options: Options, machine: Machine) -> Plan:
+    """Return the products that were asked for.
+
+    Those that do not fit into memory, or whose format the device lacks, are skipped.
+    """
+    found: list[Point] = []
+    skipped: list[Skipped] = []
+    lacks = _lacks(options["dtype"], machine)
+    for product in options["products"] or _sweep(options, machine):
+        values = {**product, "dtype": options["dtype"]}
+        needed = _bytes(values)
+        if lacks or needed > 0.9 * machine.gpu_memory:
+            free = show_bytes(machine.gpu_memory)
+            reason = lacks or f"its operands take {show_bytes(needed)} for each rank, of {free} that are free"
+            skipped.append(Skipped(point=values, reason=reason))
+            continue
+        once = values["flops"] / _GUESS[machine.device]
+        found.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 7 * once)))
+    return Plan(found, skipped)
+
+
+def _sweep(options: Options, machine: Machine) -> list[dict[str, Any]]:
+    default = SWEEP[machine.device]
+    return [
+        {"product": "", "pass": "forward", "kind": "dense", "m": m, "n": n, "k": k, "batch": 1, "group": 1,
+         "flops": 2.0 * m * n * k}
+        for k in options["k"] or default["k"]
+        for m in options["m"] or default["m"]
+        for n in options["n"] or default["n"]
+    ]  # fmt: skip
+
+
+def _lacks(dtype: str, machine: Machine) -> str:
+    if machine.device == "cuda" and dtype == "bf16" and not torch.cuda.is_bf16_supported():
+        return f"{machine.gpu} has no bf16"
+    return ""
+
+
+def _bytes(values: dict[str, Any]) -> int:
+    m, n, k, batch = (values[name] for name in ("m", "n", "k", "batch"))
+    itemsize = DTYPES[values["dtype"]].itemsize
+    if values["kind"] == "attention":
+        return int(batch * 12 * m * k * itemsize + (batch * m * n * 4 if values["dtype"] == "fp64" else 0))
+    return int(batch * (m * k + k * n + m * n) * itemsize + 2 * m * n * 4)
+
+
+def run(point: Point, ranks: Ranks) -> Row | None:
+    """Measure a product on every rank at the same time; the row is rank 0's."""
+    values = point.values
+    product = Attention(values, ranks.device) if values["kind"] == "attention" else Product(values, ranks.device)
+    timing = time_alone(product.call, ranks, _POINT_S)
+    tflops = values["flops"] / timing.seconds / 1e12
+    row = rates_of_all(tflops, timing, ranks, "tflops", wrong=product.wrong())
+    return None if row is None else {**values, **row, "us": row["seconds"] * 1e6}
+
+
+class Product:
+    """One product, or a batch of them, with its operands.
+
+    Attributes:
+        call: makes it once; the result is in `out`.
+    """
+
+    def __init__(self, values: dict[str, Any], device: torch.device) -> None:
+        m, n, k, self.batch = (values[name] for name in ("m", "n", "k", "batch"))
+        dtype = DTYPES[values["dtype"]]
+        generator = torch.Generator(device).manual_seed(0)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(self.batch, *shape, dtype=dtype, device=device, generator=generator)
+
+        name = values["pass"]
+        if name == "input gradient":
+            self.left, self.right = drawn(m, k), drawn(k, n)
+        elif name == "weight gradient":
+            self.left, self.right = drawn(k, m).mT, drawn(k, n)
+        else:
+            self.left, self.right = drawn(m, k), drawn(n, k).mT
+        self.out = torch.empty(0)
+        if values["kind"] == "grouped":
+            self.call = self._grouped(by_rows=name != "weight gradient")
+        elif self.batch > 1:
+            self.call = lambda: self._keep(batched_matmul(self.left, self.right))
+        else:
+            left, right = self.left[0], self.right[0]
+            is_head = values["product"].startswith("head.") and name == "forward"
+            self.call = self._wide(left, right) if is_head else lambda: self._keep(matmul(left, right))
+
+    def _keep(self, out: Tensor) -> None:
+        self.out = out
+
+    def _wide(self, left: Tensor, right: Tensor) -> Callable[[], None]:
+        """Return the head's product, with a result in at least fp32."""
+        wide = torch.promote_types(left.dtype, torch.float32)
+        if left.dtype == wide:
+            return lambda: self._keep(matmul(left, right))
+        self.out = left.new_empty(left.shape[0], right.shape[1], dtype=wide)
+        return lambda: head.product(left, right, self.out)
+
+    def _grouped(self, *, by_rows: bool) -> Callable[[], None]:
+        rows = self.left.shape[1] if by_rows else self.left.shape[2]
+        counts = [rows] * self.batch
+        ends = torch.tensor([rows * (1 + index) for index in range(self.batch)], dtype=torch.int32)
+        groups = Groups(ends.to(self.left.device), counts)
+        if by_rows:
+            left = self.left.flatten(0, 1)
+            return lambda: self._keep(grouped_gemm.multiply(left, self.right, groups))
+        left, right = self.left.mT.flatten(0, 1), self.right.flatten(0, 1)
+        return lambda: self._keep(grouped_gemm.weight_gradient(left, right, groups))
+
+    def wrong(self) -> int:
+        """Return how many rows of the last result have a wrong sum, or one that is not a number."""
+        out = self.out.reshape(*self.left.shape[:2], self.right.shape[2])
+        count = 0
+        for left, right, result in zip(self.left, self.right, out, strict=True):
+            k, n = right.shape
+            wide = torch.promote_types(left.dtype, torch.float32)
+            sums = result.to(wide).sum(dim=1)
+            expected = left.to(wide) @ right.to(wide).sum(dim=1)
+            # Rounding the operands' products to the result's format: a step of it at a typical sum, N of them.
+            eps = torch.finfo(result.dtype).eps + torch.finfo(wide).eps * k**0.5
+            allowed = 16 * eps * (n * k) ** 0.5
+            count += int((~((sums - expected).abs() <= allowed)).sum().item())
+        return count
+
+
+class Attention:
+    """Causal attention of `batch` query heads; backward takes the gradients of queries, keys and values."""
+
+    def __init__(self, values: dict[str, Any], device: torch.device) -> None:
+        heads, group = values["batch"], values["group"]
+        dtype, shape = DTYPES[values["dtype"]], (values["m"], values["k"])
+        generator = torch.Generator(device).manual_seed(0)
+        self.inputs = [
+            torch.randn(heads // group, count, *shape, dtype=dtype, device=device, generator=generator)
+            for count in (group, 1, 1)
+        ]
+        self.out = torch.empty(0)
+        if values["pass"] == "forward":
+            self.call = self._forward
+        else:
+            self.inputs = [each.requires_grad_() for each in self.inputs]
+            self._forward()
+            self.gradient = torch.randn(self.out.shape, dtype=dtype, device=device, generator=generator)
+            self.call = self._backward
+
+    def _forward(self) -> None:
+        queries, keys, values = self.inputs
+        self.out = attend(queries, keys, values, None)
+
+    def _backward(self) -> None:
+        torch.autograd.grad(self.out, self.inputs, self.gradient, retain_graph=True)
+
+    def wrong(self) -> int:
+        """Return how many rows of the result are not finite numbers."""
+        return int((~self.out.detach().isfinite().all(dim=-1)).sum().item())

@@ -1,0 +1,160 @@
+"""Sweep all pairs: of the ranks in each node, and of the nodes along each rail; so a slow one shows itself.
+
+Everyone has one partner in each round (peers.py), and all pairs of a round exchange messages in both directions at
+the same time. The whole sweep is repeated, and every repetition kept: pairs are compared with their peers moment
+by moment. A moment's time is the fastest of several exchanges: what is slow is slow each time, while a process
+that is interrupted is not. Moments are longer on CPUs, which ranks share with each other and with other programs.
+
+The ranks that exchange are those of one process group, so a sweep opens no communicator for each pair.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zslurm.bench.measurement import Row
+from zslurm.bench.ranks import Ranks
+from zslurm.bench.result import Machine
+from zslurm.bench.results.findings import FEWEST_MOMENTS, compare_members
+from zslurm.bench.results.peers import rounds
+from zslurm.bench.run.timing import summarize
+
+GPU_PAIR, NODE_PAIR = "gpu_pair", "node_pair"
+"""The two scopes."""
+
+VISIBLE = 0.15
+"""A sweep is repeated until so small a slowdown would be seen."""
+_ROUNDS_AT_ONCE, _MOST_TIMES = 60, 8
+_MOMENT_S = {"cuda": 0.02, "cpu": 0.08}
+
+
+def sweeps(machine: Machine, wanted: list[str]) -> Iterator[tuple[str, int]]:
+    """Return the sweeps that this machine has, each with how many rounds it takes."""
+    local, nodes = machine.ranks_per_node, len(machine.nodes)
+    for scope, members in ((GPU_PAIR, local), (NODE_PAIR, nodes)):
+        if scope in wanted and members > 2:
+            yield scope, members - 1 + members % 2
+
+
+def sweep_seconds(machine: Machine, sweep_rounds: int) -> float:
+    """Return about how long a sweep takes with its first repetitions."""
+    return _moments(sweep_rounds) * sweep_rounds * (_MOMENT_S[machine.device] + 0.005)
+
+
+def _moments(sweep_rounds: int) -> int:
+    """Return after how many moments it is looked whether they are enough."""
+    return max(FEWEST_MOMENTS, _ROUNDS_AT_ONCE // sweep_rounds)
+
+
+def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
+    """Exchange `values["bytes"]` in both directions between all pairs; rank 0 gets a row for each."""
+    in_node = values["scope"] == GPU_PAIR
+    local = ranks.local_size
+    if in_node:
+        first = ranks.node * local
+        members, own, count = list(range(first, first + local)), ranks.local_rank, local
+    else:
+        members, own, count = list(range(ranks.local_rank, ranks.size, local)), ranks.node, len(ranks.nodes)
+    group = ranks.group(members)
+    elements = max(1, values["bytes"] // 4)
+    source = torch.full((elements,), float(ranks.rank + 1), device=ranks.device)
+    out = torch.zeros_like(source)
+
+    def exchange(partner: int) -> None:
+        operations = [
+            dist.P2POp(dist.isend, source, group=group, group_peer=partner),
+            dist.P2POp(dist.irecv, out, group=group, group_peer=partner),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def timed(partner: int, times: int) -> float:
+        """Return the time of the fastest exchange."""
+        fastest = math.inf
+        for _ in range(times):
+            began = time.perf_counter()
+            exchange(partner)
+            ranks.synchronize()
+            fastest = min(fastest, time.perf_counter() - began)
+        return fastest
+
+    partners: list[int | None] = []
+    for pairs in rounds([str(number) for number in range(count)]):
+        of_round = {int(a): int(b) for a, b in pairs} | {int(b): int(a) for a, b in pairs}
+        partners.append(of_round.get(own))
+    wrong: dict[int, bool] = {}
+    slowest = 0.0
+    for partner in partners:  # unmeasured: connections are opened
+        if partner is not None:
+            timed(partner, 2)
+            out.zero_()
+            slowest = max(slowest, timed(partner, 3))
+            wrong[partner] = not bool((out == members[partner] + 1).all())
+    found = ranks.gather(slowest)
+    times = ranks.share(found and max(3, min(1000, int(_MOMENT_S[ranks.device.type] / max(found)))))
+    seconds: dict[int, list[float]] = {partner: [] for partner in partners if partner is not None}
+    of_pair: dict[tuple[int, int], list[float]] = {}
+    bad: set[tuple[int, int]] = set()
+    for _ in range(_MOST_TIMES):
+        for _ in range(_moments(len(partners))):
+            for partner in partners:
+                ranks.barrier()
+                if partner is not None:
+                    seconds[partner].append(timed(partner, times))
+        gathered = ranks.gather([[partner, seconds[partner], wrong[partner]] for partner in seconds])
+        if gathered is not None:
+            of_pair, bad = _by_pair(gathered, ranks, in_node=in_node)
+        if ranks.share(_enough(of_pair)):
+            break
+    if not ranks.is_first:
+        return []
+    return [_row(values, pair, of_pair[pair], ranks, wrong=pair in bad) for pair in sorted(of_pair)]
+
+
+def _enough(of_pair: dict[tuple[int, int], list[float]]) -> bool:
+    """Return whether a small slowdown would be seen."""
+    rates = {(str(a), str(b)): [1 / each for each in seconds] for (a, b), seconds in of_pair.items()}
+    return not rates or compare_members(rates).visible <= VISIBLE
+
+
+def _by_pair(
+    gathered: list[Any], ranks: Ranks, *, in_node: bool
+) -> tuple[dict[tuple[int, int], list[float]], set[tuple[int, int]]]:
+    """Return the times of each pair of ranks, and the pairs that got wrong data.
+
+    Both of a pair measured the same exchanges: the slower one's time holds.
+    """
+    local = ranks.local_size
+    found: dict[tuple[int, int], list[float]] = {}
+    bad: set[tuple[int, int]] = set()
+    for rank, of_rank in enumerate(gathered):
+        for partner, times, is_wrong in of_rank:
+            other = rank // local * local + partner if in_node else partner * local + rank % local
+            pair = (min(rank, other), max(rank, other))
+            found[pair] = [max(two) for two in zip(found.get(pair, times), times, strict=True)]
+            if is_wrong:
+                bad.add(pair)
+    return found, bad
+
+
+def _row(values: dict[str, Any], pair: tuple[int, int], times: list[float], ranks: Ranks, *, wrong: bool) -> Row:
+    (node_a, local_a), (node_b, local_b) = (divmod(rank, ranks.local_size) for rank in pair)
+    names = ranks.nodes
+    in_node = values["scope"] == GPU_PAIR
+    where = (
+        f"{names[node_a]} {local_a}-{local_b}" if in_node else f"{names[node_a]}-{names[node_b]} rail {local_a}"
+    )
+    timing, size = summarize(times), max(1, values["bytes"] // 4) * 4
+    rate = size / timing.seconds / 1e9
+    return {
+        **values, "bytes": size, "where": where, "seconds": timing.seconds, "spread": timing.spread,
+        "samples": timing.samples, "us": timing.seconds * 1e6, "algbw_gb_s": rate, "busbw_gb_s": rate,
+        "wrong": int(wrong), "data": f"wrong between ranks {pair[0]} and {pair[1]}" if wrong else "right",
+        "pair": list(pair), "figures": [size / each / 1e9 for each in times],
+    }  # fmt: skip

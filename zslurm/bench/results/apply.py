@@ -1,0 +1,270 @@
+"""From results to settings: what a cluster's profile should have by its measurements.
+
+    collectives   cluster.measured.bucket_mb       nodes -> knee of reduce_scatter, which buckets are (knee.py)
+                  cluster.measured.collectives     nodes -> flat or two levels, by the time at that bucket
+                  cluster.measured.variables       with --env: the value of a variable with the higher bandwidth
+                  cluster.doctor.all_reduce_gb_s   90 % of the nodes' median at 64 MiB
+    hbm           cluster.doctor.hbm_gb_s          90 % of the GPUs' median in copies of 1 GiB
+    gemm          cluster.doctor.gemm_tflops       90 % of the GPUs' median for 8192 x 8192 x 8192 in bf16
+    storage       cluster.storage_iops             pages of 4 KiB a second in random reads, of all nodes together
+
+The doctor's thresholds are a part of the median and not the median itself, which half of the healthy GPUs are
+below. `zslurm doctor --benchmark` compares the same measurements with them; figures of CPUs give no threshold.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zslurm.bench.result import BenchResult
+from zslurm.bench.results.knee import Knee, Sample, knee_of
+from zslurm.checkpoint_tools.quantities import counted, show_bytes
+from zslurm.config.measured import MeasuredSection
+from zslurm.core.errors import ConfigError
+
+OF_MEDIAN = 0.9
+"""A node or GPU below this share of the healthy median is not in order."""
+
+BUCKET_OPERATIONS = ("reduce_scatter", "all_reduce")
+"""What tells the bucket, in order: buckets are reduce-scattered; an all-reduce has the same hops twice."""
+
+_FASTER = 1.03
+_MIB = 1 << 20
+_DOCTOR_REDUCE, _DOCTOR_COPY, _DOCTOR_GEMM = 64 * _MIB, 1024 * _MIB, 8192
+_LEVELS = ("flat", "two_level")
+
+Row = Mapping[str, Any]
+
+
+@dataclass
+class Found:
+    """What follows from results.
+
+    Attributes:
+        values: keys of a profile below `cluster`, and their values; nested mappings for `measured`.
+        lines: what was found, and what could not be, a line each.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+
+def merged(new: Mapping[str, Any], old: MeasuredSection) -> dict[str, Any]:
+    """Return the section `measured` with what a profile has of it already, if it is of the same kind of ranks."""
+    before = old.model_dump(exclude_defaults=True)
+    if any(before.get(key) != new[key] for key in ("device", "ranks_per_node")):
+        return dict(new)
+    tables = ("bucket_mb", "collectives", "variables")
+    return before | {
+        key: {**before.get(key, {}), **value} if key in tables else value for key, value in new.items()
+    }
+
+
+def settings_from(result: BenchResult, source: Path) -> Found:
+    """Return what a result gives for the profile; `source` is its file, which the profile names.
+
+    Raises:
+        ConfigError: its rows lack columns, or have other values in them.
+    """
+    found = Found()
+    handlers: dict[str, Callable[[BenchResult, Path, Found], None]] = {
+        "collectives": _collectives,
+        "hbm": _hbm,
+        "gemm": _gemm,
+        "storage": _storage,
+    }
+    if (handler := handlers.get(result.benchmark)) is None:
+        found.lines.append(f"{source}: a result of {result.benchmark} has nothing for a profile")
+        return found
+    with usable_rows(source):
+        handler(result, source, found)
+    if not result.complete:
+        found.lines.append(f"{source}: a partial result; what it lacks is left as it is")
+    return found
+
+
+@contextmanager
+def usable_rows(source: Path) -> Iterator[None]:
+    """Raise ConfigError where the rows of a result are not what its benchmark writes."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"{source}: its rows are damaged ({type(error).__name__}: {error}); measure again"
+        ) from error
+
+
+# --- collectives ------------------------------------------------------------------------------------------------
+
+
+def _collectives(result: BenchResult, source: Path, found: Found) -> None:
+    machine = result.machine
+    plain = [row for row in result.rows if not row.get("environment") and not row.get("wrong")]
+    operation = next((each for each in BUCKET_OPERATIONS if any(row["operation"] == each for row in plain)), None)
+    buckets: dict[int, float] = {}
+    ways: dict[int, str] = {}
+    for nodes in sorted({row["nodes"] for row in plain if _is_whole(row, machine.ranks_per_node)}):
+        rows = [
+            row
+            for row in plain
+            if row["operation"] == operation and row["nodes"] == nodes and _is_whole(row, machine.ranks_per_node)
+        ]
+        knees = {way: knee_of(_samples(rows, way)) for way in _LEVELS}
+        knee = _best(nodes, {way: each for way, each in knees.items() if each is not None}, ways, found)
+        if knee is None:
+            continue
+        if not knee.reached:
+            largest = show_bytes(max(row["bytes"] for row in rows))
+            rises = f"the bandwidth still rises at {largest}; measure larger sizes"
+            found.lines.append(f"{counted(nodes, 'node')}: {rises}")
+            continue
+        buckets[nodes] = float(max(1, math.ceil(knee.bytes / _MIB)))
+        plateau = knee.rate / 1e9
+        found.lines.append(
+            f"{counted(nodes, 'node')}: a bucket of {buckets[nodes]:g} MiB has 95 % of {plateau:.3g} GB/s "
+            f"({operation}, {ways.get(nodes, 'flat').replace('_', ' ')})"
+        )
+    measured: dict[str, Any] = {
+        "date": result.date,
+        "device": machine.gpu or "cpu",
+        "source": str(source),
+        "ranks_per_node": machine.ranks_per_node,
+    }
+    measured |= {key: value for key, value in (("bucket_mb", buckets), ("collectives", ways)) if value}
+    variables = _variables(result, found)
+    if variables:
+        measured["variables"] = variables
+    if buckets or ways or variables:
+        found.values["measured"] = measured
+    else:
+        found.lines.append(f"{source}: no reduce_scatter or all_reduce over four sizes; no bucket follows from it")
+    inside = [row for row in plain if row["scope"] == "node" and row["ranks"] == machine.gpus_per_node]
+    reduced = [row for row in inside if row["operation"] == "all_reduce" and row["bytes"] == _DOCTOR_REDUCE]
+    figures = [row["busbw_gb_s"] for row in reduced]
+    _threshold("all_reduce_gb_s", figures, "GB/s of all_reduce of 64 MiB in a node", result, found)
+
+
+def _is_whole(row: Row, ranks_per_node: int) -> bool:
+    """Return whether all ranks of its nodes took part."""
+    return row["scope"] in ("node", "all") and row["ranks"] == row["nodes"] * ranks_per_node
+
+
+def _samples(rows: Iterable[Row], way: str) -> list[Sample]:
+    """Return the curve of one way: of several groups at the same size, such as nodes, the median one."""
+    sizes: dict[int, list[Row]] = {}
+    for row in rows:
+        if row.get("levels", "flat") == way:
+            sizes.setdefault(row["bytes"], []).append(row)
+    return [
+        Sample(
+            size,
+            statistics.median(row["seconds"] for row in same),
+            statistics.median(row["spread"] for row in same),
+            min(row["samples"] for row in same),
+        )
+        for size, same in sorted(sizes.items())
+    ]
+
+
+def _best(nodes: int, knees: dict[str, Knee], ways: dict[int, str], found: Found) -> Knee | None:
+    """Return the knee of the faster way; where both were measured, the way is entered into `ways`."""
+    if len(knees) < len(_LEVELS):
+        return next(iter(knees.values()), None)
+    if not all(knee.reached for knee in knees.values()):
+        return max(knees.values(), key=lambda knee: knee.bytes)  # not to compare what was not measured
+    # At the larger of both knees: there neither is held back by a message that is too small for it.
+    size = max(knee.bytes for knee in knees.values())
+    times = {way: knee.time(size) for way, knee in knees.items()}
+    fast, slow = sorted(times, key=lambda way: times[way])
+    ratio = times[slow] / times[fast]
+    chosen = fast if ratio >= _FASTER else "flat"
+    ways[nodes] = chosen
+    how = f"{ratio:.2f} times as fast" if ratio >= _FASTER else "equally fast, so that the simpler way is taken"
+    found.lines.append(f"{counted(nodes, 'node')}: {chosen.replace('_', ' ')} is {how} at {show_bytes(int(size))}")
+    return knees[chosen]
+
+
+def _variables(result: BenchResult, found: Found) -> dict[str, Any]:
+    """Return the variables whose values `--env` compared: of each the best value by its median bandwidth.
+
+    Each value is measured in several runs, whose mean counts at each point.
+    """
+    values: dict[str, dict[str, dict[tuple[Any, ...], list[float]]]] = {}
+    for row in result.rows:
+        name, equals, value = str(row.get("environment") or "").partition("=")
+        if equals and not row.get("wrong") and "pair" not in row:
+            point = tuple(row[key] for key in ("operation", "scope", "where", "nodes", "ranks", "levels", "bytes"))
+            values.setdefault(name, {}).setdefault(value, {}).setdefault(point, []).append(row["busbw_gb_s"])
+    chosen: dict[str, Any] = {}
+    for name, by_value in values.items():
+        shared = set.intersection(*(set(points) for points in by_value.values()))
+        if len(by_value) < 2 or not shared:
+            continue
+        means = {
+            value: {point: statistics.mean(figures[point]) for point in shared}
+            for value, figures in by_value.items()
+        }
+        first = next(iter(by_value))
+        gains = {value: _ratio(figures, means[first]) for value, figures in means.items()}
+        best = max(gains, key=lambda value: gains[value])
+        others = {value: round(_ratio(means[best], means[value]), 3) for value in means if value != best}
+        chosen[name] = {"best": best, "others": others, "date": result.date}
+        shown = ", ".join(f"{ratio:.2f} times that of {value}" for value, ratio in others.items())
+        found.lines.append(f"{name}={best} has {shown} (median of {counted(len(shared), 'point')})")
+    return chosen
+
+
+def _ratio(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> float:
+    """Return the median ratio of two values' bandwidths at the same points."""
+    return statistics.median(ours[point] / theirs[point] for point in ours)
+
+
+# --- thresholds, storage ----------------------------------------------------------------------------------------
+
+
+def _threshold(key: str, figures: list[float], what: str, result: BenchResult, found: Found) -> None:
+    if not figures or result.machine.device != "cuda":
+        return
+    median = statistics.median(figures)
+    threshold = found.values[f"doctor.{key}"] = _rounded(OF_MEDIAN * median)
+    share = f"{100 * OF_MEDIAN:.0f} % of the median"
+    found.lines.append(f"doctor.{key}: {threshold:g}, {share} {median:.4g} {what}")
+
+
+def _hbm(result: BenchResult, source: Path, found: Found) -> None:
+    figures = [row["gb_s"] for row in result.rows if row["pattern"] == "copy" and row["bytes"] == _DOCTOR_COPY]
+    _threshold("hbm_gb_s", figures, "GB/s of copies of 1 GiB", result, found)
+    _nothing(source, found, "copies of 1 GiB on GPUs")
+
+
+def _gemm(result: BenchResult, source: Path, found: Found) -> None:
+    cubes = [row for row in result.rows if row["m"] == row["n"] == row["k"] == _DOCTOR_GEMM]
+    figures = [row["tflops"] for row in cubes if row["dtype"] == "bf16" and row["batch"] == 1]
+    _threshold("gemm_tflops", figures, "TFLOPS of bf16 products of 8192 x 8192 x 8192", result, found)
+    _nothing(source, found, "bf16 products of 8192 x 8192 x 8192 on GPUs")
+
+
+def _storage(result: BenchResult, source: Path, found: Found) -> None:
+    reads = [row for row in result.rows if row["operation"] == "random_read" and row["pages_per_s"]]
+    if reads:
+        best = max(reads, key=lambda row: row["pages_per_s"])
+        found.values["storage_iops"] = _rounded(best["pages_per_s"])
+        what = f"pages of 4 KiB a second in random reads at depth {best['depth']}, {best['how']}"
+        found.lines.append(f"storage_iops: {found.values['storage_iops']:,.0f} {what}")
+    _nothing(source, found, "random reads")
+
+
+def _nothing(source: Path, found: Found, what: str) -> None:
+    if not found.values:
+        found.lines.append(f"{source}: has no {what}; nothing follows from it")
+
+
+def _rounded(value: float) -> float:
+    """Return a value with three digits: more are noise."""
+    return float(f"{value:.3g}")

@@ -1,0 +1,172 @@
+"""What a result shows besides its figures: which GPU, rail, node or pair is slower than its peers.
+
+It needs no torch, so a result that is not complete, or was read from a file, is looked at in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zslurm.bench.result import BenchResult, Machine
+from zslurm.bench.results.peers import Comparison, Pair, compare_pairs, compare_peers, exclude_line
+from zslurm.checkpoint_tools.quantities import counted
+
+Row = dict[str, Any]
+
+FEWEST_MOMENTS = 11
+"""Of a sweep; fewer agree by chance."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found.
+
+    Attributes:
+        lines: for the user, a sentence each.
+        slow: names of what is slow.
+        nodes: those to leave out.
+    """
+
+    lines: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+def add_findings(result: BenchResult) -> None:
+    """Look at the rows, and write into the result what they show."""
+    look = _OF_BENCHMARK.get(result.benchmark)
+    if look is None:
+        return
+    found = look(result.rows, result.machine)
+    result.findings, result.slow, result.exclude = list(found.lines), list(found.slow), list(found.nodes)
+
+
+def of_collectives(rows: Sequence[Row], machine: Machine) -> Findings:
+    """Name GPUs and nodes that are slow with all partners, and slow pairs of others."""
+    lines: list[str] = []
+    slow: list[str] = []
+    nodes: list[str] = []
+    for scope, kind in (("gpu_pair", "GPU" if machine.device == "cuda" else "rank"), ("node_pair", "node")):
+        of_scope: dict[str, dict[Pair, list[float]]] = {}
+        for row in rows:
+            if row.get("scope") == scope and not row["wrong"]:
+                environment = str(row.get("environment", ""))
+                of_scope.setdefault(environment, {})[_names(row, machine)] = row["figures"]
+        for environment, samples in of_scope.items():
+            if scope == "node_pair":
+                samples = _along_all_rails(samples)
+            under = f" ({environment})" if environment else ""
+            members = compare_members(samples)
+            if not members.peers:
+                lines.append(
+                    f"pairs of {kind}s{under}: not compared, as some of them are missing or got wrong data"
+                )
+                continue
+            named = {each.name for each in members.slow}
+            others = {pair: figures for pair, figures in samples.items() if not named & set(pair)}
+            pairs = compare_pairs(others).pairs if others else ()
+            lines.append(f"pairs of {kind}s{under}: {members.line(kind)}")
+            lines += [
+                f"slow pair{under}: {a} and {b} ({100 * (1 - share):.0f} % slower)" for (a, b), share in pairs
+            ]
+            slow += [each.name for each in members.slow]
+            nodes += [each.name.split(" ")[0] for each in members.slow]
+    nodes = [name for name in machine.nodes if name in nodes]
+    if nodes and len(machine.nodes) > 1:
+        lines.append(f"to leave the slow out: {exclude_line(nodes)}")
+    return Findings(tuple(lines), tuple(dict.fromkeys(slow)), tuple(nodes))
+
+
+def of_mlp(rows: Sequence[Row], machine: Machine) -> Findings:
+    """Return what all ranks did together, and name those that are slow."""
+    rates = [row["tflops"] for row in rows]
+    if not rates:
+        return Findings()
+    kind = "GPU" if machine.device == "cuda" else "rank"
+    compared = compare_peers({row["where"]: row["moments_s"] for row in rows}, better="lower")
+    slow = [each.name for each in compared.slow]
+    nodes = list(dict.fromkeys(row["node"] for row in rows if row["where"] in slow))
+    each = f"{min(rates):.4g} to {max(rates):.4g} each"
+    lines = [
+        f"{counted(len(rows), kind)} at once: {sum(rates):.4g} TFLOPS in all, {each}",
+        compared.line(kind),
+    ]
+    if nodes and len(machine.nodes) > 1:
+        lines.append(f"to leave the slow out: {exclude_line(nodes)}")
+    return Findings(tuple(lines), tuple(slow), tuple(nodes))
+
+
+def compare_members(samples: Mapping[Pair, Sequence[float]]) -> Comparison:
+    """Compare the members of pairs, with moments as long as makes the smallest slowdown visible.
+
+    A busy machine disturbs most of its short moments, and few of its long ones: the best of two, or of four, that
+    follow each other is what a longer moment would have given.
+    """
+    found = []
+    for together in (1, 2, 4):
+        moments = min(len(figures) for figures in samples.values()) // together
+        if together == 1 or moments >= FEWEST_MOMENTS:
+            longer = {
+                pair: [max(figures[at * together : (at + 1) * together]) for at in range(moments)]
+                for pair, figures in samples.items()
+            }
+            found.append(compare_peers(member_rates(longer)))
+    return min(found, key=lambda comparison: comparison.visible)
+
+
+def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[float]]:
+    """Return each member's part in the rates of its pairs, moment by moment.
+
+    The logarithm of a pair's rate is taken as the sum of its two members' parts, m_a + m_b. Where all n members
+    of a group exchange with each other, least squares give m_a = (S_a - T / (n - 1)) / (n - 2), S_a being the sum
+    over its pairs and T that over all. A member that makes all its pairs slower is slower by as much, and its
+    partners are not; each figure is of n - 1 measurements. Only ratios of the figures mean something.
+
+    Args:
+        samples: rates of the pairs of one group, or of several that have no pair in common.
+    """
+    groups: dict[str, set[str]] = {}
+    for a, b in samples:
+        together = groups.get(a, {a}) | groups.get(b, {b})
+        groups |= dict.fromkeys(together, together)
+    moments = min((len(figures) for figures in samples.values()), default=0)
+    found: dict[str, list[float]] = {}
+    for group in dict.fromkeys(map(frozenset, groups.values())):
+        n = len(group)
+        inside = {pair: figures for pair, figures in samples.items() if set(pair) <= group}
+        if n < 3 or len(inside) < n * (n - 1) // 2:  # a pair gave wrong data: what its members add is not known
+            continue
+        for moment in range(moments):
+            sums = dict.fromkeys(group, 0.0)
+            for pair, figures in inside.items():
+                for member in pair:
+                    sums[member] += math.log(figures[moment])
+            total = sum(sums.values()) / 2
+            for member, of_member in sums.items():
+                part = (of_member - total / (n - 1)) / (n - 2)
+                found.setdefault(member, []).append(math.exp(part))
+    return found
+
+
+def _names(row: Row, machine: Machine) -> Pair:
+    """Return what the two of a pair are called: `node3 GPU 5`, or `node3 rail 5`."""
+    word = "rail" if row["scope"] == "node_pair" else "GPU" if machine.device == "cuda" else "rank"
+    first, second = (divmod(rank, machine.ranks_per_node) for rank in row["pair"])
+    return f"{machine.nodes[first[0]]} {word} {first[1]}", f"{machine.nodes[second[0]]} {word} {second[1]}"
+
+
+def _along_all_rails(samples: dict[Pair, list[float]]) -> dict[Pair, list[float]]:
+    """Return the pairs of nodes on each rail; where there is one rail only, by the nodes' names alone."""
+    if len({pair[0].rpartition(" ")[2] for pair in samples}) > 1:
+        return samples
+    return {(a.split(" ")[0], b.split(" ")[0]): values for (a, b), values in samples.items()}
+
+
+_OF_BENCHMARK: dict[str, Callable[[Sequence[Row], Machine], Findings]] = {
+    "collectives": of_collectives,
+    "mlp": of_mlp,
+}
+"""By name of the benchmark; one that is not here finds nothing."""

@@ -1,0 +1,458 @@
+"""Run a benchmark: start the nodes, follow what they report, and keep what was measured, whatever happens.
+
+Here the nodes are one process of this machine, on a cluster the tasks of one srun; everything after that is the
+same. A node that sends no heartbeat for `LOST_AFTER_S` is lost: the benchmark ends there, with what was measured.
+So do Ctrl-C, a rank that fails, and the end of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from zslurm.bench.result import BenchResult, Machine, ResultWriter, Skipped
+from zslurm.bench.results.findings import add_findings
+from zslurm.bench.run.messages import BEAT_S, Message, Receiver, Task
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cluster.rccl.environment import variables_of
+from zslurm.cluster.site import Site
+from zslurm.core.errors import ConfigError, NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.node_tasks import NodeTasks, start_here, start_on_nodes
+from zslurm.slurm.run_on_nodes import queued_job
+from zslurm.slurm.srun_output import failed_nodes
+
+_LOG = logging.getLogger(__name__)
+
+LOST_AFTER_S = 20.0
+"""Without a heartbeat for so long a node is lost; they come every two seconds."""
+JOB_PREFIX = "zslurm-bench-"
+_NODE = "zslurm.bench.run.node"
+_CPU_RANKS = 2
+_LOOK_S = 0.2
+_QUEUE_REPORTED_EVERY_S = 30.0
+_DEFAULT_LIMIT_MIN, _START_MIN = 60, 5
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for.
+
+    Attributes:
+        benchmark: its name.
+        options: of the benchmark.
+        command: the command line, for the result.
+        nodes: so many nodes of the cluster, of Slurm's choice; with neither this nor a list, this machine.
+        nodelist: exactly these.
+        ranks: on each node; default: one for each GPU, two without GPUs.
+        minutes: for all points together.
+        environments: variables to measure with, one after the other, each in fresh processes.
+        lost_after_s: see LOST_AFTER_S.
+    """
+
+    benchmark: str
+    options: dict[str, Any]
+    command: Sequence[str]
+    nodes: int | None = None
+    nodelist: str | None = None
+    ranks: int | None = None
+    minutes: float | None = None
+    environments: Sequence[Mapping[str, str]] = ({},)
+    lost_after_s: float = LOST_AFTER_S
+
+    @property
+    def on_cluster(self) -> bool:
+        """Return whether nodes were asked for."""
+        return self.nodes is not None or self.nodelist is not None
+
+
+class Progress:
+    """What happens while a benchmark runs; the command line overrides what it shows."""
+
+    def planned(self, points: int, seconds: float) -> None:
+        """So many points are to be measured, estimated to take so long."""
+
+    def advanced(self, done: int, points: int, left_s: float) -> None:
+        """So many points are measured; the rest will take about `left_s`."""
+
+
+class _Ended(Exception):
+    """The benchmark is over before its time; the message is the reason."""
+
+
+@dataclass
+class _Node:
+    """A node as it is known from its messages."""
+
+    name: str
+    index: int
+    gpus: int
+    heard: float = field(default_factory=time.monotonic)
+
+
+class _Following:
+    """Reads what the nodes write, in threads, so that waiting for it can end."""
+
+    def __init__(self, tasks: NodeTasks) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._receiver = Receiver()
+        self.errors: list[tuple[float, str]] = []
+        threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
+        self._err = threading.Thread(target=self._read_errors, args=(tasks,), daemon=True)
+        self._err.start()
+        self.over = False
+
+    def _read(self, tasks: NodeTasks) -> None:
+        for line in tasks.process.stdout or ():
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self, tasks: NodeTasks) -> None:
+        for line in tasks.process.stderr or ():
+            self.errors.append((time.time(), line))
+
+    @property
+    def error_text(self) -> str:
+        """Return what srun printed so far."""
+        return "".join(line for _, line in list(self.errors))
+
+    def next(self) -> tuple[str, Message] | None:
+        """Return the next message; None where there is none within a moment, or ever (`over`)."""
+        try:
+            line = self._lines.get(timeout=_LOOK_S)
+        except queue.Empty:
+            return None
+        if line is None:
+            self._err.join(1.0)
+            self.over = True
+            return None
+        return self._receiver.read(line)
+
+
+class _Run:
+    """One benchmark under way."""
+
+    def __init__(self, request: Request, site: Site, writer: ResultWriter, progress: Progress) -> None:
+        self.request, self.site, self.writer, self.progress = request, site, writer, progress
+        self.result: BenchResult | None = None
+        self.nodes: dict[str, _Node] = {}
+        self.began = time.monotonic()
+        self.lost: list[str] = []
+        self.number = 0  # of the start of the ranks
+        self.order: list[tuple[int, int]] = []  # of the rows: start, and number of the point in the plan
+
+    def run(self) -> BenchResult:
+        """Measure under every environment; what was measured is kept.
+
+        Raises:
+            ZslurmError: nothing was measured; the reason.
+            KeyboardInterrupt: Ctrl-C, before anything was measured.
+        """
+        try:
+            tasks = self._start()
+        except ZslurmError:
+            self.writer.discard()
+            raise
+        ended: BaseException | None = None
+        try:
+            self.following = _Following(tasks)
+            self.tasks = tasks
+            self._wait_for_nodes()
+            for number, environ in enumerate(self.request.environments):
+                self._measure(number, environ)
+            if self.result is not None:
+                self.result.complete = True
+        except (_Ended, KeyboardInterrupt) as error:
+            ended = error
+        except ZslurmError as error:
+            if self.result is None or not self.result.rows:
+                self.writer.discard()
+                raise
+            ended = error
+        finally:
+            self._end(tasks)
+        if self.result is None or not self.result.rows:
+            self.writer.discard()
+            if isinstance(ended, KeyboardInterrupt):
+                raise ended
+            if ended is not None:
+                raise ZslurmError(f"nothing was measured: {ended}")
+        assert self.result is not None
+        self.result.seconds = round(time.monotonic() - self.began, 1)
+        if ended is not None:
+            reason = "stopped by Ctrl-C" if isinstance(ended, KeyboardInterrupt) else str(ended)
+            self.result.notes.append(f"not complete: {reason}")
+            self.result.lost_nodes = self.lost
+        in_order = sorted(zip(self.order, self.result.rows, strict=True), key=lambda each: each[0])
+        self.result.rows = [row for _, row in in_order]
+        add_findings(self.result)
+        self.writer.finish(self.result)
+        return self.result
+
+    def _start(self) -> NodeTasks:
+        request, site = self.request, self.site
+        environ = {**os.environ, **variables_of(site.cluster)}
+        if site.cluster.interface:
+            environ["ZSLURM_INTERFACE"] = site.cluster.interface
+        if not request.on_cluster:
+            return start_here(_NODE, environ)
+        inside = os.environ.get("SLURM_JOB_ID")
+        return start_on_nodes(
+            _NODE,
+            nodes=_named(request, site) if inside is None else expand(request.nodelist or ""),
+            count=request.nodes,
+            options=_srun_options(request, site, inside=inside is not None),
+            job_id=inside,
+            setup=site.cluster.setup,
+            environ=environ,
+            prefix=JOB_PREFIX,
+        )
+
+    def _end(self, tasks: NodeTasks) -> None:
+        """End the nodes' tasks: they end with their stdin, and are not waited for long."""
+        with suppress(OSError):
+            tasks.process.stdin.close()  # type: ignore[union-attr]
+        deadline = time.monotonic() + (0.0 if self.lost else 5.0)
+        while tasks.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        tasks.end()
+
+    def _send(self, message: Message) -> None:
+        assert self.tasks.process.stdin is not None
+        try:
+            self.tasks.process.stdin.write(json.dumps(message) + "\n")
+        except OSError:
+            raise _Ended(self._why_over()) from None
+
+    def _next(self) -> tuple[_Node, Message] | None:
+        """Return the next message of a node that is up; notices those that are lost.
+
+        Raises:
+            _Ended: nodes are lost, or all tasks have ended.
+        """
+        found = self.following.next()
+        if found is None:
+            if self.following.over:
+                raise _Ended(self._why_over())
+        elif node := self.nodes.get(found[0]):
+            node.heard = time.monotonic()
+            return node, found[1]
+        self._look_for_lost()
+        return None
+
+    def _look_for_lost(self) -> None:
+        now = time.monotonic()
+        declared = failed_nodes(self.following.error_text)
+        self.lost = [
+            node.name
+            for node in self.nodes.values()
+            if node.name in declared or now - node.heard > self.request.lost_after_s
+        ]
+        if self.lost:
+            what = "does not answer" if len(self.lost) == 1 else "do not answer"
+            raise _Ended(f"{counted(len(self.lost), 'node')} lost: {compress(self.lost)} {what} any more")
+
+    def _why_over(self) -> str:
+        text = [line.strip() for line in self.following.error_text.splitlines() if line.strip()]
+        errors = [line for line in text if "error:" in line] or text[-1:]
+        return f"the job ended: {errors[0]}" if errors else "the job ended"
+
+    def _wait_for_nodes(self) -> None:
+        """Wait until all nodes are up; while the job waits in the queue, report why."""
+        report_at, first = time.monotonic() + 2.0, 0.0
+        wanted: list[str] = []
+        while not wanted or len(self.nodes) < len(wanted):
+            found = self.following.next()
+            if self.following.over:
+                self._refuse()
+            if found is not None and found[1]["is"] == "here":
+                name, message = found
+                wanted, first = message["nodes"], first or time.monotonic()
+                self.nodes[name] = _Node(name, message["index"], message["gpus"])
+            if first and time.monotonic() - first > self.request.lost_after_s + 40:
+                self.lost = [name for name in wanted if name not in self.nodes]
+                raise _Ended(f"{counted(len(self.lost), 'node')} did not start: {compress(self.lost)}")
+            if not first and time.monotonic() > report_at and self.request.on_cluster:
+                report_at = time.monotonic() + _QUEUE_REPORTED_EVERY_S
+                self._report_queue()
+        for node in self.nodes.values():
+            node.heard = time.monotonic()
+
+    def _refuse(self) -> None:
+        text = self._why_over()
+        unreachable = (
+            "Unable to contact slurm controller",
+            "Socket timed out",
+            "Could not establish a configuration",
+        )
+        if any(phrase in text for phrase in unreachable):
+            raise SlurmUnavailable(f"srun: the Slurm controller does not answer: {text}")
+        raise SlurmRefused(f"the nodes could not be started: {text}")
+
+    def _report_queue(self) -> None:
+        job_id = queued_job(list(self.following.errors))
+        if job_id is None:
+            return
+        try:
+            job = SlurmClient().queue([job_id]).get(job_id)
+        except (SlurmUnavailable, SlurmRefused):
+            job = None
+        reason = job.reason if job and job.reason else "no reason yet"
+        _LOG.info("job %s waits in the queue (%s); Ctrl-C cancels it", job_id, reason)
+
+    def _measure(self, number: int, environ: Mapping[str, str]) -> None:
+        """Start the ranks and follow them to their end."""
+        request, self.number = self.request, number
+        nodes = sorted(self.nodes.values(), key=lambda node: node.index)
+        gpus = min(node.gpus for node in nodes)
+        minutes, runs = request.minutes, len(request.environments)
+        task = Task(
+            benchmark=request.benchmark,
+            options=request.options,
+            cluster=self.site.cluster.name,
+            nodes=[node.name for node in nodes],
+            ranks_per_node=request.ranks or gpus or _CPU_RANKS,
+            number=number,
+            environ=dict(environ),
+            seconds=None if minutes is None else 60 * minutes / runs,
+        )
+        self._send({"do": "start", "task": task.model_dump()})
+        points, done, spent, expected, planned = 0, 0, 0.0, 0.0, 0.0
+        failure: str | None = None
+        failed_at = math.inf
+        while True:
+            # Ranks fail because of a rank, or because of a node that is lost: then its heartbeat shows it first.
+            if all(node.heard > failed_at + 2 * BEAT_S for node in nodes):
+                raise _Ended(failure or "a rank ended")
+            if (found := self._next()) is None:
+                continue
+            node, message = found
+            kind = message["is"]
+            if message.get("start", number) != number:
+                continue
+            if kind == "address":
+                self._send({"do": "meet", "host": message["host"], "port": message["port"]})
+            elif kind == "plan":
+                points, planned = message["points"], message["seconds"]
+                self._begin(message)
+                if number == 0:
+                    self.progress.planned(points * runs, planned * runs)
+            elif kind in ("rows", "skipped"):
+                done, expected = done + 1, expected + message["expected"]
+                spent += message.get("seconds", 0.0)
+                self._keep(message, environ)
+                # The estimate is corrected by how long the points so far took, more of them the more there are.
+                factor = (spent + 5.0) / (expected + 5.0)
+                left = (runs - number) * planned - expected
+                self.progress.advanced(number * points + done, runs * points, max(0.0, left) * factor)
+            elif kind == "done":
+                return
+            elif message.get("refused"):
+                raise ConfigError(message["why"])
+            elif kind == "failed" or (kind == "ended" and message["code"]):
+                failed_at = min(failed_at, time.monotonic())
+                if failure is None and (why := _why(message)):
+                    failure = f"rank {message['rank']} on {node.name} failed: {why}"
+
+    def _begin(self, message: Message) -> None:
+        skipped = [Skipped.model_validate(each) for each in message["skipped"]]
+        if self.result is not None:  # of another environment: the same machine
+            return
+        versions = message["versions"]
+        if self.request.on_cluster:
+            with suppress(SlurmUnavailable, SlurmRefused):
+                versions["slurm"] = str(SlurmClient().version())
+        self.result = BenchResult(
+            benchmark=self.request.benchmark,
+            command=list(self.request.command),
+            machine=Machine.model_validate(message["machine"]),
+            versions=versions,
+            environment=message["environment"],
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            options=self.request.options,
+            skipped=skipped,
+        )
+        gpus = max(node.gpus for node in self.nodes.values())
+        if self.result.machine.device == "cpu" and self.request.benchmark != "storage":
+            why = f"torch sees none of the {counted(gpus, 'GPU')} of a node" if gpus else "no GPU is there"
+            self.result.notes.append(f"{why}: this was measured on CPUs")
+        self.writer.begin(self.result)
+
+    def _keep(self, message: Message, environ: Mapping[str, str]) -> None:
+        assert self.result is not None
+        if message["is"] == "skipped":
+            self.result.skipped.append(Skipped(point=message["point"], reason=message["reason"]))
+        for row in message.get("rows", []):
+            if environ:
+                row["environment"] = " ".join(f"{name}={value}" for name, value in environ.items())
+            self.result.rows.append(row)
+            self.order.append((self.number, message["index"]))
+            self.writer.add(row)
+
+
+def _why(message: Message) -> str | None:
+    if message["is"] == "failed":
+        return str(message["why"])
+    lines = [line for line in message["stderr"].splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"it ended with {message['code']}"
+
+
+def _named(request: Request, site: Site) -> list[str]:
+    """Return the nodes of the list, after looking whether Slurm has them; none where Slurm is to choose.
+
+    Raises:
+        NotFound: a named node does not exist.
+        ConfigError: there are not so many usable nodes.
+    """
+    nodes = {node.name: node for node in SlurmClient().nodes()}
+    if request.nodelist is not None:
+        names = list(dict.fromkeys(expand(request.nodelist)))
+        if unknown := [name for name in names if name not in nodes]:
+            raise NotFound(f"{compress(unknown)}: Slurm has no such node; its nodes: {compress(nodes)}")
+        return names
+    partition = site.slurm.partition
+    members = [node for node in nodes.values() if partition is None or partition in node.partitions]
+    usable = sum(node.is_usable for node in members)
+    if (request.nodes or 0) > usable:
+        raise ConfigError(
+            f"--nodes {request.nodes}: of the {counted(len(members), 'node')} of {partition or 'the cluster'} "
+            f"{usable} {'is' if usable == 1 else 'are'} usable"
+        )
+    return []
+
+
+def _srun_options(request: Request, site: Site, *, inside: bool) -> list[str]:
+    """Return options of srun: whole nodes with all their GPUs."""
+    options = site.cluster.srun_gpu_options()
+    if inside:
+        return options
+    limit = math.ceil(request.minutes) + _START_MIN if request.minutes else _DEFAULT_LIMIT_MIN
+    options += ["--exclusive", "--mem=0", f"--time={limit}", *site.submit_options()]
+    if reservation := site.slurm.flags.get("reservation"):
+        options.append(f"--reservation={reservation}")
+    return options
+
+
+def launch(request: Request, site: Site, writer: ResultWriter, progress: Progress) -> BenchResult:
+    """Run a benchmark, and return its result, which is written; it is not complete where something went wrong.
+
+    Raises:
+        ConfigError, NotFound: the nodes that were asked for do not exist.
+        SlurmUnavailable, SlurmRefused: no node could be started.
+        ZslurmError: nothing was measured; the reason.
+        KeyboardInterrupt: Ctrl-C, before anything was measured.
+    """
+    if request.on_cluster and site.cluster.launcher == "local":
+        raise ConfigError("--nodes: the profile `local` is this machine; name a cluster's with --cluster")
+    return _Run(request, site, writer, progress).run()

@@ -1,0 +1,161 @@
+"""`zslurm bench compare`, `plot` and `apply`: what results show, and what follows from them for the profile."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from zslurm.bench.measurement import BENCHMARKS
+from zslurm.bench.result import BenchResult, read_result
+from zslurm.bench.results.apply import Found, merged, settings_from, usable_rows
+from zslurm.bench.results.compare import Change, Comparison, compare
+from zslurm.bench.results.plots import draw
+from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.cli.options import Cluster, Json
+from zslurm.cluster.profile import default_name
+from zslurm.cluster.set_keys import CannotEdit, block, write_keys
+from zslurm.cluster.site import load_site
+from zslurm.config.measured import MeasuredSection
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import CheckFailed, ConfigError, Exit, ZslurmError
+
+File = Annotated[Path, Argument(metavar="FILE", help="A result of `zslurm bench`.")]
+
+
+def compare_results(
+    first: Annotated[Path, Argument(metavar="A", help="A result of `zslurm bench`.")],
+    second: Annotated[Path, Argument(metavar="B", help="Another of the same benchmark.")],
+    changed: Annotated[bool, Option("--changed", help="Show only the rows that changed.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with 5 where a row is worse.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare two results of one benchmark row by row, and tell changes from noise.
+
+    Example: zslurm bench compare before.json after.json --changed
+    """
+    results = [read_result(path) for path in (first, second)]
+    with usable_rows(second):
+        found = compare(*results)
+    if json:
+        facts = [asdict(change) | {"key": dict(change.key), "ratio": change.ratio} for change in found.changes]
+        print_json(asdict(found) | {"changes": facts})
+    else:
+        _print_comparison(found, BENCHMARKS[results[0].benchmark].unit, only_changed=changed)
+    for line in found.warnings:
+        say(f"note: {line}")
+    if found.only_first or found.only_second:
+        say(f"note: not compared: {found.only_first} rows of the first alone, {found.only_second} of the second")
+    say(found.summary)
+    if strict and found.count("worse"):
+        raise typer.Exit(Exit.CHECK_FAILED)
+
+
+def _print_comparison(found: Comparison, unit: str, *, only_changed: bool) -> None:
+    changes = [change for change in found.changes if not only_changed or change.outcome in ("better", "worse")]
+    names = list(dict.fromkeys(name for change in changes for name, _ in change.key))
+    # A column that is the same in all rows identifies none.
+    names = [name for name in names if len({dict(change.key).get(name) for change in changes}) > 1] or names[:1]
+    columns = [*names, f"first, {unit}", "second", "ratio", "noise", "outcome"]
+    print_table(columns, [_row(each, names) for each in changes])
+
+
+def _row(change: Change, names: list[str]) -> list[str]:
+    values = dict(change.key)
+    noise = "not known" if change.noise is None else f"{100 * change.noise:.1f} %"
+    figures = [f"{change.before:.4g}", f"{change.after:.4g}", f"{change.ratio:.3f}", noise]
+    return [*(_cell(name, values.get(name)) for name in names), *figures, change.outcome]
+
+
+def _cell(name: str, value: Any) -> str:
+    return "-" if value is None else show_bytes(value) if name == "bytes" else str(value)
+
+
+def plot(
+    file: File, folder: Annotated[Path, Argument(metavar="DIR", help="Where the plots go; it is made.")]
+) -> None:
+    """Draw a result as SVG and PNG: bandwidth over size, heat maps of matrix products, memory, peers.
+
+    Example: zslurm bench plot collectives.json plots
+    """
+    draw_plots(read_result(file), file, folder)
+
+
+def draw_plots(result: BenchResult, file: Path, folder: Path) -> None:
+    """Draw a result, which is in `file`, and name the plots on stderr.
+
+    Raises:
+        ConfigError: its rows are damaged.
+        ZslurmError: matplotlib is not installed, or the folder cannot be written.
+    """
+    with usable_rows(file):
+        written = draw(result, folder)
+    for path in written:
+        say(f"plot: {path}")
+    if not written:
+        say(f"no plots: there are none of {result.benchmark}, or the result has no rows")
+
+
+def apply(
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="Results of `zslurm bench`.")],
+    cluster: Cluster = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be written, and write nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Write what follows from results into the cluster's profile: buckets, levels, storage, the doctor's limits.
+
+    Example: zslurm bench apply collectives.json hbm.json
+    """
+    results = [(read_result(path), path) for path in files]
+    name = cluster or _cluster_of([result for result, _ in results])
+    found = [settings_from(result, path.absolute()) for result, path in results]
+    apply_to_profile(name, found, dry_run=dry_run, json=json)
+
+
+def _cluster_of(results: list[BenchResult]) -> str:
+    """Return the profile that the results were measured with.
+
+    Raises:
+        ConfigError: they are of several.
+    """
+    names = sorted({result.machine.cluster for result in results})
+    if len(names) > 1:
+        raise ConfigError(f"results of several clusters ({', '.join(names)}): name the profile with --cluster")
+    return names[0] if names else default_name()
+
+
+def apply_to_profile(name: str, found: list[Found], *, dry_run: bool = False, json: bool = False) -> None:
+    """Write settings into a profile; where that cannot be, print the block to paste, and fail.
+
+    Raises:
+        CheckFailed: there is nothing to write.
+        ZslurmError: the profile cannot be written, or edited.
+    """
+    values: dict[str, Any] = {}
+    measured = load_site(name).cluster.measured
+    for each in found:
+        for line in each.lines:
+            say(line)
+        values |= each.values
+        if "measured" in each.values:
+            values["measured"] = merged(each.values["measured"], measured)
+            measured = MeasuredSection.model_validate(values["measured"])
+    if not values:
+        raise CheckFailed("nothing in the results is for a profile; the lines above have the reasons")
+    if json:
+        print_json(values)
+    if dry_run:
+        if not json:
+            print(block(values), end="")
+        return
+    try:
+        path = write_keys(name, values)
+    except (CannotEdit, ZslurmError) as error:
+        if not json:
+            print(block(values), end="")
+        paste = f"paste the lines above into a profile of yours (`zslurm cluster edit {name}`)"
+        raise type(error)(f"{error}; {paste}") from error
+    say(f"wrote {path}; `zslurm cluster show {name}` prints the whole")

@@ -1,0 +1,194 @@
+"""Run a measurement for the command line: progress on stderr, table or JSON on stdout, the result in a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from zslurm.bench.measurement import BENCHMARKS
+from zslurm.bench.result import BenchResult, ResultWriter, default_path
+from zslurm.bench.results.apply import settings_from
+from zslurm.bench.results.plots import NoPlots
+from zslurm.bench.results.published import beside
+from zslurm.bench.run.launch import Progress, Request, launch
+from zslurm.checkpoint_tools.quantities import counted, show_duration
+from zslurm.cli.bench.cells import cell, split_columns, title
+from zslurm.cli.bench.environments import show_side_by_side
+from zslurm.cli.bench.results import apply_to_profile, draw_plots
+from zslurm.cluster.profile import LOCAL
+from zslurm.cluster.site import Site, load_site
+from zslurm.core import log
+from zslurm.core.console import print_json, print_table, say
+from zslurm.core.errors import ConfigError, Exit
+from zslurm.slurm.hostlist import compress
+
+_MOST_SKIPPED = 4
+_LINE_EVERY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options that all measurements share, as the user gave them."""
+
+    cluster: str | None = None
+    nodes: int | None = None
+    nodelist: str | None = None
+    ranks: int | None = None
+    minutes: float | None = None
+    out: Path | None = None
+    plot: Path | None = None
+    json: bool = False
+    apply: bool = False
+
+
+def site_of(common: Common) -> Site:
+    """Return the profile: of this machine, where no node of a cluster is asked for and no profile is named.
+
+    Raises:
+        ConfigError, NotFound, NoProfile: there is none, or it is not valid.
+    """
+    if common.nodes is not None and common.nodelist is not None:
+        raise ConfigError("--nodes and --nodelist exclude each other")
+    if common.cluster is None and common.nodes is None and common.nodelist is None:
+        return load_site(LOCAL)
+    return load_site(common.cluster)
+
+
+def run_benchmark(
+    name: str,
+    options: dict[str, Any],
+    common: Common,
+    *,
+    environments: Sequence[Mapping[str, str]] = ({},),
+    show: Callable[[BenchResult], None] | None = None,
+) -> None:
+    """Measure, print, write, and leave with the documented exit code.
+
+    Args:
+        name: of the benchmark.
+        options: of it, as JSON has them.
+        common: the options that all share.
+        environments: see `Request`.
+        show: prints the result on a terminal; default: a table of the benchmark's columns.
+
+    Raises:
+        typer.Exit: always: 0, 5 where data was wrong, 75 where it was interrupted and a part was kept.
+        ZslurmError: nothing was measured.
+    """
+    site = site_of(common)
+    path = (common.out or default_path(name, site.cluster.name)).absolute()
+    request = Request(
+        benchmark=name,
+        options=options,
+        command=["zslurm", *sys.argv[1:]],
+        nodes=common.nodes,
+        nodelist=common.nodelist,
+        ranks=common.ranks,
+        minutes=common.minutes,
+        environments=environments,
+    )
+    log.set_up()
+    try:
+        with log.detailed("zslurm.bench"):
+            result = launch(request, site, ResultWriter(path), _Shown())
+    except KeyboardInterrupt:
+        raise typer.Abort from None
+    if common.json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        (show_side_by_side if len(environments) > 1 else show or show_table)(result)
+    for line in summary(result):
+        say(line)
+    say(f"result: {path}")
+    _use(result, path, site, common)
+    raise typer.Exit(exit_code(result))
+
+
+def _use(result: BenchResult, path: Path, site: Site, common: Common) -> None:
+    """Print others' figures beside the result, draw it, and write what follows from it into the profile, as asked.
+
+    Raises:
+        ZslurmError: the profile or the plots cannot be written.
+    """
+    for line in beside(result):
+        say(line)
+    if common.plot is not None:
+        try:
+            draw_plots(result, path, common.plot)
+        except NoPlots as error:
+            say(str(error))
+    if common.apply:
+        apply_to_profile(site.cluster.name, [settings_from(result, path)])
+
+
+def exit_code(result: BenchResult) -> Exit:
+    """Return the documented exit code of a result."""
+    if not result.complete:
+        return Exit.INTERRUPTED
+    return Exit.CHECK_FAILED if any(row.get("wrong") for row in result.rows) else Exit.DONE
+
+
+class _Shown(Progress):
+    """A line that is replaced on a terminal; elsewhere a line a minute."""
+
+    def __init__(self) -> None:
+        self._shown = time.monotonic()
+
+    def planned(self, points: int, seconds: float) -> None:
+        say(f"{counted(points, 'point')}, about {show_duration(seconds)}")
+
+    def advanced(self, done: int, points: int, left_s: float) -> None:
+        text = f"{done} of {counted(points, 'point')}; about {show_duration(left_s)} left"
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="\n" if done == points else "", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._shown > _LINE_EVERY_S:
+            self._shown = time.monotonic()
+            say(text)
+
+
+def show_table(result: BenchResult) -> None:
+    """Print the rows."""
+    columns = [
+        name
+        for name in BENCHMARKS[result.benchmark].columns
+        if any(row.get(name) not in (None, "") for row in result.rows)
+    ]
+    # Of a sweep of pairs only what it shows: it has a row for each pair.
+    rows = [row for row in result.rows if "pair" not in row]
+    if not rows:
+        return
+    if sys.stdout.isatty():
+        if len(rows) == 1:  # it would be wider than the terminal
+            print_table(["", ""], [[title(name), cell(name, rows[0].get(name))] for name in columns])
+            return
+        columns, same = split_columns(columns, rows)
+        if same:
+            print(", ".join(f"{title(name)} {cell(name, rows[0].get(name))}" for name in same))
+    print_table(
+        [title(name) for name in columns],
+        [[cell(name, row.get(name)) for name in columns] for row in rows],
+    )
+
+
+def summary(result: BenchResult) -> list[str]:
+    """Return what a reader must know beside the table, a line each."""
+    lines = []
+    by_reason: dict[str, int] = {}
+    for skipped in result.skipped:
+        by_reason[skipped.reason] = by_reason.get(skipped.reason, 0) + 1
+    shown = list(by_reason.items())
+    for reason, count in shown[:_MOST_SKIPPED]:
+        lines.append(f"skipped {counted(count, 'point')}: {reason}")
+    if len(shown) > _MOST_SKIPPED:
+        rest = sum(count for _, count in shown[_MOST_SKIPPED:])
+        lines.append(f"skipped {counted(rest, 'further point')} (--json has all, with the reasons)")
+    lines += [*result.findings, *result.notes]
+    if result.lost_nodes:
+        lines.append(f"lost nodes: {compress(result.lost_nodes)}; look at them with `zslurm doctor --nodelist`")
+    return lines
