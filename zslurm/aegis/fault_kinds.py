@@ -61,6 +61,8 @@ class FaultKind(str):
         vague: a root that one which is logged late explains.
         may_pass: in a log it is no root where its end is logged before anything follows from it.
         in_kernel_log: a kernel's log can show it.
+        in_memory: the other ranks may continue in their processes, with another one in place of those that it
+            took (aegis/policy/in_memory.py).
     """
 
     name: str
@@ -84,6 +86,7 @@ class FaultKind(str):
     vague: bool = False
     may_pass: bool = False
     in_kernel_log: bool = True
+    in_memory: bool = False
 
     def __new__(cls, name: str, *row: Any, **more: Any) -> FaultKind:
         """Return the name as a string; the row is set by the dataclass."""
@@ -122,11 +125,12 @@ GPU_TEST_FAILED = FaultKind(
 )
 NODE_DEAD = FaultKind(
     "node_dead", "root", "node", "the node is dead", while_running="give up", exclude_after=1, certain=True,
+    in_memory=True,
     advice="The node stopped answering. Look at its own log for why; exclude it if it happens again.",
 )
 SLURM_NODE_FAIL = FaultKind(
     "slurm_node_fail", "root", "node", "Slurm reports the node as failed", while_running="give up",
-    exclude_after=1, certain=True, logged_late=True,
+    exclude_after=1, certain=True, logged_late=True, in_memory=True,
     advice="The node died, or Slurm lost it. Exclude it, and go on with a spare.",
 )
 ORPHANS = FaultKind(
@@ -171,13 +175,15 @@ PCIE_ERROR = FaultKind(
 
 # It may have been anything; the same node three times is no chance.
 RANK_KILLED = FaultKind(
-    "rank_killed", "root", "unknown", "a rank was killed", exclude_after=3, unexplained=True,
+    "rank_killed", "root", "unknown", "a rank was killed", exclude_after=3, unexplained=True, in_memory=True,
 )
 RANK_EXIT = FaultKind(
     "rank_exit", "root", "unknown", "a rank ended without a word", exclude_after=3, unexplained=True,
+    in_memory=True,
 )
 CRASH_SEGV = FaultKind(
     "crash_segv", "root", "user", "a rank crashed", exclude_after=3, unexplained=True, vague=True,
+    in_memory=True,
     advice="The program crashed in native code. Start again once; if it repeats at the same place, it is a "
     "bug, or a wrong device mapping.",
 )
@@ -240,6 +246,7 @@ GPU_OOM = FaultKind(
 )
 HOST_OOM = FaultKind(
     "host_oom", "root", "user", "the host ran out of memory", explains_rank_ends=True, logged_late=True,
+    in_memory=True,
     advice="The host ran out of memory. Ask for more (--mem), use fewer data workers; the node is not to blame.",
 )
 MEMLOCK = FaultKind(

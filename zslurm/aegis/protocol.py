@@ -31,8 +31,9 @@ BATCH_NODE = "ZSLURM_BATCH_NODE"
 _LONGEST_TEXT = 260
 _LONGEST_NAME = 64
 
-CommandName = Literal["stacks", "clean_up", "check", "quit"]
-"""What an agent can do: dump the ranks' stacks, kill orphans of an attempt, check its node, end."""
+CommandName = Literal["stacks", "clean_up", "check", "reach", "quit"]
+"""What an agent can do: dump the ranks' stacks, kill orphans of an attempt, check its node, try whether a port of
+another node answers, end."""
 
 
 # --- from agents to the supervisor ------------------------------------------------------------------------------
@@ -131,8 +132,9 @@ class AgentReport:
 
     Attributes:
         event: `started`; `silent`, when it has not heard of the supervisor for aegis.standby_s; `heard`, when it
-            has again; `signalled`, when it got a signal; `ended`.
-        values: more about it: `pid`, `seconds`, `signal`, `reason`.
+            has again; `signalled`, when it got a signal; `warmed`, when its spare node has read a checkpoint into
+            its page cache; `ended`.
+        values: more about it: `pid`, `seconds`, `signal`, `reason`; of `warmed` the fields of `Warmed`.
     """
 
     stamp: Stamp
@@ -150,7 +152,8 @@ class Answer:
         why: why not, one line.
         values: particulars. Of stacks: `ranks`, those that were signalled, and `missed`, those that could not be.
             Of clean_up: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: not
-            known), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`.
+            known), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`. Of
+            reach: `port` (zslurm.core.reach.Reach).
         done: false where further lines of the same answer follow; see `joined`.
     """
 
@@ -237,6 +240,7 @@ class Command:
         id: that the answer will bear.
         attempt: that it is about; 0 where it is about none.
         kill: of clean_up: kill what is found; otherwise it is only counted.
+        address: of reach: the IP address and the port.
         nodes: for which nodes; empty for all: srun gives every line to every agent.
     """
 
@@ -245,6 +249,7 @@ class Command:
     attempt: int = 0
     kill: bool = True
     nodes: tuple[str, ...] = ()
+    address: tuple[str, int] | None = None
 
 
 def encode_command(command: Heartbeat | Command) -> str:
@@ -256,6 +261,7 @@ def encode_command(command: Heartbeat | Command) -> str:
     else:
         body = {"do": command.do, "id": command.id, "attempt": command.attempt, "kill": command.kill}
         body |= {"nodes": list(command.nodes)} if command.nodes else {}
+        body |= {"address": list(command.address)} if command.address else {}
     return _dump(body) + "\n"
 
 
@@ -270,12 +276,14 @@ def decode_command(line: str | bytes) -> Heartbeat | Command | None:
         do = body["do"]
         if do not in get_args(CommandName):
             return None
+        host, port = body.get("address") or ("", 0)
         return Command(
             do,
             id=int(body.get("id", 0)),
             attempt=int(body.get("attempt", 0)),
             kill=bool(body.get("kill", True)),
             nodes=tuple(str(node) for node in body.get("nodes", ())),
+            address=(str(host), int(port)) if host else None,
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -84,14 +84,6 @@ class Fault:
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in fields_of_event.items() if name in names})
 
-    @classmethod
-    def of_event(cls, row: Mapping[str, Any]) -> Fault | None:
-        """Back from a row `fault_detected`, whose own `time` is that of the record; None where it is not whole."""
-        try:
-            return cls.of({**row, "time": row["fault_time"]})
-        except (KeyError, TypeError):
-            return None
-
 
 @dataclass(frozen=True)
 class Incident:
@@ -176,6 +168,7 @@ class Resources:
         demanded: nodes that the run insists on (`slurm.nodelist`).
         asked: nodes that the job asks Slurm for, spares among them; None: `needed`.
         work: what is left to train; None where it is not known, or does not matter: the run may not shrink.
+        slices: node -> the slice of a leaf switch that it is on, for each rail; None where they are not known.
     """
 
     nodes: tuple[str, ...]
@@ -187,6 +180,7 @@ class Resources:
     demanded: frozenset[str] = frozenset()
     asked: int | None = None
     work: WorkLeft | None = None
+    slices: Mapping[str, tuple[str, ...]] | None = None
 
     def fields(self) -> dict[str, Any]:
         """As a field of an event."""

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="zslurm.job.local_step", description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--name", default="rank", help="what the names of the output files begin with")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
 
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
             "LOCAL_WORLD_SIZE": str(options.ranks),
             "GROUP_RANK": "0",
         }
-        with (options.output / f"rank-{rank:05d}.log").open("ab") as output:
+        with (options.output / f"{options.name}-{rank:05d}.log").open("ab") as output:
             children[rank] = subprocess.Popen(
                 options.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )

@@ -2,7 +2,8 @@
 
 Maps Slurm's variables to torchrun's (the only ones the trainer knows), opens or finds rank 0's store, trains,
 and leaves in the attempt's directory why the rank ended. Rank 0 opens the store on port 0 and keeps it; its
-address is published by rename, so there is no port to choose and none to lose between bind and use.
+address is published by rename, so there is no port to choose and none to lose between bind and use. With
+`aegis.recovery: memory` the supervisor has a store server publish that address, and no rank hosts anything.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
 from zslurm.job.numa_bind import bind
+from zslurm.job.own_address import rendezvous_host
 from zslurm.job.stop_request import StopListener, address_of
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
@@ -29,9 +31,12 @@ from zslurm.slurm.environment import step_info
 from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, TrainError
 from zslurm.train.progress import last_step, record_path
+from zslurm.train.recovery.generation import RECOVERY_VARIABLE
 from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
+_FLIGHT_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Variables for what precedes the rank in the name of a flight recorder's dump: of torch 2.10 on, and before."""
 
 
 def map_environment(environ: MutableMapping[str, str]) -> None:
@@ -51,36 +56,26 @@ def map_environment(environ: MutableMapping[str, str]) -> None:
     environ["GROUP_RANK"] = str(info.rank // info.local_world_size)
 
 
-def _rendezvous_host(environ: MutableMapping[str, str]) -> str:
-    interface = environ.get("ZSLURM_INTERFACE")
-    if interface:
-        import psutil
-
-        for address in psutil.net_if_addrs().get(interface, []):
-            if address.family == socket.AF_INET:
-                return str(address.address)
-        raise RuntimeError(f"cluster.interface: no interface `{interface}` with an IPv4 address on this node")
-    return environ.get("SLURMD_NODENAME", "127.0.0.1")
-
-
 def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
     """Set MASTER_ADDR and MASTER_PORT; returns rank 0's store, which must live as long as the process.
 
     Raises:
-        RuntimeError: rank 0 did not publish an address in time.
+        RuntimeError: neither rank 0 nor a store server published an address in time.
     """
     store: Any = None
-    if environ["RANK"] == "0":
+    served = environ.get(RECOVERY_VARIABLE) == "memory"
+    if environ["RANK"] == "0" and not served:
         from torch.distributed import TCPStore
 
-        host = _rendezvous_host(environ)
+        host = rendezvous_host(environ)
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         write_atomically(attempt.rendezvous, json.dumps(address_of(host, store.port)) + "\n")
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     address = read_json(attempt.rendezvous)
     while address is None:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{attempt.rendezvous}: rank 0 published no address in {RENDEZVOUS_TIMEOUT_S:g} s")
+            host = "the store server" if served else "rank 0"
+            raise RuntimeError(f"{attempt.rendezvous}: {host} published no address in {RENDEZVOUS_TIMEOUT_S:g} s")
         time.sleep(0.05)
         list(attempt.path.iterdir())  # makes an NFS client look again, instead of remembering "no such file"
         address = read_json(attempt.rendezvous)
@@ -92,7 +87,7 @@ def rendezvous(attempt: AttemptDir, environ: MutableMapping[str, str]) -> Any:
 
 
 def _listen_for_stop(environ: MutableMapping[str, str], stop: StopRequest) -> StopListener:
-    """On rank 0: look into its store for the supervisor's request to save and stop."""
+    """On rank 0: look into the store for the supervisor's request to save and stop."""
     from torch.distributed import TCPStore
 
     client = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
@@ -157,21 +152,21 @@ def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TrainError) else 1
 
 
-def main(argv: list[str]) -> int:
-    """Train one rank; returns its exit code.
+def run_rank(
+    run: RunDir, attempt: AttemptDir, stop: StopRequest, join: Callable[[], tuple[Any, Any]] | None = None
+) -> int:
+    """Train one rank, whose variables are set; returns its exit code.
 
     Code that runs inside the trainer may call `sys.exit`. It is recorded like any other error, and the process
     never ends with 0 by it: to srun that would look like a rank that is done.
+
+    Args:
+        run: the run.
+        attempt: its attempt.
+        stop: a request to stop that listens.
+        join: in a warm process, returns the generation to join and the model that was made before.
     """
-    if len(argv) != 2 or not argv[1].isdigit():
-        print("usage: python -m zslurm.job.rank RUN_DIR ATTEMPT", file=sys.stderr)
-        return 2
-    stop = StopRequest()  # listens before torch is imported: a request in that long time must not kill the rank
-    stop.install()
-    run = RunDir(Path(argv[0]))
-    attempt = run.attempt(int(argv[1]))
     environ = os.environ
-    map_environment(environ)
     progress = attempt.progress(environ)
     environ["ZSLURM_PROGRESS_DIR"] = str(progress)
     environ["ZSLURM_ATTEMPT"] = str(attempt.number)
@@ -185,12 +180,15 @@ def main(argv: list[str]) -> int:
         if bound := bind(environ):
             print(bound, flush=True)
         set_allocator(environ)
+        for name in _FLIGHT_FILES:
+            environ.setdefault(name, str(attempt.flight / "rank-"))
         from zslurm.train.loop import train
 
         store = rendezvous(attempt, environ)
-        if store is not None:
+        if rank == 0:
             listener = _listen_for_stop(environ, stop)
-        code = int(train(run.path, stop))
+        generation, model = join() if join is not None else (None, None)
+        code = int(train(run.path, stop, generation, model))
     except BaseException as raised:
         error, code = raised, _exit_code(raised)
         if isinstance(raised, TrainError):
@@ -209,6 +207,18 @@ def main(argv: list[str]) -> int:
         listener.close()
     del store
     return code
+
+
+def main(argv: list[str]) -> int:
+    """Train one rank; returns its exit code."""
+    if len(argv) != 2 or not argv[1].isdigit():
+        print("usage: python -m zslurm.job.rank RUN_DIR ATTEMPT", file=sys.stderr)
+        return 2
+    stop = StopRequest()  # listens before torch is imported: a request in that long time must not kill the rank
+    stop.install()
+    run = RunDir(Path(argv[0]))
+    map_environment(os.environ)
+    return run_rank(run, run.attempt(int(argv[1])), stop)
 
 
 if __name__ == "__main__":

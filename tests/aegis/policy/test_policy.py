@@ -44,6 +44,16 @@ class TestNextStart:
     def test_with_a_spare_that_the_job_has_even_where_it_dies_with_its_nodes(self) -> None:
         assert decided(self.ECC, there={"alive": NODES, "outlives_nodes": False}).action == "swap"
 
+    def test_with_the_spare_that_costs_the_fewest_hops(self) -> None:
+        """node4 shares the slices of all kept nodes, node3 none; without slices it is the first."""
+        there: dict[str, Any] = {"alive": ("node0", "node2", "node3", "node4")}
+        assert decided(self.DEAD, there=there).nodes == ("node0", "node2", "node3")
+        near, far = ("a/0", "b/1"), ("c/2", "d/3")
+        slices = {"node0": near, "node1": near, "node2": near, "node3": far, "node4": near}
+        decision = decided(self.DEAD, there=there | {"slices": slices})
+        assert (decision.action, decision.nodes) == ("swap", ("node0", "node2", "node4"))
+        assert "node4 in place of node1" in decision.reason
+
     def test_with_fewer_nodes_where_that_is_allowed(self) -> None:
         decision = decided(self.ECC, says={"min_nodes": 2})
         assert (decision.action, decision.nodes, decision.exclude) == ("shrink", self.WITHOUT_NODE1, ("node1",))

@@ -94,7 +94,8 @@ def test_an_attempt_that_still_runs_is_not_assessed() -> None:
 
 def test_what_there_was_comes_back_from_json() -> None:
     one = Resources(("a",), ("a", "b"), 2, demanded=frozenset({"b"}), elsewhere=3, asked=4)
-    for each in (one, replace(one, work=WorkLeft(6, 2, 8, job_s=60, training_s=1.5))):
+    slices = {"a": ("leaf0/0",), "b": ("leaf1/1",)}
+    for each in (one, replace(one, slices=slices), replace(one, work=WorkLeft(6, 2, 8, job_s=60, training_s=1.5))):
         assert resources_in(json.loads(json.dumps(each.fields()))) == each
 
 

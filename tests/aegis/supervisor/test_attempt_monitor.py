@@ -17,6 +17,7 @@ import pytest
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
 from zslurm.aegis.detection.detector import Detector
+from zslurm.aegis.detection.witnesses import WitnessReport
 from zslurm.aegis.policy.attribution import attribute
 from zslurm.aegis.protocol import AgentReport, Answer, ProgressReport, RankProgress, Stamp
 from zslurm.aegis.root_cause import roots_of
@@ -71,6 +72,9 @@ class Speakers:
         return True
 
     def trouble(self) -> dict[str, str]:
+        return {}
+
+    def witness_reports(self) -> dict[str, WitnessReport]:
         return {}
 
     @property
@@ -323,3 +327,19 @@ def test_ranks_that_stopped_unasked_are_not_taken_for_a_persons_wish_while_slurm
     monitor = _monitor(tmp_path, _step(run, printed, "exit 75"), Speakers({}))
     assert monitor.until_end().outcome == "interrupted"
     assert (monitor.job.stop.preempted, monitor.job.stop.signum, away.asked) == ("requeue", None, 3)
+
+
+def test_the_former_process_of_a_replaced_rank_may_end_late(tmp_path: Path, run: RunDir) -> None:
+    """It froze, and ends when it wakes up; the rank itself trains elsewhere."""
+    running = _step(run, "srun: error: node1: task 1: Exited with exit code 1", "sleep 60")
+    log = running.attempt.step_log
+    wait_for(lambda: log.exists() and "task 1" in log.read_text(), "srun's message")
+    collected = _monitor(tmp_path, running, Speakers({})).collected
+    collected.overcome([1], ["node1"])
+    collected.collect()
+    assert (collected.lost, collected.failures, collected.failed_at) == (set(), [], None)
+    with log.open("a") as output:
+        output.write("srun: error: node2: task 2: Killed\n")
+    collected.collect()
+    assert collected.lost == {2}
+    running.process.signal_group(signal.SIGKILL)

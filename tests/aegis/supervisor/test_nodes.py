@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.rails.fabrics import published_form
 from tests.submit.specs import run_spec
-from zslurm.aegis.supervisor.nodes import rank_order
+from zslurm.aegis.supervisor.nodes import Nodes, rank_order
 from zslurm.config.spec import ClusterSection
 from zslurm.job.interpreter import Interpreter
 from zslurm.job.step import in_order, slurm_step
@@ -25,6 +26,36 @@ def no_slurm() -> SlurmClient:
 def test_the_profiles_leaves_decide_and_slurm_is_not_asked(no_slurm: SlurmClient) -> None:
     cluster = ClusterSection(leaf_switches={"b": "node[1,3]", "a": "node[0,2]"})
     assert rank_order(cluster, NODES, no_slurm) == ["node1", "node3", "node0", "node2"]
+
+
+SLICES = published_form(["node[0,2]", "node[1,3-4]"])
+
+
+def test_ranks_follow_the_ring_over_the_slices(no_slurm: SlurmClient) -> None:
+    cluster = ClusterSection(fabric=SLICES)
+    assert rank_order(cluster, NODES, no_slurm) == ["node0", "node2", "node1", "node3"]
+    assert rank_order(cluster, ["node0"], no_slurm) is None
+    assert rank_order(cluster, ["gpu0", "gpu1"], no_slurm) is None, "slices of other nodes"
+
+
+def test_ranks_are_on_nodes_that_share_slices_and_spares_are_left_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    spec = run_spec(
+        tmp_path,
+        slurm={"nodes": 3, "spares": 2},
+        cluster={"launcher": "slurm", "fabric": SLICES.model_dump()},
+    )
+    nodes = Nodes(spec, {"SLURM_JOB_NODELIST": "node[0-4]", "SLURM_JOB_ID": "7"})
+    assert nodes.by_leaf
+    assert nodes.every == ("node0", "node2", "node1", "node3", "node4")
+    assert nodes.nearest(nodes.every) == ("node1", "node3", "node4")
+    assert nodes.nearest(("node0", "node2", "node1")) == ("node0", "node2", "node1"), "no more than are needed"
+    assert nodes.in_rank_order(("node0", "node1", "node2")) == ("node0", "node2", "node1")
+    there = nodes.resources((), ("node1", "node3", "node4"), look_elsewhere=False)
+    assert there.slices is not None
+    assert set(there.slices) == {*nodes.every}
 
 
 def test_leaves_of_other_nodes_say_nothing(no_slurm: SlurmClient) -> None:

@@ -105,7 +105,7 @@ def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> 
     assert (decision["action"], decision["root"]["kind"], decision["root"]["rank"]) == ("restart", "rank_hang", 1)
     assert user.events("hangs", "stacks_dumped")
     log = user.run_dir("hangs").attempt(1).rank_log(0).read_text()
-    assert "Current thread" in log and "in _train_step" in log
+    assert "Current thread" in log and "in train_step" in log
 
 
 @pytest.mark.soak
@@ -126,11 +126,11 @@ def test_a_rank_that_stopped_before_its_supervisor_was_replaced_is_found_by_the_
 _BROKEN_STEP = """
     def patch():
         trainer = sys.modules["zslurm.train.loop"].Trainer
-        def train_step(self, here, old=trainer._train_step):
+        def train_step(self, here, old=trainer.train_step):
             if self.step == 12:
                 1 / 0
             return old(self, here)
-        trainer._train_step = train_step
+        trainer.train_step = train_step
     def wait():
         while not hasattr(sys.modules.get("zslurm.train.loop"), "Trainer"):
             time.sleep(0.001)

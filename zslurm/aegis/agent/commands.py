@@ -1,4 +1,4 @@
-"""What an agent does at the supervisor's command: dump stacks, clean up orphans, check its node."""
+"""What an agent does at the supervisor's command: dump stacks, clean up orphans, check its node, try a port."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zslurm.aegis.agent.stacks import dump_stacks
 from zslurm.aegis.protocol import Command
 from zslurm.checkpoint_tools.plain import reason_of
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.core.reach import CONNECT_S, reach
 
 Handled = tuple[bool, str, dict[str, Any]]
 """Whether the command succeeded, why not, and the values of the answer."""
@@ -53,8 +54,14 @@ def _check(context: NodeContext, _command: Command) -> Handled:
     return not health.problems, "; ".join(health.problems), values
 
 
+def _reach(_context: NodeContext, command: Command) -> Handled:
+    port = reach(*command.address, CONNECT_S) if command.address else "unknown"
+    return port != "unknown", "" if port != "unknown" else "the connection could not be tried", {"port": port}
+
+
 _HANDLERS: dict[str, Callable[[NodeContext, Command], Handled]] = {
     "stacks": _stacks,
     "clean_up": _clean_up,
     "check": _check,
+    "reach": _reach,
 }

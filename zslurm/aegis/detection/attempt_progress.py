@@ -180,6 +180,15 @@ class AttemptProgress:
         self._step_times.append(seconds)
         self.step_time_s = statistics.median(self._step_times)
 
+    def move(self, rank: int, node: str) -> None:
+        """Note that another process, on this node, is a rank of the attempt from now on."""
+        self.ranks[rank] = RankState(node)
+        self.over_limit.discard(rank)
+        self.ranks_on = {
+            name: frozenset(number for number, state in enumerate(self.ranks) if state.node == name)
+            for name in dict.fromkeys(state.node for state in self.ranks)
+        }
+
     # --- what is asked ------------------------------------------------------------------------------------------
 
     def limit(self, phase: Phase) -> float:

@@ -10,6 +10,9 @@ heartbeats, the fault is on this side: no node is dead.
 
 In phases without steps (setup, a save, an evaluation) a halt is usual, and a stalled file system likely: there it
 takes Slurm's report or the peers', or the limit of the phase.
+
+All of this takes aegis.heartbeat_timeout_s. Sooner, after aegis.ask_after_s, a node is dead where two of three
+witnesses agree (witnesses.py).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zslurm.aegis.detection.attempt_progress import LATE_S, AttemptProgress, NodeState
+from zslurm.aegis.detection.witnesses import RanksElsewhere, WitnessReport, why_dead
 from zslurm.aegis.fault_kinds import AGENT_LOST, NODE_DEAD
 from zslurm.aegis.types import Fault
 from zslurm.train.progress import Phase
@@ -33,16 +37,28 @@ class DeadNodes:
         self._declared: set[str] = set()
 
     def check(
-        self, now: float, wall: float, declared: Mapping[str, str], trouble: Mapping[str, str], *, lost_peers: bool
+        self,
+        now: float,
+        wall: float,
+        declared: Mapping[str, str],
+        trouble: Mapping[str, str],
+        witness_reports: Mapping[str, WitnessReport],
+        *,
+        lost_peers: bool,
     ) -> list[Fault]:
         """Return what is new; see `Detector.check` for the arguments."""
         progress = self._progress
         unheard = progress.unheard(now)
         ours = declared.keys() & progress.ranks_on.keys()
+        asked_about = witness_reports.keys() & progress.ranks_on.keys()
         found = []
-        for name in sorted((unheard - self.dead) | (ours - self._declared)):
+        for name in sorted(((unheard | asked_about) - self.dead) | (ours - self._declared)):
             why = declared.get(name)
             self._declared |= {name} & ours
+            if why is None and name in witness_reports:
+                why = self._confirmed(name, witness_reports[name], now, lost_peers=lost_peers)
+            if why is None and name not in unheard:
+                continue
             if why is None and name in trouble:
                 why = f"its agent misses heartbeats; {trouble[name]}"
             elif why is None and progress.others_report(name, now) and not progress.is_lost(name):
@@ -63,10 +79,35 @@ class DeadNodes:
         dead = [name for name in sorted(suspects) if self._progress.others_report(name, now)]
         return [self._node_dead(name, why, now, wall) for name in dead]
 
+    def _confirmed(self, name: str, report: WitnessReport, now: float, *, lost_peers: bool) -> str | None:
+        """Return why a node is dead by its witnesses; None where they do not agree."""
+        progress = self._progress
+        node = progress.nodes.get(name)
+        if node is None or node.heard is None or node.heard > report.asked_at:
+            return None
+        ranks: RanksElsewhere = "unknown"
+        if progress.front_moved > report.asked_at or self._continues_without(name):
+            ranks = "moving"
+        elif lost_peers:
+            ranks = "lost_peers"
+        elif self._halted_s(name, now, progress.settings.ask_after_s) is not None:
+            ranks = "halted"
+        return why_dead(report, ranks)
+
     def _why_dead(self, name: str, now: float, *, lost_peers: bool) -> str | None:
         """Return why an unheard node is dead, by what is seen elsewhere; None where it may be alive."""
         if lost_peers:
             return "its agent misses heartbeats, and ranks elsewhere have lost their peers"
+        halted_s = self._halted_s(name, now, self._progress.settings.heartbeat_timeout_s)
+        if halted_s is None:
+            return None
+        return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
+
+    def _halted_s(self, name: str, now: float, least_s: float) -> float | None:
+        """Return for how long no rank on other nodes has finished a step; None where that is nothing unusual.
+
+        It is unusual after `least_s` and twice the usual time of a step, and only between steps.
+        """
         progress, limit = self._progress, self._progress.settings.heartbeat_timeout_s
         others = [
             rank.row
@@ -78,9 +119,7 @@ class DeadNodes:
         if not others or usual is None or any(row.phase is not Phase.STEP for row in others):
             return None
         halted_s = now - progress.front_moved
-        if halted_s < max(limit, 2 * usual):
-            return None
-        return f"its agent misses heartbeats, and no rank has finished a step for {halted_s:.0f} s"
+        return halted_s if halted_s >= max(least_s, 2 * usual) else None
 
     def _node_dead(self, name: str, why: str, now: float, wall: float) -> Fault:
         self.dead.add(name)

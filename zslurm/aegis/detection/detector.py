@@ -4,6 +4,7 @@ Pure: fed with reports and the time, it yields faults; it reads no clock and no 
 of the supervisor; a wall clock is only written into the faults.
 
     reports -> attempt_progress.py -> dead_nodes.py, hangs.py   (ranks and nodes)
+                       witnesses.py -> dead_nodes.py            (nodes that were asked about)
             -> stragglers.py                                    (slow ranks)
             -> sensor_faults.py                                 (what the sensors saw)
 """
@@ -17,6 +18,7 @@ from zslurm.aegis.detection.dead_nodes import DeadNodes
 from zslurm.aegis.detection.hangs import Hangs
 from zslurm.aegis.detection.sensor_faults import SensorFaults
 from zslurm.aegis.detection.stragglers import StragglerDetector
+from zslurm.aegis.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import ProgressReport, Report, SensorReport
 from zslurm.aegis.types import Fault
 from zslurm.config.aegis import AegisSection
@@ -63,6 +65,10 @@ class Detector:
         """The last step that any rank has finished in this attempt; -1 before the first."""
         return self._progress.front
 
+    def move(self, rank: int, node: str) -> None:
+        """Note that another process, on this node, is a rank of the attempt from now on."""
+        self._progress.move(rank, node)
+
     def feed(self, report: Report, now: float, wall: float | None = None) -> None:
         """Take a report; its faults come with the next `check`.
 
@@ -88,6 +94,7 @@ class Detector:
         *,
         dead: Mapping[str, str] | None = None,
         trouble: Mapping[str, str] | None = None,
+        witness_reports: Mapping[str, WitnessReport] | None = None,
         lost_peers: bool = False,
     ) -> list[Fault]:
         """Return what was found since the last call. Feed all reports first.
@@ -98,11 +105,15 @@ class Detector:
             dead: nodes that Slurm has declared failed (srun's "Node failure on"), with the reason.
             trouble: nodes that Slurm calls down or not responding, or on which it can start nothing, with a
                 message: enough for a node whose agent misses heartbeats.
+            witness_reports: what was answered about nodes whose agents missed a heartbeat and have not been heard
+                since.
             lost_peers: ranks complain of peers that have left, and none of those is known.
         """
         found = self._sensors.take()
         if self._progress.ranks:
-            found += self._dead_nodes.check(now, wall, dead or {}, trouble or {}, lost_peers=lost_peers)
+            found += self._dead_nodes.check(
+                now, wall, dead or {}, trouble or {}, witness_reports or {}, lost_peers=lost_peers
+            )
             if self._hangs.is_suspected(now):
                 found += self._check_halt(now, wall)
             found += self._stragglers.check(now, wall)

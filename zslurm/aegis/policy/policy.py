@@ -23,6 +23,7 @@ from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.types import Alarm, AttemptState, Decision, Fault, History, Resources
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cluster.rails.fabric import Fabric
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.hostlist import compress
 
@@ -235,12 +236,19 @@ class _Case:
             return self._requeue()  # a node died, and the job ends with it
         if len(usable) >= there.needed:
             kept = [node for node in usable if node in there.in_use]
-            spares = [node for node in usable if node not in kept][: max(0, there.needed - len(kept))]
+            spares = self._nearest_spares(kept, [node for node in usable if node not in kept])
             nodes = [node for node in usable if node in kept or node in spares]
             return self._start("swap", nodes, f"{compress(spares)} in place of {compress(lost)}")
         if least is not None and len(usable) >= least:
             return self._shrink(usable, lost)
         return self._requeue()
+
+    def _nearest_spares(self, kept: Sequence[str], spares: Sequence[str]) -> list[str]:
+        """Return the spares that take the places of lost nodes: those that cost the fewest hops, where known."""
+        there, count = self.resources, max(0, self.resources.needed - len(kept))
+        if there.slices is None or count >= len(spares):
+            return list(spares[:count])
+        return Fabric(there.slices).join(kept, spares, count)
 
     def _shrink(self, usable: Sequence[str], lost: Sequence[str]) -> Decision:
         """Fewer nodes; or the queue, where the wait for all of them is expected to cost less."""

@@ -13,21 +13,31 @@ from dataclasses import replace
 from pathlib import Path
 
 from zslurm.aegis.detection.rank_exits import rank_ends
-from zslurm.aegis.fault_kinds import STRAGGLER
+from zslurm.aegis.fault_kinds import HANG_HEARTBEAT, RANK_HANG, RCCL_TIMEOUT, STRAGGLER
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
 from zslurm.aegis.policy.policy import alarm
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
+from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
+from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.aegis.types import Alarm, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
-from zslurm.slurm.srun_output import failed_nodes
+from zslurm.slurm.srun_output import TaskFailure, failed_nodes
 
 _STACKS_S = 5.0
+_WAITS = (RANK_HANG, RCCL_TIMEOUT, HANG_HEARTBEAT)
+"""Kinds of faults after which flight recorders may show who was waited for."""
+
+_WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
+"""Seconds between two looks where lost ranks are replaced in memory, and while they are."""
+
+_STEPS_END_S = 10.0
+"""Seconds that steps get to end by themselves once every rank has recorded its end."""
 
 _PAUSED_S = 30.0
 """Seconds that no look takes by itself, questions to Slurm included."""
@@ -61,7 +71,8 @@ class AttemptMonitor:
             spares: healthy nodes of the job that the attempt does not use.
         """
         self.collected, self._spares = collected, spares
-        self.job, self._running, self._agents = collected.job, collected.running, collected.agents
+        self.job, self._agents = collected.job, collected.agents
+        self._memory = collected.running.memory
         self.overdue = False
         self._history = self.job.history()
         self._pauses = Pauses(_PAUSED_S)
@@ -69,25 +80,40 @@ class AttemptMonitor:
         self._alarm = Alarm(give_up=False)
         self._assessed, self._assess_at = 0, 0.0
 
+    @property
+    def _running(self) -> RunningAttempt:
+        return self.collected.running
+
     def until_end(self) -> AttemptOutcome:
         """Wait for the end of the step, or bring it about; nothing of the attempt is left when this returns."""
+        try:
+            return self._until_end()
+        finally:
+            if self._memory is not None:
+                self._memory.close()
+
+    def _until_end(self) -> AttemptOutcome:
         job, collected, process = self.job, self.collected, self._running.process
         collected.resume()
         why: str | None = None
-        while process.poll() is None:
+        while self._runs():
             process.reap()
             if (lost := job.presence.lost()) is not None:
                 return self._abandon(lost)
             self._excuse_pause()
             self._stop.forward()
             self._collect()
+            if self._recover_in_memory():
+                time.sleep(_RECOVERING_S)
+                continue
             why, root = self._why_give_up()
             if why is not None:
                 collected.note_cancelled()
                 self._give_up(why, root)
                 break
-            time.sleep(job.spec.aegis.poll_s)
+            time.sleep(job.spec.aegis.poll_s if self._memory is None else min(job.spec.aegis.poll_s, _WATCHFUL_S))
         else:
+            self._let_steps_end()
             self._collect()
             collected.note_cancelled()
             if not process.left_exit_code:
@@ -107,6 +133,54 @@ class AttemptMonitor:
         process.signal_group(signal.SIGKILL)  # what a rank started in the background
         self._remove_progress()
         return outcome
+
+    # --- recovery in memory -------------------------------------------------------------------------------------
+
+    def _recover_in_memory(self) -> bool:
+        """Have lost ranks replaced in memory, where that is set; returns whether the ranks regroup now."""
+        memory, collected = self._memory, self.collected
+        if memory is None or self.job.stop.asked:
+            return False
+        step = collected.detector.step
+        memory.tend(step)
+        if memory.recovered:
+            replaced, dead = memory.take_recovered()
+            for rank in replaced:  # how a lost process ended is not how the rank ends
+                self._running.attempt.rank_end(rank).unlink(missing_ok=True)
+            collected.overcome(replaced, dead)
+            nodes = tuple(dict.fromkeys(memory.nodes))
+            collected.running = replace(collected.running, nodes=nodes)
+            for rank in replaced:
+                collected.detector.move(rank, memory.nodes[rank])
+            if self._agents is not None and dead:
+                self._agents.liveness.forget(dead)
+        # After the recovery is taken: a process that was lost since then is not one that it has replaced.
+        for rank, failure in memory.lost_members():
+            collected.note_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
+        return memory.consider(collected.lost, collected.dead_nodes & set(memory.nodes), collected.faults, step)
+
+    def _runs(self) -> bool:
+        """Return whether the attempt has ranks that have not ended: in its step, or in steps of warm processes.
+
+        Their records show the end where ranks were replaced: the step of the others may wait for a dead node, and
+        a step of warm processes for those that still wait.
+        """
+        process, memory = self._running.process, self._memory
+        if memory is None or not self.collected.replaced:
+            return process.poll() is None
+        return (process.poll() is None or memory.holds_ranks) and not self._all_ended()
+
+    def _all_ended(self) -> bool:
+        attempt, ranks = self._running.attempt, len(self.collected.rank_nodes())
+        return attempt.rank_end(0).exists() and len(rank_ends(attempt)) == ranks
+
+    def _let_steps_end(self) -> None:
+        """Give the steps a moment in which to end by themselves, where ranks were replaced."""
+        memory, deadline = self._memory, time.monotonic() + _STEPS_END_S
+        while memory is not None and self.collected.replaced and time.monotonic() < deadline:
+            if self._all_ended() and (memory.dead or self._running.process.poll() is not None):
+                return
+            time.sleep(_WATCHFUL_S)
 
     def _collect(self, *, over: bool = False) -> None:
         """Take what is new; of an attempt that is `over` only what the nodes show."""
@@ -164,6 +238,8 @@ class AttemptMonitor:
             self.overdue = True
             asked = f"when asked to ({stop.asked_by})"
             return f"the ranks did not save and stop within {aegis.save_s:g} s (aegis.save_s) {asked}", None
+        if self._memory is not None and self._memory.store.never_listened:
+            return f"the ranks' store server ended before it listened; see {self._running.attempt.store_log}", None
         self._assess(now)
         failed_at = self.collected.failed_at
         if self._alarm.give_up:
@@ -195,6 +271,7 @@ class AttemptMonitor:
 
     def _give_up(self, why: str, root: Fault | None) -> None:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""
+        self._examine_collectives()
         about, number = {} if root is None else {"root": root.fields()}, self._running.attempt.number
         self.job.event("step_killed", attempt=number, reason=why, **about)
         if self._agents is None:
@@ -202,6 +279,17 @@ class AttemptMonitor:
         answers = self._agents.ask("stacks", self.collected.alive(), timeout_s=_STACKS_S)
         if ranks := sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ())):
             self.job.event("stacks_dumped", attempt=number, nodes=sorted(answers), ranks=ranks)
+
+    def _examine_collectives(self) -> None:
+        """Read the flight recorders' dumps, and note which ranks the others wait for."""
+        collected = self.collected
+        if not any(fault.kind in _WAITS for fault in collected.faults):
+            return
+        culprits, dumps = examine(self._running.attempt, collected.rank_nodes())
+        if dumps:
+            number = self._running.attempt.number
+            self.job.event("collectives_examined", attempt=number, dumps=dumps, found=described(culprits))
+            collected.note(hangs(culprits, collected.rank_nodes()))
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -236,23 +324,26 @@ class AttemptMonitor:
     def _outcome(self, killed_because: str | None) -> AttemptOutcome:
         """Return how the attempt ended."""
         collected, attempt = self.collected, self._running.attempt
-        code = self._running.process.poll()
+        code, ends = self._running.process.poll(), rank_ends(attempt)
         log = read_step_log(attempt)
+        if collected.replaced and not collected.lost and len(ends) == len(collected.rank_nodes()):
+            code = max(int(end["exit_code"]) for end in ends)  # srun's is that of a rank that was replaced
+        dead = [node for node in failed_nodes(log) if node not in collected.overcome_nodes]
         early = [
             Cause(fault.line, fault.rank, fault.node, int(Exit.DONE), fault.step)
             for fault in collected.early_exits
         ]
         outcome = attempt_outcome(
             128 + signal.SIGKILL if code is None else code,
-            rank_ends(attempt),
+            ends,
             collected.failures,
-            failed_nodes(log),
+            dead,
             log[-2000:],
             killed_because,
             early=early,
             asked=collected.asked,
         )
         cancelled = collected.cancelled
-        if cancelled is not None and outcome.outcome == "failed" and not failed_nodes(log):
+        if cancelled is not None and outcome.outcome == "failed" and not dead:
             return replace(outcome, cause=Cause(cancelled.line, exit_code=outcome.exit_code))
         return outcome

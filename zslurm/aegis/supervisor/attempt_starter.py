@@ -12,16 +12,21 @@ from typing import Any
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
+from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.types import Decision
 from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.interpreter import Interpreter
+from zslurm.job.own_address import rendezvous_host
 from zslurm.job.prepare import prepare
 from zslurm.job.step import in_order, local_step, slurm_step
+from zslurm.job.store_client import StoreClient
+from zslurm.job.warm_step import outliving
 from zslurm.run.event import Event, select
 from zslurm.run.events import (
     AttemptEnded,
@@ -29,6 +34,7 @@ from zslurm.run.events import (
     Decided,
     DeputyActed,
     FaultDetected,
+    RecoveredInMemory,
     RequeuedByUser,
 )
 from zslurm.run.metrics_tail import last_step_at
@@ -48,12 +54,14 @@ class RunningAttempt:
         process: srun, or the local launcher's.
         nodes: where its ranks are, in their order.
         adopted: another supervisor has started it.
+        memory: its recovery in memory; None where it has none.
     """
 
     attempt: AttemptDir
     process: DetachedProcess
     nodes: tuple[str, ...]
     adopted: bool = False
+    memory: MemoryRecovery | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ class AttemptStarter:
         """Prepare; no node was looked at yet."""
         self._job, self._nodes = job, nodes
         self._python: Interpreter | None = None
+        self._store: StoreClient | None = None  # of the last attempt
 
     def blocking_reason(self) -> AttemptOutcome | None:
         """Return what keeps ranks from starting; None where nothing does, or the run is asked to stop meanwhile.
@@ -129,7 +138,7 @@ class AttemptStarter:
         nodes = self._candidates()
         if excluded := set(nodes) & self._job.excluded():
             self._job.event("excluded_nodes_used", nodes=compress(excluded))
-        return nodes[: self._nodes.needed]
+        return self._nodes.nearest(nodes)
 
     def _candidates(self) -> tuple[str, ...]:
         """Return the nodes on which ranks may be started: without excluded ones, unless too few would be left."""
@@ -167,14 +176,19 @@ class AttemptStarter:
         job = self._job
         attempt.logs.mkdir()
         attempt.ranks.mkdir()
+        attempt.flight.mkdir(mode=0o700)
         if not job.on_slurm:
             plan = local_step(job.spec, job.run, attempt, python)
         else:
             plan = slurm_step(job.spec, job.run, attempt, python, nodes)
             if self._nodes.by_leaf:
+                nodes = self._nodes.in_rank_order(nodes)
                 plan = in_order(plan, attempt, nodes, job.spec.ranks_per_node)
             else:
                 nodes = tuple(expand(compress(nodes)))  # as srun sorts them
+        memory = self._memory_recovery(attempt, nodes, python)
+        if memory is not None:
+            plan = outliving(plan)
         body = {
             "attempt": attempt.number,
             "job_id": job.job_id,
@@ -186,7 +200,41 @@ class AttemptStarter:
         write_atomically(attempt.description, json.dumps(body, indent=1) + "\n")
         if job.on_slurm and (dead := free_from_dead_job(job.run.checkpoints, job.job_id, SlurmClient())):
             job.event("lock_taken_over", holder=str(dead))
-        return RunningAttempt(attempt, plan.start(attempt), nodes)
+        try:
+            return RunningAttempt(attempt, plan.start(attempt), nodes, memory=memory)
+        except OSError:
+            if memory is not None:
+                memory.close()
+            raise
+
+    def _memory_recovery(
+        self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter
+    ) -> MemoryRecovery | None:
+        """Start the store server of an attempt; None where no recovery in memory is wanted, or possible."""
+        job, aegis = self._job, self._job.spec.aegis
+        if aegis.recovery != "memory" or aegis.mode != "act":
+            return None
+        ranks = [node for node in nodes for _ in range(job.spec.ranks_per_node)]
+        reason = ""
+        if len(ranks) == 1:
+            reason = "a single rank has no other one that could continue"
+        elif python.srun_options:
+            reason = "the ranks run in a container, and this node's Python cannot host their store"
+        elif self._store is not None and self._store.never_listened:
+            reason = "the store server of the last attempt ended before it listened"
+        else:
+            try:
+                host = rendezvous_host(python.environ) if job.on_slurm else "127.0.0.1"
+                self._store = store = StoreClient.start(
+                    python.command, host=host, attempt=attempt, environ=python.environ, log=attempt.store_log
+                )
+            except (OSError, RuntimeError) as error:
+                reason = f"the store server cannot be started: {error}"
+        if reason:
+            job.event("recovery_unavailable", attempt=attempt.number, reason=reason)
+            return None
+        spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
+        return MemoryRecovery(job, attempt, store, WarmPool(job, attempt, python), ranks, spares)
 
     def left_over(self) -> RunningAttempt | PendingDecision | None:
         """Find where an earlier supervisor of this start of the job left off; its dead nodes stay dead.
@@ -198,7 +246,7 @@ class AttemptStarter:
         if not attempts:
             return None
         last = attempts[-1]
-        kinds = (AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected)
+        kinds = (AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory)
         events = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
@@ -208,7 +256,9 @@ class AttemptStarter:
                 return pending
             process = DetachedProcess.adopt(last.step_process, last.step_exit)
             if process is not None:
-                return RunningAttempt(last, process, tuple(expand(described.get("nodes", ""))), adopted=True)
+                moved = [e for e in events if isinstance(e, RecoveredInMemory) and e.attempt == last.number]
+                nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
+                return RunningAttempt(last, process, tuple(expand(str(nodes))), adopted=True)
         if not ended:
             cause = Cause(why_lost(self._job, last, events))
             self._job.event("attempt_ended", attempt=last.number, **AttemptOutcome("lost", 1, cause).fields())

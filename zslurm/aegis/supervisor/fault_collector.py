@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zslurm.aegis.detection.detector import Detector
@@ -36,7 +36,7 @@ from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.event import select
-from zslurm.run.events import FaultDetected, RanksEnded, StepKilled, StopAsked
+from zslurm.run.events import FaultDetected, RanksEnded, RecoveredInMemory, StepKilled, StopAsked
 from zslurm.run.metrics_tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
@@ -60,6 +60,9 @@ class FaultCollector:
         failures: the ends of ranks that srun has reported so far.
         failed_at: when the first rank failed (monotonic seconds); None while none has.
         signalled: an agent has reported a signal since this was last reset.
+        lost: ranks that have ended badly and that no recovery in memory has replaced since.
+        replaced: ranks that one has replaced.
+        overcome_nodes: nodes that died, and whose ranks are elsewhere now.
     """
 
     job: Job
@@ -71,6 +74,11 @@ class FaultCollector:
     failures: list[TaskFailure] = field(default_factory=list)
     failed_at: float | None = None
     signalled: bool = False
+    lost: set[int] = field(default_factory=set)
+    replaced: set[int] = field(default_factory=set)
+    overcome_nodes: set[str] = field(default_factory=set)
+    _read: int = 0
+    """How many ends of ranks were taken from srun's output."""
     _asked_before: bool = False
     """An earlier supervisor has asked this attempt to stop."""
     _killed_before: bool = False
@@ -124,7 +132,9 @@ class FaultCollector:
     @property
     def dead_nodes(self) -> set[str]:
         """Nodes that are known to be dead."""
-        return {fault.node for fault in self.faults if fault.kind == NODE_DEAD and fault.node is not None}
+        return self.overcome_nodes | {
+            fault.node for fault in self.faults if fault.kind == NODE_DEAD and fault.node is not None
+        }
 
     def alive(self) -> list[str]:
         """Return the nodes of the attempt that are not known to be dead."""
@@ -132,6 +142,8 @@ class FaultCollector:
 
     def rank_nodes(self) -> list[str]:
         """Return the node of each rank."""
+        if self.running.memory is not None:
+            return list(self.running.memory.nodes)
         return [node for node in self.running.nodes for _ in range(self.job.spec.ranks_per_node)]
 
     # --- what is noticed ----------------------------------------------------------------------------------------
@@ -153,18 +165,26 @@ class FaultCollector:
         It may have died between the two records of a failure, the end of the ranks and the fault.
         """
         recorded, explained = 0, True
-        for event in select(read_jsonl(self.job.run.events), FaultDetected, RanksEnded, StepKilled, StopAsked):
+        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory)
+        for event in select(read_jsonl(self.job.run.events), *kinds):
             if event.row.get("attempt") != self.attempt.number:
                 continue
-            if isinstance(event, RanksEnded):
-                recorded, explained = recorded + 1, False
+            if isinstance(event, RecoveredInMemory):
+                self.overcome(event.ranks or (), self.dead_nodes)
+                explained = True
+            elif isinstance(event, RanksEnded):
+                if not event.row.get("warm"):
+                    recorded += 1
+                explained = False
             elif isinstance(event, FaultDetected) and (fault := fault_of(event)) is not None:
                 self.faults.append(fault)
                 explained = explained or fault.source in OF_RANKS
             self._asked_before |= isinstance(event, StopAsked)
             self._killed_before |= isinstance(event, StepKilled)
         self.detector.restore(self.faults)
-        self.failures = task_failures(read_step_log(self.attempt))[:recorded]
+        self._read = recorded
+        taken = task_failures(read_step_log(self.attempt))[:recorded]
+        self.failures = [failure for failure in taken if not set(failure.ranks) <= self.replaced]
         if self.failures and not explained and not self._stopped_in_order(self.failures[-1]):
             self._note_failure(self.failures[-1])
         if any(not self._stopped_in_order(failure) for failure in self.failures):
@@ -172,18 +192,43 @@ class FaultCollector:
 
     def collect(self) -> None:
         """Take everything new from srun, the ranks and the agents."""
-        for failure in task_failures(read_step_log(self.attempt))[len(self.failures) :]:
-            self.failures.append(failure)
-            ranks = list(failure.ranks)
-            self.job.event(
-                "ranks_ended", attempt=self.attempt.number, ranks=ranks, node=failure.node, what=failure.what
-            )
-            if self._stopped_in_order(failure):
-                continue
-            self.failed_at = self.failed_at or time.monotonic()
-            self.note_cancelled()
-            self._note_failure(failure)
+        for failure in task_failures(read_step_log(self.attempt))[self._read :]:
+            self._read += 1
+            # Of a rank that was replaced the step has the former process only: it froze, or was cut off, and ends
+            # when it finds out; or Slurm learns late that its node is dead. The rank trains elsewhere.
+            ranks = tuple(rank for rank in failure.ranks if rank not in self.replaced)
+            if ranks:
+                self.note_end(replace(failure, ranks=ranks))
         self.collect_from_nodes()
+
+    def note_end(self, failure: TaskFailure, **more: Any) -> None:
+        """Take the bad end of ranks; `more` are further fields of its event."""
+        self.failures.append(failure)
+        self.job.event(
+            "ranks_ended", attempt=self.attempt.number, ranks=list(failure.ranks), node=failure.node,
+            what=failure.what, **more,
+        )  # fmt: skip
+        if self._stopped_in_order(failure):
+            return
+        self.lost |= set(failure.ranks)
+        self.failed_at = self.failed_at or time.monotonic()
+        self.note_cancelled()
+        self._note_failure(failure)
+
+    def overcome(self, ranks: Iterable[int], dead: Iterable[str]) -> None:
+        """Forget what took these ranks and nodes: other processes are in their place, and the others continue."""
+        gone = set(ranks)
+        self.replaced |= gone
+        self.lost -= gone
+        self.overcome_nodes |= set(dead)
+        self.failures = [failure for failure in self.failures if not set(failure.ranks) <= gone]
+        self.faults = [
+            fault
+            for fault in self.faults
+            if not fault.kind.in_memory and fault.role not in ("cascade", "teardown")
+        ]
+        if not self.lost:
+            self.failed_at = None
 
     def _note_failure(self, failure: TaskFailure) -> None:
         self.note(faults_of_failure(self.attempt, failure, self.rank_nodes(), Signatures.load()))
@@ -208,17 +253,25 @@ class FaultCollector:
             self.note(node_failed(node) for node in dead if node not in known)
             return
         for received in self.agents.reports():
-            if isinstance(received.report, AgentReport) and received.report.event == "signalled":
-                self.signalled = True
+            if isinstance(received.report, AgentReport):
+                self._note_of_agent(received.report)
             self.detector.feed(received.report, received.time, time.time() - (time.monotonic() - received.time))
         found = self.detector.check(
             time.monotonic(),
             time.time(),
             dead={node: f"Slurm reports node {node} as failed" for node in dead},
             trouble=self.agents.liveness.trouble(),
+            witness_reports=self.agents.witness_reports(),
             lost_peers=self.failed_at is not None and (over or not self.has_root()),
         )
         self.note(fault for fault in found if not (over and fault.kind == RANK_HANG))
+
+    def _note_of_agent(self, report: AgentReport) -> None:
+        """Take what an agent reports of itself: a signal, or that its spare node has read a checkpoint."""
+        if report.event == "signalled":
+            self.signalled = True
+        elif report.event == "warmed":
+            self.job.event("spare_warmed", node=report.stamp.node, **report.values)
 
     def note_cancelled(self) -> None:
         """Find out whether somebody cancelled the step, as long as it was not this supervisor that ended it."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from zslurm.aegis.types import Resources, WorkLeft
+from zslurm.cluster.rails.fabric import Fabric, fabric_of
 from zslurm.config.spec import ClusterSection, RunSpec
 from zslurm.core.errors import SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
@@ -23,7 +24,8 @@ class Nodes:
 
     Attributes:
         every: all of them, spares included, in the order in which ranks are numbered.
-        by_leaf: true where that order was chosen, by leaf switch; false where it is Slurm's.
+        by_leaf: true where that order was chosen, by the fabric or by leaf switch; false where it is Slurm's.
+        fabric: which slices of leaf switches the nodes are on; None where the profile does not list them.
         dead: those that died since the job started here.
     """
 
@@ -32,10 +34,21 @@ class Nodes:
         self._spec, self._environ = spec, environ
         self.on_slurm = spec.cluster.launcher == "slurm"
         nodes = expand(environ.get("SLURM_JOB_NODELIST", "")) if self.on_slurm else [socket.gethostname()]
+        self.fabric = fabric_under(spec.cluster, nodes) if self.on_slurm else None
         ordered = rank_order(spec.cluster, nodes, SlurmClient()) if self.on_slurm else None
         self.by_leaf = ordered is not None
         self.every = tuple(ordered or nodes)
         self.dead: set[str] = set()
+
+    def in_rank_order(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return some of the nodes, given in the order of `every`, in the order of their ranks."""
+        return tuple(nodes if self.fabric is None else self.fabric.order(nodes))
+
+    def nearest(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return as many of these nodes as the ranks need: those that share slices where slices are known."""
+        if self.fabric is None or len(nodes) <= self.needed:
+            return tuple(nodes[: self.needed])
+        return tuple(self.fabric.nearest(nodes, self.needed))
 
     def usable(self, excluded: Collection[str]) -> tuple[str, ...]:
         """Return those that live and are not excluded."""
@@ -109,6 +122,7 @@ class Nodes:
             demanded=frozenset(expand(self._spec.slurm.nodelist or "")),
             asked=len(self.every),
             work=work,
+            slices=self.fabric.slices if self.fabric is not None and len(self.every) > self.needed else None,
         )
 
     def _elsewhere(self, excluded: Collection[str]) -> int | None:
@@ -124,13 +138,23 @@ class Nodes:
         return SlurmClient(self._environ, timeout_s=_ANSWER_S, retries=Retries(attempts=1))
 
 
-def rank_order(cluster: ClusterSection, nodes: Sequence[str], client: SlurmClient) -> list[str] | None:
-    """Return the nodes leaf by leaf; None where no leaf is known, and Slurm's own order does as well as any.
+def fabric_under(cluster: ClusterSection, nodes: Sequence[str]) -> Fabric | None:
+    """Return the slices of these nodes; None where the profile lists none of them, or there is one node."""
+    whole = fabric_of(cluster.fabric) if len(nodes) > 1 else None
+    part = whole.part(nodes) if whole is not None else None
+    return part if part is not None and part.slices else None
 
-    The profile's `leaf_switches` win over Slurm's topology.
+
+def rank_order(cluster: ClusterSection, nodes: Sequence[str], client: SlurmClient) -> list[str] | None:
+    """Return the nodes along the shortest ring over the slices of the profile's fabric, or else leaf by leaf.
+
+    None where neither is known, and Slurm's own order does as well as any. The profile's `leaf_switches` win over
+    Slurm's topology.
     """
     if len(nodes) < 2:
         return None
+    if (fabric := fabric_under(cluster, nodes)) is not None:
+        return fabric.order(nodes)
     leaves: Mapping[str, Sequence[str]] = {leaf: expand(hosts) for leaf, hosts in cluster.leaf_switches.items()}
     if not leaves:
         try:

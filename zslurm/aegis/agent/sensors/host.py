@@ -22,11 +22,11 @@ from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.core.files import read_text
 from zslurm.core.processes import read_stat
+from zslurm.hardware.page_cache import parse_meminfo
 from zslurm.hardware.sysfs import key_values, names
 
 _GIB = 1 << 30
 _JOB = re.compile(r"job_\d+")
-_SIZE = re.compile(r"(\d+)\s+kB")
 _MANY_ZOMBIES = 20
 _MEMORY = TypeAdapter(dict[str, int])
 _ZOMBIES_EVERY = 12
@@ -91,12 +91,6 @@ class Host(Sensor):
         line = f"the kernel killed {counted(new[whose], 'process')} of the {whose}: out of memory"
         role = "advisory" if whose == "host" and "job" in kills else "root"
         return [self.context.fault(HOST_OOM, "host", line, role=role, scope="node")]
-
-
-def parse_meminfo(fields: dict[str, str]) -> tuple[int, int] | None:
-    """Return free memory (without what caches would give back) and all of it, bytes; None where unknown."""
-    free, total = (_SIZE.fullmatch(fields.get(name, "")) for name in ("MemAvailable", "MemTotal"))
-    return (int(free[1]) << 10, int(total[1]) << 10) if free and total and int(total[1]) else None
 
 
 def oom_kills(root: Path) -> dict[str, int]:

@@ -14,10 +14,10 @@ the older ones.
             detector.feed(received.report, received.time)
     agents.stop()
 
-Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Four kinds of threads do the
+Nothing here raises into the supervisor, and nothing waits for Slurm in its thread. Five kinds of threads do the
 work: one sends the heartbeat every second, whatever the others wait for; one renews the lease; one keeps the
-agents alive (keeper.py); two for each link read (link.py). Where no agent can be started the
-supervisor continues without, and one event records it.
+agents alive (keeper.py); one asks about silent nodes (inquiry.py); two for each link read (link.py). Where no
+agent can be started the supervisor continues without, and one event records it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zslurm.aegis.detection.witnesses import WitnessReport
 from zslurm.aegis.protocol import (
     AgentReport,
     Answer,
@@ -42,6 +43,7 @@ from zslurm.aegis.protocol import (
     encode_command,
 )
 from zslurm.aegis.supervisor.agents.answers import AgentAnswers
+from zslurm.aegis.supervisor.agents.inquiry import Inquiry
 from zslurm.aegis.supervisor.agents.keeper import AgentKeeper
 from zslurm.aegis.supervisor.agents.link import AgentLink
 from zslurm.aegis.supervisor.agents.liveness import Liveness
@@ -97,6 +99,7 @@ class Agents:
         self._reports: deque[ReceivedReport] = deque(maxlen=_KEPT_REPORTS)
         self._events: deque[tuple[str, dict[str, Any]]] = deque()
         self._over = threading.Event()
+        self._inquiry: Inquiry | None = None
 
     # --- start and end --------------------------------------------------------------------------------------
 
@@ -131,6 +134,11 @@ class Agents:
         self._in_thread("beat", self._beat)
         self._in_thread("keep", self._keep)
         if self._launcher.on_slurm:
+            self._inquiry = Inquiry(
+                self._settings, self.liveness, self._launcher.client, self._ask_about, self._over
+            )
+            self._in_thread("addresses", self._inquiry.find_addresses)
+            self._in_thread("inquire", self._inquiry.run)
             self._in_thread("renew", self._renew)
             self._in_thread("end-older", self._launcher.end_older)
 
@@ -184,6 +192,10 @@ class Agents:
         for kind, fields in events:
             self._event(kind, **fields)
         return received
+
+    def witness_reports(self) -> dict[str, WitnessReport]:
+        """Return what was answered about nodes whose agents miss heartbeats, and have not been heard since."""
+        return self._inquiry.witness_reports() if self._inquiry is not None else {}
 
     def _on_line(self, link: AgentLink, line: bytes) -> None:
         """Take a line of output; called in the threads of the links."""
@@ -245,10 +257,17 @@ class Agents:
         asked = set(nodes or known) & known
         named = () if asked == known else tuple(sorted(asked))
         about = self.attempt if attempt is None else attempt
+        return self._ask(Command(do, attempt=about, kill=kill, nodes=named), asked, timeout_s)
+
+    def _ask(self, command: Command, asked: Set[str], timeout_s: float) -> dict[str, Answer]:
         with self._answers.collected() as number:
             if asked:
-                self.send(Command(do, id=number, attempt=about, kill=kill, nodes=named))
+                self.send(replace(command, id=number))
             return self._answers.wait(number, asked, timeout_s)
+
+    def _ask_about(self, command: Command, witnesses: Sequence[str], timeout_s: float) -> dict[str, Answer]:
+        """Give agents a command, and wait for the answers of some of them."""
+        return self._ask(command, set(witnesses), timeout_s)
 
     # --- threads --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,106 @@
+"""Which lost ranks are replaced in memory, by whom, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind
+from zslurm.aegis.policy.in_memory import Ranks, buddy_of, plan_in_memory
+from zslurm.aegis.types import Fault
+from zslurm.train.recovery import agreement
+
+NODES = ("n0", "n0", "n1", "n1", "n2", "n2")
+WARM = {"n0": ["n0/w1"], "n1": ["n1/w2"], "n2": ["n2/w3"], "n3": ["n3/w4", "n3/w5"]}
+
+
+def _ranks(*lost: int, **more: object) -> Ranks:
+    members = tuple(f"{node}/{rank % 2}" for rank, node in enumerate(NODES))
+    return replace(Ranks(members, NODES, 2, frozenset(lost), warm=WARM, step=7), **more)  # type: ignore[arg-type]
+
+
+def _faults(*kinds: str) -> list[Fault]:
+    return [Fault.of_kind(FAULT_KINDS[kind], 1.0, "srun", "it happened") for kind in kinds]
+
+
+def _reason(ranks: Ranks, kinds: Sequence[str] = ("rank_killed",)) -> str:
+    plan = plan_in_memory(ranks, _faults(*kinds), most_tries=3)
+    assert plan.possible == (not plan.reason)
+    return plan.reason
+
+
+def test_a_killed_rank_is_replaced_on_its_node() -> None:
+    plan = plan_in_memory(_ranks(2), _faults("rank_killed"), most_tries=3)
+    assert plan.members == ("n0/0", "n0/1", "n1/w2", "n1/1", "n2/0", "n2/1")
+    assert plan.nodes == NODES
+
+
+def test_rank_0_is_a_rank_like_any_other() -> None:
+    assert plan_in_memory(_ranks(0), _faults("rank_killed"), most_tries=3).members[0] == "n0/w1"
+
+
+def test_the_ranks_of_a_dead_node_move_to_a_spare_together() -> None:
+    dead = _ranks(2, 3, dead=frozenset({"n1"}))
+    plan = plan_in_memory(dead, _faults("node_dead"), most_tries=3)
+    assert plan.members == ("n0/0", "n0/1", "n3/w4", "n3/w5", "n2/0", "n2/1")
+    assert plan.nodes == ("n0", "n0", "n3", "n3", "n2", "n2")
+
+
+def test_a_killed_rank_and_a_dead_node_at_once() -> None:
+    """Ranks 4 and 5 are lost with n2; rank 1 is not the keeper of either's copy: that are 0 and 1."""
+    both = _ranks(4, 5, 2, dead=frozenset({"n2"}))
+    assert _reason(both, ("node_dead", "rank_killed")) == (
+        "rank 2 is lost together with rank 4, which kept the copy of its state"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        (_ranks(2, 3), "n1 has 1 warm process for 2 lost ranks"),
+        (_ranks(2, warm={}), "n1 has 0 warm processes for 1 lost rank"),
+        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n3": ["n3/w4"]}), "no spare node has 2 warm processes"),
+        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n1": ["a", "b"]}), "no spare node has 2 warm processes"),
+        (_ranks(0, 2), "rank 0 is lost together with rank 2, which kept the copy of its state"),
+        (_ranks(5, 1), "rank 5 is lost together with rank 1, which kept the copy of its state"),
+        (_ranks(*range(6)), "no rank survived"),
+        (_ranks(2, step=-1), "no step was finished yet, so there is no copy to go back to"),
+        (_ranks(2, tries=3), "3 recoveries in memory led to no new step"),
+    ],
+)
+def test_what_goes_down_a_rung(ranks: Ranks, reason: str) -> None:
+    assert _reason(ranks) == reason
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAULT_KINDS.values() if kind.role == "root"], ids=str)
+def test_every_kind_of_fault(kind: FaultKind) -> None:
+    survivable = {"rank_killed", "rank_exit", "crash_segv", "host_oom", "node_dead", "slurm_node_fail"}
+    assert (_reason(_ranks(2), (str(kind),)) == "") == (str(kind) in survivable)
+
+
+def test_one_fault_that_cannot_be_survived_decides_for_all() -> None:
+    assert _reason(_ranks(2), ("rank_killed", "rank_hang")) == (
+        "a rank hangs: it may hang inside a device call, which nothing can interrupt"
+    )
+    assert "the device context is corrupt" in _reason(_ranks(2), ("gpu_memory_fault", "rank_killed"))
+
+
+def test_consequences_and_advice_decide_nothing() -> None:
+    assert _reason(_ranks(2), ("rank_killed", "peer_lost", "nic_errors", "memory_low")) == ""
+
+
+@pytest.mark.parametrize(("size", "per_node"), [(2, 1), (6, 2), (8, 8), (1024, 8)])
+def test_every_rank_keeps_the_copy_of_one_other_rank_by_the_trainers_rule(size: int, per_node: int) -> None:
+    buddies = [buddy_of(rank, size, per_node) for rank in range(size)]
+    assert buddies == [agreement.buddy_of(rank, size, per_node) for rank in range(size)]
+    assert sorted(buddy for buddy in buddies if buddy is not None) == list(range(size))
+    if per_node < size:
+        assert all(
+            rank // per_node != buddy // per_node for rank, buddy in enumerate(buddies) if buddy is not None
+        )
+
+
+def test_a_single_rank_has_no_other_one() -> None:
+    assert buddy_of(0, 1, 1) is None

@@ -1,0 +1,48 @@
+"""Recovery in memory with real ranks on this machine: supervisor, store server and warm processes together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.submit.local_runs import LocalUser
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[LocalUser]:
+    person = LocalUser(tmp_path)
+    yield person
+    person.close()
+
+
+def test_killed_ranks_are_replaced_while_the_other_continues(user: LocalUser) -> None:
+    """First rank 1, then rank 0, which hosts nothing here; the run is asked to stop afterwards, and does."""
+    run = user.write_run("lives", ranks=2, trainer="real", aegis={"recovery": "memory", "recovery_s": 60})
+    user.zslurm("submit", run)
+    for count, rank in enumerate((1, 0), 1):
+        wait_for(
+            lambda count=count: len(user.events("lives", "recovery_ready")) == count,
+            f"warm process {count}; so far {user.events('lives', 'recovery_unavailable')}",
+            deadline_s=300,
+        )
+        survivor = user.rank(0).pid
+        user.rank(rank).kill()
+        wait_for(
+            lambda count=count: len(user.events("lives", "recovered_in_memory")) == count,
+            f"recovery {count}; so far {user.events('lives', 'recovery_failed')}",
+            deadline_s=300,
+        )
+        recovered = user.events("lives", "recovered_in_memory")[-1]
+        assert (recovered["ranks"], recovered["rolled_back"] <= 1) == ([rank], True)
+        user.wait_for_step("lives", recovered["step"] + 3)
+        if rank != 0:
+            assert user.rank(0).pid == survivor
+    assert user.events("lives", "decision") == []
+    assert len(user.events("lives", "attempt_started")) == 1
+    user.zslurm("cancel", "lives")
+    state = user.wait_for_end("lives")
+    assert state["attempt"] == 1
+    assert state["recovered_in_memory"] == 2

@@ -1,0 +1,206 @@
+"""The supervisor's part in a recovery in memory: generations, deadlines, and when the ranks are restarted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zslurm.aegis.fault_kinds import NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
+from zslurm.aegis.supervisor.warm_pool import WarmPool
+from zslurm.aegis.types import Fault
+from zslurm.config.aegis import AegisSection
+from zslurm.job.store_client import StoreClient
+from zslurm.run.run_dir import RunDir
+from zslurm.slurm.srun_output import TaskFailure
+from zslurm.train.recovery.generation import Generation
+
+PER_NODE = 2
+
+
+class Store:
+    """A store server that reports what a test has it report."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.generations: list[Generation] = []
+        self.alive = True
+
+    def poll(self) -> list[dict[str, Any]]:
+        events, self.events = self.events, []
+        return events
+
+    def generation(self, generation: Generation) -> bool:
+        self.generations.append(generation)
+        return self.alive
+
+    def stop(self) -> None: ...
+
+
+class Pool(WarmPool):
+    """A pool whose processes a test declares to be there or gone."""
+
+    def __init__(self) -> None:
+        self.waiting = {}
+        self.asked: list[tuple[tuple[str, ...], int]] = []
+        self.gone: list[tuple[str, TaskFailure]] = []
+
+    @property
+    def started(self) -> bool:
+        return bool(self.asked)
+
+    def start(self, nodes: Any, per_node: int = 1) -> str:
+        if nodes:
+            self.asked.append((tuple(nodes), per_node))
+        return ""
+
+    def ended(self) -> list[tuple[str, TaskFailure]]:
+        gone, self.gone = self.gone, []
+        self.take(member for member, _ in gone)
+        return gone
+
+    def end(self) -> None: ...
+
+
+class Site:
+    """Three nodes of two ranks and a spare; warm processes wait."""
+
+    def __init__(self, directory: Path, **aegis: Any) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.store, self.pool = Store(), Pool()
+        settings = AegisSection.model_validate({"recovery": "memory", "recovery_s": 10} | aegis)
+        job = SimpleNamespace(
+            spec=SimpleNamespace(ranks_per_node=PER_NODE, aegis=settings),
+            event=lambda kind, **fields: self.events.append((kind, fields)),
+        )
+        self.memory = MemoryRecovery(
+            cast(Job, job), RunDir(directory).attempt(1), cast(StoreClient, self.store), self.pool,
+            ["n0", "n0", "n1", "n1", "n2", "n2"], ("n3",),
+        )  # fmt: skip
+        self.memory.tend(0)
+        self.reports(
+            *({"event": "warm", "member": name} for name in ("n0/w1", "n1/w2", "n2/w3", "n3/w4", "n3/w5"))
+        )
+
+    def reports(self, *events: dict[str, Any], step: int = 5) -> None:
+        self.store.events += events
+        self.memory.tend(step)
+
+    def lose(self, *ranks: int, dead: tuple[str, ...] = (), kind: FaultKind = RANK_KILLED, step: int = 5) -> bool:
+        return self.memory.consider(ranks, dead, [Fault.of_kind(kind, 1.0, "srun", "it happened")], step)
+
+    def recover(self, number: int, step: int = 6) -> None:
+        self.reports({"event": "recovered", "number": number, "step": step, "rolled_back": 1, "seconds": 0.1})
+
+    def recorded(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if name == kind]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_warm_processes_are_started_once_the_ranks_train(site: Site) -> None:
+    assert site.pool.asked == [(("n0", "n1", "n2"), 1), (("n3",), PER_NODE)]
+    assert site.recorded("recovery_ready") == [{"attempt": 1, "nodes": "n[0-2]"}], "once every node has one"
+
+
+def test_a_lost_rank_makes_a_generation(site: Site) -> None:
+    assert not site.memory.consider([], [], [], 5)
+    assert site.lose(3)
+    assert site.lose(3), "it is not begun again"
+    (generation,) = site.store.generations
+    assert (generation.number, generation.lost, generation.deadline_s) == (1, (3,), 10.0)
+    assert generation.members == ("n0/0", "n0/1", "n1/0", "n1/w2", "n2/0", "n2/1")
+    site.recover(1)
+    assert not site.memory.active
+    (event,) = site.recorded("recovered_in_memory")
+    assert (event["ranks"], event["step"], event["rolled_back"], event["nodes"]) == ([3], 6, 1, "n[0-2]")
+    assert site.memory.take_recovered() == ({3}, set())
+    assert not site.memory.recovered
+    assert site.pool.asked[2:] == [(("n1",), 1)], "the next fault may come to the same node"
+
+
+def test_the_replacement_is_a_rank_that_can_be_lost_too(site: Site) -> None:
+    site.lose(3)
+    site.recover(1)
+    site.reports({"event": "warm", "member": "n1/w9"}, step=9)
+    site.pool.gone = [("n1/w2", TaskFailure("n1", (0,), "Killed"))]
+    ((rank, failure),) = site.memory.lost_members()
+    assert (rank, failure.what) == (3, "Killed")
+    assert site.lose(3, step=9)
+    assert site.store.generations[-1].members[3] == "n1/w9"
+
+
+def test_a_dead_node_s_ranks_move_to_the_spare(site: Site) -> None:
+    assert site.lose(dead=("n1",), kind=NODE_DEAD)
+    assert site.store.generations[-1].lost == (2, 3)
+    site.recover(1)
+    assert site.memory.nodes == ["n0", "n0", "n3", "n3", "n2", "n2"]
+    assert site.memory.take_recovered() == ({2, 3}, {"n1"})
+    assert site.recorded("recovered_in_memory")[0]["nodes"] == "n[0,3],n2"
+
+
+def test_a_further_loss_while_they_regroup_makes_a_further_generation(site: Site) -> None:
+    assert site.lose(3)
+    assert site.lose(3, 0)
+    assert [generation.lost for generation in site.store.generations] == [(3,), (0, 3)]
+    site.recover(1)
+    assert site.memory.active, "the first one is overtaken"
+    site.recover(2)
+    assert site.memory.take_recovered() == ({0, 3}, set())
+
+
+def test_a_warm_process_that_is_lost_on_its_way_in_is_replaced(site: Site) -> None:
+    site.reports({"event": "warm", "member": "n1/w6"})
+    site.lose(3)
+    site.pool.gone = [("n1/w2", TaskFailure("n1", (0,), "Killed"))]
+    assert site.memory.lost_members() == []
+    assert site.lose(3)
+    assert site.store.generations[-1].members[3] == "n1/w6"
+
+
+def test_what_the_policy_refuses_goes_down_a_rung_with_its_reason(site: Site) -> None:
+    assert not site.lose(3, kind=RANK_HANG)
+    assert site.store.generations == []
+    (event,) = site.recorded("recovery_failed")
+    assert event["reason"].startswith("a rank hangs")
+    assert not site.lose(3, 4), "what follows is the next rung's"
+    assert len(site.recorded("recovery_failed")) == 1
+
+
+def test_ranks_that_do_not_agree_go_down_a_rung(site: Site) -> None:
+    site.lose(3)
+    site.reports({"event": "failed", "number": 1, "rank": 0, "reason": "no whole step"})
+    assert not site.memory.active
+    assert site.recorded("recovery_failed")[0]["reason"] == "no whole step"
+    site.recover(1)
+    assert site.recorded("recovered_in_memory") == [], "too late"
+
+
+def test_ranks_that_never_answer_go_down_a_rung(tmp_path: Path) -> None:
+    site = Site(tmp_path, recovery_s=0.001)
+    site.memory._deadline = 0.0
+    site.memory.tend(5)
+    assert "did not regroup within 0.001 s" in site.recorded("recovery_failed")[0]["reason"]
+
+
+def test_a_store_that_is_gone_goes_down_a_rung(site: Site) -> None:
+    site.store.alive = False
+    assert not site.lose(3)
+    assert site.recorded("recovery_failed")[0]["reason"] == "the store server is gone"
+
+
+def test_recoveries_without_progress_end(tmp_path: Path) -> None:
+    site = Site(tmp_path, retries=2)
+    for number in (1, 2):
+        site.reports({"event": "warm", "member": f"n1/w1{number}"})
+        assert site.lose(3, step=6)
+        site.recover(number)
+    assert not site.lose(3, step=6)
+    assert site.recorded("recovery_failed")[0]["reason"] == "2 recoveries in memory led to no new step"

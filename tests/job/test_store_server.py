@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from tests.waiting import wait_for
+from zslurm.core.files import read_json
+from zslurm.job.stop_request import add_to_key
+from zslurm.job.store_client import StoreClient
+from zslurm.run.run_dir import AttemptDir
+from zslurm.train.recovery.generation import (
+    NEWEST,
+    WARM,
+    Generation,
+    generation_key,
+    here_key,
+    recovered,
+    result_key,
+    warm_key,
+)
+
+MEMBERS = ("n0/0", "n1/w0")
+
+
+class Server:
+    """A store server, what it has reported, and a rank's connection to it."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.attempt = AttemptDir(path)
+        self.client = StoreClient.start([sys.executable], host="127.0.0.1", attempt=self.attempt)
+        assert self.client.wait_until_listening(120)
+        assert self.client.port is not None
+        self.store = TCPStore("127.0.0.1", self.client.port, is_master=False, wait_for_workers=False)
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, kind: str) -> dict[str, Any]:
+        """The next event of a kind, once it is there."""
+        found: list[dict[str, Any]] = []
+
+        def look() -> bool:
+            self.events += self.client.poll()
+            found.extend(event for event in self.events if event["event"] == kind)
+            return bool(found)
+
+        wait_for(look, f"the event {kind}")
+        self.events.remove(found[0])
+        return found[0]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(tmp_path_factory.mktemp("attempt") / "000001")
+    yield found
+    found.client.stop()
+    assert not found.client.alive
+
+
+def test_the_whole_exchange(server: Server) -> None:
+    address = read_json(server.attempt.rendezvous)
+    assert address is not None
+    assert (address["port"], address["takes_stop"]) == (server.client.port, True)
+    assert add_to_key("127.0.0.1", address["port"]), "the supervisor's request to stop reaches this store"
+
+    server.store.set(warm_key(server.store.add(WARM, 1)), "n1/w0")
+    assert server.event("warm") == {"event": "warm", "member": "n1/w0"}
+
+    assert server.client.generation(Generation(1, MEMBERS, lost=(1,)))
+    server.store.wait([NEWEST])
+    published = Generation.of_json(server.store.get(generation_key(int(server.store.get(NEWEST)))))
+    assert published == Generation(1, MEMBERS, lost=(1,))
+    assert (published.rank_of("n1/w0"), published.rank_of("n1/0")) == (1, None)
+
+    answer = recovered(1, step=41, rolled_back=1, seconds=0.25)
+    server.store.compare_set(result_key(1), "", json.dumps(answer))
+    server.store.compare_set(result_key(1), "", json.dumps({"event": "failed"}))
+    assert server.event("recovered") == answer, "the first answer counts"
+
+
+def test_ranks_that_do_not_come_are_named_at_the_deadline(server: Server) -> None:
+    server.client.generation(Generation(2, MEMBERS, deadline_s=0.01))
+    found = server.event("failed")
+    assert found["number"] == 2
+    assert "2 ranks (0, 1) did not leave the old generation within 0.01 s" in found["reason"]
+    server.store.set(here_key(3, 0), "")
+    server.client.generation(Generation(3, MEMBERS, deadline_s=0.05))
+    found = server.event("failed")
+    assert (found["rank"], found["reason"]) == (1, "1 rank (1) did not leave the old generation within 0.05 s")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("no JSON", "Expecting value"),
+        ("[]", "expected op"),
+        ('{"op": "generation", "number": 9, "members": []}', "members must be names"),
+        ('{"op": "generation", "number": 9, "members": ["a", "a"]}', "each once"),
+        ('{"op": "generation", "number": 9, "members": ["a"], "lost": [1]}', "lost must be ranks below 1"),
+        ('{"op": "generation", "number": 0, "members": ["a"]}', "is not after"),
+    ],
+)
+def test_a_line_that_is_no_request_is_refused_and_the_next_one_is_served(
+    server: Server, line: str, reason: str
+) -> None:
+    stdin = server.client._process.stdin
+    assert stdin is not None
+    stdin.write(line + "\n")
+    stdin.flush()
+    assert reason in server.event("refused")["reason"]
+
+
+def test_the_store_outlives_its_supervisor_until_the_step_is_over(tmp_path: Path) -> None:
+    server = Server(tmp_path / "000001")
+    assert server.client._process.stdin is not None
+    server.client._process.stdin.close()
+    server.store.set("key", "value")
+    assert server.store.get("key") == b"value"
+    server.attempt.step_exit.write_text("0\n")
+    assert server.client._process.wait(60) == 0
+
+
+def test_a_server_that_fails_at_once_is_distinguished_from_one_that_was_stopped_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks would wait for the address of the first for a quarter of an hour."""
+    monkeypatch.setattr("zslurm.job.store_client._ENDS_S", 0.1)
+    failed = StoreClient.start(["false"], host="127.0.0.1", attempt=AttemptDir(tmp_path))
+    wait_for(lambda: failed.never_listened, "the end of the server")
+    failed.stop()
+    assert failed.never_listened
+    stopped = StoreClient.start(["sh", "-c", "exec sleep 60"], host="127.0.0.1", attempt=AttemptDir(tmp_path))
+    stopped.stop()
+    assert not stopped.never_listened

@@ -1,0 +1,229 @@
+"""Ranks of a tiny model with recovery in memory, and a controller that plays the supervisor.
+
+Faults are injected inside of a rank: at its n-th call of a named point it kills itself, or stops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from tests.train.ranks import _CONTEXT
+from tests.train.runs import clean_environment
+from tests.waiting import wait_for
+from zslurm.job.store_server import StoreServer
+from zslurm.train.recovery.generation import Generation
+
+POINTS = {
+    "forward": ("zslurm.train.model.zaya", "Zaya.losses"),
+    "reduce_scatter": ("zslurm.train.parallel.comm", "Comm.reduce_scatter"),
+    "all_gather": ("zslurm.train.parallel.comm", "Comm.all_gather"),
+    "all_reduce": ("zslurm.train.parallel.comm", "Comm.all_reduce"),
+    "optimizer": ("zslurm.train.optim.sharded", "ShardedOptimizer.step"),
+    "save": ("zslurm.train.checkpointing.checkpointer", "Checkpointer.written"),
+    "regroup": ("zslurm.train.recovery.recovery", "Recovery._check_in"),
+    "restore": ("zslurm.train.recovery.recovery", "Recovery._slot_of"),
+}
+"""Where a fault can be injected, by name: a method of the program."""
+
+
+class _Server(StoreServer):
+    """A store server in this process."""
+
+    def __init__(self) -> None:
+        self.hosted = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        super().__init__(self.hosted)
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+
+class Cluster:
+    """Ranks, warm processes, and who is a member."""
+
+    def __init__(
+        self,
+        run: Path,
+        ranks: int,
+        *,
+        warm: int = 1,
+        local_size: int = 1,
+        faults: dict[str, str] | None = None,
+        recovery: bool = True,
+    ) -> None:
+        """Start `ranks` and `warm` processes; `faults` are POINT:CALL:SIGNAL by member (`0`, `w0`)."""
+        self._recovery = recovery
+        self.run, self.ranks, self.local_size, self.faults = run, ranks, local_size, faults or {}
+        self.server = _Server()
+        self.members = [str(rank) for rank in range(ranks)]
+        self.processes: dict[str, Any] = {}
+        self.generation = 0
+        self.events: list[dict[str, Any]] = []
+        self.warm_made = 0
+        for rank in range(ranks):
+            self._start(str(rank), {"RANK": str(rank), "LOCAL_RANK": str(rank % local_size)})
+        for _ in range(warm):
+            self.add_warm()
+        self.lines: SimpleQueue[str | None] = SimpleQueue()
+
+    def add_warm(self) -> str:
+        """Start a warm process."""
+        name = f"w{self.warm_made}"
+        self.warm_made += 1
+        self._start(name, {})
+        return name
+
+    def _start(self, member: str, variables: dict[str, str]) -> None:
+        environment = clean_environment() | {
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.server.hosted.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "ZSLURM_RECOVERY": "memory" if self._recovery else "restart",
+            "ZSLURM_MEMBER": member,
+            "ZSLURM_ATTEMPT": "1",
+            **variables,
+        }
+        fault = self.faults.get(member)
+        process = _CONTEXT.Process(target=_process, args=(self.run, member, environment, fault), daemon=True)
+        process.start()
+        self.processes[member] = process
+
+    # ------------------------------------------------------------------------------------------ the supervisor
+
+    def pump(self) -> list[dict[str, Any]]:
+        """Let the server look at its store; returns what it reported since the last call."""
+        self.server.look()
+        found, self.server.events = self.server.events, []
+        self.events += found
+        return found
+
+    def wait_warm(self, count: int) -> None:
+        """Wait until so many warm processes are ready."""
+
+        def ready() -> bool:
+            self.pump()
+            return sum(event["event"] == "warm" for event in self.events) >= count
+
+        wait_for(ready, "warm processes", every_s=0.02)
+
+    def wait_lost(self, count: int = 1) -> list[int]:
+        """Wait until so many members are dead; returns their ranks."""
+
+        def lost() -> list[int] | None:
+            self.pump()
+            dead = [rank for rank, name in enumerate(self.members) if self.processes[name].exitcode is not None]
+            return dead if len(dead) >= count else None
+
+        return wait_for(lost, "a lost rank", every_s=0.005)
+
+    def replace(self, lost: list[int], by: list[str], *, deadline_s: float = 60) -> None:
+        """Publish a generation with other processes in the places of the lost ranks."""
+        for rank, name in zip(lost, by, strict=True):
+            self.members[rank] = name
+        self.generation += 1
+        published = Generation(self.generation, tuple(self.members), tuple(lost), deadline_s)
+        request = {"op": "generation", **json.loads(published.to_json())}
+        assert self.server.take(json.dumps(request))
+
+    def outcome(self) -> dict[str, Any]:
+        """The result of the newest generation, once it is there."""
+        number = self.generation
+
+        def look() -> dict[str, Any] | None:
+            self.pump()
+            return next((event for event in self.events if event.get("number") == number), None)
+
+        return wait_for(look, f"the outcome of generation {number}", every_s=0.002)
+
+    def finish(self) -> dict[str, int]:
+        """Wait until all members have ended; exit codes by member."""
+        for name in self.members:
+            self.processes[name].join(300)
+            assert self.processes[name].exitcode is not None, f"{name} hangs:\n{self.output(name)}"
+        return {name: self.processes[name].exitcode for name in self.members}
+
+    def kill(self, ranks: list[int]) -> None:
+        """Kill the processes of some ranks."""
+        for rank in ranks:
+            os.kill(self.processes[self.members[rank]].pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End every process."""
+        for process in self.processes.values():
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.join(60)
+
+    def output(self, member: str) -> str:
+        """What a process printed."""
+        return (self.run / f"output-{member}").read_text()
+
+
+def _process(run: Path, member: str, environment: dict[str, str], fault: str | None) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    file = os.open(run / f"output-{member}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    if fault is not None:
+        inject(fault)
+    import torch
+
+    torch.set_num_threads(1)
+    from zslurm.train.errors import TrainError
+    from zslurm.train.loop import train
+
+    generation = model = None
+    if "RANK" not in os.environ:
+        from zslurm.train.assembly import initial_model, warm_up
+        from zslurm.train.config import load_train_config
+        from zslurm.train.recovery.warm import take_place, wait_to_join
+
+        config = load_train_config(run / "config.json")
+        model = initial_model(config, torch.device("cpu"))
+        warm_up(model, config)
+        store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+        generation = wait_to_join(store, member, over=lambda: False)
+        assert generation is not None
+        take_place(store, member, generation)
+    code = 1
+    try:
+        code = int(train(run, generation=generation, model=model))
+    except TrainError as error:
+        print(f"error: {error}", flush=True)
+        code = error.exit_code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def inject(fault: str) -> None:
+    """Make this process do something at a call of a point: `reduce_scatter:3:KILL`."""
+    point, call, name = fault.split(":")
+    module_name, path = POINTS[point]
+    owner = __import__(module_name, fromlist=["_"])
+    *classes, method = path.split(".")
+    for part in classes:
+        owner = getattr(owner, part)
+    original, calls = getattr(owner, method), [0]
+
+    def hooked(*arguments: Any, **keywords: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == int(call):
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+        return original(*arguments, **keywords)
+
+    setattr(owner, method, hooked)

@@ -1,0 +1,144 @@
+"""Copies, generations and their threads, without ranks: orders of events that a whole run shows only by chance."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.waiting import wait_for
+from zslurm.train.recovery import watcher as watcher_module
+from zslurm.train.recovery.abort import Abort
+from zslurm.train.recovery.copies import Copies
+from zslurm.train.recovery.generation import Generation, generation_key
+from zslurm.train.recovery.recovery import Recovery
+from zslurm.train.recovery.staging import Staging
+from zslurm.train.recovery.watcher import Watcher
+
+
+def taken(staging: Staging, step: int, keep: int = -1) -> Any:
+    """The slot with a copy of a step, which is complete."""
+    slot = staging.take(step, {"step": step}, {}, keep)
+    slot.snapshot.copied()
+    return slot
+
+
+def test_a_step_that_is_skipped_leaves_the_copy_before_it_whole() -> None:
+    """Its tensors are those of the step before, whose copy is the only one that all ranks have."""
+    staging = Staging({"w": torch.ones(4)}, 2)
+    first = taken(staging, 7)
+    second = taken(staging, 8, keep=7)  # the optimizer did not run, so nothing waited for the copy
+    assert (first.step, second.step) == (7, 8)
+    assert second is not first
+
+
+def test_a_save_and_a_copy_of_the_same_step_share_a_slot() -> None:
+    staging = Staging({"w": torch.ones(4)}, 3)
+    slot = staging.pin(-1)
+    assert taken(staging, 8, keep=7) is slot
+
+
+def test_what_a_buddy_returns_is_not_written_over_a_save_that_was_given_up() -> None:
+    staging = Staging({"w": torch.ones(4)}, 3)
+    staging.for_saves(lambda: True, lambda: -1)
+    saved = staging.pin(-1)
+    staging.wait()
+    assert saved is staging.slots[0]
+    assert staging.to_fill() is not saved
+
+
+class Asked:
+    """A store that answers when the test has it answer."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, str] = {}
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.is_asked = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        answer = all(key in self.keys for key in keys)
+        self.is_asked.set()
+        self.may_answer.wait()
+        return answer
+
+    def get(self, key: str) -> bytes:
+        return self.keys[key].encode()
+
+
+def test_an_answer_that_was_frozen_on_its_way_is_no_sign_of_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is frozen while it asks wakes up with an old answer and asks again before it continues."""
+    left = threading.Event()
+    monkeypatch.setattr(watcher_module, "_leave", lambda *_: left.set())
+    clock = [time.monotonic()]
+    monkeypatch.setattr(watcher_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(watcher_module, "_POLL_S", 3600.0)  # the thread does not look
+    store = Asked()
+    watcher = Watcher(cast(dist.Store, store), "n0/0", 2, lambda _: None)
+    store.may_answer.clear()
+    looks = threading.Thread(target=watcher._look)
+    looks.start()
+    store.is_asked.wait()
+    clock[0] += 60  # frozen
+    store.keys[generation_key(1)] = Generation(1, ("n1/w0", "n1/0")).to_json()
+    store.may_answer.set()
+    looks.join()
+    assert not left.is_set(), "it was asked before there was another one"
+    watcher.fence()
+    assert left.is_set()
+    watcher.close()
+
+
+def test_a_late_abort_spares_the_groups_of_the_new_generation() -> None:
+    """The trainer's thread may be faster than the one that brought the news."""
+    recovery, aborts = cast(Any, object.__new__(Recovery)), []
+    recovery._leaving, recovery._number, recovery._trains, recovery._joins = threading.Lock(), 0, True, None
+    recovery._copies, recovery._give_up_save = None, lambda: None
+    recovery._abort = lambda: aborts.append(recovery._number)
+    recovery._adopt(1)
+    recovery._on_generation(Generation(1, ("n0/0",)))
+    assert aborts == [1], "once, by the trainer's thread"
+    recovery._on_generation(Generation(2, ("n0/0",)))
+    assert aborts == [1, 1]
+
+
+def test_connections_to_the_store_are_cut_until_all_groups_are_made() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    abort = Abort(torch.device("cpu"), other_ports={server.port})
+    with abort.making_groups(), abort.connecting():
+        used = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    abort()
+    with pytest.raises(RuntimeError):
+        used.get("what nobody sets")
+    with abort.making_groups(), abort.connecting():
+        kept = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    abort.made()
+    abort()
+    kept.set("key", "value")
+    assert kept.get("key") == b"value"
+
+
+def pair() -> tuple[Copies, Copies, Staging]:
+    """Two ranks of which the second keeps the copies of the first."""
+    staging = Staging({"w": torch.arange(4.0)}, 2)
+    first, second = Copies(staging, "127.0.0.1"), Copies(Staging({"w": torch.zeros(4)}, 2), "127.0.0.1")
+    second.connect(0, None, 0, staging.slots[0].snapshot.nbytes)
+    return first, second, staging
+
+
+def test_a_copy_arrives_and_only_with_the_token() -> None:
+    first, second, staging = pair()
+    host, port, token = second.address
+    first.connect(0, (host, port, "0" * len(token)), None, 0)
+    first.send(taken(staging, 3))
+    time.sleep(0.2)
+    assert second.held_steps == []
+    first.connect(0, second.address, None, 0)
+    wait_for(lambda: second.held_steps == [3], "the copy")
+    first.close()
+    second.close()

@@ -1,0 +1,101 @@
+"""Who keeps whose copy, and which step all ranks can have again: no collectives, numbers only."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+from zslurm.checkpoint_tools.checksum import crc32
+from zslurm.train.recovery.generation import Generation, here_key
+from zslurm.train.recovery.staging import Slot
+
+PAUSE_S = (0.001, 0.02)
+"""Seconds between two looks at a key: first, and at most."""
+
+
+def buddy_of(rank: int, size: int, local_size: int) -> int | None:
+    """Return the rank that keeps the copy of `rank`; None where there is no other one."""
+    if size == 1:
+        return None
+    return (rank + (local_size if local_size < size else 1)) % size
+
+
+def ward_of(rank: int, size: int, local_size: int) -> int | None:
+    """Return the rank whose copy `rank` keeps; the inverse of `buddy_of`."""
+    if size == 1:
+        return None
+    return (rank - (local_size if local_size < size else 1)) % size
+
+
+def whole_step(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]], buddies: Sequence[int | None]) -> int:
+    """Return the newest step that every rank can have again; -1 where there is none.
+
+    Args:
+        own: the steps of which each rank has its own copy; none for a rank that was replaced.
+        held: the steps of which each rank holds its ward's copy.
+        buddies: which rank holds each one's copies.
+    """
+    common: set[int] | None = None
+    for rank, steps in enumerate(own):
+        buddy = buddies[rank]
+        found = set(steps) | (set(held[buddy]) if buddy is not None else set())
+        common = found if common is None else common & found
+    return max(common or {-1})
+
+
+def why_none(own: list[list[int]], held: list[list[int]], buddies: list[int | None]) -> str:
+    """Return why there is no step to go back to."""
+    for rank, steps in enumerate(own):
+        buddy = buddies[rank]
+        if steps or (buddy is not None and held[buddy]):
+            continue
+        if buddy is None:
+            return f"rank {rank} was lost, and has no buddy"
+        if not own[buddy]:
+            return (
+                f"rank {rank} and its buddy, rank {buddy}, were both lost: no copy of rank {rank}'s state is left"
+            )
+        return f"rank {rank} was lost before its buddy, rank {buddy}, had a whole copy of its state"
+    return "the ranks have no step in common"
+
+
+def is_intact(slot: Slot) -> bool:
+    """Return whether a slot still has the bytes whose CRC32 was computed when it was sent, if it was."""
+    if slot.crc is None:
+        return True
+    crc = 0
+    for part in slot.parts():
+        crc = crc32(part, crc)
+    return crc == slot.crc
+
+
+def shared_crc(slot: Slot) -> int:
+    """Return a CRC32 of all of a copy that must be the same on every rank."""
+    crc = crc32(json.dumps([slot.step, slot.cursor], sort_keys=True).encode())
+    for name in sorted(slot.extras):
+        if not name.startswith("rng"):
+            crc = crc32(slot.extras[name].contiguous().numpy().tobytes(), crc)
+    return crc
+
+
+def check_in(store: dist.Store, generation: Generation, rank: int, over: Callable[[], bool]) -> None:
+    """Report that this rank is ready for a generation, and wait until all of its members are.
+
+    Raises:
+        RuntimeError: `over` returned true, or the members did not come in time.
+    """
+    store.set(here_key(generation.number, rank), "")
+    count, everyone = here_key(generation.number, -1), here_key(generation.number, -2)
+    if store.add(count, 1) == len(generation.members):
+        store.set(everyone, "")
+    pause, deadline = PAUSE_S[0], time.monotonic() + generation.deadline_s
+    while not store.check([everyone]):
+        if over():
+            raise RuntimeError("a further rank was lost")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all members left the old generation within {generation.deadline_s:g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE_S[1])

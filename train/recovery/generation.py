@@ -1,0 +1,125 @@
+"""Generations: which processes are the ranks now, and the keys by which they learn of it. No torch here.
+
+Generation 0 is the start of an attempt. After a fault the supervisor has its store server
+(zslurm/job/store_server.py) publish the next one: the members in the order of their ranks, and the ranks whose
+process is another one than before. Everything between the server and the processes is a key of its store:
+
+    newest          number of the newest generation                       server
+    generation/N    the generation, as JSON                               server, before `newest`
+    here/N/R        rank R has left its collectives, and is ready         each member of N
+    result/N        how it ended, as JSON: the first answer counts        rank 0, or who failed
+    warm            how many warm processes have registered               each of them adds 1
+    warm/I          the member's name of the I-th one, from 1             that process
+    facts           what the ranks agreed on at the start, as JSON        rank 0 of generation 0
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RECOVERY_VARIABLE = "ZSLURM_RECOVERY"
+"""Environment variable of ranks and warm processes: `memory` where there is a store server for them."""
+
+MEMBER_VARIABLE = "ZSLURM_MEMBER"
+"""Environment variable with the name of a process among the members, NODE/SLOT."""
+
+PREFIX = "zslurm/recovery/"
+NEWEST = PREFIX + "newest"
+WARM = PREFIX + "warm"
+FACTS = PREFIX + "facts"
+
+
+def member_name(node: str, slot: int | str) -> str:
+    """Return the name of a process among the members; the slot is a local rank, or `w` and a number."""
+    return f"{node}/{slot}"
+
+
+def generation_key(number: int) -> str:
+    """Return the key of a generation."""
+    return f"{PREFIX}generation/{number}"
+
+
+def here_key(number: int, rank: int) -> str:
+    """Return the key under which a rank reports that it is ready to regroup."""
+    return f"{PREFIX}here/{number}/{rank}"
+
+
+def result_key(number: int) -> str:
+    """Return the key under which the outcome of a generation is reported."""
+    return f"{PREFIX}result/{number}"
+
+
+def warm_key(index: int) -> str:
+    """Return the key under which the index-th warm process, from 1, leaves its name."""
+    return f"{WARM}/{index}"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Who the ranks are.
+
+    Attributes:
+        number: counts from 0, the start of the attempt.
+        members: the processes by rank.
+        lost: ranks whose process is another one than in the generation before.
+        deadline_s: seconds after which a recovery that is not complete has failed.
+    """
+
+    number: int
+    members: tuple[str, ...]
+    lost: tuple[int, ...] = ()
+    deadline_s: float = 10.0
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Generation:
+        """Read a generation from the fields of a JSON object.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        try:
+            number, deadline_s = int(fields["number"]), float(fields.get("deadline_s", 10.0))
+            members = tuple(str(name) for name in fields["members"])
+            lost = tuple(sorted({int(rank) for rank in fields.get("lost", ())}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"a generation needs number, members and lost; {error!r} is wrong") from error
+        if not members or len(set(members)) != len(members):
+            raise ValueError("members must be names, each once")
+        if any(not 0 <= rank < len(members) for rank in lost):
+            raise ValueError(f"lost must be ranks below {len(members)}, the number of members")
+        return cls(number, members, lost, deadline_s)
+
+    @classmethod
+    def of_json(cls, text: str | bytes) -> Generation:
+        """Read what `to_json` returned.
+
+        Raises:
+            ValueError: it is none.
+        """
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError("a generation is a JSON object")
+        return cls.of(fields)
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+    def rank_of(self, member: str) -> int | None:
+        """Return the rank of a process; None where it is not a member."""
+        return self.members.index(member) if member in self.members else None
+
+
+def recovered(number: int, step: int, rolled_back: int, seconds: float) -> dict[str, Any]:
+    """Return the event of a generation that trains: `step` steps are done, `rolled_back` were done before."""
+    return {
+        "event": "recovered", "number": number, "step": step, "rolled_back": rolled_back,
+        "seconds": round(seconds, 4),
+    }  # fmt: skip
+
+
+def failed(number: int, rank: int | None, reason: str) -> dict[str, Any]:
+    """Return the event of a generation that does not come about: the next rung of the ladder is taken."""
+    return {"event": "failed", "number": number, "rank": rank, "reason": reason}

@@ -1,0 +1,127 @@
+"""Whether a fault is recovered from in memory: survivors stay alive, other processes take the lost ranks' places.
+
+The first rung of the ladder, with `aegis.recovery: memory`. What it cannot do is left to the next one: every rank
+is started again, from a copy on its node or from the newest checkpoint. The reason is an event then.
+
+Pure: who was lost, who waits and what was noticed come from the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zslurm.aegis.fault_kinds import GPU_HANG_RESET, GPU_MEMORY_FAULT, RANK_HANG, FaultKind
+from zslurm.aegis.types import Fault
+from zslurm.checkpoint_tools.quantities import counted
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of an attempt as they are now.
+
+    Attributes:
+        members: the process of each rank, NODE/SLOT.
+        nodes: the node of each rank.
+        per_node: ranks of a node.
+        lost: ranks whose process is gone, or whose node is dead.
+        dead: dead nodes among these.
+        warm: processes that wait to take a rank's place, by node.
+        step: the last step that is finished in this attempt; -1 before the first.
+        tries: recoveries since that step was finished.
+    """
+
+    members: tuple[str, ...]
+    nodes: tuple[str, ...]
+    per_node: int
+    lost: frozenset[int]
+    dead: frozenset[str] = frozenset()
+    warm: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    step: int = 0
+    tries: int = 0
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """What to do about lost ranks.
+
+    Attributes:
+        members: of the next generation, by rank; empty where the recovery is not possible.
+        nodes: of them, by rank.
+        reason: why it is not possible; empty where it is.
+    """
+
+    members: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the survivors may continue."""
+        return bool(self.members)
+
+
+def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) -> InMemory:
+    """Return who takes the places of lost ranks, or why that is not possible.
+
+    Args:
+        ranks: as they are.
+        faults: what was noticed since the last recovery.
+        most_tries: recoveries without a finished step between them, after which the ranks are started again.
+    """
+    reason = _blocking_reason(ranks, faults, most_tries)
+    if reason:
+        return InMemory(reason=reason)
+    members, nodes = list(ranks.members), list(ranks.nodes)
+    free = {node: list(waiting) for node, waiting in ranks.warm.items() if node not in ranks.dead}
+    for node in dict.fromkeys(ranks.nodes[rank] for rank in sorted(ranks.lost)):
+        lost = [rank for rank in sorted(ranks.lost) if ranks.nodes[rank] == node]
+        place = node if node not in ranks.dead else _spare_for(len(lost), free, ranks)
+        if place is None:
+            return InMemory(reason=f"no spare node has {counted(len(lost), 'warm process', 'warm processes')}")
+        if len(free.get(place, ())) < len(lost):
+            has = counted(len(free.get(place, ())), "warm process", "warm processes")
+            return InMemory(reason=f"{node} has {has} for {counted(len(lost), 'lost rank')}")
+        for rank in lost:
+            members[rank], nodes[rank] = free[place].pop(0), place
+    return InMemory(tuple(members), tuple(nodes))
+
+
+def buddy_of(rank: int, size: int, per_node: int) -> int | None:
+    """Return the rank that keeps the copy of a rank's state; None where there is no other one.
+
+    It is the rule of the trainer (zslurm/train/recovery): the same place on the next node; on one node, the next.
+    """
+    return None if size == 1 else (rank + (per_node if per_node < size else 1)) % size
+
+
+def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:
+    size = len(ranks.members)
+    roots = [fault for fault in faults if fault.role == "root"]
+    if other := next((fault for fault in roots if not fault.kind.in_memory), None):
+        return f"{other.kind.message}: {_OF_KIND.get(other.kind, 'every rank must be started again')}"
+    if len(ranks.lost) == size:
+        return "no rank survived"
+    if ranks.step < 0:
+        return "no step was finished yet, so there is no copy to go back to"
+    if ranks.tries >= most_tries:
+        return f"{counted(ranks.tries, 'recovery', 'recoveries')} in memory led to no new step"
+    for rank in sorted(ranks.lost):
+        buddy = buddy_of(rank, size, ranks.per_node)
+        if buddy in ranks.lost:
+            return f"rank {rank} is lost together with rank {buddy}, which kept the copy of its state"
+    return ""
+
+
+_OF_KIND: Mapping[FaultKind, str] = {
+    RANK_HANG: "it may hang inside a device call, which nothing can interrupt",
+    GPU_MEMORY_FAULT: "the device context is corrupt, perhaps that of its neighbours too",
+    GPU_HANG_RESET: "the device contexts of its node are lost",
+}
+"""Why kinds of faults go down a rung, where that is not plain from the kind."""
+
+
+def _spare_for(ranks: int, free: Mapping[str, Sequence[str]], now: Ranks) -> str | None:
+    """Return a node without ranks that has enough warm processes."""
+    busy = set(now.nodes)
+    return next((node for node, warm in free.items() if node not in busy and len(warm) >= ranks), None)

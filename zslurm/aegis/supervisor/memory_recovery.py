@@ -1,0 +1,207 @@
+"""Recovery in memory, the supervisor's part: who was lost, who takes their place, and whether that worked.
+
+    lost ranks -> policy/in_memory.py -> next generation to the store server -> recovered, or failed -> next rung
+
+The ranks do the rest (zslurm/train/recovery). While they regroup the attempt is not given up. What fails, or takes
+longer than aegis.recovery_s, leaves the attempt as it would have been without: it is ended, and started again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from zslurm.aegis.logs.signatures import Signatures
+from zslurm.aegis.policy.in_memory import InMemory, Ranks, plan_in_memory
+from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.warm_pool import WarmPool
+from zslurm.aegis.types import Fault
+from zslurm.job.store_client import StoreClient
+from zslurm.run.run_dir import AttemptDir
+from zslurm.slurm.srun_output import TaskFailure
+from zslurm.slurm.topology import hostlist_in_order
+from zslurm.train.recovery.generation import Generation, member_name
+
+_ANSWER_S = 1.0
+"""Seconds beyond the deadline that the store server gets to report that it has passed."""
+
+
+@dataclass
+class MemoryRecovery:
+    """The generations of one attempt.
+
+    Attributes:
+        job: the start of the job.
+        attempt: the attempt.
+        store: its store server.
+        warm: its warm processes.
+        nodes: the node of each rank now.
+        spares: nodes without ranks that may be used.
+        dead: nodes that died, and whose ranks are elsewhere now.
+    """
+
+    job: Job
+    attempt: AttemptDir
+    store: StoreClient
+    warm: WarmPool
+    nodes: list[str]
+    spares: tuple[str, ...] = ()
+    dead: set[str] = field(default_factory=set)
+    number: int = 0
+    """Number of the newest generation."""
+
+    def __post_init__(self) -> None:
+        """Name the members of the first generation."""
+        per_node = self.job.spec.ranks_per_node
+        self.members = [member_name(node, rank % per_node) for rank, node in enumerate(self.nodes)]
+        self._lost: set[int] = set()
+        self._lost_nodes: set[str] = set()
+        self._asked_at: float | None = None
+        self._deadline: float | None = None
+        self._planned = InMemory()
+        self._given_up = self._again = self._ready = False
+        self._recovered_at_step, self._tries = -1, 0
+        self._new: tuple[set[int], set[str]] = (set(), set())
+
+    # --- what the monitor asks ----------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """Whether the ranks regroup now, so that nothing else must be done about them."""
+        return self._deadline is not None
+
+    @property
+    def holds_ranks(self) -> bool:
+        """Whether ranks may be in the steps of warm processes."""
+        return any("/w" in member for member in self.members) and self.warm.runs
+
+    def tend(self, step: int) -> None:
+        """Take what the server reports, and have warm processes ready once the ranks train."""
+        for event in self.store.poll():
+            kind = event.get("event")
+            if kind == "warm":
+                self.warm.add(str(event.get("member")))
+                self._announce()
+            elif kind == "recovered" and event.get("number") == self.number and self.active:
+                self._recovered(int(event.get("step", -1)), int(event.get("rolled_back", 0)))
+            elif kind in ("failed", "refused") and event.get("number", self.number) == self.number and self.active:
+                self._give_up(str(event.get("reason", "the ranks gave no reason")))
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._give_up(
+                f"the ranks did not regroup within {self.job.spec.aegis.recovery_s:g} s (aegis.recovery_s)"
+            )
+        if step >= 0 and not self.warm.started:
+            self._start_warm()
+
+    def lost_members(self) -> list[tuple[int, TaskFailure]]:
+        """Return ranks whose process was a warm one and has failed since the last call, and how."""
+        ended = self.warm.ended()
+        self._again |= any(member in self._planned.members and member not in self.members for member, _ in ended)
+        return [(self.members.index(member), failure) for member, failure in ended if member in self.members]
+
+    def consider(self, lost: Collection[int], dead: Collection[str], faults: Sequence[Fault], step: int) -> bool:
+        """Begin a recovery where ranks were lost that no recovery has taken up yet.
+
+        Args:
+            lost: ranks whose present process is gone.
+            dead: nodes that are dead.
+            faults: what was noticed since the last recovery.
+            step: the last step that is finished.
+
+        Returns:
+            Whether the ranks regroup now; false: do what would be done without a recovery in memory.
+        """
+        if self._given_up:
+            return False
+        on_dead = {rank for rank, node in enumerate(self.nodes) if node in dead}
+        gone = set(lost) | on_dead
+        if not (gone - self._lost or (self._again and self.active)):
+            return self.active
+        self._again = False
+        self._lost |= gone
+        self._lost_nodes |= {self.nodes[rank] for rank in on_dead}
+        if step > self._recovered_at_step:
+            self._tries = 0
+        ranks = Ranks(
+            tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(self._lost),
+            frozenset(self._lost_nodes), self.warm.waiting, step, self._tries,
+        )  # fmt: skip
+        plan = plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries))
+        if not plan.possible:
+            self._give_up(plan.reason)
+            return False
+        self._publish(plan)
+        return self.active
+
+    # --- what it does -------------------------------------------------------------------------------------------
+
+    def _start_warm(self) -> None:
+        Signatures.load()  # read once: not when a rank is lost
+        in_use = tuple(dict.fromkeys(self.nodes))
+        problem = self.warm.start(in_use) or self.warm.start(self.spares, self.job.spec.ranks_per_node)
+        if problem:
+            self.job.event("recovery_unavailable", attempt=self.attempt.number, reason=problem)
+
+    def _announce(self) -> None:
+        """Record once that every node has a process which waits."""
+        if not self._ready and set(self.nodes) <= self.warm.waiting.keys():
+            self._ready = True
+            nodes = hostlist_in_order(tuple(self.warm.waiting))
+            self.job.event("recovery_ready", attempt=self.attempt.number, nodes=nodes)
+
+    def _publish(self, plan: InMemory) -> None:
+        """Have the ranks regroup with the members of a plan."""
+        now, recovery_s = time.monotonic(), self.job.spec.aegis.recovery_s
+        self.number += 1
+        self._planned, self._asked_at = plan, self._asked_at or now
+        self._deadline = now + recovery_s + _ANSWER_S
+        lost = tuple(sorted(self._lost))
+        self.job.event(
+            "recovery_started", attempt=self.attempt.number, generation=self.number, ranks=list(lost),
+            members=[plan.members[rank] for rank in lost],
+        )  # fmt: skip
+        if not self.store.generation(Generation(self.number, plan.members, lost, recovery_s)):
+            self._give_up("the store server is gone")
+
+    def _recovered(self, step: int, rolled_back: int) -> None:
+        assert self._asked_at is not None
+        plan, lost = self._planned, sorted(self._lost)
+        taken = {plan.members[rank] for rank in lost}
+        self.warm.take(taken)
+        self.dead |= self._lost_nodes
+        self._new = (self._new[0] | self._lost, self._new[1] | self._lost_nodes)
+        self.members, self.nodes = list(plan.members), list(plan.nodes)
+        self.spares = tuple(node for node in self.spares if node not in self.nodes)
+        seconds = round(time.monotonic() - self._asked_at, 3)
+        self.job.event(
+            "recovered_in_memory", attempt=self.attempt.number, generation=self.number, ranks=lost, step=step,
+            rolled_back=rolled_back, seconds=seconds,
+            nodes=hostlist_in_order(tuple(dict.fromkeys(self.nodes))),
+        )  # fmt: skip
+        self._lost, self._lost_nodes, self._deadline, self._asked_at = set(), set(), None, None
+        self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
+        used = dict.fromkeys(plan.nodes[rank] for rank in lost)
+        self.warm.start([node for node in used if node not in self.warm.waiting])
+
+    def _give_up(self, reason: str) -> None:
+        self._deadline, self._given_up = None, True
+        self.job.event(
+            "recovery_failed", attempt=self.attempt.number, generation=self.number, ranks=sorted(self._lost),
+            reason=reason,
+        )  # fmt: skip
+
+    @property
+    def recovered(self) -> bool:
+        """Whether there was a recovery since `take_recovered` was called last."""
+        return bool(self._new[0])
+
+    def take_recovered(self) -> tuple[set[int], set[str]]:
+        """Return the ranks that were replaced since the last call, and the dead nodes that they were on."""
+        new, self._new = self._new, (set(), set())
+        return new
+
+    def close(self) -> None:
+        """End the warm processes and the store; the ranks are gone."""
+        self.warm.end()
+        self.store.stop()
