@@ -45,14 +45,14 @@ lint: $(STAMP) ## ruff, mypy, which package may import which, and the tables in 
 	@rm -rf .imports && mkdir .imports && cp -rL zslurm .imports/
 	cd .imports && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
 	@rm -rf .imports
-	$(BIN)/python docs/tables.py --check
+	$(BIN)/python -m docs.tables --check
 
 format: $(STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 docs: $(STAMP) ## write the tables of the documents that come from the program
-	$(BIN)/python docs/tables.py
+	$(BIN)/python -m docs.tables
 
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks

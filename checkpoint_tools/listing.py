@@ -74,6 +74,24 @@ def list_checkpoints(root: Path) -> list[Listing]:
     return sorted(found, key=lambda listing: -listing.step)
 
 
+def newest_committed(root: Path) -> Path | None:
+    """Return the directory of the newest committed checkpoint in `root`; None where there is none.
+
+    Nothing but the names is looked at: for readers that look often, where `list_checkpoints` would stat each shard
+    of each checkpoint. Whether it is complete is not known.
+
+    Raises:
+        OSError: `root` exists but cannot be listed.
+    """
+    try:
+        names = [path.name for path in root.iterdir()]
+    except FileNotFoundError:
+        return None
+    steps = {name: step for name in names if (step := layout.step_of(name)) is not None}
+    newest = max(steps, key=lambda name: (steps[name], not layout.is_superseded(name)), default=None)
+    return None if newest is None else root / newest
+
+
 def _look(path: Path, step: int) -> Listing:
     try:
         with Checkpoint.open(path) as checkpoint:

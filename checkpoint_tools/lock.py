@@ -83,11 +83,20 @@ class Lock:
     holder: Holder
 
     @classmethod
-    def acquire(cls, path: Path, owned: str, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
+    def acquire(
+        cls,
+        path: Path,
+        owned: str,
+        *,
+        job: str = "",
+        is_gone: IsGone = lambda holder: False,
+        take_over: bool = False,
+    ) -> Lock:
         """Make the lock file `path`, in a directory that exists, or take it over from a dead holder.
 
         `owned` names what the lock is for in the message of `InUse`; `job` is the scheduler's job that this
-        process belongs to.
+        process belongs to. With `take_over` any holder counts as dead: this process was made to take its place,
+        and the holder ends without touching anything should it still be there (train/recovery).
 
         Raises:
             InUse: a holder that is not known to be dead has it.
@@ -104,7 +113,7 @@ class Lock:
         draft = path.with_name(f"{path.name}.{ours.nonce}")
         draft.write_text(json.dumps(asdict(ours)))
         try:
-            _acquire(path, draft, owned, lambda theirs: _is_dead(theirs, ours, is_gone))
+            _acquire(path, draft, owned, lambda theirs: take_over or _is_dead(theirs, ours, is_gone))
         finally:
             draft.unlink(missing_ok=True)
         return cls(path, ours)
@@ -122,7 +131,7 @@ class Lock:
         self.release()
 
 
-def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False) -> Lock:
+def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False, take_over: bool = False) -> Lock:
     """Acquire the lock of `root`, a directory of checkpoints, which is made if need be; see `Lock.acquire`.
 
     Raises:
@@ -131,7 +140,7 @@ def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False
     """
     with writing(root / NAME):
         root.mkdir(parents=True, exist_ok=True)
-        return Lock.acquire(root / NAME, str(root), job=job, is_gone=is_gone)
+        return Lock.acquire(root / NAME, str(root), job=job, is_gone=is_gone, take_over=take_over)
 
 
 def holder_of(root: Path) -> Holder | None:

@@ -164,7 +164,7 @@ class Operation:
             return self._able(forced, args, kwargs, warn=True) or reference
         sizes = self.sizes(*args, **kwargs)
         arch = arch_of(self.device(*args, **kwargs))
-        name = self._measured(arch, sizes) or self.rule(arch, sizes)
+        name = self.measured(arch, sizes) or self.rule(arch, sizes)
         if name == REFERENCE:
             return reference
         for each in (name, *self._order) if name else self._order:
@@ -212,7 +212,17 @@ class Operation:
             self._unavailable[name] = why
             self._warn_once(f"{self.name} runs without {name}, which {why}")
 
-    def _measured(self, arch: Arch, sizes: Sizes) -> str | None:
+    def put(self, implementation: Implementation) -> None:
+        """Let an implementation take the place of the one of its name."""
+        self._all[implementation.name] = implementation
+
+    def try_again(self) -> None:
+        """Try once more what could not start, and warn of it again: after a build, or another installation."""
+        self._unavailable.clear()
+        self._warned.clear()
+
+    def measured(self, arch: Arch, sizes: Sizes) -> str | None:
+        """Return the implementation that the table has for these sizes; None where nothing was measured."""
         for rule in self.table().get(arch.name, ()):
             if all(_fits(sizes.get(key), wanted) for key, wanted in rule.get("when", {}).items()):
                 return str(rule["use"])

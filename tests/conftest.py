@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -11,6 +14,8 @@ import pytest
 # Before torch is imported: what tests compute is tiny, and threads that spin for each other on a busy machine make
 # it many times slower. Ranks that tests start have settings of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A rank takes as many threads as its run file says, or all cores: they sleep while they wait for each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile(
@@ -30,10 +35,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A fresh home for each test; pytest's own numbers cost a look at all directories of all tests before it."""
+    directory = tmp_path_factory.mktemp("homes")
+    return (directory / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def own_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> None:
     """Configuration and state of zslurm in a fresh place; nothing of the surrounding shell."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))

@@ -18,7 +18,7 @@ _ACTIONS = {"submit", "requeue", "exclude", "cancel", "hold", "release", "succes
 
 def test_the_run_files_in_it_are_right(tmp_path: Path) -> None:
     found = re.findall(r"^```yaml\n(.*?)^```$", (DOCS / "aegis.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(found) == 2
+    assert len(found) == 3
     for text in found:
         resolve_text(tmp_path, PHASES + text)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from tests.checkout import ROOT
 from zslurm.cli.commands import RENAMED_OPTIONS
 from zslurm.config.renamed_keys import RENAMED
@@ -23,3 +26,9 @@ def test_every_renamed_key_is_listed() -> None:
     rows = [f"| `{section}.{old}` | `{section}.{new}` |" for (section, old), new in RENAMED.items()]
     assert rows
     assert [row for row in rows if row not in TEXT] == []
+
+
+def test_merges_left_no_conflict_and_no_entry_twice() -> None:
+    assert not re.search(r"^(<{7}|={7}$|>{7})", TEXT, re.MULTILINE)
+    entries = [" ".join(entry.split()) for entry in re.split(r"^(?:- |#)", TEXT, flags=re.MULTILINE)]
+    assert [entry for entry, count in Counter(entries).items() if count > 1 and len(entry) > 40] == []

@@ -27,6 +27,9 @@ from tests.waiting import wait_for
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("*/README.md"))]
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+STAND_INS = ("checkpoints.md", "mixtures.md")
+"""Documents whose own runs only have to start, to save and to end: the model that they show is the README's."""
+
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -70,10 +73,12 @@ def prepare(directory: Path, *, tokens: int | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the README's local commands were run, one after the other, with twenty steps."""
+    """A directory in which the README's local commands were run, with twenty steps; later runs have one rank."""
     directory = prepare(tmp_path_factory.mktemp("docs"), tokens=20 * 1024)
     for block in blocks("bash", ROOT / "README.md"):
         run_locally(block, directory)
+    run = directory / "run.yaml"
+    run.write_text(run.read_text().replace("ranks_per_node: 2", "ranks_per_node: 1"))
     return directory
 
 
@@ -87,12 +92,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_locally(block: Block, directory: Path) -> None:
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "XDG_STATE_HOME": str(directory / "state"),
-        "XDG_CONFIG_HOME": str(directory / "config"),
-        "OMP_NUM_THREADS": "1",
-    }
+    ranks = {"PYTHONPATH": str(stand_in.IN_RANKS)} if block.document in STAND_INS else {}
+    environment = (
+        os.environ
+        | ranks
+        | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XDG_STATE_HOME": str(directory / "state"),
+            "XDG_CONFIG_HOME": str(directory / "config"),
+            "OMP_NUM_THREADS": "1",
+        }
+    )
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False,

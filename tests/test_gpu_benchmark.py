@@ -133,9 +133,9 @@ def test_no_part_takes_more_than_its_share(tmp_path: Path, monkeypatch: pytest.M
 def test_parts_train_with_the_allocator_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert command._environment()["PYTORCH_ALLOC_CONF"] == DEFAULT
+    assert command.environment_of_parts()["PYTORCH_ALLOC_CONF"] == DEFAULT
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
-    assert "PYTORCH_ALLOC_CONF" not in command._environment()
+    assert "PYTORCH_ALLOC_CONF" not in command.environment_of_parts()
 
 
 def test_an_allocator_that_does_not_work_is_left_out(
@@ -148,7 +148,7 @@ def test_an_allocator_that_does_not_work_is_left_out(
     asked = []
 
     def ask(device: str) -> Any:
-        asked.append(command._environment()["PYTORCH_ALLOC_CONF"])
+        asked.append(command.environment_of_parts()["PYTORCH_ALLOC_CONF"])
         failed = asked[-1] == DEFAULT
         out, error = ("", "Traceback\nRuntimeError: not supported") if failed else (json.dumps(CARD), "")
         return command.subprocess.CompletedProcess([], int(failed), out, error)

@@ -156,13 +156,13 @@ def test_the_memory_of_a_step_is_beside_the_plans(world: World) -> None:
 
 
 def test_the_largest_microbatch_that_fits_is_taken() -> None:
-    fits = step_memory._fitting("zaya1-1b", 0.9 * 80 * 2**30, recompute=False, on_cpu=False)
+    fits = step_memory.largest_that_fits("zaya1-1b", 0.9 * 80 * 2**30, recompute=False, on_cpu=False)
     assert fits is not None and fits.phases[0].micro_batch == 4
-    assert step_memory._fitting("zaya1-8b", 0.9 * 80 * 2**30, recompute=True, on_cpu=False) is None
+    assert step_memory.largest_that_fits("zaya1-8b", 0.9 * 80 * 2**30, recompute=True, on_cpu=False) is None
 
 
 def test_a_recipe_that_does_not_fit_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_memory, "_fitting", lambda *_, **__: None)
+    monkeypatch.setattr(step_memory, "largest_that_fits", lambda *_, **__: None)
     rows = list(step_memory.rows(CPU))
     assert [row["problem"] for row in rows] == ["does not fit on this card by the plan"] * 2
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu.profile import PARTS as PARTS_OF_A_STEP
+from benchmarks.gpu.profile import PARTS
 from benchmarks.gpu.summary import AIMS, lines_of
-from tests.checkout import ROOT
+from docs.tables import measured
 
 STEP = {"seconds": {"ours": 0.1, "transformers": 0.25}}
 BODY: dict[str, Any] = {
@@ -92,15 +89,10 @@ FOUND = {
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The script that writes the documents' tables, with results of this test."""
-    spec = importlib.util.spec_from_file_location("tables_of_the_documents", ROOT / "docs" / "tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "GPU_RESULTS", tmp_path)
-    return module
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the documents' tables read results in this test."""
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    return tmp_path
 
 
 def cells(text: str) -> list[list[str]]:
@@ -124,30 +116,30 @@ def test_a_result_is_printed() -> None:
     assert "a rehearsal" in next(iter(lines_of(BODY | {"card": "rehearsal-on-cpu-x86_64"})))
 
 
-def test_without_results_the_tables_have_the_rows_and_no_figures(tables: ModuleType) -> None:
-    assert tables._PARTS == PARTS_OF_A_STEP
-    figures, parts = cells(tables.gpu_figures()), cells(tables.gpu_parts())
+def test_without_results_the_tables_have_the_rows_and_no_figures(results: Path) -> None:
+    assert measured.PARTS_OF_A_STEP == PARTS
+    figures, parts = cells(measured.gpu_figures()), cells(measured.gpu_parts())
     assert len(figures) == 2 + len(AIMS)
     assert {row[-1] for row in (*figures[2:], *parts[2:])} == {"not yet measured"}
-    for each in (tables.gpu_memory, tables.gpu_checks):
+    for each in (measured.gpu_memory, measured.gpu_checks):
         assert cells(each())[2][0] == "not yet measured"
 
 
-def test_results_fill_a_column_for_each_card(tables: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "gpu-simulated-h100.json").write_text(json.dumps(BODY))
-    (tmp_path / "gpu-another.json").write_text(
+def test_results_fill_a_column_for_each_card(results: Path) -> None:
+    (results / "gpu-simulated-h100.json").write_text(json.dumps(BODY))
+    (results / "gpu-another.json").write_text(
         json.dumps({"card": "Another", "driver": None, "date": "d", "parts": {}})
     )
-    (tmp_path / "gpu-rehearsal-on-cpu-x86-64.json").write_text("{}")
-    head, _, *rows = cells(tables.gpu_figures())
+    (results / "gpu-rehearsal-on-cpu-x86-64.json").write_text("{}")
+    head, _, *rows = cells(measured.gpu_figures())
     assert head[3:] == ["Another", "Simulated H100"]
     assert {(row[0], row[1]): row[4] for row in rows if row[4] != "-"} == FOUND
     assert {row[3] for row in rows} == {"-"}
-    assert cells(tables.gpu_parts())[2:] == [["experts", "-", "60.0%"], ["host gaps", "-", "40.0%"]]
-    assert cells(tables.gpu_memory())[2:] == [
+    assert cells(measured.gpu_parts())[2:] == [["experts", "-", "60.0%"], ["host gaps", "-", "40.0%"]]
+    assert cells(measured.gpu_memory())[2:] == [
         ["Simulated H100", "zaya1-1b", "4 x 4,096, recomputed", "2.00 GiB planned", "2.00 GiB allocated", "1.000"]
     ]
-    assert cells(tables.gpu_checks())[3] == [
+    assert cells(measured.gpu_checks())[3] == [
         *("Simulated H100", "2026-11-23", "580.1"),
         *("failed: 1 of 2 kernels", "done: 2 of 2 right", "done: 7 passed, 0 failed, 1 skipped"),
     ]

@@ -279,6 +279,25 @@ class CheckpointConfig(Section):
     )
 
 
+class RecoveryConfig(Section):
+    """Copies of the training state in host memory, for recovery without a restart (`aegis.recovery: memory`)."""
+
+    every_steps: Count = Field(1, description="optimizer steps between two copies of the state")
+    memory_gb: Positive | None = Field(
+        None,
+        description="GiB of host memory that the copies may take on a node; a run that needs more is refused; "
+        "default: what is free",
+    )
+    wait_s: Positive = Field(
+        30.0,
+        description="seconds that a rank which lost its peers waits to be regrouped before it ends with the error",
+    )
+    amd: bool = Field(
+        False,
+        description="also on AMD GPUs, where aborting collectives in a living process has not been tried yet",
+    )
+
+
 LONGEST_PROFILE = 32
 """Steps that may be profiled at once: a trace holds every operation of every one of them."""
 
@@ -391,6 +410,7 @@ class TrainConfig(Section):
     phases: Annotated[tuple[PhaseConfig, ...], Field(min_length=1)]
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     metrics: MetricsConfig = MetricsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 

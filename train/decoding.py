@@ -79,14 +79,14 @@ def _generated(request: Request, ranks: int) -> Iterator[int]:
             writer.close()
             readers.append(reader)
             processes.append(process)
-        yield from _received(readers)
+        yield from received(readers)
     finally:
         for process in processes:
             process.terminate()
             process.join()
 
 
-def _received(readers: list[Connection]) -> Iterator[int]:
+def received(readers: list[Connection]) -> Iterator[int]:
     """Yield `_READY` when every rank has sent it, then the first rank's tokens, until all have ended in order."""
     open_readers = dict(zip(readers, range(len(readers)), strict=True))
     ready, ended, early = 0, set[int](), list[int]()

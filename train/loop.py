@@ -17,19 +17,20 @@ import math
 import os
 import sys
 from dataclasses import asdict
-from datetime import timedelta
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from zslurm.checkpoint_tools import CheckpointError
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.kernels import dispatch
+from zslurm.train.assembly import assemble, make_contexts, make_or_choose_levels
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
 from zslurm.train.checkpointing.schedule import SaveSchedule
 from zslurm.train.config import RESUMED_FROM, TrainConfig, load_train_config
-from zslurm.train.context.context_parallel import context_groups
 from zslurm.train.context.layout import check_phases
 from zslurm.train.data.loader import Loader
 from zslurm.train.data.order import DataOrder
@@ -38,36 +39,31 @@ from zslurm.train.data.shares import Piece
 from zslurm.train.data.training_data import TrainingData
 from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best, Evaluator
-from zslurm.train.model.attention_backend import attention_backend
-from zslurm.train.model.flash import choose_kernels
-from zslurm.train.model.zaya import Zaya, build
-from zslurm.train.optim.balance import BalanceState, balance_over
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.optim.balance import BALANCE_TENSORS, BalanceState, balance_over
 from zslurm.train.optim.sharded import ShardedOptimizer
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
-from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
-from zslurm.train.parallel.levels import choose_levels
+from zslurm.train.parallel.kernel_agreement import leave_out_together
 from zslurm.train.parallel.world import (
-    DTYPES,
     World,
-    least_of_all,
+    common_local_size,
     open_world,
-    overlaps,
     read_back,
     to_device,
 )
-from zslurm.train.parallel.zero import ZeroShards
-from zslurm.train.plan.activations import recomputed_layers
-from zslurm.train.plan.communication import Group, bucket_bytes
-from zslurm.train.plan.memory import with_least_recompute
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
+from zslurm.train.recovery.generation import Generation
+from zslurm.train.recovery.no_recovery import NoRecovery
+from zslurm.train.recovery.recovery import open_recovery
+from zslurm.train.recovery.staging import Slot
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
-from zslurm.train.shapes import owned_table
 from zslurm.train.stop import StopRequest
 from zslurm.train.telemetry import log
 from zslurm.train.telemetry.metrics_file import last_attempt
 from zslurm.train.telemetry.observer import StepResult
 from zslurm.train.telemetry.observers import Observers, check_observers
 from zslurm.train.telemetry.timing import Part, StepClock, work_time_ns
+from zslurm.train.tuned_products import use_tuned_products
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,11 +83,22 @@ class Trainer:
         work_ns: nanoseconds of this rank's own work per microbatch, summed over the steps of this attempt.
     """
 
-    def __init__(self, run_dir: Path, config: TrainConfig, world: World, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        config: TrainConfig,
+        world: World,
+        stop: StopRequest,
+        recovery: NoRecovery | None = None,
+        model: Zaya | None = None,
+    ) -> None:
         """Build everything, and load the newest checkpoint if there is one.
 
         The order matters: what is wrong with the run is found before memory is taken, the random state is set
         before the model is made, and everything is there before a checkpoint fills it.
+
+        A process that takes the place of a rank (`world.joined`) makes no collectives but those of its groups,
+        which the other ranks make with it, loads nothing, and may have made its `model` before.
 
         Raises:
             ConfigError, DataError: the run cannot be trained as configured.
@@ -99,9 +106,11 @@ class Trainer:
         """
         self.config, self.world, self.stop = config, world, stop
         self.plan, self.step, self.work_ns = Plan(config.phases), 0, 0
+        self._kernels_ran = False
         check_observers(config)
         check_phases(config.model, config.phases)
-        notes = check_ranks(config.phases, world.size, world.local_size)
+        local = world.local_size if world.joined else common_local_size(world)
+        notes = check_ranks(config.phases, world.size, local)
         attempt = int(os.environ.get("ZSLURM_ATTEMPT", "0")) or 1 + last_attempt(run_dir)
         self.progress = ProgressWriter(world.rank, attempt)
         data = TrainingData.open(config.data)
@@ -118,24 +127,22 @@ class Trainer:
             isolate_documents=config.data.isolate_documents,
         )
         self.evaluator = Evaluator.open(config, tokenizer)
-        sizes = (phase.context_parallel for phase in config.phases)
-        timeout = timedelta(seconds=config.parallel.timeout_s)
-        self.contexts = context_groups(sizes, config.parallel.context_attention, timeout)
+        self.recovery = recovery or NoRecovery()
+        with self.recovery.making_groups():
+            self.contexts = make_contexts(config)
         torch.manual_seed(config.run.seed * 1_000_003 + world.rank)
-        self.model = build_model(config, world)
-        share_tables(world.group, world.device)
-        leave_out_together(world.group, world.device)
-        self.shards = shard(self.model, config, world)
+        self.model, self.shards, self.facts = assemble(config, world, self.recovery, model)
         self.optimizer = ShardedOptimizer(self.shards, config.optim)
         self.balance, self.guard = BalanceState.initial(config.model, world.device), StepGuard(config.optim)
         self.checkpointer = Checkpointer(
             run_dir / "checkpoints", world, config, self.shards, self.optimizer, attempt=attempt
         )
-        restored = self.checkpointer.load_newest(starts_elsewhere=config.init is not None)
-        if restored is None:
-            self._start(tokenizer)
-        else:
-            self._resume(restored)
+        if not world.joined:
+            restored = self.checkpointer.load_newest(starts_elsewhere=config.init is not None)
+            if restored is None:
+                self._start(tokenizer)
+            else:
+                self._resume(restored)
         for note in notes:
             _LOG.info("note: %s", note)
         total_steps = self.plan.total_steps
@@ -144,7 +151,11 @@ class Trainer:
         )
         self.clock = StepClock(world.device)
         self.model.call_before(self._wait_for_weights)
-        _LOG.info(self.checkpointer.prepare())
+        live = {state.name: state.values for state in self.optimizer.states}
+        source = self.recovery.prepare(self, live, self.facts, saves=config.checkpoint.background)
+        staging = None if source is None else partial(source, lambda: self.checkpointer.saving)
+        _LOG.info(self.checkpointer.prepare(staging, self.recovery.fence))
+        self.recovery.save_with(lambda: self.checkpointer.give_up_save())
         self.saves = SaveSchedule(
             self.checkpointer,
             config.checkpoint,
@@ -153,6 +164,7 @@ class Trainer:
             record=self.observers.record,
             committed=self.observers.checkpoint_committed,
         )
+        self._kernels_ran = False
 
     def _start(self, tokenizer_sha256: str) -> None:
         """Begin at step 0, from fresh weights or from those that `init` names."""
@@ -185,26 +197,43 @@ class Trainer:
     def run(self) -> Ending:
         """Train to the end of the plan, or until asked to stop."""
         with self.observers, self.loader:
-            return self._run()
+            self.recovery.begin(self)
+            while True:
+                try:
+                    return self._run()
+                except Exception as error:
+                    if self.recovery.enabled:
+                        self.progress.update(waiting=True)
+                    if not self.recovery.may_recover(error):
+                        raise
+                    _LOG.info("recovery: %s", str(error).partition("\n")[0])
+                # Outside of the handler: the error holds frames, and these hold what is dropped now.
+                self.recovery.recover(self)
+
+    def take_step(self) -> tuple[Position, StepResult]:
+        """Take the next step and report it to the observers, which are open, as the loader is."""
+        here = self.plan.at(self.step)
+        result = self.train_step(here)
+        if not self._kernels_ran or here.step_in_phase == 0:
+            self._wait_for_weights()
+            leave_out_together(self.world.group, self.world.device)
+            self._kernels_ran = result.taken  # those of the update run in no step that is skipped
+        self.recovery.fence()
+        self.stop.renew()
+        self.step += 1
+        self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
+        split = self.clock.end_step()
+        sequences = sum(piece.sequences for piece in self._mine(here))
+        self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
+        self.pace.add(work_time_ns(split, 1) / 1e9, sequences)
+        self.observers.step_done(self.step, here, result, split)
+        self.saves.report()
+        return here, result
 
     def _run(self) -> Ending:
-        kernels_ran = False
         while self.step < self.plan.total_steps:
-            here = self.plan.at(self.step)
-            result = self._train_step(here)
-            if not kernels_ran or here.step_in_phase == 0:
-                self._wait_for_weights()
-                leave_out_together(self.world.group, self.world.device)
-                kernels_ran = result.taken  # those of the update run in no step that is skipped
-            self.stop.renew()
-            self.step += 1
-            self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
-            split = self.clock.end_step()
-            sequences = sum(piece.sequences for piece in self._mine(here))
-            self.work_ns += work_time_ns(split, sequences / here.phase.micro_batch)
-            self.pace.add(work_time_ns(split, 1) / 1e9, sequences)
-            self.observers.step_done(self.step, here, result, split)
-            self.saves.report()
+            self.recovery.copy(self)
+            here, result = self.take_step()
             last = self.step == self.plan.total_steps
             if self.evaluator.is_due(self.step, last=last, stop=result.stop):
                 self._evaluate(here)
@@ -227,7 +256,8 @@ class Trainer:
         """Return the microbatches of a step, and parts of some, that are this rank's."""
         return self.loader.share(here)
 
-    def _train_step(self, here: Position) -> StepResult:
+    def train_step(self, here: Position) -> StepResult:
+        """Compute a step: forward and backward of this rank's microbatches, reduction, update."""
         if self.loader.divide_by(self.pace.speeds):
             _LOG.info("from step %d on, %s", self.step + 1, self.pace.described)
         self.shards.begin_step(backwards=len(self._mine(here)))
@@ -258,7 +288,10 @@ class Trainer:
         self.progress.update(waiting=True)
         self.clock.enter(Part.REDUCE)
         self.shards.reduce_gradients()
-        signals = [float(targets), float(self.stop.asked), *self.saves.signals(), *self.pace.signals(self.step)]
+        signals = [
+            float(targets), float(self.stop.asked), self.recovery.busy(),
+            *self.saves.signals(), *self.pace.signals(self.step),
+        ]  # fmt: skip
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
         self.shards.comm.all_reduce(totals)
         self.shards.comm.all_reduce(counts_MLC)
@@ -270,8 +303,9 @@ class Trainer:
         self.clock.enter(Part.REDUCE)
         sums, norm, counts_LC = read_back(totals, norm, counts_MLC.sum(dim=0))
         self.clock.settle()
-        ce_sum, z_sum, targets, asked, busy, overdue, failed, *paces = sums.tolist()
+        ce_sum, z_sum, targets, asked, copying, busy, overdue, failed, *paces = sums.tolist()
         stop, grad_norm, counts_LC = asked > 0, norm.item(), counts_LC.long()
+        self.recovery.agree(copying)
         self.saves.agree((busy, overdue, failed))
         self.pace.agree(paces)
         loss_mean, z_loss = ce_sum / max(1, targets), z_sum / max(1, targets)
@@ -281,6 +315,7 @@ class Trainer:
             return StepResult(loss_mean, z_loss, grad_norm, counts_LC, stop, taken=False)
         self.clock.enter(Part.CHECKPOINT)
         self.saves.wait_for_snapshot()
+        self.recovery.wait_for_copy()
         self.clock.enter(Part.OPTIMIZER)
         self.optimizer.step(here.lr)
         self.shards.start_gathering(rounded=self.optimizer.rounds)
@@ -351,74 +386,73 @@ class Trainer:
         with self.clock.within(Part.CHECKPOINT):
             self.saves.start(SaveRequest(self.step, tokens, cursor, self.balance, keep), wait=wait)
 
+    # --- A recovery: see train/recovery/recovery.py -----------------------------------------------------------
 
-def build_model(config: TrainConfig, world: World) -> Zaya:
-    """Return the model with its initial values, which runs as parallel.* asks for.
+    def capture(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return what a copy of this step needs beside masters and optimizer state."""
+        best = self.evaluator.best
+        cursor = {
+            "step": self.step,
+            "optimizer_steps": self.optimizer.steps,
+            "balance_steps": self.balance.step,
+            "recent": self.guard.recent.record(),
+            "best": asdict(best) if best is not None else None,
+            "speeds": self.pace.speeds,
+        }
+        tensors = {f"balance/{name}": getattr(self.balance, name) for name in BALANCE_TENSORS}
+        tensors["rng"] = torch.get_rng_state()
+        if self.world.device.type == "cuda":
+            tensors["rng_device"] = torch.cuda.get_rng_state(self.world.device)
+        return cursor, tensors
 
-    Raises:
-        ConfigError: the attention kernels are not installed, or cannot run this model here.
-    """
-    parallel, dtype = config.parallel, DTYPES[config.parallel.dtype]
-    attention = choose_kernels(
-        parallel.attention, device=world.device, dtype=dtype, head_dim=config.model.head_dim
-    )
-    if world.device.type == "cuda":
-        _LOG.info("attention runs on %s", attention_backend(attention, config, world.device, dtype))
-    model = build(config.model, config.run.seed, dtype=dtype, device=world.device)
-    chosen = parallel.grouped_gemm
-    dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))
-    model.run_with(
-        attention=attention,
-        recompute=_recomputed_layers(config, world),
-        compile=parallel.compile,
-        context_parallel=any(phase.context_parallel > 1 for phase in config.phases),
-    )
-    return model
+    def leave(self) -> bool:
+        """Let go of the old groups; return whether a save was due or in progress."""
+        pending = self.saves.pending
+        self.shards.abandon()
+        self.contexts = {}
+        return pending
 
+    def rejoin(self) -> None:
+        """Make the groups of this generation beside that of all ranks, and continue over them."""
+        with self.recovery.making_groups():
+            self.contexts = make_contexts(self.config)
+            levels = make_or_choose_levels(self.config, self.world, self.facts)
+        self.shards.regroup(self.world.group, levels)
 
-def _recomputed_layers(config: TrainConfig, world: World) -> int:
-    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log.
+    def go_back(self, slot: Slot, *, save: bool) -> None:
+        """Restore a step, after which a save is due with `save`."""
+        slot.snapshot.restore()
+        cursor, device = slot.cursor, self.world.device
+        self.step, self.optimizer.steps = cursor["step"], cursor["optimizer_steps"]
+        self.guard.recent = Recent.of(cursor["recent"])
+        self.evaluator.best = Best(**cursor["best"]) if cursor["best"] else None
+        self.pace.speeds = tuple(cursor["speeds"]) if cursor["speeds"] else None
+        parts = {name: slot.extras[f"balance/{name}"].to(device) for name in BALANCE_TENSORS}
+        self._set_balance(BalanceState(**parts, step=cursor["balance_steps"]))
+        if "rng" in slot.extras:
+            torch.set_rng_state(slot.extras["rng"])
+        if "rng_device" in slot.extras:
+            torch.cuda.set_rng_state(slot.extras["rng_device"], device)
+        self.checkpointer.regroup()
+        self.saves.regroup(pending=save)
+        self.clock, self._kernels_ran = StepClock(device), False
+        self.progress.update(phase=Phase.STEP, step=self.step)
 
-    It is the same on all ranks: where they share sequences, what one recomputes all of them exchange once more.
-    """
-    device, layers = world.device, config.model.layers
-    on_gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
-    smallest, local = (int(each) for each in least_of_all([memory, world.local_size], world))
-    limit = smallest if on_gpu else None
-    chosen = recomputed_layers(with_least_recompute(config, world.size, limit, on_cpu=not on_gpu, local=local))
-    if config.parallel.recompute == "auto":
-        _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
-    return chosen
-
-
-def shard(model: Zaya, config: TrainConfig, world: World) -> ZeroShards:
-    """Divide gradients and master weights over the ranks, as parallel.* asks for.
-
-    The size of the buckets and the overlap are the same on all ranks, also where their nodes are unlike.
-    """
-    parallel = config.parallel
-    levels, line = choose_levels(parallel, world)
-    if line is not None:
-        _LOG.info(line)
-    local, overlap = least_of_all([world.local_size, overlaps(parallel, world.device)], world)
-    group = Group.of(world.size, int(local), "flat" if levels is None else "two_level")
-    return ZeroShards(
-        model,
-        owned_table(config.model, config.optim),
-        world.group,
-        levels=levels,
-        gradient_dtype=DTYPES[parallel.gradient_dtype],
-        reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
-        bucket_bytes=bucket_bytes(config, group),
-        overlap=bool(overlap),
-    )
+    def compare(self, crc: int) -> None:
+        """Gather the weights, and make sure that all ranks hold the same ones, and have the same `crc`."""
+        self.checkpointer.gather_and_compare(crc)
 
 
-def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
+def train(
+    run_dir: Path,
+    stop: StopRequest | None = None,
+    generation: Generation | None = None,
+    model: Zaya | None = None,
+) -> Ending:
     """Train one rank of the run in `run_dir`, which holds config.json; the environment is torchrun's.
 
-    `stop` is a request that listens already; by default one begins to listen now.
+    `stop` is a request that listens already; by default one begins to listen now. A process that takes a rank's
+    place joins a `generation`, with a `model` that it has made before.
 
     Raises:
         ConfigError, DataError: the user can correct the configuration or the data.
@@ -429,11 +463,14 @@ def train(run_dir: Path, stop: StopRequest | None = None) -> Ending:
         stop.install()
     dump_stacks_on_signal()
     config = load_train_config(run_dir / "config.json")
+    recovery = open_recovery(config, generation)
     try:
-        with open_world(config.parallel) as world:
+        with open_world(config.parallel, recovery.making_groups, recovery.enter()) as world:
             log.set_up(world.rank)
-            trainer = Trainer(run_dir, config, world, stop)
+            use_tuned_products(run_dir, world.device)
+            trainer = Trainer(run_dir, config, world, stop, recovery, model)
             ending = trainer.run()
+            recovery.close()
         # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)
         return ending

@@ -124,7 +124,7 @@ def _driver() -> Driver:
 
 def hip_driver() -> Driver:
     """Return HIP's functions, of the library that torch has loaded: streams of another are unknown to it."""
-    library = _open(*rtc.loaded("libamdhip64.so"), "libamdhip64.so")
+    library = open_library(*rtc.loaded("libamdhip64.so"), "libamdhip64.so")
     library.hipGetErrorString.restype = c_char_p
     return _typed(
         library.hipModuleLoadData,
@@ -136,7 +136,7 @@ def hip_driver() -> Driver:
 
 def cuda_driver() -> Driver:
     """Return CUDA's functions."""
-    library = _open("libcuda.so.1")
+    library = open_library("libcuda.so.1")
 
     def describe(status: int) -> str:
         text = c_char_p()
@@ -146,7 +146,12 @@ def cuda_driver() -> Driver:
     return _typed(library.cuModuleLoadData, library.cuModuleGetFunction, library.cuLaunchKernel, describe)
 
 
-def _open(*names: str) -> Any:
+def open_library(*names: str) -> Any:
+    """Open a library of the GPU's driver: the first of these names.
+
+    Raises:
+        BuildError: it cannot be loaded.
+    """
     try:
         return ctypes.CDLL(names[0])
     except OSError as error:

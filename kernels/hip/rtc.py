@@ -89,7 +89,7 @@ def open_library(name: str) -> Library:
         "hipRTC": ("libhiprtc.so", "hiprtc", "Code"),
         "NVRTC": ("libnvrtc.so", "nvrtc", "CUBIN"),
     }[name]
-    for path in _candidates(stem):
+    for path in library_files(stem):
         try:
             library = Library(ctypes.CDLL(path), prefix, code)
         except OSError:
@@ -129,7 +129,8 @@ def mapped(maps: str, stem: str, torch_folder: Path) -> list[str]:
     return [str(file) for file in sorted(named, key=distance)]
 
 
-def _candidates(stem: str) -> Iterator[str]:
+def library_files(stem: str) -> Iterator[str]:
+    """Yield where a runtime compiler's library may be: what is loaded, what torch brings, the system's."""
     yield from loaded(stem)
     import torch
 

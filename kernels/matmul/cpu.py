@@ -92,10 +92,11 @@ def multiply(left_MK: Tensor, right_KN: Tensor, bias_N: Tensor | None = None) ->
     right_NK = right_KN.T
     if not (right_KN.is_contiguous() or right_NK.is_contiguous()):
         right_NK = right_NK.contiguous()  # for others oneDNN has only its slow reference
-    return (_compiled if torch.compiler.is_compiling() else _by_operator)(left_MK, right_NK, bias_N)
+    return (_compiled if torch.compiler.is_compiling() else by_operator)(left_MK, right_NK, bias_N)
 
 
-def _by_operator(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+def by_operator(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Return the product by oneDNN, which torch offers as an operator."""
     y_MN: Tensor = torch.ops.mkldnn._linear_pointwise(left_MK, right_NK, bias_N, "none", [], "")
     return y_MN
 
@@ -103,7 +104,7 @@ def _by_operator(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None) -> Te
 @torch.library.custom_op("zslurm::onednn_matmul", mutates_args=())
 def _compiled(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     """Hide the operator from the compiler, which takes its own only if the right matrix never changes."""
-    return _by_operator(left_MK, right_NK, bias_N)
+    return by_operator(left_MK, right_NK, bias_N)
 
 
 @_compiled.register_fake

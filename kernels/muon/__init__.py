@@ -5,8 +5,8 @@
 
 reference.py defines both. by_torch.py runs them by torch's multi-tensor functions, which serve every device and
 are what a CPU takes; hip.py in one pass each. With bf16 products `momentum` moves 14 bytes an element, `update`
-10, or 12 with weights. On several ranks weights are rounded in a pass of their own (docs/kernels.md). hip and the
-reference are equal bit by bit; torch's functions round a product and a sum at once.
+10, or 12 with weights. On several ranks these go to the pieces that are sent to other ranks (docs/kernels.md). hip
+and the reference are equal bit by bit; torch's functions round a product and a sum at once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,39 @@ def _check_momentum(momenta: list[Tensor], gradients: list[Tensor], x_KMN: Tenso
     check_lists.disjoint(name, {"momenta": momenta, "x_KMN": [x_KMN]}, {"gradients": gradients})
 
 
-def _check_update(masters: list[Tensor], x_KMN: Tensor, *, weights: list[Tensor] | None = None, **_: Any) -> None:
+def _check_update(
+    masters: list[Tensor],
+    x_KMN: Tensor,
+    *,
+    weights: list[Tensor] | None = None,
+    pieces: list[Tensor] | None = None,
+    **_: Any,
+) -> None:
     name = "muon.update"
     _check_matrices(name, {"masters": masters}, x_KMN)
     out = {"weights": weights} if weights is not None else {}
     check_lists.same_shapes(name, {"masters": masters} | out)
+    if pieces is not None:
+        if weights is not None:
+            raise ValueError(f"{name}: weights and pieces were given: give one of them")
+        _check_pieces(name, pieces, x_KMN)
+        out = {"pieces": pieces}
     check_lists.one_device(name, {"x_KMN": [x_KMN]} | out)
     check_lists.disjoint(name, {"masters": masters} | out, {"x_KMN": [x_KMN]})
+
+
+def _check_pieces(name: str, pieces: list[Tensor], x_KMN: Tensor) -> None:
+    """Raise ValueError unless the pieces have each matrix's elements, and none those of two."""
+    for index, piece in enumerate(pieces):
+        if piece.dim() != 1 or not piece.is_contiguous() or not len(piece):
+            raise ValueError(f"{name}: pieces[{index}] must be a contiguous row of elements, not {[*piece.shape]}")
+    total = sum(len(piece) for piece in pieces)
+    if total != x_KMN.numel():
+        raise ValueError(f"{name}: the pieces have {total} elements, but x_KMN has {x_KMN.numel()}")
+    elements = x_KMN.shape[1] * x_KMN.shape[2]
+    for index, (_, start) in enumerate(reference.places_of(pieces, elements)):
+        if start + len(pieces[index]) > elements:
+            raise ValueError(f"{name}: pieces[{index}] has elements of two matrices")
 
 
 def _check_matrices(name: str, lists: check_lists.Lists, x_KMN: Tensor) -> None:
@@ -91,6 +117,8 @@ Args:
     decay: factor of the masters.
     rate: factor of x.
     weights: of the masters' shapes, in any format; or None.
+    pieces: in place of `weights`, the same in rows of elements that may be anywhere: first those of the first
+        matrix, from its first element on, cut anywhere, then those of the next one.
 """
 
 OPERATIONS = (momentum, update)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zslurm.kernels.muon.reference import parts_of
+from zslurm.kernels.muon.reference import parts_of, places_of
 
 
 def momentum(
@@ -28,11 +28,17 @@ def update(
     decay: float,
     rate: float,
     weights: list[Tensor] | None = None,
+    pieces: list[Tensor] | None = None,
 ) -> None:
-    """Run `muon.update`."""
+    """Run `muon.update`; weights are rounded in a second pass."""
     if not x_KMN.numel():
         return
     torch._foreach_mul_(masters, decay)
     torch._foreach_add_(masters, parts_of(x_KMN, masters), alpha=-rate)
     if weights is not None:
         torch._foreach_copy_(weights, masters)
+    if pieces:
+        matrices = [matrix_MN.flatten() for master_KMN in masters for matrix_MN in master_KMN]
+        places = places_of(pieces, x_KMN.shape[1] * x_KMN.shape[2])
+        found = zip(pieces, places, strict=True)
+        torch._foreach_copy_(pieces, [matrices[at][start : start + len(piece)] for piece, (at, start) in found])

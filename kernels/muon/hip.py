@@ -14,6 +14,7 @@ from torch import Tensor
 
 from zslurm.kernels.checks import short
 from zslurm.kernels.hip.tables import Row, chunks_of, launches, matrices
+from zslurm.kernels.muon.reference import places_of
 
 _PRODUCTS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -47,10 +48,16 @@ def momentum(
 
 
 def supports_update(
-    masters: list[Tensor], x_KMN: Tensor, *, weights: list[Tensor] | None = None, **_: Any
+    masters: list[Tensor],
+    x_KMN: Tensor,
+    *,
+    weights: list[Tensor] | None = None,
+    pieces: list[Tensor] | None = None,
+    **_: Any,
 ) -> str | None:
     """Return None, or what of the operands the kernel does not take."""
-    other = next((weight for weight in weights or () if weight.dtype != torch.bfloat16), None)
+    rounded = (*(weights or ()), *(pieces or ()))
+    other = next((weight for weight in rounded if weight.dtype != torch.bfloat16), None)
     if other is not None:
         return f"{short(other.dtype)} weights"
     return _unsupported([*masters, *(weights or ()), x_KMN], x_KMN)
@@ -63,15 +70,19 @@ def update(
     decay: float,
     rate: float,
     weights: list[Tensor] | None = None,
+    pieces: list[Tensor] | None = None,
 ) -> None:
-    """Run `muon.update`."""
+    """Run `muon.update`: with pieces, a row of the table for each."""
     from zslurm.kernels.hip.driver import kernels
 
     muon, product = kernels("muon", x_KMN.device), _PRODUCTS[x_KMN.dtype]
     if not x_KMN.numel():
         return
-    to = _addresses(weights) if weights is not None else [0] * x_KMN.shape[0]
-    rows = _rows(x_KMN, _addresses(masters), matrices(x_KMN), to)
+    if pieces is not None:
+        rows = _rows_of_pieces(x_KMN, _addresses(masters), pieces)
+    else:
+        to = _addresses(weights) if weights is not None else [0] * x_KMN.shape[0]
+        rows = _rows(x_KMN, _addresses(masters), matrices(x_KMN), to)
     for launch in launches(rows, (4, x_KMN.element_size(), 2)):
         arguments = (launch.table, c_float(decay), c_float(rate))
         muon.launch(f"muon_update_{product}", launch.blocks, arguments)
@@ -90,6 +101,16 @@ def _unsupported(tensors: list[Tensor], x_KMN: Tensor) -> str | None:
 
 def _addresses(tensors: list[Tensor]) -> list[int]:
     return [address for tensor in tensors for address in matrices(tensor)]
+
+
+def _rows_of_pieces(x_KMN: Tensor, masters: Sequence[int], pieces: list[Tensor]) -> list[Row]:
+    """Return the rows of an update by pieces: of fp32 masters, and x."""
+    x, itemsize = matrices(x_KMN), x_KMN.element_size()
+    places = places_of(pieces, x_KMN.shape[1] * x_KMN.shape[2])
+    return [
+        Row((masters[at] + 4 * start, x[at] + itemsize * start, piece.data_ptr()), len(piece))
+        for piece, (at, start) in zip(pieces, places, strict=True)
+    ]
 
 
 def _rows(x_KMN: Tensor, *operands: Sequence[int]) -> list[Row]:

@@ -16,6 +16,8 @@ the other. Equal bit by bit means of this sum too; torch's own norm adds in anot
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -44,12 +46,23 @@ def update(
     decay: float,
     rate: float,
     weights: list[Tensor] | None = None,
+    pieces: list[Tensor] | None = None,
 ) -> None:
     """Run `muon.update`."""
     for master_KMN, part_KMN in zip(masters, parts_of(x_KMN, masters), strict=True):
         master_KMN.copy_(master_KMN * decay - part_KMN.to(master_KMN.dtype) * rate)
     for weight_KMN, master_KMN in zip(weights or (), masters, strict=False):
         weight_KMN.copy_(master_KMN)
+    matrices = [matrix_MN.flatten() for master_KMN in masters for matrix_MN in master_KMN]
+    places = places_of(pieces or [], x_KMN.shape[1] * x_KMN.shape[2])
+    for piece, (matrix, start) in zip(pieces or (), places, strict=True):
+        piece.copy_(matrices[matrix][start : start + len(piece)])
+
+
+def places_of(pieces: list[Tensor], elements: int) -> list[tuple[int, int]]:
+    """Return of each piece the matrix, of so many elements, and the element of it at which the piece begins."""
+    ends = accumulate(len(piece) for piece in pieces)
+    return [divmod(end - len(piece), elements) for end, piece in zip(ends, pieces, strict=True)]
 
 
 def parts_of(x_KMN: Tensor, tensors: list[Tensor]) -> list[Tensor]:

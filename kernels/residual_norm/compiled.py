@@ -22,14 +22,14 @@ def forward_of(centered: bool, given: Operands) -> Callable[..., tuple[Tensor, T
     """Return what computes x, t and the statistics in a graph."""
     if given.hidden.device.type == "cpu":
         return _torch(centered, given).forward  # type: ignore[no-any-return]
-    return _forward
+    return forward_in_graph
 
 
 def backward_of(centered: bool, given: Operands) -> Callable[..., Gradients]:
     """Return what computes the gradients in a graph."""
     if given.hidden.device.type == "cpu":
         return _torch(centered, given).backward  # type: ignore[no-any-return]
-    return _backward_in_order
+    return backward_in_graph
 
 
 def _torch(centered: bool, given: Operands) -> ModuleType:
@@ -41,12 +41,13 @@ def _torch(centered: bool, given: Operands) -> ModuleType:
     mutates_args=(),
     schema=f"(float eps, bool centered, {schema_of(Operands)}) -> (Tensor, Tensor, Tensor)",
 )
-def _forward(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def forward_in_graph(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x, t and the statistics, by one operator."""
     x, joined, statistics = operations.forward(eps, centered, *operands)
     return x, joined, statistics
 
 
-@_forward.register_fake
+@forward_in_graph.register_fake
 def _(eps: float, centered: bool, *operands: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     given = Operands(*operands)  # type: ignore[arg-type]
     hidden = given.hidden
@@ -85,7 +86,7 @@ def _has_gradient(grad_x: Tensor | None, given: Operands) -> Sequence[bool]:
     return [*(operand is not None for operand in given[:6]), behind_norm, behind_norm and given.bias is not None]
 
 
-def _backward_in_order(
+def backward_in_graph(
     grad_x: Tensor | None,
     grad_joined: Tensor | None,
     joined: Tensor,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.checkpoint_tools.saves import save
 from zslurm.checkpoint_tools import Checkpoint, Mismatch, NotACheckpoint, ReadFailed, list_checkpoints, prune
+from zslurm.checkpoint_tools.listing import newest_committed
 
 
 def steps(root: Path) -> list[int]:
@@ -71,6 +72,15 @@ def test_other_names_are_passed_over(tmp_path: Path) -> None:
     for name in ["step-1", "step-000000001", "step-00000001x", "best", ".step-00000001.n.tmp", "step-"]:
         shutil.copytree(whole, tmp_path / name)
     assert steps(tmp_path) == [1]
+
+
+def test_the_newest_by_name_is_never_a_save_in_progress_nor_what_was_replaced(tmp_path: Path) -> None:
+    for name in ("step-00000400", "step-00000800.superseded", "step-00000800", ".step-00001200.n.tmp", "notes"):
+        (tmp_path / name).mkdir()
+    assert newest_committed(tmp_path) == tmp_path / "step-00000800"
+    (tmp_path / "step-00000800").rename(tmp_path / "gone")
+    assert newest_committed(tmp_path) == tmp_path / "step-00000800.superseded"
+    assert newest_committed(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("path", ["absent", "empty", "file"])

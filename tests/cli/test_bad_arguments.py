@@ -19,6 +19,7 @@ import typer
 
 from tests.cli.plain_words import problem_of
 from tests.train.runs import MODEL, make_corpus
+from zslurm.bench.measurement import BENCHMARKS
 from zslurm.cli.commands import load
 from zslurm.cli.main import app
 
@@ -62,6 +63,7 @@ GOOD = {
     "sources": "texts",
     "name": "local",
     "shell": "bash",
+    "file": "text.txt",
     "files": "text.txt",
     "words": "node[1-2]",
     "first": "none",
@@ -73,6 +75,8 @@ GOOD = {
     "destination": "out",
     "out": "out",
     "--out": "out",
+    "--path": ".",
+    "--run": "run.yaml",
     "--dp": "2",
     "--prompt": "x",
     "--step-time": "1",
@@ -82,6 +86,8 @@ BESIDES = {
     ("submit",): ["--dry-run"],
     ("init",): ["-y"],
     ("doctor",): ["--only=disk"],
+    # Refused, so that nothing is measured.
+    **{("bench", name): ["--cluster=local", "--nodes=1"] for name in BENCHMARKS},
     ("watch",): ["none"],  # or it would watch
     ("demo",): ["--tokens=-1"],  # nothing is started
     ("data", "build"): ["--vocab-size=300", "--workers=1"],

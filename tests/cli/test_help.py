@@ -14,6 +14,7 @@ import pytest
 
 import zslurm
 from tests.cli.commands import Shell, fresh_python
+from zslurm.bench.measurement import BENCHMARKS
 from zslurm.cli.commands import COMMANDS as TABLE
 from zslurm.cli.commands import load
 from zslurm.core.errors import Exit
@@ -135,12 +136,16 @@ def test_a_dry_run_and_status_load_no_torch(shell: Shell) -> None:
 
 
 def test_no_module_above_the_trainer_imports_torch() -> None:
-    """The linter's contract names rooms; this holds for all modules."""
+    """The linter's contract names rooms; this holds for all modules but those that only ranks import."""
+    in_ranks = {f"zslurm.bench.run.{name}" for name in ("local", "machine", "rank", "timing")}
+    in_ranks |= {"zslurm.bench.pairs", "zslurm.bench.ranks"}
+    in_ranks |= {benchmark.module for benchmark in BENCHMARKS.values()}
     names = [
         module.name
         for module in pkgutil.walk_packages(zslurm.__path__, "zslurm.")
         if not module.name.startswith(("zslurm.train.", "zslurm.kernels."))
         and not module.name.endswith("__main__")
+        and module.name not in in_ranks
     ]
     assert len(names) > 40
     done = fresh_python(IMPORT_ALL, *names)

@@ -38,6 +38,9 @@ def test_it_gives_the_published_figures(shell: Shell, run_file: Path) -> None:
     assert (pretrain["sigma"], long["sigma"]) == (1.25, 1.03125)
     assert pretrain["of_budget"] == pytest.approx(1.25 * 6553.6 / 70_000)
     assert found["checkpoint"]["every_s"] == 1250
+    assert found["budget_from"] == "published"
+    assert pretrain["break_even_s"] == pytest.approx(1.25 * 16_384 / 70_000)
+    assert pretrain["margin"] == pytest.approx(2.5 / pretrain["break_even_s"])
 
 
 def test_a_table_and_what_checkpoints_need(shell: Shell, run_file: Path) -> None:
@@ -55,17 +58,34 @@ def test_a_table_and_what_checkpoints_need(shell: Shell, run_file: Path) -> None
         "8": "52,429",
     }
     assert long[0] == "long"
-    assert done.stderr.startswith("a checkpoint has ")
+    budget, first, second, saves = done.stderr.splitlines()
+    assert budget.startswith("budget: 70k pages/s, what ZAYA1's cluster gave; `zslurm bench storage` measures")
+    assert first == (
+        "phase pretrain: break-even at steps of 0.293 s, margin 8.54 "
+        "(1.87 s and 1.34 for fragmented data, sigma 8)"
+    )
+    assert second.startswith("phase long: break-even at steps of 0.241 s, margin 10.4 ")
+    assert saves.startswith("a checkpoint has ")
     assert "is due every 20m 50s: saving must reach " in done.stderr
     assert "note:" not in done.stderr
 
 
 def test_a_run_that_asks_for_too_much_is_reported(shell: Shell, run_file: Path) -> None:
     done = shell.zslurm("plan", "io", run_file, "--step-time", "2.5", "--iops", "8000")
-    assert done.stderr.splitlines()[1] == (
+    assert done.stderr.splitlines()[-1] == (
         "note: phase pretrain reads more than the 8k pages/s of the budget; copy the data to disks of the nodes"
     )
-    assert "phase long" not in done.stderr
+    assert "phase pretrain: break-even at steps of 2.56 s, margin 0.977 " in done.stderr
+    assert "phase long reads more" not in done.stderr
+
+
+def test_the_budget_is_what_was_measured_on_the_cluster(shell: Shell, run_file: Path) -> None:
+    profile = ("--set", "cluster.storage_iops=8000")
+    done = shell.zslurm("plan", "io", run_file, "--step-time", "2.5", *profile)
+    assert done.stderr.splitlines()[0] == "budget: 8k pages/s, cluster.storage_iops of the profile"
+    assert done.stderr.splitlines()[-1].startswith("note: phase pretrain reads more than the 8k pages/s")
+    given = shell.zslurm("plan", "io", run_file, "--step-time", "2.5", "--iops", "9000", *profile)
+    assert given.stderr.splitlines()[0] == "budget: 9k pages/s, as given with --iops"
 
 
 @pytest.mark.parametrize("step_time", ["0", "-1", "inf", "soon"])

@@ -80,9 +80,11 @@ def test_strict_is_an_exit_code_behind_the_same_output(shell: Shell, zaya1: Path
 
 
 def test_measured_rates_are_shown_and_used(shell: Shell, zaya1: Path) -> None:
-    rows = [{"m": 16384, "n": 1536, "k": 2048, "tflops": 512.5}, {"m": 8, "n": 8, "k": 8, "tflops": 512.5}]
+    about = {"product": "", "pass": "forward", "kind": "dense", "batch": 1, "dtype": "bf16", "tflops": 512.5}
+    rows = [about | {"m": 16384, "n": 1536, "k": 2048}, about | {"m": 8, "n": 8, "k": 8}]
     rates = shell.directory / "rates.json"
-    rates.write_text(json.dumps({"gemm": rows, "device": "AMD Instinct MI300X", "memory_gb_s": 4100}))
+    machine = {"gpu": "AMD Instinct MI300X", "cpu": "a CPU"}
+    rates.write_text(json.dumps({"benchmark": "gemm", "machine": machine, "rows": rows}))
     done = shell.zslurm.ok("size", zaya1, "--rates", rates)
     cells = {
         tuple(line.split("\t")[1:3]): line.split("\t")[-1] for line in done.stdout.splitlines() if "\t" in line

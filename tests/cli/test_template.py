@@ -23,7 +23,7 @@ def test_a_copy_is_short_extends_the_shipped_one_and_changes_nothing_that_runs(s
     assert path == user_templates_dir() / "train.sbatch.j2"
     text = path.read_text()
     assert '{% extends "train.sbatch.j2" %}' in text
-    assert "directives, identity, modules, environment, setup, python, launch" in text
+    assert "directives, rails, identity, modules, environment, setup, python, launch" in text
     assert len(text.splitlines()) < 15
     done = shell.zslurm("template", "check", "train")
     assert (done.code, done.stdout, done.stderr) == (0, "", f"{path}: in order\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.train.runs import train_alone
+from tests.train.ranks import train_on
 from zslurm.train.data.build.build import build
 
 MODEL = {
@@ -43,6 +43,6 @@ def trained_run(directory: Path) -> Path:
         "checkpoint": {"every_steps": 40},
     }
     (run / "config.json").write_text(json.dumps(config))
-    done = train_alone(run)
+    done = train_on(run, ranks=1)
     assert done.returncode == 0, done.stderr
     return run

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.recorded_config import FULL_CONFIG
 from tests.slurm import recorded
 from zslurm.cluster.profile_writer import Members, slurm_profile
-from zslurm.cluster.slurm_settings import SlurmSettings, read_settings
+from zslurm.cluster.slurm_settings import SlurmSettings, read_settings, usual_leaf_size
 from zslurm.config import yaml12
 from zslurm.config.aegis import AegisSection
 from zslurm.slurm.inventory import Partition, parse_config, parse_nodes
@@ -95,8 +95,18 @@ def test_limits_and_leaf_switches_are_comments() -> None:
     )
     assert "# Topology: tree, 2 leaf switches:" in lines
     assert "#   leaf1: node[2-3]" in lines
+    assert yaml12.parse(text, "p").data["cluster"]["nodes_per_switch"] == 2
+    blocks = profile(settings(TopologyPlugin="topology/block"), {"b0": "node[0-1]", "b1": "node[2-3]"})
+    assert "nodes_per_switch" not in blocks
     many = profile(settings(TopologyPlugin="topology/tree"), {f"leaf{i}": f"n{i}" for i in range(20)})
     assert "#   and 4 more (scontrol show topology)" in many.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "usual"), [([], None), ([3], 3), ([18, 16, 18], 18), ([16, 18], 16), ([1, 32, 32], 32)]
+)
+def test_nodes_of_most_leaf_switches(sizes: list[int], usual: int | None) -> None:
+    assert usual_leaf_size({f"leaf{i}": [f"n{j}" for j in range(size)] for i, size in enumerate(sizes)}) == usual
 
 
 def test_the_account_is_written_where_it_is_given() -> None:

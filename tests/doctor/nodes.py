@@ -50,6 +50,7 @@ class Node:
         self.fake.write("opt/rocm/include/rccl/rccl.h", RCCL_HEADER)
         self.fake.write("proc/self/mounts", "/dev/sda1 / ext4 rw 0 0\nnas:/home /shared nfs4 rw 0 0")
         self.fake.write("proc/net/route", ROUTES)
+        self.meminfo(1024)
         self.fake.write("etc/hosts", "10.20.0.9 nas\n10.0.2.10 node0 # the first\n10.0.2.11 node1")
         for place in ("dev/shm", "tmp", "sys/class/kfd/kfd/proc", "proc/1"):
             (root / place).mkdir(parents=True, exist_ok=True)
@@ -82,6 +83,9 @@ class Node:
 
     def limits(self, *, memlock: str = "unlimited", files: str = "1048576", processes: str = "unlimited") -> None:
         self.fake.write("proc/self/limits", LIMITS.format(memlock=memlock, files=files, processes=processes))
+
+    def meminfo(self, available_gib: int) -> None:
+        self.fake.write("proc/meminfo", f"MemTotal: {2048 << 20} kB\nMemAvailable: {available_gib << 20} kB")
 
     def smi(self, **answers: str) -> None:
         """What amd-smi answers to its first argument; what is not named stays."""

@@ -110,3 +110,13 @@ def test_what_a_node_wrote_must_be_visible_here(tmp_path: Path) -> None:
     nodes: dict[str, Any] = {name: NodeData({"file": f"{name}.small"}) for name in ("a", "b")}
     found = compare(nodes, Sources(Task(probe=str(tmp_path), token="word", directory="/runs")))
     assert {name: outcome.status for name, outcome in found.items()} == {"b": Status.FAIL}
+
+
+def test_nodes_whose_memory_is_held_by_something_are_found() -> None:
+    rooms = {"node0": 1000 << 30, "node1": 980 << 30, "node2": 400 << 30}
+    compare = named("page-cache").compare
+    assert compare is not None
+    found = compare({name: NodeData({"room": room}) for name, room in rooms.items()}, Sources(Task()))
+    assert {name: outcome.status for name, outcome in found.items()} == {"node2": Status.WARN}
+    assert found["node2"].reason == "room for 400 GiB, half of the nodes have 980 GiB or more"
+    assert compare({"node0": NodeData({"room": 1})}, Sources(Task())) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -16,7 +17,18 @@ from torch import Tensor
 
 from zslurm.kernels import checks, dispatch
 from zslurm.kernels.arch import CPU, GFX942, KNOWN, SM_90, Arch, arch_of
-from zslurm.kernels.dispatch import Implementation, Operation, UnavailableError, operations, use, using
+from zslurm.kernels.dispatch import (
+    Implementation,
+    Operation,
+    UnavailableError,
+    choose_by,
+    forget_tables,
+    operations,
+    use,
+    using,
+)
+
+_GPUS = itertools.count(100)
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -91,16 +103,16 @@ def test_a_measured_table_goes_before_the_rule(tmp_path: Path, monkeypatch: pyte
     rules = [{"when": {"dtype": "float32", "numel": [0, 2]}, "use": "reference"}, {"use": "first"}]
     (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": rules}))
     monkeypatch.setattr(dispatch.resources, "files", lambda package: tmp_path)
-    dispatch._table_of.cache_clear()
+    forget_tables()
     first = Recorded("first")
     operation = double(first, rule=lambda arch, sizes: "reference")
     assert operation.choose(X[:2]).name == "reference"
     assert operation.choose(X).name == "first"
     (tmp_path / "double" / "table.json").write_text(json.dumps({"cpu": [{"use": "frist"}]}))
-    dispatch._table_of.cache_clear()
+    forget_tables()
     with pytest.raises(ValueError, match="cpu: double has no implementation frist"):
         operation(X)
-    dispatch._table_of.cache_clear()
+    forget_tables()
 
 
 @pytest.mark.parametrize(
@@ -195,8 +207,9 @@ def test_what_is_taken_by_name_only_needs_a_setting_or_a_table(
     assert operation.choose(X).name == "reference"
     with using("double", "first"):
         assert operation.choose(X).name == "first"
-    monkeypatch.setattr(dispatch, "_tables_to_choose_by", {"double": {"cpu": [{"use": "first"}]}})
+    choose_by({"double": {"cpu": [{"use": "first"}]}})
     assert operation.choose(X).name == "first"
+    forget_tables()
 
 
 def test_an_operation_without_the_one_that_its_folder_is_forced_to_chooses_by_itself(
@@ -286,14 +299,10 @@ def test_architectures_are_named_as_compilers_name_them() -> None:
 def test_a_gpu_is_named_by_what_torch_knows_of_it(
     hip: str | None, properties: dict[str, Any], expected: Arch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zslurm.kernels import arch
-
     monkeypatch.setattr(torch.version, "hip", hip)
     found = type("Properties", (), {"multi_processor_count": 7, **properties})()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
-    arch._gpu.cache_clear()
-    assert arch_of("cuda:0") == expected
-    arch._gpu.cache_clear()
+    assert arch_of(f"cuda:{next(_GPUS)}") == expected, "each GPU is asked once: every case is another one"
 
 
 def test_operands_that_do_not_fit_are_named() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.kernels.implementations import _interpreter
-from zslurm.kernels import checks, grouped_gemm, symmetric_product
+from zslurm.kernels import checks
+from zslurm.kernels.dispatch import operations
 
 pytest.importorskip("triton")
 
@@ -100,5 +101,8 @@ def test_products_leave_rows_that_are_too_far_apart_for_their_tiles_to_others() 
     for step, lacks in ((2**24 - 1, None), (2**24, "rows that are too far apart in memory")):
         operand = OnGpu(step)
         assert checks.lacks_near_elements(operand) == lacks  # type: ignore[arg-type]
-        assert grouped_gemm._lacks_in_triton(operand, operand, None) == lacks  # type: ignore[arg-type]
-        assert symmetric_product._lacks_in_triton(operand, operand) == lacks  # type: ignore[arg-type]
+        for name, operands in (
+            ("grouped_gemm.multiply", (operand, operand, None)),
+            ("symmetric_product.product", (operand, operand)),
+        ):
+            assert operations()[name].implementation("triton").supports(*operands) == lacks

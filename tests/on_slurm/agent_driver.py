@@ -57,7 +57,8 @@ def watch(run: RunDir) -> None:
             if (trouble := agents.liveness.trouble()) != known:
                 known = trouble
                 write("trouble", nodes=trouble)
-            for fault in detector.check(time.monotonic(), time.time(), trouble=trouble):
+            reports = agents.witness_reports()
+            for fault in detector.check(time.monotonic(), time.time(), trouble=trouble, witness_reports=reports):
                 if fault.kind != "sensor_unavailable":
                     write("fault", fault=fault.fields())
             if detector.step > told:

@@ -148,6 +148,7 @@ def test_a_killed_agent_is_replaced_and_a_dead_node_is_noticed(job: WatchedJob) 
     row = job.wait_for_row("fault", kind="node_dead")
     say(f"node killed: noticed after {row['time'] - killed:.1f} s: {row['fault']['line']}")
     assert row["fault"]["node"] == nodes[3]
+    assert "its slurmd refuses connections" in row["fault"]["line"], "its witnesses were asked"
     assert {row["fault"]["node"] for row in job.rows("fault")} == {nodes[3]}, "nobody else is blamed"
 
 

@@ -77,3 +77,55 @@ def test_the_profiles_leaves_suffice_where_slurm_knows_none(on_flat: User) -> No
     """And with GPUs, as a real job has them."""
     leaves = {"one": "node[1,3]", "two": "node[0,2,4]"}
     run_and_check(on_flat, "hinted", ["node1", "node3", "node0", "node2"], leaf_switches=leaves, gpus_per_node=8)
+
+
+def describe_fabric(user: User, *groups: str) -> None:
+    """Put a fabric of two rails into the profile: each group of nodes on two slices, of one uplink each."""
+    (profile,) = (user.cluster.instance.user / "home/.config/zslurm/clusters").glob("*.yaml")
+    slices = [
+        f"      - {{leaf: leaf{leaf}, rails: [{leaf % 2}], nodes: '{nodes}'}}"
+        for leaf, nodes in enumerate(nodes for nodes in groups for _ in range(2))
+    ]
+    fabric = "\n".join(["  fabric:", "    spines: 4", "    uplinks: 1", "    slices:", *slices, "slurm:\n"])
+    profile.write_text(profile.read_text().replace("slurm:\n", fabric))
+
+
+def directives_of(user: User, run: str) -> set[str]:
+    script = (user.directory / "runs" / run / "script.sh").read_text()
+    return {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
+
+
+def test_the_fabric_from_the_profile_to_the_order_of_ranks(on_tree: User) -> None:
+    """Its slices are not Slurm's leaves: ranks follow the slices, and Slurm is asked for few of its leaves."""
+    describe_fabric(on_tree, "node[0,3]", "node[1-2]")
+    checked = on_tree.zslurm("cluster", "check")
+    assert "ok: 4 nodes on 4 slices of 4 leaf switches" in checked
+    order = ["node0", "node3", "node1", "node2"]
+    run_file = on_tree.write_run("fabric", nodes=4, ranks_per_node=1, phases=[PHASE])
+    shown = on_tree.zslurm("submit", "--dry-run", run_file)
+    assert "# fabric: node[0,3],node[1-2] in the order of ranks (nodes by Slurm's estimate), in a step of" in shown
+    assert "#   16 hops, oversubscription 2:1 (2 ports of a slice send up)" in shown
+    on_tree.zslurm("submit", run_file)
+    state = on_tree.wait_for_state("fabric", "completed", "failed")
+    assert state["state"] == "completed", on_tree.zslurm("logs", "fabric", "--supervisor")
+    assert nodes_of_ranks(on_tree, "fabric") == order
+    assert {"--switches=2", "--exclusive"} <= directives_of(on_tree, "fabric")
+
+
+def test_the_spare_is_the_node_that_shares_no_slice(on_tree: User) -> None:
+    describe_fabric(on_tree, "node0", "node[1-2]")
+    slurm = {"spares": 1, "nodelist": "node[0-2]"}
+    run_file = on_tree.write_run("nearest", nodes=2, ranks_per_node=1, phases=[PHASE], slurm=slurm)
+    on_tree.zslurm("submit", run_file)
+    state = on_tree.wait_for_state("nearest", "completed", "failed")
+    assert state["state"] == "completed", on_tree.zslurm("logs", "nearest", "--supervisor")
+    assert nodes_of_ranks(on_tree, "nearest") == ["node1", "node2"]
+
+
+def test_a_small_job_gets_nodes_of_one_leaf(on_tree: User) -> None:
+    """`zslurm init` read the nodes of a leaf switch, and Slurm keeps what it is asked for."""
+    run_file = on_tree.write_run("small", nodes=2, ranks_per_node=1, phases=[PHASE])
+    on_tree.zslurm("submit", run_file)
+    on_tree.wait_for_state("small", "completed", "failed")
+    assert "--switches=1" in directives_of(on_tree, "small")
+    assert sorted(nodes_of_ranks(on_tree, "small")) in (["node0", "node2"], ["node1", "node3"])

@@ -92,6 +92,11 @@ def test_only_what_was_done_in_this_job_is_a_restart_in_place() -> None:
     assert view(decided("restart", "observe"), decided("restart", job_id="6")).restarts_in_place == 0
 
 
+def test_recoveries_in_memory_of_this_job_are_counted() -> None:
+    once = {"event": "recovered_in_memory", "attempt": 1, "generation": 1, "ranks": [1], "step": 63, "job_id": "7"}
+    assert view(once, once, once | {"job_id": "6"}).recovered_in_memory == 2
+
+
 def test_excluded_are_nodes_whose_exclusion_still_holds() -> None:
     def excluded(nodes: object, **fields: Any) -> dict[str, Any]:
         return {"event": "nodes_excluded", "nodes": nodes, **fields}

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.slurm import recorded
-from zslurm.slurm.inventory import count_gpus, parse_config, parse_nodes, parse_partitions
+from zslurm.slurm.inventory import count_gpus, parse_addresses, parse_config, parse_nodes, parse_partitions
 
 
 def test_nodes_have_gpus_a_state_and_a_reason() -> None:
@@ -56,6 +56,12 @@ def test_a_partition_has_its_limits() -> None:
 )
 def test_gpus_are_counted(gres: str, gpus: tuple[int, str | None]) -> None:
     assert count_gpus(gres) == gpus
+
+
+def test_the_addresses_of_the_nodes() -> None:
+    """A node of two partitions comes twice; one that was never up has no address yet."""
+    rows = ("node0\x1f10.0.0.1\x1f6818\x1e", "node0\x1f10.0.0.1\x1f6818\x1e", "cloud1\x1f\x1f0\x1e")
+    assert parse_addresses("\n".join(rows) + "\n") == {"node0": ("10.0.0.1", 6818)}
 
 
 def test_the_configuration_is_read_as_text() -> None:

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.places import own
+from tests.cluster.rails.fabrics import published_form
 from tests.config.run_files import write
+from zslurm.config.spec import ClusterSection
 from zslurm.core.errors import NotFound
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.hostlist import expand
+from zslurm.submit.fabric_check import leaf_size_notes, strangers
 from zslurm.submit.profile_check import Report, check_profile
 
 NICS = "nics: [a, b, c, d, e, f, g, h]"
@@ -28,7 +33,10 @@ def checked(tmp_path: Path, text: str) -> Report:
 def test_a_good_profile_passes(site: Path, tmp_path: Path) -> None:
     report = checked(tmp_path, f"cluster: {{extends: mi300x-pollara, {NICS}, interface: eno1}}\n")
     assert report.faults == []
-    assert report.warnings == ["Slurm was not asked: its commands are not on this machine"]
+    assert report.warnings == [
+        "cluster.fabric.slices: not given, so ranks are numbered in Slurm's order; see docs/rails.md",
+        "Slurm was not asked: its commands are not on this machine",
+    ]
     assert report.passed == ["it is valid", "8 GPUs and 8 NICs", "cluster.interface: eno1"]
 
 
@@ -66,6 +74,63 @@ def test_what_may_be_meant_is_only_a_note(site: Path, tmp_path: Path, text: str,
     report = checked(tmp_path, text)
     assert report.faults == []
     assert any(line.startswith(warning) for line in report.warnings)
+
+
+FABRIC = """\
+  fabric:
+    slices:
+      - {leaf: a, rails: [0, 1, 2, 3], nodes: "node[0-3]"}
+      - {leaf: b, rails: [4, 5, 6], nodes: "node[0-2]"}
+"""
+
+
+def test_what_a_fabric_leaves_out_is_a_note(site: Path, tmp_path: Path) -> None:
+    report = checked(tmp_path, f"cluster:\n  extends: mi300x-pollara\n  {NICS}\n{FABRIC}")
+    assert report.faults == []
+    assert "4 nodes on 7 slices of 2 leaf switches" in report.passed
+    assert report.warnings[:4] == [
+        "cluster.fabric.slices: nothing is listed for rail 7; hops leave it out",
+        *(f"cluster.fabric.slices: node3: on no slice of rail {rail}" for rail in (4, 5, 6)),
+    ]
+
+
+def test_a_mistake_in_the_fabric_has_its_line(site: Path, tmp_path: Path) -> None:
+    text = f"cluster:\n  extends: mi300x-pollara\n  {NICS}\n{FABRIC.replace('[4, 5, 6]', '[3, 5, 6]')}"
+    (fault,) = checked(tmp_path, text).faults
+    assert "lab.yaml:7: cluster.fabric: slices[1].nodes: rail 3 of node0 is on slices[0] already" in fault
+
+
+def test_nodes_of_the_fabric_and_of_slurm() -> None:
+    cluster = ClusterSection(fabric=published_form(["node[0-3]", "node[4-7]"]))
+    nodes = expand("node[0-7]")
+    assert strangers(cluster, nodes, nodes) == ([], [])
+    assert strangers(cluster, nodes[:6], nodes[:6]) == (["cluster.fabric.slices: Slurm has no node node[6-7]"], [])
+    faults, (warning,) = strangers(cluster, [*nodes, "node8"], [*nodes, "node8"])
+    assert faults == []
+    assert warning.startswith("cluster.fabric.slices: node8: on no slice; ")
+    assert strangers(ClusterSection(), nodes, nodes) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("given", "plugin", "note"),
+    [
+        (2, "topology/tree", []),
+        (None, "topology/none", []),
+        (None, "topology/tree", ["cluster.nodes_per_switch: not given, so jobs do not ask for few leaf switches"]),
+        (3, "topology/tree", ["cluster.nodes_per_switch: 3, but most leaf switches of Slurm have 2 nodes"]),
+        (3, "topology/none", ["cluster.nodes_per_switch: 3, but Slurm has no topology/tree"]),
+    ],
+)
+def test_leaf_switches_of_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, plugin: str, note: list[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    config = f"echo 'TopologyPlugin = {plugin}'"
+    tree = "printf 'SwitchName=a Level=0 Nodes=n[0-1]\\nSwitchName=b Level=0 Nodes=n[2-3]\\n'"
+    program = write(tmp_path / "scontrol", f'#!/bin/sh\nif [ "$2" = config ]; then {config}; else {tree}; fi\n')
+    program.chmod(0o755)
+    found = list(leaf_size_notes(ClusterSection(nodes_per_switch=given), SlurmClient()))
+    assert [line[: len(start)] for line, start in zip(found, note, strict=True)] == note
 
 
 def test_every_problem_of_a_file_is_reported_at_once(site: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore
 from tests.train.runs import clean_environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["zslurm.train.loop"])
+_CONTEXT.set_forkserver_preload(["tests.train.preloaded"])
 _TIMEOUT_S = 300
 
 

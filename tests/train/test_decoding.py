@@ -25,4 +25,4 @@ def test_tokens_follow_the_news_that_all_ranks_are_ready(monkeypatch: pytest.Mon
         return readers[:1] if len(waits) <= 2 else wait(ready)
 
     monkeypatch.setattr(connection, "wait", first_rank_first)
-    assert list(decoding._received(readers)) == [-1, 7, 8]
+    assert list(decoding.received(readers)) == [-1, 7, 8]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,13 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.train.checkpointing.init_weights import open_init
 from zslurm.train.checkpointing.load_weights import load_extents
 from zslurm.train.checkpointing.same_run import check_same_model, check_same_optimizer
-from zslurm.train.checkpointing.snapshot import DirectSnapshot, HostSnapshot, available_memory, snapshot_bytes
+from zslurm.train.checkpointing.snapshot import (
+    DirectSnapshot,
+    HostSnapshot,
+    Snapshot,
+    available_memory,
+    snapshot_bytes,
+)
 from zslurm.train.checkpointing.writer import CheckpointWriter, Hooks, WriteRequest
 from zslurm.train.config import RESUMED_FROM, TrainConfig
 from zslurm.train.errors import ConfigError, HubIOError, TrainError
@@ -119,6 +125,8 @@ class Checkpointer(Hooks):
         local_dir = self.config.local_dir
         self._tier = local_tier(Path(local_dir), root) if local_dir is not None else None
         self._writer: CheckpointWriter | None = None
+        self._given_up: list[CheckpointWriter] = []
+        self._alone = world.joined  # the other ranks train already
         self._copy: Path | None = None  # this rank's newest shard on its node
         self._lock = self._acquire_lock()
 
@@ -126,7 +134,8 @@ class Checkpointer(Hooks):
         lock, problem = None, ""
         if self.world.is_first:
             try:
-                lock = acquire(self.root, job=os.environ.get("SLURM_JOB_ID", ""))
+                job = os.environ.get("SLURM_JOB_ID", "")
+                lock = acquire(self.root, job=job, take_over=self.world.joined)
             except CheckpointError as error:
                 problem = str(error)
         if problem := self._first_problem(problem):
@@ -135,8 +144,13 @@ class Checkpointer(Hooks):
 
     # ------------------------------------------------------------------ saving
 
-    def prepare(self) -> str:
+    def prepare(
+        self, staging: Callable[[], Snapshot] | None = None, fence: Callable[[], None] = lambda: None
+    ) -> str:
         """Get ready to save, once everything is loaded; returns a line on it for the user.
+
+        With `staging`, saves are written from copies that are made anyway, and take no memory beside these.
+        `fence` is the writer's.
 
         Raises:
             ConfigError: the copy of the state does not fit into this node's memory.
@@ -144,17 +158,34 @@ class Checkpointer(Hooks):
         live = {state.name: state.values for state in self.optimizer.states}
         size, problem = snapshot_bytes(live), ""
         on_node = size * self.world.local_size
-        if self.config.background and on_node > (free := available_memory()):
+        if staging is None and self.config.background and on_node > (free := available_memory()):
             problem = (
                 f"checkpoint.background: a copy of the state takes {show_bytes(on_node)} on a node, "
                 f"{show_bytes(free)} are free; use more nodes, or set checkpoint.background: false"
             )
         if problem := self._first_problem(problem):
             raise ConfigError(problem)
-        self._snapshot = HostSnapshot(live) if self.config.background else DirectSnapshot(live)
+        self._snapshot: Snapshot
+        if not self.config.background:
+            self._snapshot = DirectSnapshot(live)
+        else:
+            self._snapshot = HostSnapshot(live) if staging is None else staging()
+        self._fence = fence
+        self._open_writer()
+        if not self.config.background:
+            return "checkpoints: training waits for every save (checkpoint.background: false)"
+        if staging is not None:
+            return "checkpoints: written in the background from the copies for recovery"
+        return (
+            f"checkpoints: {show_bytes(size)} of host memory on each rank, {show_bytes(on_node)} on each "
+            "node, to save from in the background"
+        )
+
+    def _open_writer(self) -> None:
         rescue = None
         if self.config.rescue_dir is not None:
             rescue = Path(self.config.rescue_dir) / self.root.absolute().parent.name / "checkpoints"
+        generation = f"-g{self.world.generation}" if self.world.generation else ""
         self._writer = CheckpointWriter(
             self.root,
             self.world.second_store(),
@@ -162,17 +193,36 @@ class Checkpointer(Hooks):
             self.world.size,
             self._snapshot,
             self._entries,
-            nonce=self.nonce,
+            nonce=self.nonce + generation,
             timeout_s=self._timeout_s,
             hooks=self,
             rescue=rescue,
+            fence=self._fence,
         )
-        if not self.config.background:
-            return "checkpoints: training waits for every save (checkpoint.background: false)"
-        return (
-            f"checkpoints: {show_bytes(size)} of host memory on each rank, {show_bytes(on_node)} on each "
-            "node, to save from in the background"
-        )
+
+    @property
+    def saving(self) -> bool:
+        """Return whether a save reads from its snapshot, be it one that was given up."""
+        self._given_up = [writer for writer in self._given_up if writer.busy]
+        return bool(self._given_up) or self.writer.busy
+
+    def finish(self) -> float:
+        """Wait until no save is in progress, be it one that was given up; returns the seconds waited.
+
+        The next one removes what it finds half-written: a thread that was still at it could commit the rest.
+        """
+        return sum(writer.finish() for writer in (*self._given_up, self.writer))
+
+    def give_up_save(self) -> None:
+        """Give up the save in progress, for a rank is gone; from any thread."""
+        self.writer.cancel()
+
+    def regroup(self) -> None:
+        """Save with the ranks of a new generation from now on; what the old writer was at is given up."""
+        self.writer.cancel()
+        self._given_up.append(self.writer)
+        self._open_writer()
+        self._alone = False
 
     @property
     def writer(self) -> CheckpointWriter:
@@ -278,7 +328,7 @@ class Checkpointer(Hooks):
         for path in candidates:
             restored, problem = self._try_load(path)
             if restored is not None:
-                self._gather_and_compare()
+                self.gather_and_compare()
                 if asked is not None and path == Path(asked) and self.world.is_first:
                     self._abandon_after(restored.step)
                 return restored
@@ -311,7 +361,7 @@ class Checkpointer(Hooks):
             problem = str(error)
         if problem := self._first_problem(problem):
             raise ConfigError(problem)
-        self._gather_and_compare()
+        self.gather_and_compare()
         return balance
 
     def _agree_on_candidates(self) -> list[Path]:
@@ -361,6 +411,8 @@ class Checkpointer(Hooks):
 
     def _first_problem(self, problem: str) -> str:
         """Return the problem of the first rank that has one; all ranks get the same answer."""
+        if self._alone:
+            return problem
         problems: list[Any] = [None] * self.world.size
         dist.all_gather_object(problems, problem)
         return next((text for text in problems if text), "")
@@ -397,17 +449,22 @@ class Checkpointer(Hooks):
             state = torch.from_numpy(checkpoint.read_buffer(f"rng_device/{rank}"))
             torch.cuda.set_rng_state(state, self.world.device)
 
-    def _gather_and_compare(self) -> None:
-        """Rebuild the weights on every rank, and make sure that all ranks got the same ones."""
+    def gather_and_compare(self, crc: int = 0) -> None:
+        """Rebuild the weights on every rank, and make sure that all ranks got the same ones.
+
+        `crc` is a CRC32 of what else must be the same on all ranks.
+
+        Raises:
+            TrainError: they did not.
+        """
         self.shards.gather_weights()
-        crc = 0
         for part in self.shards.weights.view(torch.uint8).split(_HASHED_BYTES):
             crc = crc32(_host(part).data, crc)
         found = torch.tensor([crc, -crc], dtype=torch.int64, device=self.world.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         if found[0] != -found[1]:
             raise TrainError(
-                "after loading, ranks hold different weights: a network or memory fault; check the nodes"
+                "ranks hold different weights after loading: a network or memory fault; check the nodes"
             )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from zslurm.checkpoint_tools import Extent
 from zslurm.train.hub import Weights
 from zslurm.train.hub.folder import BUFFER_ELEMENTS
-from zslurm.train.model.zaya import Zaya
+from zslurm.train.model.zaya import Zaya, empty_model
 
 
 @torch.no_grad()
@@ -21,9 +21,7 @@ def load_model(weights: Weights, *, dtype: torch.dtype, device: torch.device | s
     Raises:
         HubIOError, CheckpointError: the files cannot be read.
     """
-    with torch.device("meta"):
-        model = Zaya(weights.settings.model, dtype)
-    model.to_empty(device=device)
+    model = empty_model(weights.settings.model, dtype=dtype, device=device)
     buffer = np.empty(BUFFER_ELEMENTS, np.float32)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _fill(tensor.view(-1), weights, name, 0, buffer)

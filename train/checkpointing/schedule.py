@@ -60,7 +60,7 @@ class SaveSchedule:
         """Return this rank's numbers, to be summed over the ranks."""
         writer = self._checkpointer.writer
         overdue = writer.busy_s > self._config.longest_delay_s
-        return float(writer.busy), float(overdue), float(self._failures if self._first else 0)
+        return float(self._checkpointer.saving), float(overdue), float(self._failures if self._first else 0)
 
     def agree(self, sums: Sequence[float]) -> None:
         """Take the sums: from here on all ranks do the same.
@@ -74,6 +74,16 @@ class SaveSchedule:
                 f"checkpoint: {counted(int(sums[2]), 'save')} in a row failed, more than checkpoint.failures "
                 f"({self._config.failures}) allows; the reasons are above, older checkpoints are untouched"
             )
+
+    @property
+    def pending(self) -> bool:
+        """Whether a save is due, in progress or given up; ranks may differ on one that has just ended."""
+        writer = self._checkpointer.writer
+        return self._pending or writer.busy or writer.gave_up
+
+    def regroup(self, *, pending: bool) -> None:
+        """Continue after a fault, with another writer; a save that was `pending` on some rank is due again."""
+        self._pending, self._busy, self._overdue, self._request = pending, False, False, None
 
     def wait_for_snapshot(self) -> None:
         """Wait, before the weights change, until the copy of the save in progress has them."""
@@ -121,7 +131,7 @@ class SaveSchedule:
             self._report(reached)
 
     def _wait(self) -> None:
-        self.stall_s += self._checkpointer.writer.finish()
+        self.stall_s += self._checkpointer.finish()
         self._busy = self._overdue = False
         self.report()
 

@@ -6,6 +6,7 @@ before training, not at step 500: so all of it is there from the start, page-loc
     begin()    take the values that the tensors have now; returns at once
     wait()     before they change: wait until the copy has them. The only wait of a save
     copied()   in the writer: wait until the copy is in host memory
+    restore()  give the tensors these values again (train/recovery)
 
 On a GPU the copy runs on a second stream, and `wait` makes the compute stream wait for it, not the host. On a CPU
 a thread copies. Either way it runs beside the next forward and backward, which do not change the tensors.
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,34 @@ from torch import Tensor
 _PIECE = 16 << 20  # bytes that the thread copies at once; numpy releases the GIL meanwhile
 
 
-class HostSnapshot:
-    """Keeps one host copy of some flat, contiguous tensors.
+class Snapshot(Protocol):
+    """What a checkpoint is written from."""
 
-    Attributes:
-        arrays: the copies, by name: what the tensors held at the last `begin`, once `copied` returned.
-    """
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The values at the last `begin`, by name, once `copied` has returned."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory."""
+        ...
+
+    def begin(self) -> None:
+        """Take the values that the tensors have now."""
+        ...
+
+    def wait(self) -> float:
+        """Let the tensors change; returns the seconds waited."""
+        ...
+
+    def copied(self) -> None:
+        """Wait until the values are in host memory."""
+        ...
+
+
+class HostSnapshot:
+    """Keeps one host copy of some flat, contiguous tensors."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         """Allocate and touch the memory.
@@ -50,13 +73,18 @@ class HostSnapshot:
             name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_gpu).zero_()
             for name, tensor in self._live.items()
         }
-        self.arrays: dict[str, npt.NDArray[Any]] = {name: host.numpy() for name, host in self._host.items()}
+        self._arrays: dict[str, npt.NDArray[Any]] = {name: host.numpy() for name, host in self._host.items()}
         self._copied = threading.Event()
         self._copied.set()
         self._error: BaseException | None = None
         if self._on_gpu:
             self._stream = torch.cuda.Stream()
             self._done = torch.cuda.Event()
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the copies, by name: what the tensors held at the last `begin`, once `copied` returned."""
+        return self._arrays
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +129,13 @@ class HostSnapshot:
         if self._on_gpu:
             self._done.synchronize()
 
+    def restore(self) -> None:
+        """Give the tensors the values of the copy back, which is in host memory."""
+        for name, live in self._live.items():
+            live.copy_(self._host[name], non_blocking=True)
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
+
     def _copy(self) -> None:
         try:
             for name, live in self._live.items():
@@ -120,20 +155,28 @@ class DirectSnapshot:
     On a CPU the arrays are the tensors themselves; from a GPU each save makes copies, and frees them.
     """
 
-    nbytes = 0
-
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the tensors; nothing is allocated."""
         self._live = dict(tensors)
-        self.arrays: dict[str, npt.NDArray[Any]] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the values, by name, between `begin` and `wait`."""
+        return self._arrays
+
+    @property
+    def nbytes(self) -> int:
+        """Return 0: it keeps no memory."""
+        return 0
 
     def begin(self) -> None:
         """Take the values; they must not change until the save is done."""
-        self.arrays = {name: live.detach().cpu().numpy() for name, live in self._live.items()}
+        self._arrays = {name: live.detach().cpu().numpy() for name, live in self._live.items()}
 
     def wait(self) -> float:
         """Return at once: training waits for the whole save anyway."""
-        self.arrays = {}
+        self._arrays = {}
         return 0.0
 
     def copied(self) -> None:

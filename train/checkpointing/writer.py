@@ -46,10 +46,11 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 from zslurm.checkpoint_tools.plain import reason_of
-from zslurm.train.checkpointing.snapshot import DirectSnapshot, HostSnapshot
+from zslurm.train.checkpointing.snapshot import Snapshot
 from zslurm.train.niceness import lower_thread
 
 _LOWEST_IO = 7  # of the best-effort class: last in the queue, but never starved as the idle class may be
+_GIVEN_UP = "it was given up, for the ranks regroup"
 _POLL_S = (0.005, 0.25)  # seconds between two looks at a key: first, and at most
 
 
@@ -100,7 +101,11 @@ class Hooks:
 
 
 class CheckpointWriter:
-    """Writes this rank's part of each checkpoint, one save at a time."""
+    """Writes this rank's part of each checkpoint, one save at a time.
+
+    Attributes:
+        gave_up: a save was in progress when it was cancelled.
+    """
 
     def __init__(
         self,
@@ -108,20 +113,22 @@ class CheckpointWriter:
         store: dist.Store,
         rank: int,
         ranks: int,
-        snapshot: HostSnapshot | DirectSnapshot,
+        snapshot: Snapshot,
         entries: Callable[[], list[Entry]],
         *,
         nonce: str,
         timeout_s: float,
         hooks: Hooks | None = None,
         rescue: Path | None = None,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread, which alone uses this connection to the store.
 
         `entries` are what of the copied arrays goes into the shard. `nonce` makes temporary names unique among
-        attempts. `rescue` is a directory of checkpoints to save in where `root`, that of the run, is gone.
+        attempts. `rescue` is a directory of checkpoints to save in where `root`, that of the run, is gone. `fence`
+        is called before anything becomes visible, and does not return in a process that was replaced.
         """
-        self._rescue = rescue
+        self._rescue, self._fence = rescue, fence
         self._run_inode: int | None = None
         with suppress(OSError):
             self._run_inode = root.parent.stat().st_ino
@@ -132,6 +139,8 @@ class CheckpointWriter:
         self._reached: SimpleQueue[Reached] = SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
+        self._cancelled, self._cancelling = False, threading.Lock()
+        self.gave_up = False
         self._staged = True
         self._saves = 0
         self._requested = 0.0
@@ -149,14 +158,22 @@ class CheckpointWriter:
         return time.monotonic() - self._requested if self.busy else 0.0
 
     def request(self, request: WriteRequest) -> None:
-        """Begin a save of the values that the tensors have now; there is none in progress."""
+        """Begin a save of the values that the tensors have now; there is none in progress.
+
+        After `cancel` it fails at once.
+        """
         assert not self.busy, "one save at a time"
-        self._idle.clear()
         self._requested = time.monotonic()
         self._reached.put(Reached(request.step, SaveState.REQUESTED, 0.0, self._snapshot.nbytes))
-        self._snapshot.begin()
-        self._staged = False
-        self._requests.put(request)
+        with self._cancelling:
+            if self._cancelled:
+                self.gave_up = True
+                self._report(request, SaveState.FAILED, reason=_GIVEN_UP)
+                return
+            self._idle.clear()
+            self._snapshot.begin()
+            self._staged = False
+            self._requests.put(request)
 
     def wait_for_snapshot(self) -> float:
         """Wait before the tensors change; returns the seconds waited, nearly always 0."""
@@ -174,6 +191,16 @@ class CheckpointWriter:
         started = time.monotonic()
         self._idle.wait()
         return time.monotonic() - started
+
+    def cancel(self) -> None:
+        """Give up the save in progress, which fails as soon as the thread would wait for another rank.
+
+        May be called from any thread. The thread ends then; its staging may be read until it is not `busy`.
+        """
+        with self._cancelling:
+            self.gave_up = self.gave_up or self.busy
+            self._cancelled = True
+            self._requests.put(None)
 
     def close(self) -> None:
         """End the thread after the save in progress."""
@@ -196,6 +223,7 @@ class CheckpointWriter:
                 self._idle.set()
 
     def _save(self, request: WriteRequest) -> None:
+        self._fence()
         store = dist.PrefixStore(f"save/{self._saves}", self._store)
         first = self._rank == 0
         if first:
@@ -252,6 +280,7 @@ class CheckpointWriter:
         try:
             texts = [self._wait(store, f"shard/{rank}", f"rank {rank}") for rank in range(self._ranks)]
             reports = [ShardReport.from_json(text) for text in texts]
+            self._fence()
             path = commit(directory.parent, directory, request.manifest(reports))
         except CheckpointError:
             discard(directory)
@@ -268,6 +297,8 @@ class CheckpointWriter:
         """
         pause, deadline = _POLL_S[0], time.monotonic() + self._timeout_s
         while not store.check([key]):
+            if self._cancelled:
+                raise WriteFailed(_GIVEN_UP)
             if time.monotonic() > deadline:
                 raise WriteFailed(f"{whose} did not report how its part of the save went in {self._timeout_s:g} s")
             time.sleep(pause)

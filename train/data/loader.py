@@ -129,6 +129,11 @@ class Loader:
             yield next(self._stream)
         self._next_step = step + 1
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a thread of this loader reads now."""
+        return self._ahead is not None
+
     def close(self) -> None:
         """End the thread; what was read ahead is dropped."""
         self._next_step = None

@@ -80,10 +80,10 @@ def ask_torch(config: TrainConfig, context: int, device: torch.device, dtype: to
     if int(number) in names:
         return SdpaChoice(names[int(number)])
     parameters = torch.backends.cuda.SDPAParams(q_BHSP, k_BJSP, v_BJSP, mask_B1SS, 0.0, causal, True)
-    return SdpaChoice("math", _why_not_fused(parameters))
+    return SdpaChoice("math", why_not_fused(parameters))
 
 
-def _why_not_fused(parameters: torch.backends.cuda.SDPAParams) -> tuple[str, ...]:
+def why_not_fused(parameters: torch.backends.cuda.SDPAParams) -> tuple[str, ...]:
     """Return torch's own reasons, each one line; torch gives them as warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

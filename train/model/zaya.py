@@ -263,13 +263,25 @@ class Zaya(nn.Module):
 @torch.no_grad()
 def build(config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Zaya:
     """Make a model with its initial values, which depend on the seed and each tensor's name alone."""
-    with torch.device("meta"):
-        model = Zaya(config, dtype)
-    model.to_empty(device=device)
+    model = empty_model(config, dtype=dtype, device=device)
     parameters = dict(model.named_parameters())
     for info in tensor_table(config):
         parameters[info.name].copy_(initial_tensor(info, config, seed))
     model.balancing_bias.copy_(initial_balancing_bias(config))
+    return model
+
+
+def empty_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str) -> Zaya:
+    """Make a model whose parameters and buffers have memory on the device, and undefined values."""
+    with torch.device("meta"):
+        model = Zaya(config, dtype)
+    # Not `to_empty`: it imports sympy and torch's symbolic shapes, for which every rank would wait as it starts.
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            module.register_parameter(name, nn.Parameter(empty, parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
     return model
 
 

@@ -41,13 +41,15 @@ class MatrixBatch:
 
     All three are [K, M, N] of one floating-point format (fp32, or fp64 for exactness); each may have strides of
     its own. A step changes master and momentum and leaves the gradient alone. Where the model's weights are given,
-    [K, M, N] in any format, they are rounded from the masters in the pass that updates these.
+    [K, M, N] in any format, they are rounded from the masters in the pass that updates these; or where they are in
+    pieces, those of each matrix in the order of its elements.
     """
 
     master_KMN: Tensor
     gradient_KMN: Tensor
     momentum_KMN: Tensor
     weight_KMN: Tensor | None = None
+    pieces: tuple[tuple[Tensor, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         tensors = (self.master_KMN, self.gradient_KMN, self.momentum_KMN)
@@ -65,7 +67,13 @@ class MatrixBatch:
         """Return the matrices from `start` on, before `stop`."""
         cut = slice(start, stop)
         weight_KMN = None if self.weight_KMN is None else self.weight_KMN[cut]
-        return MatrixBatch(self.master_KMN[cut], self.gradient_KMN[cut], self.momentum_KMN[cut], weight_KMN)
+        return MatrixBatch(
+            self.master_KMN[cut],
+            self.gradient_KMN[cut],
+            self.momentum_KMN[cut],
+            weight_KMN,
+            None if self.pieces is None else self.pieces[cut],
+        )
 
 
 class Muon:
@@ -98,6 +106,10 @@ class _Chunk:
         if weights and len(weights) < len(parts):
             raise ValueError("expected the weights of all batches of a shape, or of none")
         self.weights = weights or None
+        pieces = [part.pieces for part in parts if part.pieces is not None]
+        if pieces and (weights or len(pieces) < len(parts)):
+            raise ValueError("expected the pieces of all batches of a shape, or of none")
+        self.pieces = [piece for part in pieces for matrix in part for piece in matrix] or None
         self.count = sum(part.count for part in parts)
         self.dtype = _product_dtype(parts[0], config)
         self.shape = parts[0].master_KMN.shape[1:]
@@ -110,7 +122,7 @@ class _Chunk:
 
     def apply(self, x_KMN: Tensor, *, decay: float, rate: float) -> None:
         """Decay the masters, take a step of `rate` against x, and round the weights where there are any."""
-        kernel.update(self.masters, x_KMN, decay=decay, rate=rate, weights=self.weights)
+        kernel.update(self.masters, x_KMN, decay=decay, rate=rate, weights=self.weights, pieces=self.pieces)
 
 
 def _arrange(batches: Iterable[MatrixBatch], config: MuonConfig) -> list[list[MatrixBatch]]:

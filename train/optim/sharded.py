@@ -57,15 +57,15 @@ class ShardedOptimizer:
     Attributes:
         steps: optimizer steps taken; set with the states from a checkpoint.
         states: all there is to save beside the number of steps.
-        rounds: whether a step also rounds the weights that this rank has in place; `start_gathering` must know.
+        rounds: whether a step also rounds the weights of what this rank owns; `start_gathering` must know.
     """
 
     def __init__(self, shards: ZeroShards, config: OptimConfig, *, rounds: bool | None = None) -> None:
         """Set up zero moments and momenta.
 
         By default bf16 weights on a GPU are rounded by the kernels that update the masters, which saves a pass
-        over both: the flat share's, and on one rank those of the matrices. On more ranks these are rounded where
-        they are packed for the others.
+        over both: in place the flat share's, and on one rank those of the matrices; on several ranks the
+        matrices' to where they are packed for the others.
         """
         self.steps = 0
         on_gpu = shards.weights.device.type == "cuda" and shards.weights.dtype == torch.bfloat16
@@ -84,8 +84,12 @@ class ShardedOptimizer:
                 gradient_KMN=matrices_of(gradient, batch),
                 momentum_KMN=matrices_of(momentum, batch, start=share),
             )
-            weights = shards.matrix_weights(batch) if self.rounds else None
-            batches += [whole] if weights is None else _with_weights(whole, weights)
+            if not self.rounds:
+                batches.append(whole)
+            elif shards.world_size > 1:
+                batches.append(replace(whole, pieces=shards.packed_weights(batch)))
+            else:
+                batches += _with_weights(whole, shards.matrix_weights(batch))
         self._muon = Muon(batches, config.muon, config.weight_decay)
         self.states: tuple[OwnedState, ...] = (
             OwnedState(MASTER, 0, master),

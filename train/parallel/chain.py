@@ -32,7 +32,12 @@ class Chain:
     def __init__(self, device: torch.device) -> None:
         """Run them with a stream of a GPU, or a thread, which starts with the first chain."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._links: SimpleQueue[_Link] | None = None
+        self._links: SimpleQueue[_Link | None] | None = None
+
+    def close(self) -> None:
+        """End the thread; no chain is run after this."""
+        if self._links is not None:
+            self._links.put(None)
 
     def run(self, *hops: Hop) -> Handle:
         """Start `hops` in order, each when the one before is done; returns the last one's handle."""
@@ -78,11 +83,10 @@ def _start(hops: Sequence[Hop]) -> Handle:
     return last
 
 
-def _serve(links: SimpleQueue[_Link]) -> None:
+def _serve(links: SimpleQueue[_Link | None]) -> None:
     """Start one chain after the other; after a failure none, for the ranks are not in step any more."""
     error: BaseException | None = None
-    while True:
-        link = links.get()
+    while (link := links.get()) is not None:
         if error is None:
             try:
                 link.last = _start(link.hops)

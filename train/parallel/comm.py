@@ -25,6 +25,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from zslurm.train.parallel.levels import Levels
 from zslurm.train.parallel.route import Level
 from zslurm.train.parallel.topology import Path, Topology
 
@@ -73,6 +74,10 @@ class Comm:
 
     def reserve(self, room: Tensor) -> None:
         """Take a buffer for what is between two levels (two_level.py); one level needs none."""
+
+    def regroup(self, group: dist.ProcessGroup, levels: Levels | None) -> None:
+        """Continue over a new group of as many ranks, this one at the same place; `levels` are two_level.py's."""
+        self.group = group
 
     def reduce_scatter(self, out: Tensor, whole: Tensor) -> Handle:
         """Sum `whole` over all ranks; `out` is this position's of `size` equal chunks. `whole` is kept."""

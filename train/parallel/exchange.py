@@ -9,11 +9,11 @@ two levels it also passes on as much, inside its node.
 
 Memory: two buffers of 1/N of the matrices each, allocated once: one of what is held, packed, and one of what is
 owned, packed; they swap roles on the way back. Before it is packed, the second one holds what this rank holds of
-the reduced gradients: the way to the owners is from there to the first, and back into it. What a rank passes on
-arrives in the second and leaves from the first, and the other way on the way back: a second hop takes no memory
-unless a rank passes on more than it holds or owns. Packing copies one piece after the other (in fused kernels on a
-GPU), and converts formats on the way if need be. On one rank pieces are copied to where they belong, and there are
-no buffers.
+the reduced gradients: the way to the owners is from there to the first, and back into it. Between the two ways it
+is free, so that the optimizer can write the weights there as they are packed. What a rank passes on arrives in the
+second and leaves from the first, and the other way on the way back: a second hop takes no memory unless a rank
+passes on more than it holds or owns. Packing copies one piece after the other (in fused kernels on a GPU), and
+converts formats on the way if need be. On one rank pieces are copied to where they belong; there are no buffers.
 """
 
 from __future__ import annotations
@@ -81,8 +81,16 @@ class Exchange:
         self.comm.all_to_all(incoming, last.receives, outgoing, last.sends, last.level)
         _copy(owned, _cut(incoming, owned))
 
-    def to_holders(self, owned: list[Tensor], held: list[Tensor]) -> None:
-        """Fill the `held` weights of every rank with the `owned` ones of all."""
+    def weights_to_send(self) -> list[Tensor]:
+        """Return where the `owned` weights are packed: free to be written after `to_owners`."""
+        outgoing = _as(self._packed_owned, sum(piece.numel for piece in self.owned), self._weights)
+        return list(outgoing.split([piece.numel for piece in self.owned]))
+
+    def to_holders(self, owned: list[Tensor], held: list[Tensor], *, packed: bool = False) -> None:
+        """Fill the `held` weights of every rank with the `owned` ones of all.
+
+        With `packed` those of this rank are in `weights_to_send` already.
+        """
         if self.comm.size == 1:
             _copy(held, owned)
             return
@@ -90,7 +98,8 @@ class Exchange:
         first, last = self._route.hops[-1], self._route.hops[0]
         outgoing = _as(source, sum(first.receives), self._weights)
         incoming = _as(target, sum(last.sends), self._weights)
-        _copy(_cut(outgoing, owned), owned)
+        if not packed:
+            _copy(_cut(outgoing, owned), owned)
         if first is not last:
             arrived = _as(target, self._route.passed_on, self._weights)
             self.comm.all_to_all(arrived, first.sends, outgoing, first.receives, first.level)

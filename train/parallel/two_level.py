@@ -48,7 +48,7 @@ class TwoLevel(Comm):
         self.rail = Comm(levels.rail, levels.topology, levels.topology.rail_ranks(self.rank))
         for level in (self.node, self.rail):
             level.sent, level.travelled = self.sent, self.travelled
-        self._chain = Chain(device)
+        self._device, self._chain = device, Chain(device)
         self._room = torch.empty(0, device=device)
         self._under_way = [DONE] * SLOTS  # the last reduction in each half of the room
         self._slot = 0
@@ -60,6 +60,15 @@ class TwoLevel(Comm):
         second hop of the other.
         """
         self._room = room
+
+    def regroup(self, group: dist.ProcessGroup, levels: Levels | None) -> None:
+        """Continue over new groups of as many ranks and nodes, this rank at the same place."""
+        assert levels is not None
+        super().regroup(group, levels)
+        self.node.group, self.rail.group = levels.node, levels.rail
+        self._chain.close()
+        self._chain = Chain(self._device)
+        self._under_way = [DONE] * SLOTS
 
     def reduce_scatter(self, out: Tensor, whole: Tensor) -> Handle:
         """Sum `whole` over all ranks; `out` is this position's of `size` equal chunks. `whole` is kept."""

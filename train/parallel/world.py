@@ -11,9 +11,10 @@ the microbatches. So a run changes c between phases with its optimizer state whe
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -27,9 +28,16 @@ from zslurm.train.errors import ConfigError
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """One rank's view of the run; `group` is that of all ranks."""
+    """One rank's view of the run.
+
+    Attributes:
+        group: all ranks; another one in each generation (train/recovery).
+        store: where the ranks of this generation talk.
+        generation: 0 from the start of the ranks until some of them are replaced.
+        joined: this process came with a later generation, and took the place of a rank.
+    """
 
     rank: int
     size: int
@@ -37,6 +45,8 @@ class World:
     device: torch.device
     group: dist.ProcessGroup
     store: dist.Store
+    generation: int = 0
+    joined: bool = False
 
     def second_store(self) -> dist.Store:
         """Return another connection to the store, for another thread: an operation holds its connection."""
@@ -48,7 +58,12 @@ class World:
         return self.rank == 0
 
 
-def _device(asked: str, local_rank: int) -> torch.device:
+def choose_device(asked: str, local_rank: int) -> torch.device:
+    """Return the device of a rank of this node.
+
+    Raises:
+        ConfigError: a GPU is asked for that is not there.
+    """
     available = torch.cuda.device_count()
     if asked == "cuda" and local_rank >= available:
         raise ConfigError(
@@ -94,37 +109,80 @@ def _store(rank: int, timeout: timedelta) -> dist.Store:
     )
 
 
+def _open_store(rank: int, timeout: timedelta, generation: int) -> dist.Store:
+    """Return a connection to the store, with the keys of this start and generation."""
+    # torchrun keeps its store through restarts of the workers: each start has its own keys.
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"train/{start}" if not generation else f"generation-{generation}"
+    return dist.PrefixStore(prefix, _store(rank, timeout))
+
+
+def _open_group(world_size: int, rank: int, device: torch.device, store: dist.Store, timeout: timedelta) -> None:
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore("groups", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
 @contextmanager
-def open_world(config: ParallelConfig) -> Iterator[World]:
+def open_world(
+    config: ParallelConfig,
+    making_groups: Callable[[], AbstractContextManager[None]] = nullcontext,
+    generation: int = 0,
+) -> Iterator[World]:
     """Join the run; leave it in order when the block ends without an error.
+
+    The group is made inside of `making_groups()`. A process that takes the place of a rank joins a `generation`
+    after the first.
 
     Raises:
         ConfigError: a GPU is asked for that is not there.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = _device(config.device, local_rank)
+    device = choose_device(config.device, local_rank)
     torch.set_num_threads(cpu_threads(config.threads))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=config.timeout_s)
-    # torchrun keeps its store through restarts of the workers: each start has its own keys.
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"train/{start}", _store(rank, timeout))
-    dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore("groups", store),
-        rank=rank,
-        world_size=size,
-        timeout=timeout,
-        device_id=device if device.type == "cuda" else None,
-    )
+    store = _open_store(rank, timeout, generation)
+    with making_groups():
+        _open_group(size, rank, device, store, timeout)
     assert dist.group.WORLD is not None
-    yield World(rank, size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), device, dist.group.WORLD, store)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    yield World(rank, size, local_size, device, dist.group.WORLD, store, generation, joined=generation > 0)
     # The host of the store must not leave while others still talk through it. After an error none is
     # waited for: the process ends, and its peers notice.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def regroup(
+    world: World,
+    config: ParallelConfig,
+    generation: int,
+    connecting: Callable[[], AbstractContextManager[None]],
+    making_groups: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Make the group of all ranks anew, in a generation, whose members all call it; the old one is gone.
+
+    A connection to the store that only the new group uses is opened inside of `connecting()`.
+
+    Raises:
+        RuntimeError: a member did not come, or what waits was aborted.
+    """
+    timeout = timedelta(seconds=config.timeout_s)
+    with making_groups():
+        with connecting():
+            store = _open_store(world.rank, timeout, generation)
+        _open_group(world.size, world.rank, world.device, store, timeout)
+    assert dist.group.WORLD is not None
+    world.group, world.generation = dist.group.WORLD, generation
+    world.store = _open_store(world.rank, timeout, generation)
 
 
 def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
@@ -143,6 +201,17 @@ def least_of_all(values: Sequence[float], world: World) -> list[float]:
     dist.all_reduce(found, dist.ReduceOp.MIN, group=world.group)
     least: list[float] = found.tolist()
     return least
+
+
+def common_local_size(world: World) -> int:
+    """Return the ranks of a node; where nodes differ, the most that every node's ranks can be divided by.
+
+    So many neighbours are always in one node. All ranks call it together, and get the same number; the host waits.
+    """
+    sizes = to_device([world.local_size], world.device)
+    every = [torch.empty_like(sizes) for _ in range(world.size)]
+    dist.all_gather(every, sizes, group=world.group)
+    return math.gcd(*(int(size) for size in torch.cat(every).tolist()))
 
 
 def read_back(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -9,7 +9,8 @@ parameters on N ranks, of which P_M are in matrices:
     reduce_gradients           the rest of the buckets; the flat space in one reduce-scatter    (P - P_M) (N-1)/N
                                one all-to-all: what a rank holds of matrices goes to owners     P_M/N
     the optimizer              updates this rank's chunk of the master weights                  nothing
-    start_gathering            masters rounded to the weights' format, one all-to-all back      P_M/N
+                               and on GPUs writes the weights rounded from it, packed to be sent
+    start_gathering            masters rounded where they were not yet, one all-to-all back     P_M/N
       under the next forward   all-gather: the flat space, then bucket by bucket, first layers first  P (N-1)/N
     wait_for_weights           before a layer runs, for the buckets that it has weights in      nothing
 
@@ -35,7 +36,9 @@ exchange.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +123,7 @@ class ZeroShards:
         master_dtype = torch.promote_types(first.dtype, torch.float32)
         self.master = torch.zeros(self.layout.chunk(self.position), dtype=master_dtype, device=device)
         self.master_gradient = torch.zeros_like(self.master)
+        self._parameters = tuple(parameters.values())
         self._places = self._adopt(parameters)
         self._take_masters(parameters)
         self._allocate_reduction()
@@ -200,8 +204,8 @@ class ZeroShards:
     def start_gathering(self, *, rounded: bool = False) -> None:
         """Begin to collect the weights of all ranks; nothing may read any of them before `wait_for_weights`.
 
-        With `rounded` the optimizer has rounded the weights where it could: `flat_weights`, and on one rank those
-        of `matrix_weights`.
+        With `rounded` the optimizer has rounded them: `flat_weights`, and on one rank `matrix_weights`, on
+        several `packed_weights`.
         """
         self.wait_for_weights()
         if not rounded:
@@ -209,7 +213,7 @@ class ZeroShards:
         flat = self.weights[: self.layout.flat_length]
         self._keep(_FLAT, self.comm.all_gather(flat, self.flat_weights))
         if not rounded or self.world_size > 1:
-            self._exchange.to_holders(self._owned_masters, self._held_weights)
+            self._exchange.to_holders(self._owned_masters, self._held_weights, packed=rounded)
         matrices = self.weights[self.layout.flat_length :]
         # What the next forward uses first was the last to get its gradient.
         for number, bucket in reversed(tuple(enumerate(self._buckets))):
@@ -231,13 +235,28 @@ class ZeroShards:
                 self._gathers[number].wait()
                 del self._gathers[number]
 
-    def matrix_weights(self, batch: Batch) -> list[Tensor] | None:
+    def packed_weights(self, batch: Batch) -> tuple[tuple[Tensor, ...], ...]:
+        """Return where the weights of a batch's matrices are packed for the ranks that hold them, in pieces.
+
+        Of each matrix, in the batch's order, the pieces in the order of its elements. They may be written between
+        `reduce_gradients`, which uses this memory, and `start_gathering`, which sends it if its caller passes
+        `rounded`. For several ranks.
+        """
+        found = zip(self._exchange.owned, self._exchange.weights_to_send(), strict=True)
+        pieces = sorted(((piece.offset, packed) for piece, packed in found), key=lambda pair: pair[0])
+        starts = [offset for offset, _ in pieces]
+        first = [batch.offset + number * batch.stride for number in range(batch.count)]
+        ends = [offset + batch.rows * batch.columns for offset in first]
+        return tuple(
+            tuple(packed for _, packed in pieces[bisect_left(starts, start) : bisect_left(starts, end)])
+            for start, end in zip(first, ends, strict=True)
+        )
+
+    def matrix_weights(self, batch: Batch) -> list[Tensor]:
         """Return views [k, m, n] of the weights of a batch's matrices, in its order, as few as strides allow.
 
-        None where other ranks hold parts of them: they are rounded on their way there.
+        For one rank: of several each holds parts of them.
         """
-        if self.world_size > 1:
-            return None
         starts = {piece.offset: piece.start for piece in self._space.owned_by(self.position)}
         matrices = self.weights[self.layout.flat_length :]
         first = [starts[batch.offset + number * batch.stride] for number in range(batch.count)]
@@ -267,6 +286,22 @@ class ZeroShards:
             }
             self._gathers_of[module] = (_FLAT, *sorted(buckets, reverse=True))
         return self._gathers_of[module]
+
+    # ------------------------------------------------------------------------------------- after a lost rank
+
+    def abandon(self) -> None:
+        """Forget the collectives that are under way, once they have ended, and gradients that were not added."""
+        for handle in (*self._handles, *self._gathers.values()):
+            with suppress(RuntimeError):  # its peer is gone
+                handle.wait()
+        self._handles.clear()
+        self._gathers.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def regroup(self, group: dist.ProcessGroup, levels: Levels | None) -> None:
+        """Continue over a new group of as many ranks, this one at the same place; see `abandon`."""
+        self.comm.regroup(group, levels)
 
     # -------------------------------------------------------------------------------------------- the buffers
 

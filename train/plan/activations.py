@@ -86,7 +86,7 @@ class MicrobatchMemory:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """The sizes that all formulas share."""
 
     model: ModelConfig
@@ -101,6 +101,7 @@ class _Sizes:
 
     @property
     def tokens(self) -> int:
+        """Of a microbatch."""
         return self.sequences * self.context
 
     @property
@@ -110,6 +111,7 @@ class _Sizes:
 
     @property
     def wide(self) -> int:
+        """Bytes of an element of what is computed in fp32 at least."""
         return max(_FP32, self.narrow)
 
     @property
@@ -159,7 +161,7 @@ def microbatch_memory(config: TrainConfig, phase: PhaseConfig, *, on_cpu: bool) 
         local, ring = 2 * chunk_tokens(phase.context, ranks), context_attention(config, phase) == "ring"
     masked = config.data.isolate_documents and ranks == 1  # ranks that share sequences have labels instead
     labelled = config.data.isolate_documents and ranks > 1
-    sizes = _Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring, labelled)
+    sizes = Sizes(model, phase.micro_batch, local, narrow, masked, on_cpu, ranks, ring, labelled)
     layer = _layer(sizes)
     again, recomputed = 0, recomputed_layers(config)
     layers = (model.layers - recomputed) * layer
@@ -198,13 +200,13 @@ def recomputed_layers(config: TrainConfig) -> int:
     return config.model.layers if asked is True else int(asked)
 
 
-def _layer(sizes: _Sizes) -> int:
+def _layer(sizes: Sizes) -> int:
     """Kept of one layer, without what came into it but for the hidden state."""
     entries = 2 * (2 * sizes.stream + sizes.wide_stream + sizes.tokens * sizes.wide)
-    return entries + _projections(sizes) + _attention(sizes) + _router(sizes) + _experts(sizes)
+    return entries + _projections(sizes) + _attention(sizes) + _router(sizes) + expert_bytes(sizes)
 
 
-def _projections(sizes: _Sizes) -> int:
+def _projections(sizes: Sizes) -> int:
     """Return the joined projection and its result, the joined kernel, and the mixed queries and keys."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     heads = model.query_heads + model.kv_heads
@@ -223,7 +225,7 @@ def _projections(sizes: _Sizes) -> int:
     return joined + sizes.tokens * ((channels + values) * narrow + channels * wide + heads * wide)
 
 
-def _attention(sizes: _Sizes) -> int:
+def _attention(sizes: Sizes) -> int:
     """Queries, keys and values as attention gets them, what it keeps, and its output."""
     model, narrow = sizes.model, sizes.narrow
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
@@ -244,13 +246,13 @@ def _attention(sizes: _Sizes) -> int:
     return inputs_and_output + sums
 
 
-def _after_attention(sizes: _Sizes) -> int:
+def _after_attention(sizes: Sizes) -> int:
     """Kept of the last layer for what comes after attention: gone when the backward pass is there."""
     entry = 2 * sizes.stream + sizes.wide_stream + sizes.tokens * sizes.wide
-    return entry + _router(sizes) + _experts(sizes)
+    return entry + _router(sizes) + expert_bytes(sizes)
 
 
-def _attention_backward(sizes: _Sizes) -> int:
+def _attention_backward(sizes: Sizes) -> int:
     """Return what attention over shared sequences takes in its backward pass, at the largest part of the keys."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     queries, both = model.query_heads * model.head_dim, 2 * model.kv_heads * model.head_dim
@@ -273,7 +275,7 @@ def _attention_backward(sizes: _Sizes) -> int:
     return gradients + exchange + part * both * 2 * wide + 3 * scores * wide
 
 
-def _probabilities(sizes: _Sizes) -> int:
+def _probabilities(sizes: Sizes) -> int:
     """Return the probabilities of every block of queries, for the keys up to the block's end."""
     starts = range(0, sizes.context, ATTENTION_BLOCK)
     ends = [min(start + ATTENTION_BLOCK, sizes.context) for start in starts]
@@ -281,7 +283,7 @@ def _probabilities(sizes: _Sizes) -> int:
     return sizes.sequences * sizes.model.query_heads * pairs * sizes.narrow
 
 
-def _router(sizes: _Sizes) -> int:
+def _router(sizes: Sizes) -> int:
     """Return the router's state and MLP, probabilities, and choices."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     weights = narrow if sizes.on_cpu else wide  # CPUs keep them rounded
@@ -292,7 +294,7 @@ def _router(sizes: _Sizes) -> int:
     return sizes.tokens * (6 * model.router_hidden_size * narrow + norm + choices)
 
 
-def _experts(sizes: _Sizes) -> int:
+def expert_bytes(sizes: Sizes) -> int:
     """Rows sorted by expert, their first product, their results in order again, and both orders.
 
     GPUs gather the rows once more in backward, from the tokens, and need no results.
@@ -301,7 +303,7 @@ def _experts(sizes: _Sizes) -> int:
     return sizes.rows * (width * sizes.narrow + 2 * _INDEX)
 
 
-def _experts_backward(sizes: _Sizes) -> int:
+def _experts_backward(sizes: Sizes) -> int:
     """Return the experts' backward pass at its end: inner and outer gradients, and those of a layer's experts.
 
     The last of them are those of the first matrices, whose sums are freed before the rows' gradient is made. What
@@ -318,7 +320,7 @@ def _experts_backward(sizes: _Sizes) -> int:
     return sizes.wide_stream + rows + weights - freed + last
 
 
-def _steps_backward(sizes: _Sizes) -> int:
+def _steps_backward(sizes: Sizes) -> int:
     """Return the most that a step on a GPU takes beside the incoming gradient: the activation's, or the last."""
     model = sizes.model
     outer, inner = (sizes.rows * width * sizes.narrow for width in (model.hidden_size, model.expert_hidden_size))
@@ -326,7 +328,7 @@ def _steps_backward(sizes: _Sizes) -> int:
     return max(outer + 4 * inner, outer + 3 * inner + matrix, outer + 2 * inner + 3 * matrix + sizes.stream)
 
 
-def _head(sizes: _Sizes) -> int:
+def _head(sizes: Sizes) -> int:
     """In a chunk of the head: counted inputs, both gradients so far, the chunk's softmax, and the most on top."""
     model, narrow, wide = sizes.model, sizes.narrow, sizes.wide
     chunk = _chunk(sizes)
@@ -356,7 +358,7 @@ def _head(sizes: _Sizes) -> int:
     return kept + sizes.table * wide + max(on_top)
 
 
-def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
+def _weight_gradient(sizes: Sizes, chunk: int) -> int:
     """Product of so many tokens for the embedding's gradient in fp32, and the operand that is turned for it.
 
     That is what oneDNN takes on processors of AMD; on others it is added in place, and this is too much.
@@ -369,17 +371,17 @@ def _weight_gradient(sizes: _Sizes, chunk: int) -> int:
     return (sizes.table + (inputs if turned else chunk * sizes.model.vocab_size)) * _FP32
 
 
-def _chunk(sizes: _Sizes) -> int:
+def _chunk(sizes: Sizes) -> int:
     return head_chunk(sizes.model, sizes.tokens, on_cpu=sizes.on_cpu)
 
 
 def head_chunk(model: ModelConfig, tokens: int, *, on_cpu: bool) -> int:
     """Return how many of the tokens of a microbatch have their softmax in memory at one time."""
     logits = LOGITS_ON_CPU if on_cpu else LOGITS_ELSEWHERE
-    return min(tokens, max(FEWEST_TOKENS, logits // model.vocab_size))
+    return min(tokens, max(1, round(logits / model.vocab_size / FEWEST_TOKENS)) * FEWEST_TOKENS)
 
 
-def _part(sizes: _Sizes) -> int:
+def _part(sizes: Sizes) -> int:
     """Return the tokens whose logits exist at one time."""
     if not sizes.on_cpu:
         return _chunk(sizes)

@@ -22,6 +22,8 @@ mean hop of a ring over nodes of eight is then 3.9 us. Nothing of this was measu
 The size of a bucket follows from the model: the smallest one with which at most a tenth of the predicted time of a
 step's communication is latency. Larger ones gain nothing and are finished later. Where that would be fewer than
 FEWEST_BUCKETS (flat collectives on many nodes), it is so many, since a single one would hide under nothing.
+Where the cluster's profile has a measured size for about as many nodes (cluster.measured.bucket_mb), a run is
+resolved with it as its parallel.bucket_mb, and the model is not asked.
 """
 
 from __future__ import annotations
@@ -288,6 +290,12 @@ def automatic_bucket_bytes(
     count = math.floor(room_s / (2 * hops_s)) if hops_s else math.inf  # one rank reduces nothing
     even = gradient_bytes / max(FEWEST_BUCKETS, count)
     return max(SMALLEST_BUCKET, (even // _MIB + 2) * _MIB)  # buckets are cut down to whole elements of all ranks
+
+
+def largest_useful_bucket_mb(config: TrainConfig, knee_mb: float) -> float:
+    """Return a measured bucket of `knee_mb` MiB, or a part in FEWEST_BUCKETS of the gradients if that is less."""
+    matrices, _, gradient, _ = _sizes(config)
+    return min(knee_mb, max(1.0, float(math.ceil(matrices * gradient / FEWEST_BUCKETS / _MIB))))
 
 
 def _sizes(config: TrainConfig) -> tuple[int, int, int, int]:

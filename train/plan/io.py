@@ -2,11 +2,13 @@
 
     pages per step        n = sigma G s b / P
     operations a second   n / t
+    break-even time       n / B
 
-with G sequences of s tokens in a step, b bytes a token, pages of P bytes, and t seconds a step. sigma is how
+with G sequences of s tokens in a step, b bytes a token, pages of P bytes, t seconds a step, and a storage that
+gives B pages a second: steps that are shorter than the break-even time wait for it. sigma is how
 many times the pages are touched that the tokens would fill: 1 to 2 for bundled data, 2 to 8 for fragmented ones.
 Published for ZAYA1: G = s = 4,096, b = 4, P = 4,096 and t = 2.5 s give 64 MiB, 16,384 pages and 6,554 sigma
-operations a second, of 70,000 that the storage gives.
+operations a second, of 70,000 that the storage gives: a break-even time of 0.234 s for sigma 1.
 
 sigma of our bundles follows from their layout. A sequence is one piece of (s + 1) b bytes, and pieces begin at
 multiples of s b bytes: whatever s is, that touches 1 + s b / P pages on average, so sigma = 1 + P / (s b). It is
@@ -57,6 +59,14 @@ class Reads:
     def iops(self, sigma: float) -> float:
         """Return the pages that are touched in a second."""
         return self.pages(sigma) / self.step_time
+
+    def break_even(self, sigma: float, budget: float) -> float:
+        """Return the seconds of the shortest step that a storage of `budget` pages a second can feed."""
+        return self.pages(sigma) / budget
+
+    def margin(self, sigma: float, budget: float) -> float:
+        """Return how many times the break-even time a step takes; below 1 training waits for the storage."""
+        return self.step_time / self.break_even(sigma, budget)
 
 
 @dataclass(frozen=True)

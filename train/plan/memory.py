@@ -43,6 +43,15 @@ _LATER = (
 )  # allocated when the weights have moved
 
 
+def copies_bytes(state: int, ranks: int) -> int:
+    """Return the bytes of host memory that a rank's copies for recovery take, besides what a save takes anyway.
+
+    `state` are the bytes of its masters and optimizer state: twice its own, and twice those of the rank whose
+    buddy it is (train/recovery/copies.py), where there is one.
+    """
+    return (4 if ranks > 1 else 2) * state
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes on the rank that owns most."""
@@ -53,6 +62,7 @@ class MemoryPlan:
     microbatches: tuple[MicrobatchMemory, ...]  # forward and backward, of each phase
     recomputed: int  # layers that are computed again in backward, the first ones
     staging: int  # memory of the host that saving takes, beside the rank's own; on a CPU that is in `resident`
+    copies: int  # memory of the host that copies for recovery in memory take, where `aegis.recovery` asks for it
     matrices: int  # matrices that one rank each owns whole; 0 if AdamW trains everything
     balance: Balance  # how evenly these are divided
 
@@ -117,6 +127,7 @@ def plan_memory(config: TrainConfig, ranks: int, *, on_cpu: bool, local: int = 8
         microbatches=microbatches,
         recomputed=recomputed_layers(config),
         staging=0 if on_cpu else copy,
+        copies=copies_bytes(copy, ranks),
         matrices=sum(row.whole for row in table),
         balance=layout.balance(),
     )

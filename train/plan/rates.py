@@ -1,23 +1,28 @@
-"""How fast a device makes matrix products: a measured table, or an assumption where nothing was measured.
+"""How fast a device makes matrix products: as `zslurm bench` measured it, or an assumption where it did not.
 
-A table is JSON; `gemm` is required, and each of its rows is one measured call:
+The rates are read from results of `zslurm bench gemm` (docs/bench-gpus.md), a row of which is one measured call.
+Its columns are, among others,
 
-    {"device": "AMD Instinct MI300X", "dtype": "bf16", "source": "who measured it, with what, when",
-     "gemm": [{"m": 16384, "n": 1536, "k": 2048, "tflops": 480.0},
-              {"m": 1024, "n": 4096, "k": 2048, "batch": 16, "tflops": 410.0}],
-     "attention_tflops": 300.0, "memory_gb_s": 4100.0}
+    product, pass     name of a product of a run and its pass; no name in a sweep
+    kind              `attention` for scores and values together; other kinds are products with M, N, K and batch
+    m, n, k, batch    sizes of a product
+    flops, tflops     FLOPs of the call, and its rate
+    dtype             format of the operands
 
-A product has the rate of its own row. Without one it has that of the nearest row, if none of M, N, K and batch is
-more than twice or less than half as large there. All others have the median of the table, or without a table
-ASSUMED_TFLOPS on a GPU.
+A result of `zslurm bench hbm` beside it gives the rate of memory: the triad of its largest arrays.
+
+A product has the rate of the row with its sizes and its pass, else of one with its sizes. Without one it has that
+of the nearest row, if none of M, N, K and batch is more than twice or less than half as large there. All others
+have the median of the table, or without a table ASSUMED_TFLOPS on a GPU.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -40,6 +45,8 @@ Origin = Literal["measured", "near", "median", "assumed"]
 class GemmRate(Section):
     """A measured call."""
 
+    product: str = Field("", description="name of the product; none in a sweep")
+    pass_name: str = Field("", description="its pass; none where it does not matter")
     m: Count = Field(description="rows of the result")
     n: Count = Field(description="columns of the result")
     k: Count = Field(description="terms of each sum")
@@ -71,6 +78,9 @@ class Rates:
     def __init__(self, table: RateTable | None, *, on_cpu: bool) -> None:
         self.table = table
         self._exact = {(row.m, row.n, row.k, row.batch): row.tflops for row in table.gemm} if table else {}
+        self._of_pass = {
+            (row.m, row.n, row.k, row.batch, row.pass_name): row.tflops for row in (table.gemm if table else ())
+        }
         self._default: Rate | None = None if on_cpu else Rate(ASSUMED_TFLOPS, "assumed")
         if table:
             self._default = Rate(statistics.median(row.tflops for row in table.gemm), "median")
@@ -87,6 +97,9 @@ class Rates:
         if not self._exact or product.kind == "convolution":
             return self._default
         sizes = (product.m, product.n, product.k, product.batch)
+        pass_name = "forward" if product.pass_name == "recompute" else product.pass_name
+        if (*sizes, pass_name) in self._of_pass:
+            return Rate(self._of_pass[*sizes, pass_name], "measured")
         if sizes in self._exact:
             return Rate(self._exact[sizes], "measured")
         distance, nearest = min((_distances(sizes, other), other) for other in self._exact)
@@ -98,23 +111,60 @@ class Rates:
         return self._default
 
 
-def load_rates(path: Path, dtype: str) -> RateTable:
-    """Read a table of rates that were measured in the format `dtype`.
+def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
+    """Read results of `zslurm bench gemm` in the format `dtype`, and of `zslurm bench hbm` beside them.
 
     Raises:
-        ConfigError: there is none, it is no such table, or it was measured in another format.
+        ConfigError: a file cannot be read, is no such result, or was measured in another format or on another
+            device; or no product was measured.
     """
+    found: dict[str, Any] = {"gemm": [], "dtype": dtype, "source": ", ".join(path.name for path in paths)}
+    for path in paths:
+        try:
+            result = load_json(path.read_bytes())
+            name = result["benchmark"] if isinstance(result, dict) else None
+            if name not in ("gemm", "hbm"):
+                raise Unexpected("not a result of `zslurm bench gemm` or `zslurm bench hbm`")
+            device = result["machine"]["gpu"] or result["machine"]["cpu"]
+            if found.setdefault("device", device) != device:
+                raise Unexpected(f"was measured on {device}, and {paths[0]} on {found['device']}")
+            found.update(
+                _of_memory(result["rows"]) if name == "hbm" else _of_products(path, result["rows"], found)
+            )
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: not a whole result of `zslurm bench`: {error}") from error
+        except (Unexpected, ValueError) as error:
+            raise ConfigError(f"{path}: {_first_line(error)}") from error
     try:
-        table = RateTable.model_validate(load_json(path.read_bytes()))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (Unexpected, ValueError) as error:
-        raise ConfigError(f"{path}: no table of rates: {_first_line(error)}") from error
-    if table.dtype != dtype:
-        raise ConfigError(
-            f"{path}: was measured in {table.dtype}, and the run's parallel.dtype is {dtype}; measure in {dtype}"
-        )
-    return table
+        return RateTable.model_validate(found)
+    except ValidationError as error:
+        raise ConfigError(f"{paths[0]}: no table of rates: {_first_line(error)}") from error
+
+
+def _of_products(path: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the products of a result, with those found before, and the rate of attention."""
+    products, flops, seconds = list(found["gemm"]), 0.0, 0.0
+    for row in rows:
+        if row["dtype"] != found["dtype"]:
+            raise Unexpected(
+                f"was measured in {row['dtype']}, and the run's parallel.dtype is {found['dtype']}; "
+                f"measure with --dtype {found['dtype']}"
+            )
+        if row["kind"] == "attention":
+            flops, seconds = flops + row["flops"], seconds + row["flops"] / (row["tflops"] * 1e12)
+        else:
+            sizes = {name: row[name] for name in ("m", "n", "k", "batch", "tflops")}
+            products.append({"product": row["product"], "pass_name": row["pass"], **sizes})
+    attention = {"attention_tflops": flops / seconds / 1e12} if seconds else {}
+    return {"gemm": products, **attention}
+
+
+def _of_memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the rate of the triad with the largest arrays."""
+    triads = [row for row in rows if row["pattern"] == "triad"]
+    return {"memory_gb_s": max(triads, key=lambda row: row["bytes"])["gb_s"]} if triads else {}
 
 
 def _distances(sizes: tuple[int, ...], other: tuple[int, ...]) -> tuple[float, float]:

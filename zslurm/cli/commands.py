@@ -44,7 +44,7 @@ _COMMANDS = (
     Command(
         "rails",
         "cluster.rails",
-        "Draw which GPU sends through which NIC, and where rails are incomplete or differ.",
+        "Draw which GPU sends through which NIC, where rails are incomplete or differ, and the switches behind.",
     ),
     Command(
         "env", "cluster.env", 'Print the environment of RCCL or NCCL on a cluster, for `eval "$(zslurm env)"`.'
@@ -86,6 +86,12 @@ _COMMANDS = (
     ),
     Command("plan", "plan", "What a run will take, before it is submitted."),
     Command("size", "size", "Show a run's matrix products, the sizing rules that it breaks, and where time goes."),
+    Command(
+        "bench",
+        "bench.commands",
+        "Measure what this machine or a cluster does: links, memory, matrix products, storage.",
+    ),
+    Command("tune", "tune", "Tune once, offline, what runs then only look up."),
     Command("aegis", "aegis.commands", "The supervisor beside a run: what it does, and would do."),
     Command("hostlist", "cluster.hostlist", "Slurm's lists of nodes, without asking Slurm."),
 )

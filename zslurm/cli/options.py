@@ -70,8 +70,8 @@ Follow = Annotated[bool, Option("-f", "--follow", help="Keep printing until the 
 Slurm = Annotated[bool, Option("--slurm", help="Run it as a Slurm job of one node, and follow it.")]
 
 
-def run_locally_or_as_job(slurm: bool, *, workers_option: str | None = "--workers") -> None:
-    """Continue in this process, with a lower priority; or run this command line as a job, and leave.
+def run_locally_or_as_job(slurm: bool, *, workers_option: str | None = "--workers", gpus: int = 0) -> None:
+    """Continue in this process, with a lower priority; or run this command line as a job with GPUs, and leave.
 
     Raises:
         typer.Exit: the job is over; with its exit code.
@@ -80,7 +80,7 @@ def run_locally_or_as_job(slurm: bool, *, workers_option: str | None = "--worker
     if slurm:
         from zslurm.submit.as_job import run_as_job  # all that a submission needs, as few commands do
 
-        raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option))
+        raise typer.Exit(run_as_job(sys.argv[1:], workers_option=workers_option, gpus=gpus))
     lower_priority()
 
 

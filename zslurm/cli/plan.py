@@ -14,7 +14,7 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, print_table, say
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.config import Recompute
-from zslurm.train.plan.io import Reads, StoragePlan, plan_storage
+from zslurm.train.plan.io import PUBLISHED_BUDGET, Reads, StoragePlan, plan_storage
 from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
 
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
@@ -72,6 +72,11 @@ def memory(
             else []
         ),
         ["host: copy for a checkpoint", *(show_bytes(plan.staging) for plan in plans)],
+        *(
+            [["host: copies for recovery", *(show_bytes(plan.copies) for plan in plans)]]
+            if spec.aegis.recovery == "memory"
+            else []
+        ),
     ]
     print_table(["ranks", *(str(plan.ranks) for plan in plans)], [*rows, *_packing_rows(plans)])
     for note in _notes(spec, plans, on_cpu=on_cpu, limited=limit is not None):
@@ -109,6 +114,7 @@ def _facts(plan: MemoryPlan, names: list[str]) -> dict[str, Any]:
             for index, name in enumerate(names)
         ],
         "host_staging_bytes": plan.staging,
+        "host_copies_bytes": plan.copies,
         "matrices": plan.matrices,
         "packing": {**asdict(balance), "idle_share": round(plan.idle_share, 6)},
     }
@@ -180,10 +186,15 @@ def io(
         float, typer.Option(metavar="SECONDS", min=1e-6, max=1e9, help="Time of one optimizer step.")
     ],
     cluster: Cluster = None,
-    budget: Annotated[
-        float,
-        typer.Option("--iops", metavar="IOPS", min=1, max=1e12, help="Pages a second that the storage gives."),
-    ] = 70_000,
+    iops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="IOPS",
+            min=1,
+            max=1e12,
+            help="Pages of 4 KiB a second that the storage gives; default: the profile's `cluster.storage_iops`.",
+        ),
+    ] = None,
     overrides: Set = None,
     json: Json = False,
 ) -> None:
@@ -193,12 +204,16 @@ def io(
     """
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     plan = plan_storage(spec, step_time=step_time, ranks=spec.world_size)
+    budget, source = _budget(spec, iops)
     if json:
-        print_json(_io_facts(spec, plan, step_time, budget))
+        print_json(_io_facts(spec, plan, step_time, budget, source))
         return
     phases = list(zip(spec.phases, plan.reads, strict=True))
     columns = ["phase", "a step", "pages", "sigma", "IOPS", "of budget", "IOPS, sigma 1", "2", "8"]
     print_table(columns, [_row(phase.name, reads, budget) for phase, reads in phases])
+    say(f"budget: {show_count(budget)} pages/s, {_SOURCES[source]}")
+    for phase, reads in phases:
+        say(f"phase {phase.name}: {_margin_line(reads, budget)}")
     saves = plan.saves
     say(
         f"a checkpoint has {show_bytes(saves.bytes)} and is due every {show_duration(saves.every_s)}: saving must "
@@ -206,11 +221,42 @@ def io(
         f"{counted(saves.ranks, 'rank')}, or it falls behind"
     )
     for phase, reads in phases:
-        if reads.iops(reads.sigma) > budget:
+        if reads.margin(reads.sigma, budget) < 1:
             say(
                 f"note: phase {phase.name} reads more than the {show_count(budget)} pages/s of the budget; "
                 "copy the data to disks of the nodes"
             )
+
+
+_SOURCES = {
+    "option": "as given with --iops",
+    "profile": "cluster.storage_iops of the profile",
+    "published": "what ZAYA1's cluster gave; `zslurm bench storage` measures yours, for cluster.storage_iops",
+}
+
+
+def _budget(spec: RunSpec, asked: float | None) -> tuple[float, str]:
+    """Return the pages a second that the storage gives, and where the figure is from, a key of `_SOURCES`."""
+    if asked is not None:
+        return asked, "option"
+    if spec.cluster.storage_iops is not None:
+        return spec.cluster.storage_iops, "profile"
+    return PUBLISHED_BUDGET, "published"
+
+
+def _margin_line(reads: Reads, budget: float) -> str:
+    (own, margin), (worst, least) = (
+        (_seconds(reads.break_even(sigma, budget)), f"{reads.margin(sigma, budget):.3g}")
+        for sigma in (reads.sigma, FRAGMENTED)
+    )
+    return (
+        f"break-even at steps of {own}, margin {margin} "
+        f"({worst} and {least} for fragmented data, sigma {FRAGMENTED:g})"
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
 
 
 def _row(name: str, reads: Reads, budget: float) -> list[str]:
@@ -226,10 +272,11 @@ def _row(name: str, reads: Reads, budget: float) -> list[str]:
     ]
 
 
-def _io_facts(spec: RunSpec, plan: StoragePlan, step_time: float, budget: float) -> dict[str, Any]:
+def _io_facts(spec: RunSpec, plan: StoragePlan, step_time: float, budget: float, source: str) -> dict[str, Any]:
     return {
         "step_time_s": step_time,
         "budget_iops": budget,
+        "budget_from": source,
         "reads": [
             {
                 "phase": phase.name,
@@ -242,6 +289,8 @@ def _io_facts(spec: RunSpec, plan: StoragePlan, step_time: float, budget: float)
                 "sigma": reads.sigma,
                 "iops": reads.iops(reads.sigma),
                 "of_budget": reads.iops(reads.sigma) / budget,
+                "break_even_s": reads.break_even(reads.sigma, budget),
+                "margin": reads.margin(reads.sigma, budget),
             }
             for phase, reads in zip(spec.phases, plan.reads, strict=True)
         ],

@@ -30,7 +30,8 @@ def size(
     run_file: RunFile,
     cluster: Cluster = None,
     rates: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measured rates of matrix products (JSON).")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Result of `zslurm bench gemm`, or of `hbm` beside it (repeatable)."),
     ] = None,
     gpu_memory: Annotated[
         float | None,
@@ -46,7 +47,7 @@ def size(
 ) -> None:
     """Show a run's matrix products, the sizing rules that it breaks, and where time goes.
 
-    Example: zslurm size run.yaml --rates mi300x.json --strict
+    Example: zslurm size run.yaml --rates gemm.json --strict
     """
     spec = resolve_run(run_file, cluster=cluster, overrides=overrides or []).spec
     on_cpu, table = trains_on_cpus(spec), _table(rates, spec)
@@ -71,9 +72,9 @@ def size(
         raise typer.Exit(Exit.CHECK_FAILED)
 
 
-def _table(rates: Path | None, spec: RunSpec) -> RateTable | None:
+def _table(rates: list[Path] | None, spec: RunSpec) -> RateTable | None:
     try:
-        return None if rates is None else load_rates(rates, spec.parallel.dtype)
+        return None if not rates else load_rates(rates, spec.parallel.dtype)
     except TrainConfigError as error:
         raise ConfigError(f"--rates: {error}") from error
 

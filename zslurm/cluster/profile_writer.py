@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cluster.slurm_settings import SlurmSettings
+from zslurm.cluster.slurm_settings import SlurmSettings, usual_leaf_size
 from zslurm.config.yaml12 import plain_scalar
+from zslurm.slurm.hostlist import expand
 from zslurm.slurm.inventory import Node, Partition
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./+-]*")
 _SHOWN_SWITCHES = 16
+_FABRIC_LINES = (
+    "  # fabric:                 # which nodes are on which leaf slice: ranks follow the shortest ring",
+    "  #   slices:               # over them; cabling plans show it, no node knows it (docs/rails.md)",
+    "  #     - {leaf: leaf0, rails: [0, 1], nodes: 'node[0-31]'}",
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ def slurm_profile(
         f"  gpus_per_node: {members.gpus}",
         *([f"  gpu_type: {scalar(members.gpu_type)}"] if members.gpu_type else []),
         f"  cpus_per_node: {members.cpus}",
+        *_switch_lines(settings, switches),
         *_probed_lines(members, found),
         "  # interface: eth0         # management network, for rendezvous; needed where a node has several",
         "  # setup:                  # shell lines that run in every job first",
@@ -83,6 +90,14 @@ def slurm_profile(
             f"{settings.slurmd_timeout_s} s)",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _switch_lines(settings: SlurmSettings, switches: dict[str, str]) -> list[str]:
+    """Return how many nodes a leaf switch of Slurm's tree has: blocks are asked for in another way."""
+    size = usual_leaf_size({leaf: expand(nodes) for leaf, nodes in switches.items()})
+    if settings.topology != "tree" or size is None:
+        return []
+    return [f"  nodes_per_switch: {size}     # jobs ask for as few leaf switches as hold them (--switches)"]
 
 
 def _topology_lines(settings: SlurmSettings, switches: dict[str, str]) -> list[str]:
@@ -102,7 +117,8 @@ def _comment(text: str) -> str:
 def _probed_lines(members: Members, found: Probe | None) -> list[str]:
     if found is None:
         return ["  # `zslurm init --probe` reads NICs, rails and drivers of a node and adds them here."]
-    lines = [f"  gpu_family: {scalar(found.gpu_family)}"] if found.gpu_family and not found.extends else []
+    lines = list(_FABRIC_LINES) if found.extends == "mi300x-pollara" else []
+    lines += [f"  gpu_family: {scalar(found.gpu_family)}"] if found.gpu_family and not found.extends else []
     lines += [f"  network: {found.network}"] if found.network and not found.extends else []
     if found.nics and found.gpus == members.gpus:
         lines.append("  nics: [" + ", ".join(scalar(nic) for nic in found.nics) + "]   # in rail order")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zslurm.slurm.version import OLDEST, OVERLAP_SHARES_GPUS, Version, parse_version
@@ -91,6 +92,12 @@ class SlurmSettings:
         version = self.version
         older = [(since, lack) for since, lack in _LACKS if version is not None and version < since]
         return [f"Slurm {version} is older than {Version(since)}{lack}" for since, lack in older]
+
+
+def usual_leaf_size(leaves: Mapping[str, Sequence[str]]) -> int | None:
+    """Return how many nodes most leaf switches have, of several such numbers the smallest; None without leaves."""
+    sizes = Counter(len(nodes) for nodes in leaves.values())
+    return min(sizes, key=lambda size: (-sizes[size], size), default=None)
 
 
 def read_settings(config: Mapping[str, str]) -> SlurmSettings:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 from zslurm.train.section import Count, Positive, Section, Whole
 
 Mode = Literal["act", "observe", "off"]
+Recovery = Literal["memory", "restart"]
 
 
 def _web_address(value: str) -> str:
@@ -91,6 +92,14 @@ class AegisSection(Section):
         description="`act`; `observe`: record what would be done, and end at the first failure; `off`: only end "
         "at the first failure",
     )
+    recovery: Recovery = Field(
+        "restart",
+        description="what a fault leads to first: `restart` of all ranks from a checkpoint; or recovery in "
+        "`memory`, where the surviving ranks stay alive and lose a step at most, and a restart where that fails",
+    )
+    recovery_s: Positive = Field(
+        10.0, description="seconds that a recovery in memory may take before the ranks are restarted instead"
+    )
     grace_s: Positive = Field(
         30.0,
         description="seconds in which the cause may still show where ranks only complain of lost peers",
@@ -114,6 +123,11 @@ class AegisSection(Section):
     poll_s: Positive = Field(0.25, description="seconds between two looks of the supervisor")
     heartbeat_timeout_s: Positive = Field(
         8.0, description="seconds without a report of a node's agent, and without progress, after which it is dead"
+    )
+    ask_after_s: Annotated[float, Field(ge=0)] = Field(
+        1.5,
+        description="seconds without a report of a node's agent after which its slurmd's port and its neighbours "
+        "are asked: two of three witnesses confirm that it is dead; 0: never, and heartbeat_timeout_s decides",
     )
     standby_s: Positive = Field(
         20.0, description="seconds without a heartbeat of the supervisor after which an agent acts in its place"
@@ -144,6 +158,16 @@ class AegisSection(Section):
         None,
         description="seconds that a requeued job is expected to wait for its nodes, against which fewer nodes "
         "(min_nodes) are weighed; default: the median of the run's own waits, an hour before its first",
+    )
+    warm_spares: bool = Field(
+        True,
+        description="spare nodes read the newest checkpoint into their page cache, so that one that takes the "
+        "place of a node loads it from memory",
+    )
+    warm_spares_gb_s: Positive = Field(
+        1.0,
+        description="GB a second that all spare nodes of the job together read at most for that, so that the "
+        "storage is left to the ranks",
     )
     gpu_oom: Literal["stop", "retry"] = Field("stop", description="what to do when a GPU runs out of memory")
     nan_repeats: Annotated[int, Field(ge=2)] = Field(

@@ -16,9 +16,11 @@ from pydantic import ValidationError
 from zslurm.checkpoint_tools.plain import load_json
 from zslurm.config import yaml12
 from zslurm.config.layers import Layers, Origin, show_path
+from zslurm.config.measured import MeasuredSection
 from zslurm.config.problems import describe
 from zslurm.config.renamed_keys import present_names
-from zslurm.config.spec import CONTROL, RECORDED, RunSpec
+from zslurm.config.spec import RECORDED, RunSpec
+from zslurm.config.text import CONTROL
 from zslurm.config.yaml12 import KeyPath
 from zslurm.core.errors import ConfigError
 from zslurm.core.paths import expand
@@ -33,6 +35,7 @@ _PATH_KEYS = (
     ("evaluation", "data"),
     ("cluster", "template"),
     ("cluster", "venv"),
+    ("cluster", "gemm_table"),
 )
 _FILE_LAYERS = ("cluster profile", "base file", "run file")
 # Paths end up in scripts and in Slurm's own patterns, where these characters cannot be written safely.
@@ -141,19 +144,46 @@ def resolve(
 
 
 def _fit_to_cluster(run: Resolved) -> Resolved:
-    """Settle what is `auto` and depends on the cluster, which the trainer does not know.
+    """Settle what is `auto` or null and depends on the cluster, which the trainer does not know.
 
-    Ranks on several nodes whose rails are not joined reduce in two levels, others in one. The value has the origin
-    of rails_only.
+    Ranks on several nodes reduce in the way that `zslurm bench collectives` found faster there; where it was not
+    asked, in two levels if rails are not joined, else in one. Buckets have the measured size, where there is one.
+    The values have the origin of what they follow from.
     """
     spec, layers = run.spec, run.layers
-    several = spec.slurm.nodes > 1 and spec.ranks_per_node > 1
-    if spec.parallel.collectives != "auto" or not several:
+    changes: dict[str, Any] = {}
+    measured, where = spec.cluster.measured, ("cluster", "measured")
+    if not measured_alike(spec):
+        measured = MeasuredSection()
+    if spec.parallel.collectives == "auto" and spec.slurm.nodes > 1 and spec.ranks_per_node > 1:
+        faster = measured.collectives_for(spec.slurm.nodes, spec.ranks_per_node)
+        changes["collectives"] = faster or ("two_level" if spec.cluster.rails_only else "flat")
+        origin = layers.leaf_origin((*where, "collectives") if faster else ("cluster", "rails_only"))
+        layers.derive(("parallel", "collectives"), changes["collectives"], origin)
+    if spec.parallel.bucket_mb is None and (bucket := measured_bucket(spec)) is not None:
+        changes["bucket_mb"] = bucket
+        layers.derive(("parallel", "bucket_mb"), bucket, layers.leaf_origin((*where, "bucket_mb")))
+    if not changes:
         return run
-    collectives = "two_level" if spec.cluster.rails_only else "flat"
-    layers.derive(("parallel", "collectives"), collectives, layers.leaf_origin(("cluster", "rails_only")))
-    parallel = spec.parallel.model_copy(update={"collectives": collectives})
-    return replace(run, spec=spec.model_copy(update={"parallel": parallel}))
+    return replace(run, spec=spec.model_copy(update={"parallel": spec.parallel.model_copy(update=changes)}))
+
+
+def measured_alike(spec: RunSpec) -> bool:
+    """Return whether the cluster's collectives were measured between ranks of the run's kind, CPUs or GPUs."""
+    on_cpus = spec.parallel.device == "cpu" or not spec.cluster.gpus_per_node
+    return (spec.cluster.measured.device == "cpu") == on_cpus
+
+
+def measured_bucket(spec: RunSpec) -> float | None:
+    """Return the bucket of a run in MiB by the cluster's measurements; None where nothing applies was measured."""
+    knee = spec.cluster.measured.bucket_for(spec.slurm.nodes, spec.ranks_per_node)
+    if knee is None or spec.world_size == 1 or not measured_alike(spec):
+        return None
+    from zslurm.train.plan.communication import (
+        largest_useful_bucket_mb,  # the model's shapes: few profiles need them
+    )
+
+    return largest_useful_bucket_mb(spec, knee)
 
 
 def validate(layers: Layers) -> Resolved:
@@ -194,8 +224,9 @@ def _anchor_paths(data: dict[str, Any], layers: Layers) -> None:
         given = section.get(key)
         if given is None:
             given = getattr(RunSpec.model_fields[name].default, key)
+        is_word = key == "gemm_table" and given in ("auto", "off")
         is_shipped_template = key == "template" and "/" not in str(given) and not str(given).endswith(".j2")
-        if isinstance(given, str) and not is_shipped_template:
+        if isinstance(given, str) and not is_shipped_template and not is_word:
             section[key] = _absolute(given, (name, key), layers)
             data[name] = section
 

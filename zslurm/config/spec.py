@@ -17,14 +17,15 @@ from zslurm.checkpoint_tools.plain import shorten
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.config.aegis import AegisSection
 from zslurm.config.doctor import DoctorSection
+from zslurm.config.fabric import FabricSection
+from zslurm.config.measured import MeasuredSection
+from zslurm.config.text import as_word, one_line
 from zslurm.core.paths import LONGEST_NAME
 from zslurm.slurm.jobs import time_limit
 from zslurm.train.config import ModelConfig, RunIdentity, TrainConfig
-from zslurm.train.section import Count, Section, Whole
+from zslurm.train.section import Count, Positive, Section, Whole
 
 _LONGEST_TIME = timedelta(days=24855)  # Slurm counts seconds in 32 bits, and silently overflows
-# Control characters, everything that some program takes for the end of a line, and what UTF-8 cannot write.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"
 _JOB_ID = re.compile(r"[0-9]+|local-[0-9]+")
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
@@ -33,13 +34,6 @@ _TIME = re.compile(
 )
 RECORDED = {"recorded": True}
 """Validation context of a configuration that a run was submitted with: what was accepted then stays accepted."""
-
-
-def one_line(value: str) -> str:
-    """Refuse control characters: no value may smuggle a line into a script."""
-    if CONTROL.search(value):
-        raise ValueError(f"must be one line without control characters, got {value!a}")
-    return value
 
 
 def _matching(pattern: str, expected: str) -> AfterValidator:
@@ -80,15 +74,10 @@ def _time(value: object) -> object:
     return text
 
 
-def _as_word(value: object) -> object:
-    """Take numbers that are names (an account `123`) as they were typed."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Line = Annotated[str, BeforeValidator(_as_word), AfterValidator(one_line)]
+Line = Annotated[str, BeforeValidator(as_word), AfterValidator(one_line)]
 Name = Annotated[
     str,
-    BeforeValidator(_as_word),
+    BeforeValidator(as_word),
     AfterValidator(_not_too_long),
     _matching(
         "[A-Za-z0-9][A-Za-z0-9._-]*",
@@ -146,6 +135,11 @@ class SlurmSection(Section):
     partition: Line | None = Field(None, description="partition")
     account: Line | None = Field(None, description="account to charge")
     qos: Line | None = Field(None, description="quality of service")
+    switches_wait: SlurmTime | None = Field(
+        None,
+        description="how long a job waits for nodes on as few leaf switches as hold it "
+        "(cluster.nodes_per_switch); default: Slurm's max_switch_wait, 5 minutes unless the site has another",
+    )
     constraint: Line | None = Field(None, description="node features that are required")
     nodelist: Line | None = Field(None, description="nodes that must be used")
     exclude: Line | None = Field(None, description="nodes that must not be used")
@@ -217,6 +211,11 @@ class ClusterSection(Section):
     storage_interface: Line | None = Field(
         None, description="network interface of data and checkpoints; `zslurm doctor` checks the mounts' route"
     )
+    storage_iops: Positive | None = Field(
+        None,
+        description="pages of 4 KiB a second that the storage of the data gives in random reads, the budget of "
+        "`zslurm plan io`; `zslurm bench storage` measures it",
+    )
     gpu_family: Line | None = Field(
         None, description="family of the GPUs for the RCCL rules, e.g. mi300x or h100; default: gpu_type"
     )
@@ -250,7 +249,16 @@ class ClusterSection(Section):
         "exclude it and requeue, refuse to start, or continue with a warning",
     )
     leaf_switches: dict[Line, Line] = Field(
-        default_factory=dict, description="leaf switch -> hostlist, where Slurm has no topology"
+        default_factory=dict,
+        description="leaf switch -> hostlist, where a leaf joins all NICs of its nodes and Slurm has no topology",
+    )
+    fabric: FabricSection = Field(
+        FabricSection(), description="switches behind the rails, where each leaf switch carries some rails"
+    )
+    nodes_per_switch: Count | None = Field(
+        None,
+        description="nodes on one leaf switch of Slurm's topology/tree: a job then asks for as few leaf switches "
+        "as hold it (--switches); `zslurm init` writes it",
     )
     setup: tuple[Line, ...] = Field(
         (), description="shell lines that run in the job before anything else (module load ...)"
@@ -274,6 +282,12 @@ class ClusterSection(Section):
         None, description="whether compute nodes have scontrol; see slurm.successor"
     )
     template: Line = Field("train", description="sbatch template: the name of one, or a path")
+    gemm_table: Line = Field(
+        "auto",
+        description="table of matrix products that `zslurm tune gemm` tuned, for every rank on GPUs: auto takes "
+        "the profile's where it has one, off takes none; or a path",
+    )
+    measured: MeasuredSection = Field(MeasuredSection(), description="what `zslurm bench` measured here")
     doctor: DoctorSection = Field(DoctorSection(), description="limits of `zslurm doctor`")
 
     @model_validator(mode="after")
@@ -282,7 +296,19 @@ class ClusterSection(Section):
             raise ValueError(
                 "stage_env: a container brings its own Python environment; leave stage_env or container out"
             )
+        if self.fabric.slices and self.leaf_switches:
+            raise ValueError(
+                "leaf_switches: fabric.slices describes the network already; leave one of the two out: slices for "
+                "leaf switches that carry some rails, leaf_switches for leaf switches that carry all"
+            )
         gpus = counted(self.gpus_per_node, "GPU")
+        rails = len(self.nics) or self.gpus_per_node
+        for index, part in enumerate(self.fabric.slices):
+            if rails and max(part.rails) >= rails:
+                raise ValueError(
+                    f"fabric.slices[{index}].rails: {max(part.rails)} is none of the {counted(rails, 'rail')} "
+                    "(0 is the first)"
+                )
         if self.gpu_numa and len(self.gpu_numa) != self.gpus_per_node:
             raise ValueError(f"gpu_numa: {gpus} but {counted(len(self.gpu_numa), 'entry')}")
         if not self.nics or not self.gpus_per_node:
@@ -300,6 +326,16 @@ class ClusterSection(Section):
         if self.gpu_nics and max(self.gpu_nics) >= len(self.nics):
             raise ValueError(f"gpu_nics: {max(self.gpu_nics)} is none of the {nics} (0 is the first)")
         return self
+
+    @property
+    def has_rails(self) -> bool:
+        """Return whether GPUs have NICs of their rail."""
+        return bool(self.gpus_per_node and self.nics) or self.is_rails_network
+
+    @property
+    def is_rails_network(self) -> bool:
+        """Return whether the network between nodes is built by rail: no ordinary Clos or InfiniBand network."""
+        return self.rails_only or bool(self.fabric.slices)
 
     @property
     def gpu_request(self) -> str | None:
@@ -333,6 +369,18 @@ class RunSpec(TrainConfig):
     def world_size(self) -> int:
         """Return the ranks of the whole run."""
         return self.slurm.nodes * self.ranks_per_node
+
+    @property
+    def needs_rails_alone(self) -> bool:
+        """Return whether another job on its nodes would slow this one down on the network.
+
+        On an ordinary network only a run on several nodes sends through NICs, and one that takes fewer GPUs than a
+        node has NICs shares its nodes by intent.
+        """
+        cluster = self.cluster
+        if not cluster.has_rails or cluster.is_rails_network:
+            return cluster.has_rails
+        return self.slurm.nodes > 1 and cluster.gpus_per_node >= len(cluster.nics)
 
     @property
     def wants_successor(self) -> bool:

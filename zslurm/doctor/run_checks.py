@@ -19,12 +19,14 @@ from zslurm.cluster.site import Site, load_site
 from zslurm.core.errors import NoProfile, SlurmRefused, SlurmUnavailable
 from zslurm.doctor.ask import ask
 from zslurm.doctor.check import Check, NodeData, Outcome, Status, failed, merged
+from zslurm.doctor.checks.page_cache import page_cache
 from zslurm.doctor.checks.storage import TOKEN
 from zslurm.doctor.compare import inconsistent_nodes, unlike_here
 from zslurm.doctor.node import run_checks
 from zslurm.doctor.nodes import Chosen, choose
 from zslurm.doctor.report import LOGIN, Report
-from zslurm.hardware.node_sources import Sources, Task
+from zslurm.doctor.stored import stored_sizes
+from zslurm.hardware.node_sources import Sources, Stored, Task
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import expand
 from zslurm.slurm.run_on_nodes import NodeAnswer
@@ -146,6 +148,7 @@ def _active_jobs(client: SlurmClient) -> tuple[str, ...] | None:
 
 
 def _task(site: Site, wanted: Wanted, probe: str, token: str) -> Task:
+    compared = page_cache in wanted.checks
     return Task(
         cluster=site.cluster,
         checks=tuple(check.name for check in wanted.checks),
@@ -155,6 +158,7 @@ def _task(site: Site, wanted: Wanted, probe: str, token: str) -> Task:
         paths=tuple(str(path.absolute()) for path in wanted.paths),
         ranks_per_node=site.slurm.ranks_per_node,
         jobs=() if site.cluster.launcher == "local" else None,
+        stored=stored_sizes(wanted.directory, wanted.paths) if compared else Stored(),
     )
 
 

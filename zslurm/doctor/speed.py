@@ -1,11 +1,12 @@
 """How fast this node's GPUs are: `python -m zslurm.doctor.speed FOLDER` prints one JSON document.
 
 One process for each GPU, each pinned to its own; they meet through a file in FOLDER. Without GPUs two processes
-measure the CPU with small sizes, through gloo: the same code, figures that mean little.
+measure the CPU with small sizes, through gloo: the same code, figures that mean little. The measurements are those
+of `zslurm bench`, of which each is one point here:
 
-    gemm        2 n^3 FLOPs of a bf16 product of n x n matrices; n = 8192
-    memory      2 bytes moved for each byte of a copy of 1 GiB
-    all-reduce  bus bandwidth, 2 (p - 1) / p times the bytes of 64 MiB, as nccl-tests counts it
+    gemm        a bf16 product of n x n matrices, n = 8192 (bench/gemm.py)
+    memory      a copy of 1 GiB (bench/hbm.py)
+    all-reduce  bus bandwidth of 64 MiB (bench/collectives.py)
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from zslurm.checkpoint_tools.quantities import counted
+
 _CPU_RANKS = 2
-_REPEATS = 10
+_SECONDS = 1.0
 _MIB = 1 << 20
 
 
@@ -28,44 +29,40 @@ def measure(rank: int, world: int, store: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from zslurm.bench.collectives import bus_factor
+    from zslurm.bench.gemm import Product
+    from zslurm.bench.hbm import Pattern
+    from zslurm.bench.run.timing import time_together
+
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     n, copied, reduced = (8192, 1024 * _MIB, 64 * _MIB) if on_gpu else (512, 16 * _MIB, 4 * _MIB)
-
-    def seconds(action: Callable[[], object]) -> float:
-        action()
-        if on_gpu:
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(_REPEATS):
-            action()
-        if on_gpu:
-            torch.cuda.synchronize()
-        return (time.perf_counter() - began) / _REPEATS
-
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    left = torch.randn(n, n, device=device, dtype=dtype)
-    out = torch.empty_like(left)
-    gemm = seconds(lambda: torch.mm(left, left, out=out))
-    if not torch.isfinite(out).all():
-        raise SystemExit(f"GPU {rank}: a matrix product of finite numbers is not finite")
-    source = torch.zeros(copied, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    copy = seconds(lambda: target.copy_(source))
+    sizes = {"product": "", "pass": "forward", "kind": "dense", "m": n, "n": n, "k": n, "batch": 1}
+    product = Product({**sizes, "dtype": "bf16" if on_gpu else "fp32"}, device)
+    gemm = time_together(product.call, group=None, device=device, seconds=_SECONDS).seconds
+    if product.wrong():
+        raise SystemExit(f"GPU {rank}: a matrix product is wrong in {counted(product.wrong(), 'row')} of {n}")
+    pattern = Pattern("copy", copied, torch.float32, device)
+    copy = time_together(pattern.call, group=None, device=device, seconds=_SECONDS).seconds
+    if pattern.wrong():
+        raise SystemExit(f"GPU {rank}: a copy in its memory differs in {counted(pattern.wrong(), 'element')}")
     bandwidth = None
     if world > 1:
         backend = "nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
         buffer = torch.ones(reduced // 4, device=device)
-        took = seconds(lambda: dist.all_reduce(buffer))
-        bandwidth = 2 * (world - 1) / world * reduced / took / 1e9
+        took = time_together(
+            lambda: dist.all_reduce(buffer, dist.ReduceOp.MAX), group=dist.group.WORLD, device=device,
+            seconds=_SECONDS,
+        ).seconds  # fmt: skip
+        bandwidth = bus_factor("all_reduce", world) * reduced / took / 1e9
         dist.destroy_process_group()
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "gemm_tflops": 2 * n**3 / gemm / 1e12,
-        "memory_gb_s": 2 * copied / copy / 1e9,
+        "memory_gb_s": pattern.moved / copy / 1e9,
         "all_reduce_gb_s": bandwidth,
     }
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -31,6 +31,21 @@ _ROCM_BIN = "opt/rocm/bin"
 
 
 @dataclass(frozen=True)
+class Stored:
+    """What the storage holds that nodes read, as the login node saw it.
+
+    Attributes:
+        bundle_bytes: of the token bundles in the further directories; 0 where there are none.
+        checkpoint_bytes: of the newest checkpoint of all runs in the runs directory; 0 where there is none.
+        checkpoint: which that is, as RUN/step-NNNNNNNN.
+    """
+
+    bundle_bytes: int = 0
+    checkpoint_bytes: int = 0
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True)
 class Task:
     """What a machine is to look at.
 
@@ -45,6 +60,7 @@ class Task:
         jobs: the user's jobs that are not over; None where that is not known.
         sent: when the login node handed the task out, by its clock.
         ranks_per_node: as the profile's section slurm has it; None is one for each GPU.
+        stored: what is compared with the nodes' memory.
     """
 
     cluster: ClusterSection = field(default_factory=ClusterSection)
@@ -57,12 +73,13 @@ class Task:
     jobs: tuple[str, ...] | None = None
     sent: float = 0.0
     ranks_per_node: int | None = None
+    stored: Stored = field(default_factory=Stored)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values without anything secret."""
         unset = {name: None for name, value in self.cluster.env.items() if value is None}  # no secret is in these
         public = self.cluster.model_copy(update={"env": unset, "setup": ()})
-        return {**self.__dict__, "cluster": public.model_dump(mode="json")}
+        return {**self.__dict__, "cluster": public.model_dump(mode="json"), "stored": asdict(self.stored)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from zslurm.checkpoint_tools.quantities import counted, show_duration
+from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_duration
 from zslurm.core.units import show_time
 from zslurm.run.event import CLASSES, Event, Nodes, Row, from_row
 from zslurm.run.event_text import ROLES, cause_of, describe_cause, describe_fault, node_list, rank_list
@@ -177,6 +177,21 @@ class SpareChecked(Event, name="spare_checked"):
         return f"spare node {self.node} {'is in order' if self.ok else 'is not usable'}{self.because}"
 
 
+class SpareWarmed(Event, name="spare_warmed"):
+    """A spare node has read the newest checkpoint into its page cache; of `of` bytes those that fit."""
+
+    node: str
+    step: int
+    bytes: int
+    of: int
+    seconds: float | None = None
+
+    def _sentence(self) -> str:
+        part = "" if self.bytes >= self.of else f"{show_bytes(self.bytes)} of "
+        size = show_bytes(self.of)
+        return f"spare node {self.node} has {part}the checkpoint of step {self.step} in memory ({size})"
+
+
 class GpuTested(Event, name="gpu_tested"):
     """A GPU from which NaN came again and again was tested."""
 
@@ -271,6 +286,74 @@ class RanksEnded(Event, name="ranks_ended"):
 
     def _sentence(self) -> str:
         return f"{rank_list(self.ranks)} on {self.node}: {self.what}"
+
+
+class CollectivesExamined(Event, name="collectives_examined"):
+    """The dumps of the ranks' flight recorders were read; `found` names the ranks for which the others wait."""
+
+    attempt: int
+    dumps: int
+    found: list[str] | None = None
+
+    def _sentence(self) -> str:
+        found = "; ".join(self.found) if self.found else "no rank differs from the others"
+        return f"{counted(self.dumps, 'flight-recorder dump')}: {found}"
+
+
+class RecoveryUnavailable(Event, name="recovery_unavailable"):
+    """Faults of this attempt are not recovered from in memory, though that is set."""
+
+    TEXT = "no recovery in memory: {event.reason}; faults restart the ranks"
+    attempt: int
+    reason: str
+
+
+class RecoveryReady(Event, name="recovery_ready"):
+    """Every node has a warm process: from now on a lost rank can be replaced in memory."""
+
+    TEXT = "lost ranks can be replaced in memory: processes wait{event.on_nodes}"
+    attempt: int
+
+
+class RecoveryStarted(Event, name="recovery_started"):
+    """Ranks were lost, and the others regroup with warm processes in their place."""
+
+    attempt: int
+    generation: int
+    ranks: list[int]
+    members: list[str] | None = None
+
+    def _sentence(self) -> str:
+        by = f": {', '.join(self.members)} in place" if self.members else ""
+        return f"{rank_list(self.ranks)} lost, the others regroup in memory{by}"
+
+
+class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
+    """The ranks train on; `nodes` are those that they are on now."""
+
+    attempt: int
+    generation: int
+    ranks: list[int]
+    step: int
+    rolled_back: int = 0
+    seconds: float | None = None
+
+    def _sentence(self) -> str:
+        lost = f", {counted(self.rolled_back, 'step')} lost" if self.rolled_back else ", no step lost"
+        took = "" if self.seconds is None else f" after {self.seconds:.2f} s"
+        return (
+            f"recovered in memory{took}: trains on from step {self.step}{lost}; {rank_list(self.ranks)} replaced"
+        )
+
+
+class RecoveryFailed(Event, name="recovery_failed"):
+    """Lost ranks could not be replaced in memory: every rank is started again."""
+
+    TEXT = "no recovery in memory: {event.reason}; the ranks are started again"
+    attempt: int
+    reason: str
+    generation: int = 0
+    ranks: list[int] | None = None
 
 
 class StacksDumped(Event, name="stacks_dumped"):

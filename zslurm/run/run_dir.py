@@ -6,6 +6,7 @@ RUN/
   code.json, code.diff  zslurm's version, git commit and local changes   submit
   code/                 copy of that code, with run.snapshot             submit
   script.sh             the rendered script of the last submission       submit
+  gemm-table.json, .csv the cluster's tuned matrix products, for ranks   submit
   secrets.env           secrets of cluster.env, for the script (0600)    submit
   submitit/             submitit's pickled call and its result           submit, submitit
   supervisor.json       process of the present supervisor                supervisor
@@ -98,6 +99,24 @@ class AttemptDir:
         """The record that a rank leaves when it ends."""
         return self.ranks / f"{rank:05d}.json"
 
+    @property
+    def store_log(self) -> Path:
+        """The output of the store server."""
+        return self.path / "store.log"
+
+    @property
+    def flight(self) -> Path:
+        """The directory for dumps of the ranks' flight recorders."""
+        return self.path / "flight"
+
+    def flight_dump(self, rank: int) -> Path:
+        """The dump of a rank's flight recorder; torch appends the rank to what precedes it."""
+        return self.flight / f"rank-{rank}"
+
+    def warm_log(self, first: int) -> Path:
+        """The output of the srun of warm processes that are numbered from `first`."""
+        return self.path / f"warm-{first:05d}.log"
+
     def rank_log(self, rank: int) -> Path:
         """The output of a rank."""
         return self.logs / f"rank-{rank:05d}.log"
@@ -123,6 +142,10 @@ class RunDir:
     """Changes of the checkout that were not committed."""
     code_copy = _Below("code")
     """The copy of the code, where run.snapshot asks for one."""
+    gemm_table = _Below("gemm-table.json")
+    """The cluster's table of tuned matrix products at submission, where it has one."""
+    gemm_csv = _Below("gemm-table.csv")
+    """The same as torch's TunableOp reads it; nothing writes to it."""
     secrets = _Below("secrets.env")
     """The secret variables of the job, for its owner alone."""
     script = _Below("script.sh")
@@ -205,8 +228,9 @@ class RunDir:
         if not self.path.is_dir():
             return []
         files = (self.code, self.code_diff, self.config, self.script, self.secrets, self.submissions)
+        tables = (self.gemm_table, self.gemm_csv)
         folders = (self.code_copy, self.logs, self.submitit, self.attempts, self.checkpoints)
-        own = {path.name for path in (*files, *folders)}
+        own = {path.name for path in (*files, *tables, *folders)}
         return [path.name for path in self.path.iterdir() if path.name not in own and path.name[0] != "."]
 
     def write_text(self, path: Path, text: str) -> None:

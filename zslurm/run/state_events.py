@@ -17,7 +17,16 @@ from typing import Any
 
 from zslurm.run.event import CLASSES, Event, from_row
 from zslurm.run.event_text import node_names
-from zslurm.run.events import AttemptStarted, Decided, Ended, ExclusionFailed, NodesExcluded, Preempted, RunEnded
+from zslurm.run.events import (
+    AttemptStarted,
+    Decided,
+    Ended,
+    ExclusionFailed,
+    NodesExcluded,
+    Preempted,
+    RecoveredInMemory,
+    RunEnded,
+)
 from zslurm.train.jsonl import parse_line
 
 _KINDS = frozenset(name.encode() for name, cls in CLASSES.items() if cls.CHANGES_STATE)
@@ -75,6 +84,7 @@ class AegisView:
         excluded: nodes that the run does not use now.
         preempted: the event `preempted` of this job, where no attempt has started since.
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
+        recovered_in_memory: how often lost ranks were replaced while the others continued, in this job.
     """
 
     last_cause: dict[str, Any] | None = None
@@ -82,6 +92,7 @@ class AegisView:
     excluded: tuple[str, ...] = ()
     preempted: dict[str, Any] | None = None
     restarts_in_place: int = 0
+    recovered_in_memory: int = 0
 
 
 def aegis_view(events: Sequence[Event], job_id: str, now: float | None = None) -> AegisView:
@@ -94,6 +105,7 @@ def aegis_view(events: Sequence[Event], job_id: str, now: float | None = None) -
         preempted=_preempted(mine),
         excluded=_excluded(events, job_id, time.time() if now is None else now),
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
+        recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in mine),
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from zslurm.core.errors import NotFound, SlurmRefused
 from zslurm.slurm import inventory, jobs
 from zslurm.slurm.commands import UNKNOWN_JOB, SlurmCommands, message_of
+from zslurm.slurm.hostlist import compress
 from zslurm.slurm.jobs import FIELD_END, JobRecord
 from zslurm.slurm.topology import parse_topology
 from zslurm.slurm.version import Version, parse_version
@@ -256,6 +257,11 @@ class SlurmClient(SlurmCommands):
         """The nodes that this user may see."""
         arguments = ["--Node", "--noheader", f"--Format={inventory.NODE_FORMAT}"]
         return inventory.parse_nodes(self.run("sinfo", *arguments).stdout)
+
+    def slurmd_addresses(self, nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Host and port of the slurmd of each of these nodes, as far as Slurm knows them."""
+        arguments = ["--Node", "--noheader", f"--nodes={compress(nodes)}", f"--Format={inventory.ADDRESS_FORMAT}"]
+        return inventory.parse_addresses(self.run("sinfo", *arguments).stdout)
 
     def topology(self) -> dict[str, list[str]]:
         """Leaf switch -> its nodes, neighbours beside each other; empty where the site has no topology."""

@@ -78,6 +78,16 @@ def compress(names: Iterable[str]) -> str:
     return ",".join(_group_text(key, numbers) for key, numbers in groups.items())
 
 
+def split_hostlist(names: Iterable[str], width: int | None) -> list[str]:
+    """Return `compress`, in several hostlists of at most `width` columns where it is wider; a name stays whole."""
+    ordered = sorted(set(names), key=natural_key)
+    whole = compress(ordered)
+    if width is None or len(whole) <= width or len(ordered) < 2:
+        return [whole]
+    half = len(ordered) // 2
+    return [*split_hostlist(ordered[:half], width), *split_hostlist(ordered[half:], width)]
+
+
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the nodes of each reason, as a hostlist, from pairs of a reason and a node."""
     found: dict[str, list[str]] = {}

@@ -13,6 +13,10 @@ _NODE_FIELDS = ("NodeList", "StateComplete", "Gres", "CPUs", "Memory", "Partitio
 NODE_FORMAT = queue_format(_NODE_FIELDS)
 """For sinfo --Node --Format."""
 
+_ADDRESS_FIELDS = ("NodeList", "NodeAddr", "Port")
+ADDRESS_FORMAT = queue_format(_ADDRESS_FIELDS)
+"""For sinfo --Node --Format."""
+
 _USABLE = {"idle", "mixed", "allocated", "completing"}
 _UNUSABLE_FLAGS = {"drain", "fail", "maintenance", "reboot_issued", "reboot_requested", "powering_down"}
 # What sinfo appends to a base state, besides words after a `+`.
@@ -111,6 +115,20 @@ def parse_nodes(text: str) -> list[Node]:
         rows[row["NodeList"]] = row
         partitions.setdefault(row["NodeList"], []).append(row["PartitionName"])
     return [_node(row, tuple(partitions[name])) for name, row in rows.items()]
+
+
+def parse_addresses(text: str) -> dict[str, tuple[str, int]]:
+    """The answer of `sinfo --Node --noheader --Format=ADDRESS_FORMAT`: host and port of each node's slurmd.
+
+    Raises:
+        SlurmRefused: the fields are not the ones asked for.
+    """
+    rows = {row["NodeList"]: row for row in split_records(text, _ADDRESS_FIELDS, "sinfo")}
+    return {
+        name: (row["NodeAddr"], int(row["Port"]))
+        for name, row in rows.items()
+        if row["NodeAddr"] and row["Port"].isdecimal() and int(row["Port"]) > 0
+    }
 
 
 def count_gpus(gres: str) -> tuple[int, str | None]:

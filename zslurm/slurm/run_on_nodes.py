@@ -131,21 +131,21 @@ def run_on_nodes(
             try:
                 out, err = _Listener(process.stdout), _Listener(process.stderr)
                 while process.poll() is None and not late:
-                    if queued := _queued(list(err.heard)):
+                    if queued := queued_job(list(err.heard)):
                         waiting(queued)
                     late = time.monotonic() > deadline
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_LOOK_S)
             finally:
-                if _end(process) and job_id is None:
-                    _cancel(name, environ)
+                if end_srun(process) and job_id is None:
+                    cancel_named(name, environ)
             out.join()
             err.join()
     except KeyboardInterrupt:
         if job_id is None:  # it may have come while Popen had started srun and had not yet returned it
-            _cancel(name, environ)
+            cancel_named(name, environ)
         raise
-    if late and (queued := _queued(list(err.heard))):
+    if late and (queued := queued_job(list(err.heard))):
         raise SlurmRefused(
             f"the nodes could not be asked: job {queued} did not start within {max(1.0, timeout_s):.0f} s"
         )
@@ -189,7 +189,7 @@ class _Listener(threading.Thread):
             self.heard.append((time.time(), line))
 
 
-def _queued(heard: Iterable[tuple[float, str]]) -> str | None:
+def queued_job(heard: Iterable[tuple[float, str]]) -> str | None:
     """The job that waits in the queue, if it does."""
     found = None
     for _, line in heard:
@@ -218,7 +218,7 @@ def _collect(
     return answers
 
 
-def _end(process: subprocess.Popen[str]) -> bool:
+def end_srun(process: subprocess.Popen[str]) -> bool:
     """SIGTERM makes srun cancel its job or step; SIGKILL would leave it behind.
 
     One signal is not enough: srun forgets it while it has asked for a job and does not know its number yet.
@@ -238,7 +238,7 @@ def _end(process: subprocess.Popen[str]) -> bool:
     return True
 
 
-def _cancel(name: str, environ: Mapping[str, str]) -> None:
+def cancel_named(name: str, environ: Mapping[str, str]) -> None:
     """Cancel the job of an srun that was ended: it may have died before it knew that it has one."""
     with suppress(ZslurmError):
         SlurmCommands(environ, timeout_s=10.0, retries=Retries(attempts=2)).run("scancel", f"--name={name}")

@@ -31,11 +31,11 @@ _MOST_CORES = 32
 _SCRIPT, _SECRETS, _OUTPUT, _MESSAGES, _EXIT_CODE = "script.sh", "secrets.env", "output", "messages", "exit-code"
 
 
-def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers") -> int:
+def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers", gpus: int = 0) -> int:
     """Submit `zslurm ARGV` as a job of one node, follow it, and return its exit code. Ctrl-C cancels the job.
 
     `--slurm` in `argv` is left out. `workers_option`, for the number of threads, gets the job's cores where it is
-    not given.
+    not given. The job has so many GPUs, where the profile's nodes have any.
 
     Raises:
         ConfigError: there is no Slurm here, or no profile of a cluster.
@@ -57,7 +57,7 @@ def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers")
     try:
         folder.mkdir(parents=True, mode=0o700)
         write_secrets(folder / _SECRETS, split_secrets(job_environment(spec))[1])
-        (folder / _SCRIPT).write_text(_script(spec, folder, words, cores), encoding="utf-8")
+        (folder / _SCRIPT).write_text(_script(spec, folder, words, cores, gpus), encoding="utf-8")
     except OSError as error:
         raise ZslurmError(f"{folder}: cannot be written: {error.strerror}; set XDG_STATE_HOME") from error
     job_id = client.submit(folder / _SCRIPT)
@@ -72,13 +72,15 @@ def run_as_job(argv: Sequence[str], *, workers_option: str | None = "--workers")
     return code
 
 
-def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int) -> str:
+def _script(spec: RunSpec, folder: Path, words: Sequence[str], cores: int, gpus: int) -> str:
     slurm, name = spec.slurm, f"zslurm-{'-'.join(words[:2])}"
+    kind, gpus = spec.cluster.gpu_type, min(gpus, spec.cluster.gpus_per_node)
     options: list[tuple[str, str | bool | None]] = [
         ("job-name", name),
         ("nodes", "1"),
         ("ntasks", "1"),
         ("cpus-per-task", str(cores)),
+        ("gpus-per-node", (f"{kind}:{gpus}" if kind else str(gpus)) if gpus else None),
         *((key, getattr(slurm, key)) for key in ("partition", "account", "qos", "constraint", "exclude")),
         ("output", str(folder / _OUTPUT)),
         ("error", str(folder / _MESSAGES)),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from zslurm.checkpoint_tools import Checkpoint, CheckpointError, list_checkpoints
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cluster.gemm_tables import table_of
 from zslurm.cluster.rccl.conf_files import read_conf
 from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.xgmi import xgmi_costs
@@ -19,6 +20,8 @@ from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import refuse_misplaced_secrets
 from zslurm.slurm.jobs import time_limit
 from zslurm.submit.continuation import refuse_completed
+from zslurm.submit.gemm_tuning import untuned
+from zslurm.submit.measured import off_measured
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
 from zslurm.train.context.layout import check_phases
@@ -33,13 +36,14 @@ def check_before_submission(spec: RunSpec, run: RunDir, *, start_over: bool = Fa
     """Find what would go wrong in the job, as far as this machine can see; returns the script of the job.
 
     Raises:
-        ConfigError: a secret where it would be written down, a path that no container can have, a template or a
-            shell line of the site's that is broken.
-        NotFound: there is no such template.
+        ConfigError: a secret where it would be written down, a path that no container can have, a table of tuned
+            products that was tuned for something else, a template or a shell line of the site's that is broken.
+        NotFound: there is no such template, or no such table.
     """
     refuse_misplaced_secrets(spec)
     _check_time(spec)
     check_container(spec, run)
+    table_of(spec)
     return checked_script(spec, run, start_over=start_over)
 
 
@@ -132,7 +136,8 @@ def notes_on(spec: RunSpec, order: DataOrder, *, continues: RunDir | None) -> li
             "data.isolate_documents: where ranks share sequences, attention then runs as fp32 products, slower "
             "than torch's flash kernel; without it, sequences are one stream"
         )
-    return [*notes, *(line for _, line in xgmi_costs(spec)), *_lint_environment(spec)]
+    notes += [*untuned(spec), *off_measured(spec), *(line for _, line in xgmi_costs(spec))]
+    return [*notes, *_lint_environment(spec)]
 
 
 def _lint_environment(spec: RunSpec) -> list[str]:

@@ -19,6 +19,7 @@ from zslurm.run.run_dir import RunDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import SlurmCommands
 from zslurm.slurm.inventory import Node, Partition
+from zslurm.submit.fabric_check import fabric_summary, leaf_size_notes, missing_slices, strangers
 from zslurm.submit.script.render import directives
 
 # Names that the kernel takes (net/core/dev.c: dev_valid_name) and that are no address.
@@ -72,6 +73,9 @@ def _check_rails(cluster: ClusterSection, report: Report) -> None:
         report.warnings.append("cluster.network: not given, so no rule for these NICs applies")
     elif cluster.nics:
         report.passed.append(f"{counted(cluster.gpus_per_node, 'GPU')} and {counted(len(cluster.nics), 'NIC')}")
+    if (fabric := fabric_summary(cluster)) is not None:
+        report.passed.append(fabric)
+    report.warnings += missing_slices(cluster)
 
 
 def _check_interfaces(cluster: ClusterSection, folder: Path, report: Report) -> None:
@@ -109,6 +113,10 @@ def _check_slurm(spec: RunSpec, client: SlurmClient, report: Report) -> None:
     if partition is None:
         return
     members = [node for node in nodes if partition.name in node.partitions]
+    report.warnings += leaf_size_notes(spec.cluster, client)
+    faults, warnings = strangers(spec.cluster, [node.name for node in nodes], [node.name for node in members])
+    report.faults += faults
+    report.warnings += warnings
     fitting = _check_nodes(spec, partition, members, report)
     unusable = [node for node in fitting if not node.is_usable]
     if fitting and len(unusable) == len(fitting):

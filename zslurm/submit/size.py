@@ -114,7 +114,7 @@ def run_size(spec: RunSpec, card: Card, rates: Rates, *, on_cpu: bool) -> RunSiz
     traffic = Communication.of(spec).traffic
     phases = []
     for index, phase in enumerate(config.phases):
-        sequences = _sequences(spec, phase)
+        sequences = most_sequences(spec, phase)
         microbatch = Microbatch.of(phase, sequences)
         products = matmuls(config, microbatch, memory.recomputed, on_cpu=on_cpu)
         kept = memory.microbatches[index].layers
@@ -130,7 +130,8 @@ def run_size(spec: RunSpec, card: Card, rates: Rates, *, on_cpu: bool) -> RunSiz
     return RunSize(phases, findings, memory)
 
 
-def _sequences(spec: RunSpec, phase: PhaseConfig) -> int:
+def most_sequences(spec: RunSpec, phase: PhaseConfig) -> int:
+    """Return how many sequences of a phase a rank has in a step at most."""
     return -(-phase.global_batch // (spec.world_size // phase.context_parallel or 1))
 
 
@@ -191,7 +192,7 @@ def _broken_by(spec: RunSpec, model: ModelConfig, card: Card) -> list[SizeFindin
         changed = changed.model_copy(update={"parallel": parallel})
     found = list(width_findings(changed))
     for index, phase in enumerate(spec.phases):
-        sequences = _sequences(spec, phase)
+        sequences = most_sequences(spec, phase)
         products = matmuls(changed, Microbatch.of(phase, sequences), 0, on_cpu=False)
         found += batch_findings(changed, index, sequences, products)
     found = [finding for finding in found if finding.rule in SHAPE_RULES]

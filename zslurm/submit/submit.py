@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from zslurm.cluster.gemm_tables import table_of
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSection, RunSpec
 from zslurm.core.errors import ConfigError, ZslurmError
@@ -157,6 +158,7 @@ def _write_files(prepared: Prepared, tokenizer_sha256: str) -> None:
     """Write what the job and the next submission read."""
     run = prepared.run
     body, diff = code_version(Path.cwd())
+    write_gemm_table(prepared.spec, run)
     run.write_text(run.code, json.dumps({**body, "tokenizer_sha256": tokenizer_sha256}, indent=1) + "\n")
     run.write_text(run.code_diff, diff)
     run.write_text(run.config, json.dumps(without_secrets(prepared.spec).model_dump(mode="json"), indent=1) + "\n")
@@ -164,10 +166,26 @@ def _write_files(prepared: Prepared, tokenizer_sha256: str) -> None:
     run.write_text(run.script, prepared.script.text)
 
 
+def write_gemm_table(spec: RunSpec, run: RunDir) -> None:
+    """Put the cluster's table of tuned products into the run, or take away that of an earlier submission.
+
+    Raises:
+        ConfigError, NotFound: see `table_of`.
+    """
+    found = table_of(spec)
+    if found is None:
+        run.gemm_table.unlink(missing_ok=True)
+        run.gemm_csv.unlink(missing_ok=True)
+        return
+    run.write_text(run.gemm_csv, found[1].csv())
+    run.gemm_csv.chmod(0o440)
+    run.write_text(run.gemm_table, found[1].model_dump_json() + "\n")
+
+
 @contextmanager
 def _restored_on_error(run: RunDir) -> Iterator[None]:
     """Put the files of the last accepted submission back where the launcher refuses this one."""
-    files = (run.code, run.code_diff, run.config, run.script)
+    files = (run.code, run.code_diff, run.config, run.script, run.gemm_table, run.gemm_csv)
     before = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
     secrets = read_secrets(run.secrets)
     try:

@@ -14,6 +14,7 @@ from zslurm.kernels.residual_norm.operands import Operands
 _TILE = 2048  # elements of a tile of narrow rows: 8 for each of 256 lanes
 _FORWARD_PIECE = 4096  # elements of long rows, of which one is read at a time
 _BACKWARD_ROWS, _BACKWARD_PIECE = 16, 256  # of long rows
+_MOST_WARPS = 16
 
 
 class Configuration(NamedTuple):
@@ -89,13 +90,16 @@ def backward_configuration(arch: Arch, rows: int, width: int) -> Configuration:
         long = _dealt_out(arch, rows, width, _BACKWARD_ROWS, piece, waves=8)
         return long._replace(programs=triton.cdiv(rows, _BACKWARD_ROWS))
     columns = triton.next_power_of_2(width)
-    return _dealt_out(arch, rows, width, max(1, _TILE // columns), columns, waves=8)
+    tile = _TILE if _aligned(width) else _TILE // 2
+    found = _dealt_out(arch, rows, width, max(1, tile // columns), columns, waves=8)
+    # A lane of 16 warps has 128 registers: Triton 3.6 spills some if it keeps the vectors as well.
+    return found._replace(hoisted=found.hoisted and found.num_warps < _MOST_WARPS)
 
 
 def _dealt_out(arch: Arch, rows: int, width: int, tile_rows: int, columns: int, *, waves: int) -> Configuration:
     # 8 elements a lane are 16 bytes of bf16: with more warps a lane would move less at a time. On NVIDIA 16 warps
     # may have no more than 128 registers each.
-    per_lane, most = 8 if _aligned(width) else 4, 16 if arch.wave_size == 64 else 8
+    per_lane, most = 8 if _aligned(width) else 4, _MOST_WARPS if arch.wave_size == 64 else 8
     warps = min(max(tile_rows * columns // (per_lane * arch.wave_size), 4), most)
     hoisted = _aligned(width) and tile_rows * columns // (warps * arch.wave_size) <= 8
     programs = min(triton.cdiv(rows, tile_rows), arch.compute_units * max(1, waves // warps))

@@ -85,7 +85,7 @@ def test_secrets_of_a_profile_are_not_shown(shell: Shell) -> None:
 def test_as_json(shell: Shell) -> None:
     settings = json.loads(shell.zslurm("env", "--cluster", "h100-ib", "--json").stdout)
     (debug,) = [setting for setting in settings if setting["name"] == "NCCL_DEBUG"]
-    assert set(debug) == {"name", "value", "reason", "source", "origin"}
+    assert set(debug) == {"name", "value", "reason", "source", "origin", "measured"}
     assert debug["value"] == "WARN"
 
 

@@ -99,4 +99,4 @@ def test_a_profile_with_a_mistake_is_one_line(zslurm: Zslurm, node: FakeNode, tm
 
 def test_options_that_contradict_each_other(zslurm: Zslurm, node: FakeNode) -> None:
     done = zslurm("rails", "--here", "--nodes", "2")
-    assert (done.code, done.stderr) == (2, "zslurm: --nodes, --nodelist and --here exclude each other\n")
+    assert (done.code, done.stderr) == (2, "zslurm: --nodes, --nodelist, --here and --fabric exclude each other\n")

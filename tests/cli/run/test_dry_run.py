@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import Shell
+from tests.cluster.rails.fabrics import published_form
 from tests.slurm.test_estimate import NEVER, TWO
 from tests.submit.scripted_slurm import BAD_TIME, CANCELLED, NO_CONTROLLER, ScriptedSlurm
 from tests.train.runs import make_corpus
@@ -326,3 +327,59 @@ def test_old_names_of_options_work_and_name_the_new_ones(shell: Shell) -> None:
     script = json.loads(done.stdout)["script"]
     assert "#SBATCH --dependency=afterany:7\n" in script
     assert "#SBATCH --comment=--after\n" in script
+
+
+FOUR_NODES = published_form(["node[0,2]", "node[1,3]"], uplinks=1).model_dump(mode="json", exclude_none=True)
+ON_FABRIC = CLUSTER | {"rails_only": True, "gpus_per_node": 8, "nics": [f"a{i}" for i in range(8)], "gpu_nics": []}
+WIDE = {"tokens": 16 * 48 * 4, "context": 16, "global_batch": 48, "micro_batch": 1, "lr": 1e-3}
+
+
+def test_hops_of_the_chosen_nodes(shell: Shell) -> None:
+    slurm = {"nodes": 3, "nodelist": "node[0-2]"}
+    shell.write_run(cluster=ON_FABRIC | {"fabric": FOUR_NODES}, slurm=slurm, phases=[WIDE])
+    fabric = dry_run(shell)["fabric"]
+    assert fabric["chosen_by"] == "slurm.nodelist"
+    assert fabric["placements"]["chosen"]["nodes"] == "node[0,2],node1"
+    assert (
+        "# fabric: node[0,2],node1 in the order of ranks (nodes by slurm.nodelist), in a step of the ring over 8 "
+        "rails\n#   56 hops, oversubscription 2:1 (2 ports of a slice send up)\n"
+    ) in text_of(shell)
+
+
+def test_hops_of_the_nodes_that_slurm_would_give(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    for program in ("scontrol", "sinfo"):
+        slurm.write_program(program, "exit 1")
+    slurm.write_program("sbatch", f"printf '{TWO}' >&2")
+    shell.write_run(cluster=ON_FABRIC | {"fabric": FOUR_NODES}, slurm={"nodes": 2}, phases=[WIDE])
+    assert "# fabric: node[2-3] in the order of ranks (nodes by Slurm's estimate), in a step" in text_of(shell)
+
+
+def test_hops_in_the_best_and_the_worst_case_where_no_nodes_are_chosen(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = ScriptedSlurm(tmp_path / "bin", monkeypatch)
+    (slurm.directory / "sbatch").unlink()
+    given = {"nodes": 2, "exclude": "node0"}
+    shell.write_run(cluster=ON_FABRIC | {"fabric": FOUR_NODES}, slurm=given, phases=[WIDE])
+    assert (
+        "# fabric: no nodes are chosen yet; 2 nodes of the 4 on slices of the profile, in a step of the ring over "
+        "8 rails\n"
+        "#   best case, node[1,3]: 16 hops, nothing leaves its slice\n"
+        "#   worst case, node[1-2]: 48 hops, oversubscription 1:1 (1 port of a slice sends up)\n"
+    ) in text_of(shell)
+    assert list(dry_run(shell)["fabric"]["placements"]) == ["best", "worst"]
+    few = "# fabric: hops are not known: the profile lists slices of 4 nodes, and the run needs 6\n"
+    assert few in text_of(shell, "--nodes", "6")
+
+
+def test_a_fabric_that_is_not_described(shell: Shell) -> None:
+    shell.write_run(cluster=ON_FABRIC, slurm={"nodes": 2}, phases=[WIDE])
+    assert "# fabric: hops are not known: the profile lists no leaf slices (cluster.fabric.slices)\n" in text_of(
+        shell
+    )
+    shell.write_run(cluster=CLUSTER)
+    assert dry_run(shell)["fabric"] is None
+    assert "# fabric:" not in text_of(shell)

@@ -85,7 +85,7 @@ def wrap(loop, faults):
     import zslurm.train.checkpointing.writer as writer
 
     trainer = loop.Trainer
-    init, train_step, write_shard = trainer.__init__, trainer._train_step, writer.write_shard
+    init, train_step, write_shard = trainer.__init__, trainer.train_step, writer.write_shard
     state = {"stepped": False, "step": 0}
 
     def new_init(self, *args, **kwargs):
@@ -133,7 +133,7 @@ def wrap(loop, faults):
             time.sleep(fault["seconds"])
         return report
 
-    trainer.__init__, trainer._train_step, writer.write_shard = new_init, new_train_step, slow_write_shard
+    trainer.__init__, trainer.train_step, writer.write_shard = new_init, new_train_step, slow_write_shard
 
 
 def miscalculate(torch):

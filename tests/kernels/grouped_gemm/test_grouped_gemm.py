@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.implementations import implementations
-from zslurm.kernels import grouped_gemm
 from zslurm.kernels.arch import CPU, GFX942, SM_90
 from zslurm.kernels.dispatch import using
 from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, grouped_mm, multiply, weight_gradient
@@ -210,6 +209,6 @@ def test_torchs_operator_takes_what_its_rules_allow(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_not_measured_goes_by_the_rule() -> None:
-    assert [grouped_gemm._rule(arch, {}) for arch in (CPU, GFX942, SM_90)] == ["reference", "triton", "torch"]
+    assert [MULTIPLY.rule(arch, {}) for arch in (CPU, GFX942, SM_90)] == ["reference", "triton", "torch"]
     operands: list[Any] = [torch.randn(4, 8), torch.randn(2, 8, 8), groups_of([2, 2])]
     assert MULTIPLY.choose(*operands).name == "reference"

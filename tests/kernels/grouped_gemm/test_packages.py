@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zslurm.kernels.arch import CPU, GFX942, SM_90, Arch
-from zslurm.kernels.dispatch import using
+from zslurm.kernels.dispatch import choose_by, forget_tables, using
 from zslurm.kernels.grouped_gemm import OPERATIONS, Groups, aiter, grouped_mm, multiply, packages, primus_turbo
 from zslurm.kernels.grouped_gemm import weight_gradient as gradient_of
 
@@ -152,10 +152,10 @@ def gfx942(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     on(GFX942, monkeypatch)
     installed(monkeypatch, amd_aiter="0.1.20.post1", primus_turbo="0.4.0")
     yield
+    forget_tables()
     packages.lacks_package.cache_clear()
     for operation in OPERATIONS:
-        operation._unavailable.clear()
-        operation._warned.clear()
+        operation.try_again()
 
 
 def put_in(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_neither_is_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_measured_table_may_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {"gfx942": [{"use": "aiter"}]}
     monkeypatch.setattr("zslurm.kernels.dispatch.arch_of", lambda device: GFX942)
-    monkeypatch.setattr("zslurm.kernels.dispatch._tables_to_choose_by", {"grouped_gemm.multiply": rules})
+    choose_by({"grouped_gemm.multiply": rules})
     assert MULTIPLY.choose(*operands_of()).name == "aiter"
 
 

@@ -106,10 +106,10 @@ def test_dispatch_chooses_by_what_was_measured() -> None:
     with meta_tensors_on(
         GFX942
     ):  # no implementation takes tensors of this device: what the table has is looked at
-        assert operation._measured(GFX942, operation.sizes(small, small)) == "triton"
-        assert operation._measured(GFX942, operation.sizes(large, large)) == "reference"
+        assert operation.measured(GFX942, operation.sizes(small, small)) == "triton"
+        assert operation.measured(GFX942, operation.sizes(large, large)) == "reference"
         assert chosen(large) == "reference"
-    assert operation._measured(SM_90, operation.sizes(small, small)) is None
+    assert operation.measured(SM_90, operation.sizes(small, small)) is None
     assert operations()["symmetric_product.polynomial"].table() == {}
 
 
@@ -152,4 +152,4 @@ def test_rules_about_sizes_that_are_gone_do_not_hold() -> None:
     forget_tables()
     operation = operations()["symmetric_product.product"]
     x_KSL = torch.empty(1, 4, 4, device="meta")
-    assert operation._measured(GFX942, operation.sizes(x_KSL, x_KSL)) is None
+    assert operation.measured(GFX942, operation.sizes(x_KSL, x_KSL)) is None

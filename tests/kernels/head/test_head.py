@@ -112,7 +112,7 @@ def test_torch_on_this_gpu_has_the_product() -> None:
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
+def narrow() -> Iterator[list[torch.dtype]]:
     """Products as on a GPU, with the formats of the operands that they got."""
     found: list[torch.dtype] = []
 
@@ -124,8 +124,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
                 columns = slice(first, first + 64)
                 torch.mm(left[rows].float(), right[:, columns].float(), out=out[rows, columns])
 
-    monkeypatch.setitem(product._all, "torch", Implementation("torch", emulated, everything))
+    real = product.implementation("torch")
+    product.put(Implementation("torch", emulated, everything))
     yield found
+    product.put(real)
 
 
 def case(tokens: int, width: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:

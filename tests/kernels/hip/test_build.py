@@ -61,8 +61,7 @@ def fresh_kernels() -> Iterator[None]:
     yield
     driver.kernels.cache_clear()
     for operation in muon.OPERATIONS:
-        operation._unavailable.clear()
-        operation._warned.clear()
+        operation.try_again()
 
 
 def test_a_build_is_kept(cache: Path, compiler: Callable[..., Path]) -> None:
@@ -223,7 +222,7 @@ def test_a_compiler_that_does_not_end(
 @pytest.mark.parametrize("arch", ["gfx942", "sm_90", "cpu"])
 def test_no_compiler_at_all(arch: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("zslurm.kernels.hip.rtc._candidates", lambda stem: iter(()))
+    monkeypatch.setattr("zslurm.kernels.hip.rtc.library_files", lambda stem: iter(()))
     message = {
         "gfx942": "hipRTC: no libhiprtc.so that can be loaded; no hipcc in PATH",
         "sm_90": "NVRTC: no libnvrtc.so that can be loaded; no nvcc in PATH",

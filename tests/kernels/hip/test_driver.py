@@ -122,7 +122,7 @@ def opened(
     """A driver over the library, and what reads its record; torch's stream and device are the test's."""
     # A separate handle: types that are set on one must not reach the next.
     fresh = ctypes.CDLL(library._name)
-    monkeypatch.setattr(driver, "_open", lambda *names: fresh)
+    monkeypatch.setattr(driver, "open_library", lambda *names: fresh)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=STREAM))
     library.stand_in_record.restype = ctypes.c_char_p
@@ -189,12 +189,12 @@ def test_kernels_are_built_and_loaded_once(
 
 
 def test_a_machine_without_the_driver_is_a_failed_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_open", lambda *names: original("libno-such-driver.so.1"))
+    monkeypatch.setattr(driver, "open_library", lambda *names: original("libno-such-driver.so.1"))
     with pytest.raises(BuildError, match="the GPU's driver cannot be loaded: libno-such-driver"):
         driver.cuda_driver()
 
 
-original = driver._open
+original = driver.open_library
 
 
 MAPS = """\

@@ -100,7 +100,7 @@ def test_runtime_compilers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "hipRTC":  # before ROCm 6 it was a part of HIP itself
         debians = DEVICE_LIBRARIES.parents[1].glob("libamdhip64.so*")
         paths = [*Path("/opt/rocm/lib").glob("libhiprtc.so*"), *debians]
-        monkeypatch.setattr(rtc, "_candidates", lambda stem: (str(path) for path in paths))
+        monkeypatch.setattr(rtc, "library_files", lambda stem: (str(path) for path in paths))
     monkeypatch.setattr(rtc, "open_library", rtc.open_library.__wrapped__)
     try:
         library = rtc.open_library(name)

@@ -35,14 +35,14 @@ def seed() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """oneDNN on any processor; the operands that it got."""
     got: list[tuple[Tensor, Tensor]] = []
-    operator = onednn._by_operator
+    operator = onednn.by_operator
 
     def recorded(left_MK: Tensor, right_NK: Tensor, bias_N: Tensor | None) -> Tensor:
         got.append((left_MK, right_NK))
         return operator(left_MK, right_NK, bias_N)
 
     monkeypatch.setattr(onednn, "IS_FASTER", True)
-    monkeypatch.setattr(onednn, "_by_operator", recorded)
+    monkeypatch.setattr(onednn, "by_operator", recorded)
     yield got
 
 

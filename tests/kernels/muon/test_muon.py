@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -80,6 +81,38 @@ def test_a_gpu_repeats_the_bits_of_a_cpu(shapes: list[tuple[int, int, int]], pro
     for name in ("hip", "reference"):
         found = run(name, shapes, product, device="cuda")
         assert_same_bits([tensor.cpu() for tensor in found.tensors()], expected.tensors())
+
+
+def in_pieces(shapes: list[tuple[int, int, int]], seed: int) -> tuple[list[Tensor], Tensor]:
+    """Room for the weights of these matrices: rows cut anywhere, shuffled in one tensor from an odd address on."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = []
+    for count, rows, columns in shapes:
+        for _ in range(count):
+            cuts = {0, rows * columns, *torch.randint(rows * columns + 1, (5,), generator=generator).tolist()}
+            lengths += [stop - start for start, stop in pairwise(sorted(cuts))]
+    whole = torch.full((sum(lengths) + 1,), 5.0, dtype=torch.bfloat16)
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    starts = dict(zip(order, accumulate([lengths[i] for i in order], initial=1), strict=False))
+    return [whole[starts[index] :][:length] for index, length in enumerate(lengths)], whole
+
+
+@pytest.mark.parametrize("name", ["reference", "torch", "hip"])
+@pytest.mark.parametrize(
+    "shapes", [[(1, 1, 1)], [(2, 50, 70), (1, 50, 70)], [(60, 5, 9)], [(1, 3, CHUNK)], [(0, 3, 5)]]
+)
+def test_weights_in_pieces_are_those_in_one(shapes: list[tuple[int, int, int]], name: str) -> None:
+    """Masters and weights have the bits of an update with whole weights, and nothing else is written."""
+    x_KMN = drawn((sum(shape[0] for shape in shapes), *shapes[0][1:]), 3).bfloat16()
+    masters, same = ([drawn(shape, index) for index, shape in enumerate(shapes)] for _ in range(2))
+    weights = [torch.empty_like(master, dtype=torch.bfloat16) for master in masters]
+    pieces, whole = in_pieces(shapes, len(shapes))
+    with using("muon", name):
+        muon.update(masters, x_KMN, decay=0.987, rate=0.0123, weights=weights)
+        muon.update(same, x_KMN, decay=0.987, rate=0.0123, pieces=pieces)
+    assert_same_bits(same, masters)
+    assert_same_bits([torch.cat([*pieces, whole[:0]])], [torch.cat([weight.flatten() for weight in weights])])
+    assert whole[0] == 5.0
 
 
 def test_more_matrices_than_a_launch_takes() -> None:
@@ -226,3 +259,14 @@ def test_wrong_operands_of_the_update() -> None:
     ):
         with pytest.raises(ValueError, match=f"^muon.update: .*{message}"):
             muon.update([master], x_KMN, decay=1.0, rate=1.0, weights=weights)
+    for pieces, message in (
+        ([torch.zeros(23)], "the pieces have 23 elements, but x_KMN has 24"),
+        ([torch.zeros(11), torch.zeros(13)], r"pieces\[1\] has elements of two matrices"),
+        ([torch.zeros(2, 12)], r"pieces\[0\] must be a contiguous row of elements, not \[2, 12\]"),
+        ([torch.zeros(48)[::2]], r"pieces\[0\] must be a contiguous row"),
+        ([master.view(-1)[:12], torch.zeros(12)], "shares memory with"),
+    ):
+        with pytest.raises(ValueError, match=f"^muon.update: .*{message}"):
+            muon.update([master], x_KMN, decay=1.0, rate=1.0, pieces=pieces)
+    with pytest.raises(ValueError, match=r"^muon.update: weights and pieces were given"):
+        muon.update([master], x_KMN, decay=1.0, rate=1.0, weights=[master.clone()], pieces=[torch.zeros(12)] * 2)

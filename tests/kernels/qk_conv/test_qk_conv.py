@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -420,18 +421,18 @@ def test_a_pass_that_cannot_start_is_torchs_with_one_warning(
         raise ImportError("no module named triton")
 
     case = case_of()
-    for operation in (operations.forward, operations.backward):
-        monkeypatch.setattr(operation, "_all", {**operation._all})
-        monkeypatch.setattr(operation, "_unavailable", {})
-        monkeypatch.setattr(operation, "_warned", set())
+    both = (operations.forward, operations.backward)
+    real = [operation.implementation("triton") for operation in both]
+    for operation, triton in zip(both, real, strict=True):
         monkeypatch.setattr(operation, "rule", lambda *_: "triton")
-        monkeypatch.setitem(
-            operation._all,
-            "triton",
-            type(operation.implementations[0])("triton", broken, lambda *_: None),
-        )
-    for _ in range(2):
-        assert_close(here("triton", case), case)
+        operation.put(replace(triton, run=broken, supports=lambda *_: None))
+    try:
+        for _ in range(2):
+            assert_close(here("triton", case), case)
+    finally:
+        for operation, triton in zip(both, real, strict=True):
+            operation.put(triton)
+            operation.try_again()
     assert [message.split(",")[0] for message in caplog.messages] == [
         "qk_conv.forward runs without triton",
         "qk_conv.backward runs without triton",

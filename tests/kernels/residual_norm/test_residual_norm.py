@@ -283,8 +283,8 @@ def test_the_compiler_sees_one_operator_in_each_direction(grads: str, monkeypatc
     """What a GPU's graphs hold, with the reference inside."""
     from zslurm.kernels.residual_norm import compiled
 
-    monkeypatch.setattr(compiled, "forward_of", lambda *_: compiled._forward)
-    monkeypatch.setattr(compiled, "backward_of", lambda *_: compiled._backward_in_order)
+    monkeypatch.setattr(compiled, "forward_of", lambda *_: compiled.forward_in_graph)
+    monkeypatch.setattr(compiled, "backward_of", lambda *_: compiled.backward_in_graph)
     torch.manual_seed(0)
     operands = drawn("entry", 6, 8, torch.bfloat16)
     weights = [torch.randn(6, 8), torch.randn(6, 8)]

@@ -188,7 +188,7 @@ class Trainer:
         """Train to the end of the plan, or until asked to stop."""
         while self.step < self.total_steps:
             began, here = time.monotonic(), self._at(self.step)
-            loss, stop = self._train_step(here)
+            loss, stop = self.train_step(here)
             self.stop.renew()
             self.step, self.tokens = self.step + 1, self.tokens + here.tokens
             self.progress.update(phase=Phase.STEP, step=self.step, work_ns=self.work_ns)
@@ -205,7 +205,7 @@ class Trainer:
         self._say(f"completed {counted(self.total_steps, 'step')}, saved at {self.step}")
         return Ending.COMPLETED
 
-    def _train_step(self, here: Step) -> tuple[float, bool]:
+    def train_step(self, here: Step) -> tuple[float, bool]:
         time.sleep(STEP_S)
         losses, _ = self.model.losses()
         self.work_ns += int(STEP_S * 1e9)
@@ -298,8 +298,10 @@ class Trainer:
             print(text, flush=True)
 
 
-def train(run_dir: Path, stop: StopRequest) -> Ending:
-    """Train one rank of the run; the environment is that of zslurm.job.rank."""
+def train(run_dir: Path, stop: StopRequest, generation: None = None, model: None = None) -> Ending:
+    """Train one rank of the run; the environment is that of zslurm.job.rank. It joins no generation."""
+    assert generation is None
+    assert model is None
     dump_stacks_on_signal()
     config = json.loads((run_dir / "config.json").read_text())
     try:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cluster.rails.fabrics import published_form
 from tests.submit.specs import run_spec
 from zslurm.config.spec import RESERVED_FLAGS, RunSpec
 from zslurm.core.errors import ConfigError, NotFound
@@ -134,6 +135,74 @@ def test_what_is_not_given_is_left_to_slurm(tmp_path: Path) -> None:
         "--export",
         "--signal",
     ]
+
+
+NICS = [f"rdma{index}" for index in range(8)]
+
+
+def test_a_job_on_rails_has_its_nodes_to_itself_unless_a_flag_has_another_word(tmp_path: Path) -> None:
+    for cluster in ({"nics": NICS}, {"rails_only": True}):
+        on_rails = {**ON_SLURM, **cluster}
+        assert "--exclusive" in sbatch_lines(script_of(run_spec(tmp_path, cluster=on_rails, slurm={"nodes": 2})))
+        for word, lines in (("user", ["--exclusive=user"]), (False, [])):
+            spec = run_spec(tmp_path, cluster=on_rails, slurm={"nodes": 2, "flags": {"exclusive": word}})
+            assert [line for line in sbatch_lines(script_of(spec)) if line.startswith("--exclusive")] == lines
+    assert "--exclusive" not in sbatch_lines(script_of(run_spec(tmp_path, cluster=ON_SLURM)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cluster"),
+    [
+        (1, {}),  # sends nothing between nodes
+        (2, {"gpus_per_node": 2, "gpu_nics": [0, 1]}),  # leaves most NICs of its nodes to others
+        (2, {"gpus_per_node": 0, "gpu_type": None}),  # trains on CPUs
+    ],
+)
+def test_on_an_ordinary_network_a_job_that_needs_no_whole_rails_shares_its_nodes(
+    tmp_path: Path, nodes: int, cluster: dict[str, Any]
+) -> None:
+    with_nics = {**ON_SLURM, "nics": NICS, **cluster}
+    spec = run_spec(tmp_path, cluster=with_nics, slurm={"nodes": nodes})
+    assert "--exclusive" not in sbatch_lines(script_of(spec))
+
+
+@pytest.mark.parametrize(
+    ("slurm", "lines"),
+    [
+        ({"nodes": 4}, ["--switches=1"]),
+        ({"nodes": 4, "spares": 1}, ["--switches=2"]),
+        ({"nodes": 5, "switches_wait": "30:00"}, ["--switches=2@30:00"]),
+        ({"nodes": 8, "flags": {"switches": "1@5"}}, ["--switches=1@5"]),
+        ({"nodes": 8, "flags": {"switches": False}}, []),
+        ({"nodes": 1}, []),
+    ],
+)
+def test_as_few_leaf_switches_as_hold_the_job(tmp_path: Path, slurm: dict[str, Any], lines: list[str]) -> None:
+    spec = run_spec(tmp_path, slurm=slurm, cluster={**ON_SLURM, "nodes_per_switch": 4})
+    assert [line for line in sbatch_lines(script_of(spec)) if line.startswith("--switches")] == lines
+
+
+def test_the_script_shows_the_rails(tmp_path: Path) -> None:
+    units = published_form(["node[0,2]", "node[1,3]"], ports=2, uplinks=1)
+    cluster = {**ON_SLURM, "nics": NICS, "rails_only": True, "fabric": units.model_dump()}
+    lines = script_of(run_spec(tmp_path, cluster=cluster)).splitlines()
+    assert "#   rail 3: local rank 3, GPU 3, NIC rdma3" in lines
+    assert "# Nothing goes from one rail to another between nodes." in lines
+    first = lines.index(
+        "# Leaf slices (4 leaf switches for each node, 4 spines above each leaf, slices of 2 ports at 400 Gb/s, "
+        "1 uplink at 400 Gb/s); ranks are numbered along the shortest ring over them:"
+    )
+    assert lines[first + 1 : first + 3] == ["#   leaf0, rails 0-1: node[0,2]", "#   leaf1, rails 2-3: node[0,2]"]
+    assert first + 8 < lines.index("export SUBMITIT_EXECUTOR=slurm"), "before the first command"
+    assert not [
+        line for line in script_of(run_spec(tmp_path, cluster=ON_SLURM)).splitlines() if line.startswith("# Rails")
+    ]
+
+
+def test_rails_that_gpus_share(tmp_path: Path) -> None:
+    shared = {"nics": ["a", "b"], "gpu_nics": [0, 0, 0, 0, 1, 1, 1, 1]}
+    lines = script_of(run_spec(tmp_path, cluster={**ON_SLURM, **shared})).splitlines()
+    assert "#   rail 1: local rank 5, GPU 5, NIC b" in lines
 
 
 def test_every_directive_is_reserved_from_flags(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.rails.fabrics import published_form
 from tests.submit.scripted_slurm import ScriptedSlurm
 from tests.submit.specs import run_spec
 from tests.train.runs import make_corpus
@@ -100,7 +101,11 @@ EVERYTHING = {
 }
 
 
-@pytest.mark.parametrize("cluster", [{}, EVERYTHING, {**EVERYTHING, "launcher": "local"}])
+SLICES = published_form(["node[0,2]", "node[1,3]"]).model_dump()
+RAILS = {"nics": [f"rdma{i}" for i in range(8)], "rails_only": True, "nodes_per_switch": 1, "fabric": SLICES}
+
+
+@pytest.mark.parametrize("cluster", [{}, EVERYTHING, RAILS, {**EVERYTHING, **RAILS, "launcher": "local"}])
 def test_the_shipped_templates_are_in_order_whatever_the_run_has(tmp_path: Path, cluster: dict[str, Any]) -> None:
     spec = spec_of(tmp_path, **cluster)
     spec = spec.model_copy(update={"run": spec.run.model_copy(update={"snapshot": "copy"})})
@@ -153,6 +158,37 @@ def test_what_only_looks_odd_is_a_warning(tmp_path: Path) -> None:
     found = findings(spec_of(tmp_path))
     assert {finding.level for finding in found} == {"warning"}
     assert "no line `#SBATCH --time=1:00:00`; keep the block `directives`" in [f.message for f in found]
+
+
+def test_rails_that_a_template_leaves_out_are_warnings_with_the_line_and_what_to_do(tmp_path: Path) -> None:
+    """Old copies of the whole template go on working."""
+    spec = spec_of(tmp_path, **RAILS)
+    spec = spec.model_copy(update={"slurm": spec.slurm.model_copy(update={"nodes": 2})})
+    directives = "".join(
+        f"#SBATCH --{flag}{'' if value is True else f'={value}'}\n"
+        for flag, value in render(spec, RunDir(Path("/runs/tiny"))).variables["directives"]
+        if flag not in ("exclusive", "switches")
+    )
+    path = own("train.sbatch.j2", f"{block('directives', directives)}{{% block rails %}}{{% endblock %}}\n")
+    last = directives.count("\n") + 4
+    no_map = "does not show the map of rails; keep the block `rails`, or write "
+    assert [(f.level, f.place, f.message) for f in findings(spec)] == [
+        ("warning", f"{path}:2", "no line `#SBATCH --exclusive`: another job on a node would share its rails; "
+         "keep the block `directives`"),
+        ("warning", f"{path}:2", "no line `#SBATCH --switches=2`: the job would be spread over more leaf switches "
+         "than it needs; keep the block `directives`"),
+        ("warning", f"{path}:{last}", no_map + '{% include "_rails.sh.j2" %} below the #SBATCH lines'),
+    ]  # fmt: skip
+
+
+def test_a_copy_of_the_template_from_before_the_map_of_rails(tmp_path: Path) -> None:
+    old = without('{% block rails %}\n{% include "_rails.sh.j2" %}\n{% endblock %}\n')
+    path = own("train.sbatch.j2", old)
+    (finding,) = findings(spec_of(tmp_path, **RAILS))
+    (line,) = [number for number, text in enumerate(old.splitlines(), 1) if "#SBATCH" in text]
+    assert (finding.level, finding.place) == ("warning", f"{path}:{line}")
+    path.write_text(old.replace("{% block identity", '{% include "_rails.sh.j2" %}\n{% block identity'))
+    assert findings(spec_of(tmp_path, **RAILS)) == []
 
 
 def test_every_undefined_variable_is_named_with_its_line(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_copy_that_does_not_fit_into_memory_is_refused_before_training(tmp_pat
 
 
 def _killed_at_step_5() -> None:
-    real = loop_module.Trainer._train_step
+    real = loop_module.Trainer.train_step
 
     def killed(self: Any, here: Any) -> Any:
         if self.step == 4:
@@ -204,7 +204,7 @@ def _killed_at_step_5() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, here)
 
-    loop_module.Trainer._train_step = killed  # type: ignore[method-assign]
+    loop_module.Trainer.train_step = killed  # type: ignore[method-assign]
 
 
 def test_a_restart_on_the_same_node_reads_its_own_copies(tmp_path: Path, corpus: Path) -> None:

@@ -378,3 +378,15 @@ def test_on_a_gpu_the_compute_stream_waits_and_not_the_host() -> None:
         live["a"].fill_(99)
         snapshot.copied()
         assert (snapshot.arrays["a"] == value).all()
+
+
+def test_a_save_that_is_asked_for_after_it_was_given_up_fails_instead_of_staying_busy(
+    make: Callable[..., list[Rank]],
+) -> None:
+    """Ranks are lost while the trainer's thread is about to save."""
+    (rank,) = make(1)
+    rank.writer.cancel()
+    rank.request(10)
+    assert not rank.writer.busy
+    assert rank.writer.gave_up
+    assert rank.result().state is SaveState.FAILED

@@ -292,7 +292,7 @@ def test_a_file_system_that_hangs_does_not_hang_the_end(order: DataOrder, monkey
     waiting.start()
     asked.wait()
     # The thread reads before the one that started it has noted down whom to end.
-    wait_for(lambda: ours._ahead is not None, "the loader to know its thread")
+    wait_for(lambda: ours.reads_ahead, "the loader to know its thread")
     ours.close()
     answers.set()
     waiting.join()

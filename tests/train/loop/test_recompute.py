@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.train.ranks import in_group
-from zslurm.train import loop
+from zslurm.train.assembly import recomputed_by_all
 from zslurm.train.config import ModelConfig, TrainConfig
 from zslurm.train.parallel import world as world_module
 from zslurm.train.parallel.world import World
@@ -38,7 +38,7 @@ def chosen(group: dist.ProcessGroup, memory: list[int]) -> list[int]:
             ),
             mock.patch.object(dist, "all_reduce", _alone if known is not memory else dist.all_reduce),
         ):
-            found.append(loop._recomputed_layers(config_of("auto"), world))
+            found.append(recomputed_by_all(config_of("auto"), world))
     return found
 
 

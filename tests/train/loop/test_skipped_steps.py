@@ -28,7 +28,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spoil(steps: Collection[int], ranks: Collection[int], factor: float) -> None:
     """Multiply the gradient of TENSOR by `factor`, in these steps (from 1) and on these ranks."""
-    train_step = Trainer._train_step
+    train_step = Trainer.train_step
 
     def spoiled(self: Trainer, here: Position) -> Any:
         if self.step + 1 not in steps or self.world.rank not in ranks:
@@ -39,7 +39,7 @@ def spoil(steps: Collection[int], ranks: Collection[int], factor: float) -> None
         finally:
             hook.remove()
 
-    Trainer._train_step = spoiled  # type: ignore[method-assign]
+    Trainer.train_step = spoiled  # type: ignore[method-assign]
 
 
 def skipped(run: Path) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def watched(run: Path, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
 
     for name in READS:
         patch(name)
-    read_back, train_step = loop.read_back, loop.Trainer._train_step
+    read_back, train_step = loop.read_back, loop.Trainer.train_step
 
     def reads_back(*tensors: Tensor) -> list[Tensor]:
         found = read_back(*tensors)
@@ -97,7 +97,7 @@ def watched(run: Path, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
         return result
 
     monkeypatch.setattr(loop, "read_back", reads_back)
-    monkeypatch.setattr(loop.Trainer, "_train_step", step)
+    monkeypatch.setattr(loop.Trainer, "train_step", step)
     train(run)
     return steps
 
@@ -140,7 +140,7 @@ def test_a_gpu_waits_once_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     corpus = make_corpus(tmp_path / "corpus.h5")
     run = make_run(tmp_path / "run", corpus, steps=5, parallel={"dtype": "bf16", "device": "cuda"})
     waits: list[list[str]] = []
-    train_step = loop.Trainer._train_step
+    train_step = loop.Trainer.train_step
 
     def step(trainer: loop.Trainer, here: Position) -> StepResult:
         with warnings.catch_warnings(record=True) as caught:
@@ -153,6 +153,6 @@ def test_a_gpu_waits_once_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         waits.append([str(each.message) for each in caught if "synchroniz" in str(each.message)])
         return result
 
-    monkeypatch.setattr(loop.Trainer, "_train_step", step)
+    monkeypatch.setattr(loop.Trainer, "train_step", step)
     train(run)
     assert [len(each) for each in waits[1:]] == [1] * 4, waits

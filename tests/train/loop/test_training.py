@@ -72,7 +72,7 @@ def test_the_loss_falls(tmp_path: Path, corpus: Path) -> None:
 def test_resume_is_bit_exact(finished: Path, tmp_path: Path) -> None:
     """Losses, weights, moments, balancing state and RNG after a resume equal the uninterrupted run's bits."""
     resumed = _resumed_from_step_3(finished, tmp_path / "resumed")
-    done = torchrun(resumed, ranks=2)
+    done = train_on(resumed, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "resuming tiny from step-00000003" in done.stdout
     assert losses_of(resumed) == losses_of(finished)[3:]

@@ -82,7 +82,7 @@ def test_a_package_is_named_and_torch_is_not_asked(monkeypatch: pytest.MonkeyPat
 def test_torchs_reasons_are_lines() -> None:
     """Here without a GPU torch has no fused backend for CUDA, and gives its reasons as warnings."""
     q, k, v = (torch.empty(1, heads, 64, 8, dtype=torch.bfloat16) for heads in (2, 1, 1))
-    reasons = backend._why_not_fused(torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True))
+    reasons = backend.why_not_fused(torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True))
     assert all(reason and "\n" not in reason and "Triggered" not in reason for reason in reasons)
 
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from tests.train.model.test_host_waits import HostWaitError, no_values
 from tests.train.models import ROPE_BASE, autograd_nodes, random_like, scrambled, tiny_config, tokens
-from tests.train.runs import VOCAB, make_corpus, make_run, train_alone
-from zslurm.train import loop
+from tests.train.ranks import train_on
+from tests.train.runs import VOCAB, make_corpus, make_run
+from zslurm.train import assembly, loop
 from zslurm.train.config import load_train_config
 from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.bundle import BundleHeader
@@ -342,7 +343,7 @@ def test_training_and_evaluation_give_the_kernels_bounds_from_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels, calls = pretend("flash_attn", monkeypatch)
-    monkeypatch.setattr(loop, "choose_kernels", lambda *_, **__: kernels)
+    monkeypatch.setattr(assembly, "choose_kernels", lambda *_, **__: kernels)
 
     def waits(*_: Any) -> None:
         raise AssertionError("the number of documents is asked of the device")
@@ -442,12 +443,12 @@ def test_a_package_that_is_broken_is_one_line(
 def test_a_run_that_asks_for_them_on_a_cpu_ends_with_exit_code_2(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus.h5")
     parallel = {"attention": "flash_attn", "device": "cpu"}
-    done = train_alone(make_run(tmp_path / "run", corpus, parallel=parallel))
+    done = train_on(make_run(tmp_path / "run", corpus, parallel=parallel), ranks=1)
     assert done.returncode == 2
     assert done.stderr == "error: parallel.attention: flash_attn needs a GPU, and this run is on a CPU; use auto\n"
 
 
 def test_a_run_trains_with_torchs_own_kernels(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus.h5")
-    done = train_alone(make_run(tmp_path / "run", corpus, steps=2, parallel={"attention": "sdpa"}))
+    done = train_on(make_run(tmp_path / "run", corpus, steps=2, parallel={"attention": "sdpa"}), ranks=1)
     assert done.returncode == 0, done.stderr

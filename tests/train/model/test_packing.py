@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
-from tests.train.runs import losses_of, make_run, train_alone
+from tests.train.ranks import train_on
+from tests.train.runs import losses_of, make_run
 from zslurm.train.data.build.writer import BundleWriter
 from zslurm.train.data.schema import BundleHeader
 from zslurm.train.model.packing import documents_of, pack
@@ -158,7 +159,7 @@ def test_the_setting_isolates_documents_in_training(tmp_path: Path) -> None:
             steps=2,
             data={"path": str(corpus), "isolate_documents": isolate},
         )
-        result = train_alone(run)
+        result = train_on(run, ranks=1)
         assert result.returncode == 0, result.stderr
         losses[isolate] = losses_of(run)
     assert len(losses[True]) == len(losses[False]) == 2

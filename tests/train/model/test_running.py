@@ -12,7 +12,8 @@ from torch import Tensor
 
 from benchmarks.memory import peak_bytes
 from tests.train.models import ROPE_BASE, scrambled, tiny_config, tokens
-from tests.train.runs import losses_of, make_corpus, make_run, steps_of, torchrun, train_alone
+from tests.train.ranks import train_on
+from tests.train.runs import losses_of, make_corpus, make_run, steps_of
 from zslurm.kernels.dispatch import using
 from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya, build
@@ -144,7 +145,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(run: Path) -> list[float]:
-    result = train_alone(run)
+    result = train_on(run, ranks=1)
     assert result.returncode == 0, result.stderr
     return losses_of(run)
 
@@ -170,7 +171,7 @@ def test_microbatches_are_balanced_one_by_one_on_any_number_of_ranks(tmp_path: P
     two = make_run(tmp_path / "two", corpus, steps=3, optim=optim)
     whole = make_run(tmp_path / "whole", corpus, steps=3, optim=optim | {"balance_scope": "global_batch"})
     losses = trained(alone)
-    assert torchrun(two, ranks=2).returncode == 0
+    assert train_on(two, ranks=2).returncode == 0
     assert losses_of(two) == pytest.approx(losses, rel=1e-5)
     trained(whole)
     assert [balance_steps(run, 3) for run in (alone, two, whole)] == [18, 18, 3]

@@ -15,7 +15,9 @@ from tests.train.ranks import in_group
 from tests.train.sharded import FLAT, TABLE, Few, backward, by_tensor, shards_of
 from zslurm.train.config import MuonConfig, OptimConfig
 from zslurm.train.optim.adamw import MOMENTS
-from zslurm.train.optim.sharded import ShardedOptimizer, states_of
+from zslurm.train.optim.sharded import ShardedOptimizer, matrices_of, states_of
+from zslurm.train.parallel.levels import make_levels
+from zslurm.train.parallel.topology import Topology
 from zslurm.train.parallel.zero import ZeroShards
 
 CONFIG = OptimConfig(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, muon=MuonConfig(dtype="fp32"))
@@ -167,10 +169,13 @@ def test_padding_stays_zero(alone: dist.ProcessGroup) -> None:
         assert state.values[~used].abs().max() == 0
 
 
-def rounded_weights(group: dist.ProcessGroup, rounds: bool) -> np.ndarray[Any, Any]:
+def rounded_weights(
+    group: dist.ProcessGroup, rounds: bool, topology: Topology | None = None
+) -> np.ndarray[Any, Any]:
     """The bits of all weights after three steps, padding included."""
     model = Few(dtype=torch.bfloat16)
-    shards = shards_of(model, group)
+    levels = None if topology is None else make_levels(topology, dist.get_rank(group))
+    shards = shards_of(model, group, levels=levels)
     optimizer = ShardedOptimizer(shards, CONFIG, rounds=rounds)
     for step in range(3):
         shards.begin_step(backwards=1)
@@ -192,6 +197,39 @@ def test_weights_that_the_update_rounds_are_the_same_bits(alone: dist.ProcessGro
     )
     for one, other in zip(by_update, by_gather, strict=True):
         assert np.array_equal(one, other)
+
+
+def test_and_where_they_travel_in_two_hops() -> None:
+    by_update, by_gather = (
+        in_group(rounded_weights, 4, rounds, Topology(nodes=2, local_size=2)) for rounds in (True, False)
+    )
+    for one, other in zip(by_update, by_gather, strict=True):
+        assert np.array_equal(one, other)
+
+
+def packed_after_a_step(group: dist.ProcessGroup) -> list[tuple[bool, int]]:
+    """Of each matrix that this rank owns: whether its packed weights are its masters' rounding; its pieces."""
+    shards = shards_of(Few(dtype=torch.bfloat16), group)
+    optimizer = ShardedOptimizer(shards, CONFIG, rounds=True)
+    found = []
+    for batch in shards.layout.batches(shards.position):
+        for pieces in shards.packed_weights(batch):
+            for piece in pieces:
+                piece.fill_(7)
+    shards.master_gradient.normal_(generator=torch.Generator().manual_seed(1))
+    optimizer.step(1e-2)
+    for batch in shards.layout.batches(shards.position):
+        matrices = matrices_of(shards.master, batch)
+        for matrix_MN, pieces in zip(matrices, shards.packed_weights(batch), strict=True):
+            found.append((torch.equal(torch.cat(pieces), matrix_MN.flatten().bfloat16()), len(pieces)))
+    return found
+
+
+def test_on_several_ranks_the_update_packs_every_weight_that_is_sent() -> None:
+    found = [matrix for rank in in_group(packed_after_a_step, 3) for matrix in rank]
+    assert len(found) == sum(row.whole or 0 for row in TABLE)
+    assert all(equal for equal, _ in found)
+    assert max(pieces for _, pieces in found) > 1, "some matrix is held by several ranks"
 
 
 def test_the_update_rounds_every_weight_that_is_in_place(alone: dist.ProcessGroup) -> None:

@@ -83,7 +83,7 @@ def break_the_experts_of_the_second_rank() -> None:
 
     if os.environ["RANK"] == "1":
         network = operations()["experts.network"]
-        network._all["cpu"] = replace(network.implementation("cpu"), run=run)
+        network.put(replace(network.implementation("cpu"), run=run))
 
 
 def test_a_kernel_that_fails_on_one_rank_is_left_out_in_training(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def skip_the_first_step_and_break_the_update_of_the_second_rank() -> None:
         raise ImportError("built for another machine")
 
     if os.environ["RANK"] == "1":
-        adamw._all["torch"] = replace(adamw.implementation("torch"), run=run)
+        adamw.put(replace(adamw.implementation("torch"), run=run))
 
 
 def test_where_the_first_step_is_skipped_the_first_update_counts(tmp_path: Path) -> None:

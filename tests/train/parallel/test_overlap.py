@@ -12,8 +12,8 @@ import torch.distributed as dist
 from tests.train.models import scrambled
 from tests.train.ranks import in_group
 from tests.train.runs import MODEL
+from zslurm.train.assembly import agree_on_facts, shard
 from zslurm.train.config import ParallelConfig, TrainConfig
-from zslurm.train.loop import shard
 from zslurm.train.parallel.world import World, least_of_all, overlaps
 
 
@@ -61,7 +61,9 @@ def choices(group: dist.ProcessGroup) -> tuple[bool, list[float]]:
     )
     world = World(rank, size, size, torch.device("cpu"), group, dist.HashStore())
     assert overlaps(config.parallel, world.device) is (rank == 0)
-    return shard(scrambled(config.model), config, world).overlap, least_of_all([rank, -rank], world)
+    facts = agree_on_facts(config, world, 0, two_level=False)
+    shards = shard(scrambled(config.model), config, world, None, facts)
+    return shards.overlap, least_of_all([rank, -rank], world)
 
 
 def test_ranks_with_unlike_cores_overlap_alike() -> None:

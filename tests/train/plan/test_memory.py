@@ -376,6 +376,11 @@ def test_the_plan_knows_the_constants_of_the_code() -> None:
     assert head._CHUNK_ELEMENTS_ELSEWHERE == activations.LOGITS_ELSEWHERE
     assert head._PART_ELEMENTS_ON_CPU == activations.PART_OF_LOGITS_ON_CPU
     assert head._CHUNK_TOKENS == activations.FEWEST_TOKENS
+    for vocabulary in (1, 97, 4099, 8192, 50_257, 262_272, 5_000_000):
+        model = ModelConfig(vocab_size=vocabulary)
+        for device_type in ("cpu", "cuda"):
+            chunk = activations.head_chunk(model, 1 << 24, on_cpu=device_type == "cpu")
+            assert chunk == min(1 << 24, head.default_chunk(device_type, vocabulary)), (vocabulary, device_type)
     assert head_kernels._PIECE_ELEMENTS == activations.PIECE_OF_GRADIENT
 
 
@@ -385,8 +390,8 @@ def test_on_gpus_the_experts_keep_their_first_product_alone(model: ModelConfig) 
     for form in ("cpu", "reference"):  # the reference is what GPUs run
         with using("experts.network", form):
             kept[form] = kept_by_autograd(build(model, 0, dtype=torch.float32), 2, 64)
-    sizes = activations._Sizes(model, 2, 64, narrow=4, masked=False, on_cpu=True)
-    saved = activations._experts(sizes) - activations._experts(replace(sizes, on_cpu=False))
+    sizes = activations.Sizes(model, 2, 64, narrow=4, masked=False, on_cpu=True)
+    saved = activations.expert_bytes(sizes) - activations.expert_bytes(replace(sizes, on_cpu=False))
     assert kept["cpu"] - kept["reference"] == pytest.approx(model.layers * saved, rel=2e-3)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.checkout import ROOT
 from tests.train.plan.test_matmuls import PHASE, config, of_a_microbatch
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
@@ -94,32 +93,86 @@ def test_newton_schulz_of_a_small_model_by_hand(split: bool) -> None:
     assert newton_schulz_flops(run, plan_memory(run, 1, on_cpu=False)) == expected
 
 
+def result(*rows: dict[str, Any], benchmark: str = "gemm", gpu: str = "AMD Instinct MI300X") -> dict[str, Any]:
+    return {"benchmark": benchmark, "machine": {"gpu": gpu, "cpu": "a CPU"}, "rows": list(rows)}
+
+
+def row(sizes: dict[str, Any], **others: Any) -> dict[str, Any]:
+    named = {"product": "", "pass": "forward", "kind": "dense", "batch": 1, "flops": 1e12, "dtype": "bf16"}
+    return named | sizes | others
+
+
+def test_results_of_gemm_and_hbm_are_one_table(tmp_path: Path) -> None:
+    attention = {"m": 9, "n": 9, "k": 9, "kind": "attention", "product": "attention"}
+    rows = [
+        row(PROJECTION, product="attention.projection"),
+        row(attention, flops=1e12, tflops=100.0),
+        row(attention, flops=2e12, tflops=400.0) | {"pass": "backward"},
+    ]
+    triads = [{"pattern": "triad", "bytes": size, "gb_s": size / 2} for size in (8000, 8)]
+    paths = [tmp_path / "gemm.json", tmp_path / "hbm.json"]
+    paths[0].write_text(json.dumps(result(*rows)))
+    paths[1].write_text(json.dumps(result(*triads, {"pattern": "dot", "bytes": 10**9}, benchmark="hbm")))
+    found = load_rates(paths, "bf16")
+    assert [(each.m, each.tflops, each.product) for each in found.gemm] == [(16384, 400.0, "attention.projection")]
+    assert found.attention_tflops == pytest.approx(3 / (1 / 100 + 2 / 400))
+    assert (found.memory_gb_s, found.device) == (4000.0, "AMD Instinct MI300X")
+
+
+def test_a_product_has_the_rate_of_its_pass() -> None:
+    square = {"m": 16384, "n": 256, "k": 256, "product": "router.first"}
+    rates = Rates(
+        table(
+            square | {"pass_name": "forward", "tflops": 7.0},
+            square | {"pass_name": "input gradient", "tflops": 5.0},
+        ),
+        on_cpu=False,
+    )
+    products = [each for each in of_a_microbatch(config(), recomputed=1) if each.name == "router.first"]
+    assert [(each.pass_name, rates.of(each)) for each in products if each.pass_name != "weight gradient"] == [
+        ("forward", (7.0, "measured")),
+        ("input gradient", (5.0, "measured")),
+        ("recompute", (7.0, "measured")),
+    ]
+
+
+NO_RESULT = "not a result of `zslurm bench gemm` or `zslurm bench hbm`"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "no table of rates: "),
-        ("[]", "no table of rates: "),
-        ('{"gemm": []}', "gemm: "),
-        ('{"gemm": [{"m": 1, "n": 1, "k": 0, "tflops": 1}]}', "gemm.0.k: "),
-        ('{"gemm": [{"m": 1, "n": 1, "k": 1, "tflops": "fast"}]}', "gemm.0.tflops: "),
-        (json.dumps({"dtype": "fp32", "gemm": [TINY]}), "measured in fp32, and the run's parallel.dtype is bf16"),
+        ("{", "rates.json: "),
+        ("[]", NO_RESULT),
+        ("{}", "not a whole result of `zslurm bench`: 'benchmark'"),
+        (json.dumps(result(benchmark="collectives")), NO_RESULT),
+        (json.dumps(result()), "no table of rates: gemm: "),
+        (json.dumps(result(TINY)), "not a whole result of `zslurm bench`: 'dtype'"),
+        (json.dumps(result(row(TINY, k=0))), "gemm.0.k: "),
+        (json.dumps(result(row(TINY, tflops="fast"))), "gemm.0.tflops: "),
+        (
+            json.dumps(result(row(TINY, dtype="fp32"))),
+            "in fp32, and the run's parallel.dtype is bf16; measure with",
+        ),
     ],
 )
-def test_a_table_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+def test_a_result_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "rates.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        load_rates(path, "bf16")
+        load_rates([path], "bf16")
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_results_of_two_devices_are_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / "first.json", tmp_path / "second.json"]
+    for path, gpu in zip(paths, ("AMD Instinct MI300X", "AMD Instinct MI325X"), strict=True):
+        path.write_text(json.dumps(result(row(TINY), gpu=gpu)))
+    with pytest.raises(ConfigError, match=r"second\.json: was measured on AMD Instinct MI325X, and .*MI300X"):
+        load_rates(paths, "bf16")
+
+
+def test_a_result_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rates\.json: cannot be read: No such file"):
-        load_rates(tmp_path / "rates.json", "bf16")
-
-
-def test_the_example_of_the_documents_is_a_table(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "size.md").read_text().split("```json\n")[1].split("```")[0]
-    (tmp_path / "rates.json").write_text(text)
-    assert len(load_rates(tmp_path / "rates.json", "bf16").gemm) == 2
+        load_rates([tmp_path / "rates.json"], "bf16")

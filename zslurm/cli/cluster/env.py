@@ -63,12 +63,18 @@ def env(
         if setting not in shown:
             say(f"note: {setting.name} is left out: it looks like a secret")
     if json:
-        print_json([asdict(setting) for setting in shown])
+        variables = section.measured.variables
+        print_json(
+            [
+                asdict(each) | {"measured": variables[each.name].model_dump() if each.name in variables else None}
+                for each in shown
+            ]
+        )
         return
     for setting in shown:
         if explain:
             source = [f"source: {setting.source}"] if setting.source else []
-            _print_comment(setting.reason, *source, f"origin: {setting.origin}")
+            _print_comment(setting.reason, *source, f"origin: {setting.origin}", *_measured(setting, section))
         print(f"export {setting.name}={quote(setting.value)}")
     for rule in rccl.left_out(section) if explain else ():
         _print_comment(f"left out: {rule.line}")
@@ -77,6 +83,18 @@ def env(
 def _settings(name: str, overrides: list[str]) -> tuple[ClusterSection, list[Setting]]:
     resolved = resolve_profile(name, overrides)
     return resolved.spec.cluster, rccl.environment(resolved.spec.cluster, resolved.origin_of_variable)
+
+
+def _measured(setting: Setting, section: ClusterSection) -> list[str]:
+    """Return in a line what `zslurm bench collectives --env` measured of a variable here, if it did."""
+    variable = section.measured.variables.get(setting.name)
+    if variable is None:
+        return []
+    others = ", ".join(f"{ratio:.2f} times that of {value}" for value, ratio in variable.others.items())
+    where = f"measured here {variable.date[:10]}: the bandwidth of {variable.best} is {others}"
+    if setting.value in variable.others:
+        where += f"; this value is the slower one: set cluster.env.{setting.name}"
+    return [where]
 
 
 def _is_secret(setting: Setting) -> bool:

@@ -10,15 +10,18 @@ from typing import Annotated, Any
 from typer import Option
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cli.cluster.fabric_drawing import draw_fabric, fabric_as_json
 from zslurm.cli.options import Cluster, Json
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.read_nodes import RailReadings, identical, read_rails
 from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.cluster.site import load_site
-from zslurm.core.console import print_json, print_styled
-from zslurm.core.errors import CheckFailed, ConfigError
+from zslurm.config.spec import ClusterSection
+from zslurm.core.console import Line, columns_of_terminal, print_json, print_styled
+from zslurm.core.errors import CheckFailed, ConfigError, NotFound
 from zslurm.hardware.facts import read_facts
-from zslurm.slurm.hostlist import compress, expand
+from zslurm.slurm.hostlist import compress, expand, split_hostlist
+from zslurm.submit.fabric_check import missing_slices
 
 
 def rails(
@@ -26,24 +29,38 @@ def rails(
     nodes: Annotated[int | None, Option(metavar="N", min=1, help="Ask so many nodes of Slurm's choice.")] = None,
     nodelist: Annotated[str | None, Option(metavar="HOSTLIST", help="Ask exactly these nodes.")] = None,
     here: Annotated[bool, Option("--here", help="Look at this machine, without Slurm.")] = False,
+    fabric: Annotated[
+        bool, Option("--fabric", help="Draw the profile's leaf slices and the ring of ranks alone; ask no node.")
+    ] = False,
     timeout: Annotated[
         float, Option(metavar="SECONDS", min=1, help="Wait no longer for nodes, the queue included.")
     ] = 300,
     json: Json = False,
 ) -> None:
-    """Draw which GPU sends through which NIC, and where rails are incomplete or differ.
+    """Draw which GPU sends through which NIC, where rails are incomplete or differ, and the switches behind.
 
     A short job on one node, unless --nodes or --nodelist name more. Exit code 5 where a rail is incomplete or a
     node does not answer.
 
     Example: zslurm rails --nodes 4
     """
-    if sum((nodes is not None, nodelist is not None, here)) > 1:
-        raise ConfigError("--nodes, --nodelist and --here exclude each other")
+    if sum((nodes is not None, nodelist is not None, here, fabric)) > 1:
+        raise ConfigError("--nodes, --nodelist, --here and --fabric exclude each other")
     names = None if nodelist is None else expand(nodelist)
     if names == []:
         raise ConfigError("--nodelist: names no node")
     site = load_site(cluster)
+    section = site.cluster.fabric
+    if fabric:
+        if not section.summary and not section.slices:
+            raise NotFound(
+                f"{site.cluster.name}: the profile describes no fabric (cluster.fabric); docs/rails.md shows how"
+            )
+        if json:
+            print_json({"fabric": fabric_as_json(section)})
+        else:
+            print_styled(_fabric(site.cluster))
+        return
     if here or site.cluster.launcher == "local":
         facts = read_facts()
         found = RailReadings((rail_map(facts, site.cluster),), {}, ())
@@ -51,25 +68,34 @@ def rails(
         options = [*site.submit_options(), "--time=5"]
         found = read_rails(site.cluster, nodes=names or (), count=nodes or 1, options=options, timeout_s=timeout)
     if json:
-        print_json(as_json(found))
+        print_json(as_json(found) | {"fabric": fabric_as_json(section)})
     else:
-        print_styled(draw(found))
+        print_styled(draw(found, columns_of_terminal()))
+        if section.slices:
+            print_styled([[], *_fabric(site.cluster)])
     if faulty := [*found.incomplete, *found.unanswered]:
         raise CheckFailed(f"rails are incomplete or unknown on {compress(faulty)}")
 
 
-Line = list[tuple[str, str]]
-"""Pieces of a line, each with its style."""
-
 _GOOD, _WARN, _BAD, _QUIET, _BOLD = "green", "yellow", "bold red", "dim", "bold"
 
 
-def draw(found: RailReadings) -> Iterator[Line]:
-    """Draw every distinct map once, with its nodes; then what differs, and which nodes did not answer."""
+def _fabric(cluster: ClusterSection) -> Iterator[Line]:
+    """Draw the profile's fabric, and what its slices leave out."""
+    yield from draw_fabric(cluster.fabric, columns_of_terminal())
+    if cluster.fabric.slices:
+        yield from ([(f"  warning: {line}", _WARN)] for line in missing_slices(cluster))
+
+
+def draw(found: RailReadings, width: int | None = None) -> Iterator[Line]:
+    """Draw every distinct map once, with its nodes; then what differs, and which nodes did not answer.
+
+    With `width` no list of nodes has more columns.
+    """
     for number, group in enumerate(identical(found.maps)):
         if number:
             yield []
-        yield from _draw_group(group)
+        yield from _draw_group(group, width)
     if found.differences or found.unanswered:
         yield []
     for difference in found.differences:
@@ -78,11 +104,14 @@ def draw(found: RailReadings) -> Iterator[Line]:
         yield [(f"{node}: no answer: ", _BAD), (why, "")]
 
 
-def _draw_group(group: Sequence[RailMap]) -> Iterator[Line]:
+def _draw_group(group: Sequence[RailMap], width: int | None) -> Iterator[Line]:
     one = group[0]
     source = "by the profile" if one.source == "profile" else "by PCIe distance"
+    *before, nodes = split_hostlist((found.node for found in group), width)
+    for part in before:
+        yield [(part, _BOLD)]
     yield [
-        (compress(found.node for found in group), _BOLD),
+        (nodes, _BOLD),
         (f": {counted(len(group), 'node')}, {counted(len(one.rails), 'rail')} {source}", ""),
     ]
     widths = [max(map(len, column)) for column in zip(*map(_cells, one.rails), strict=True)]

@@ -9,6 +9,7 @@ from typing import Any
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count
 from zslurm.cli.plan import planned, trains_on_cpus
 from zslurm.cli.run.columns import columns
+from zslurm.cli.run.fabric_lines import fabric_json, fabric_lines
 from zslurm.cli.run.phase_lines import phase_lines
 from zslurm.cli.values import without_secrets
 from zslurm.cluster.rccl.environment import RULES, left_out
@@ -76,10 +77,16 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
         "data",
         *map(_describe_mixture, mixtures),
         *(f"note: {note}" for note in notes),
-        *_facts(seen),
+        *_facts(seen, spec.slurm.nodes),
         "",
         "values that were given (all others are defaults: zslurm config show --origin)",
-        *columns([[key, show_value(value), f"[{origin}]"] for key, value, origin in given]),
+        *columns(
+            [
+                [key, show_value(value), f"[{origin}]"]
+                for key, value, origin in given
+                if not key.startswith("cluster.fabric.slices[")  # four lines a slice; the script shows them in one
+            ]
+        ),
         "",
         "environment of the job (why: zslurm env --explain)",
         *(
@@ -92,8 +99,8 @@ def describe(resolved: Resolved, *, new: bool, as_json: bool) -> str:
     return "".join("".join(c if c.isprintable() else "?" for c in line) + "\n" for line in shown) + script
 
 
-def _facts(seen: dict[str, Any]) -> list[str]:
-    """Describe memory, start, placement and changes."""
+def _facts(seen: dict[str, Any], nodes: int) -> list[str]:
+    """Describe memory, start, fabric, placement and changes."""
     memory, changes = seen["memory"], seen["changes"]
     lines = [
         f"memory of a rank: {show_bytes(memory['peak_bytes'])} on its {memory['device'].upper()} at the peak "
@@ -101,6 +108,7 @@ def _facts(seen: dict[str, Any]) -> list[str]:
     ]
     if seen["start"] is not None:
         lines.append(f"start: {seen['start']['words']}")
+    lines += fabric_lines(seen["fabric"], nodes)
     lines += ["", *phase_lines(seen["phases"], seen["communication"])]
     if any(place["gpu"] is not None for place in seen["placement"]):
         lines += ["", "on every node: rank = node x ranks + local rank"]
@@ -174,7 +182,8 @@ def _preview(resolved: Resolved, prepared: Prepared) -> dict[str, Any]:
         },
         "phases": [phase_json(phase, spec.ranks_per_node) for phase in phases],
         "communication": sent.as_json(),
-        "start": _start(spec, prepared.script.text),
+        "start": (start := _start(spec, prepared.script.text)),
+        "fabric": fabric_json(spec, start),
         "changes": _changes(prepared),
     }
 

@@ -146,6 +146,8 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
         yield "decision", f"{_when(aegis.last_decision)}{describe(aegis.last_decision)}"
     if aegis.restarts_in_place:
         yield "restarts", f"{aegis.restarts_in_place} in place, {state.restarts} by Slurm"
+    if times := aegis.recovered_in_memory:
+        yield "recovered", f"{'once' if times == 1 else f'{times} times'} in memory, without a restart"
 
 
 def _checkpoint_steps(run: RunDir) -> list[int]:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from zslurm.config import yaml12
-from zslurm.config.spec import ClusterSection, one_line
+from zslurm.config.spec import ClusterSection
+from zslurm.config.text import one_line
 from zslurm.train.section import Section
 
 Network = Literal["pollara", "broadcom", "cx7", "infiniband"]

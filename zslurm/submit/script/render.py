@@ -29,6 +29,7 @@ from zslurm.job.code_copy import job_code
 from zslurm.run.run_dir import RunDir
 from zslurm.run.secrets import split_secrets
 from zslurm.slurm.hostlist import compress, expand
+from zslurm.submit.script.rail_lines import rail_lines, switches_request
 from zslurm.submit.script.templates import Template, TemplateEnvironment, find_template
 from zslurm.train.jsonl import read_jsonl
 
@@ -92,6 +93,8 @@ def directives(spec: RunSpec, run: RunDir, *, start_over: bool = False) -> list[
         ("no-kill", True if spec.outlives_nodes else None),
         ("export", slurm.export),
         ("signal", f"B:USR2@{slurm.save_margin_s}"),
+        ("exclusive", True if spec.needs_rails_alone and "exclusive" not in slurm.flags else None),
+        ("switches", None if "switches" in slurm.flags else switches_request(spec)),
     ]
     options += [(flag, value) for flag, value in slurm.flags.items() if value is not False]
     return [(flag, value) for flag, value in options if value is not None]
@@ -146,6 +149,7 @@ def template_variables(
     return {
         "job_name": spec.slurm.job_name or spec.run.name,
         "directives": directives(spec, run, start_over=start_over),
+        "rails": rail_lines(spec),
         **environment_variables(spec, run.secrets),
         "code": job_code(spec, run),
         "run_dir": str(run.path),

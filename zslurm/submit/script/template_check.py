@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,10 +22,16 @@ from zslurm.config.spec import RunSpec
 from zslurm.core.errors import ConfigError
 from zslurm.run.run_dir import RunDir
 from zslurm.submit.script.render import JobScript, render, template_of, template_variables
-from zslurm.submit.script.templates import Template, TemplateEnvironment
+from zslurm.submit.script.templates import Template, TemplateEnvironment, as_comment
 
 # Without these a run is placed wrongly, cannot be followed, or is killed before it has saved.
 _ESSENTIAL = {"nodes", "ntasks-per-node", "output", "signal", "requeue", "export", "no-kill"}
+
+# Without these it runs, but is slower.
+_PLACES_THE_JOB = {
+    "exclusive": ": another job on a node would share its rails",
+    "switches": ": the job would be spread over more leaf switches than it needs",
+}
 
 
 @dataclass(frozen=True)
@@ -142,13 +148,23 @@ def _missing_lines(script: JobScript) -> Iterator[Finding]:
     place, variables = script.template.place, script.variables
     lines = script.text.splitlines()
 
+    def line_of(block: str) -> int:
+        return _line_of_block(script.template, block)
+
     def error(message: str) -> Finding:
         return Finding("error", place, message)
 
     if not lines or not lines[0].startswith("#!"):
         yield error("the first line must name the shell: #!/bin/bash")
     if variables["spec"].cluster.launcher == "slurm":
-        yield from _directives(place, lines, variables)
+        yield from _directives(place, lines, variables, line_of)
+        if any(f"# {as_comment(line)}" not in lines for line in variables["rails"]):
+            yield Finding(
+                "warning",
+                f"{place}:{line_of('rails')}",
+                "does not show the map of rails; keep the block `rails`, or write "
+                '{% include "_rails.sh.j2" %} below the #SBATCH lines',
+            )
         if "export SUBMITIT_EXECUTOR=slurm" not in lines:
             yield error("has no line `export SUBMITIT_EXECUTOR=slurm`; keep the block `identity`")
     if not any(line.startswith("export ZSLURM_JOB_ID=") for line in lines):
@@ -175,8 +191,25 @@ def _missing_lines(script: JobScript) -> Iterator[Finding]:
         )
 
 
-def _directives(place: str, lines: list[str], variables: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check the #SBATCH options: there, in time, and those that other code relies on with their value."""
+def _line_of_block(template: Template, name: str) -> int:
+    """Return the line of a template where what belongs into a block is missing.
+
+    That is the block itself, or else where it would be: after the last #SBATCH line or the block of those.
+    """
+    blocks: dict[str, int] = {}
+    for block in TemplateEnvironment(template).parse(template.source).find_all(nodes.Block):
+        blocks[block.name] = block.lineno
+    options = [number for number, line in enumerate(template.source.splitlines(), 1) if "#SBATCH" in line]
+    return blocks.get(name) or max([*options, blocks.get("directives", 1)])
+
+
+def _directives(
+    place: str, lines: list[str], variables: Mapping[str, Any], line_of: Callable[[str], int]
+) -> Iterator[Finding]:
+    """Check the #SBATCH options: there, in time, and those that other code relies on with their value.
+
+    `line_of` gives the line of the template where something of a block is missing.
+    """
     given: dict[str, str] = {}
     commands = False
     for line in lines:
@@ -191,8 +224,9 @@ def _directives(place: str, lines: list[str], variables: Mapping[str, Any]) -> I
     for name, value in variables["directives"]:
         if name not in given:
             level: Literal["error", "warning"] = "error" if name in _ESSENTIAL else "warning"
-            shown = "" if value is True else f"={value}"
-            yield Finding(level, place, f"no line `#SBATCH --{name}{shown}`; keep the block `directives`")
+            shown, why = "" if value is True else f"={value}", _PLACES_THE_JOB.get(name, "")
+            where = f"{place}:{line_of('directives')}" if why else place
+            yield Finding(level, where, f"no line `#SBATCH --{name}{shown}`{why}; keep the block `directives`")
         elif name == "signal" and not given[name].startswith("B:USR2@"):
             yield Finding("error", place, f"--signal={given[name]}: the supervisor waits for B:USR2@SECONDS")
         elif name == "nodes" and given[name] != str(value):

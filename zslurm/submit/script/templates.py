@@ -120,7 +120,7 @@ class TemplateEnvironment(jinja2.Environment):
         )
         self.filters["sh"] = lambda value: quote(value if isinstance(value, str) else str(value))
         self.filters["directive"] = _directive
-        self.filters["comment"] = lambda value: "".join(c if c.isprintable() else "?" for c in str(value))
+        self.filters["comment"] = as_comment
 
     def _load(self, name: str) -> tuple[str, str, None] | None:
         if (found := self._find(name)) is None:
@@ -139,6 +139,11 @@ class TemplateEnvironment(jinja2.Environment):
             if "/" not in name and path.is_file():
                 return Template(path.name, _read(path), str(path), "file")
         return None
+
+
+def as_comment(value: object) -> str:
+    """Return text that stays inside one line of a comment, whatever it holds."""
+    return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 def _directive(value: str | bool) -> str:

@@ -1,0 +1,179 @@
+"""`zslurm bench compare`, `plot` and `apply`: output, exit codes, and what is wrong with what was given."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench.synthetic import collective, result, write
+from tests.cli.commands import Shell
+from zslurm.cluster.profile import profile_path
+from zslurm.cluster.site import load_site
+from zslurm.core.errors import Exit
+
+COPIES = [{"pattern": "copy", "bytes": 2**30, "dtype": "fp64", "gb_s": 4300.0, "spread": 0.01, "samples": 20}]
+PROFILE = "# ours\ncluster:\n  gpus_per_node: 8   # MI300X\n  doctor:\n    shm_gib: 16\n"
+
+
+@pytest.fixture
+def profile(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(shell.directory / "config"))
+    path = profile_path("ours")
+    path.parent.mkdir(parents=True)
+    path.write_text(PROFILE)
+    return path
+
+
+@pytest.fixture
+def collectives(shell: Shell) -> Path:
+    return write(shell.directory / "a.json", result("collectives", collective(2, 1e-4, 3e11)))
+
+
+def test_compare_prints_a_row_for_each_point(shell: Shell, collectives: Path) -> None:
+    other = result("collectives", collective(2, 1e-4, 2e11))
+    write(shell.directory / "b.json", other)
+    done = shell.zslurm.ok("bench", "compare", "a.json", "b.json")
+    columns, *rows = (line.split("\t") for line in done.stdout.splitlines())
+    assert columns == ["bytes", "first, GB/s", "second", "ratio", "noise", "outcome"]
+    assert len(rows) == 25 and rows[-1][0] == "16.0 GiB" and rows[-1][-1] == "worse"
+    assert "25 rows:" in done.stderr
+    changed = shell.zslurm("bench", "compare", "a.json", "b.json", "--changed", "--strict")
+    assert changed.code == Exit.CHECK_FAILED and len(changed.stdout.splitlines()) < 25
+    facts = json.loads(shell.zslurm.ok("bench", "compare", "a.json", "b.json", "--json").stdout)
+    assert facts["changes"][0]["key"]["bytes"] == 1024 and facts["only_first"] == 0
+
+
+def test_results_of_different_machines_are_compared_with_a_warning(shell: Shell, collectives: Path) -> None:
+    write(shell.directory / "b.json", result("collectives", collective(2, 1e-4, 3e11), machine={"gpu": "H200"}))
+    done = shell.zslurm.ok("bench", "compare", "a.json", "b.json")
+    assert "note: different machines: AMD Instinct MI300X and H200" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "why"),
+    [
+        (None, Exit.NOT_FOUND, "no such file"),
+        ("{", Exit.USAGE, "not a result of `zslurm bench`"),
+        ('{"schema_version": 99}', Exit.USAGE, "of a newer zslurm"),
+        ("[]", Exit.USAGE, "not a result of `zslurm bench`"),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare a.json", "apply", "plot"])
+def test_a_missing_damaged_or_newer_result_gets_one_line(
+    shell: Shell, collectives: Path, text: str | None, code: Exit, why: str, command: str
+) -> None:
+    if text is not None:
+        (shell.directory / "b.json").write_text(text)
+    done = shell.zslurm("bench", *command.split(), "b.json", *(["plots"] if command == "plot" else []))
+    assert (done.code, done.stdout) == (code, "")
+    assert why in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_damaged_rows_get_one_line(shell: Shell, profile: Path) -> None:
+    write(shell.directory / "b.json", result("hbm", [{"pattern": "copy"}]))
+    done = shell.zslurm("bench", "apply", "b.json")
+    assert done.code == Exit.USAGE and done.stderr.count("\n") == 1 and "rows are damaged" in done.stderr
+
+
+def test_apply_writes_the_profile_and_keeps_the_rest(shell: Shell, profile: Path, collectives: Path) -> None:
+    write(shell.directory / "hbm.json", result("hbm", COPIES))
+    shown = shell.zslurm.ok("bench", "apply", "a.json", "hbm.json", "--dry-run")
+    assert profile.read_text() == PROFILE and "bucket_mb: {2: " in shown.stdout
+    done = shell.zslurm.ok("bench", "apply", "a.json", "hbm.json")
+    assert "2 nodes: a bucket of" in done.stderr and f"wrote {profile}" in done.stderr
+    text = profile.read_text()
+    assert text.startswith("# ours\ncluster:\n  gpus_per_node: 8   # MI300X\n  doctor:\n    shm_gib: 16\n")
+    cluster = load_site("ours").cluster
+    assert cluster.doctor.hbm_gb_s == 3870
+    assert cluster.measured.bucket_mb == {2: pytest.approx(544, rel=0.06)}
+    assert profile.with_name("ours.yaml~").read_text() == PROFILE
+
+
+def test_results_add_to_what_the_profile_has_of_the_same_ranks(
+    shell: Shell, profile: Path, collectives: Path
+) -> None:
+    shell.zslurm.ok("bench", "apply", "a.json")
+    write(shell.directory / "b.json", result("collectives", collective(4, 2e-4, 3e11)))
+    variable = [
+        row
+        for value, rate in (("Ring", 2e11), ("Tree", 3e11))
+        for row in collective(8, 2e-4, rate, environment=f"NCCL_ALGO={value}")
+    ]
+    write(shell.directory / "c.json", result("collectives", variable))
+    shell.zslurm.ok("bench", "apply", "b.json", "c.json")
+    measured = load_site("ours").cluster.measured
+    assert set(measured.bucket_mb) == {2, 4} and measured.variables["NCCL_ALGO"].best == "Tree"
+    other = result("collectives", collective(2, 1e-4, 3e11), machine={"gpu": "AMD Instinct MI325X"})
+    write(shell.directory / "d.json", other)
+    shell.zslurm.ok("bench", "apply", "d.json")
+    measured = load_site("ours").cluster.measured
+    assert (set(measured.bucket_mb), measured.variables) == ({2}, {}), "of other cards nothing stays"
+
+
+@pytest.mark.parametrize("json_", [False, True])
+def test_a_read_only_profile_gets_one_line_and_the_block_to_paste(
+    shell: Shell, profile: Path, monkeypatch: pytest.MonkeyPatch, json_: bool
+) -> None:
+    write(shell.directory / "hbm.json", result("hbm", COPIES))
+
+    def refuse(path: Path, text: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("zslurm.cluster.set_keys.write_atomically", refuse)
+    done = shell.zslurm("bench", "apply", "hbm.json", *(["--json"] if json_ else []))
+    assert done.code == Exit.FAILED and profile.read_text() == PROFILE
+    (line,) = [line for line in done.stderr.splitlines() if "cannot be written" in line]
+    assert f"{profile}: cannot be written: Permission denied; paste the lines above" in line
+    if json_:
+        assert json.loads(done.stdout) == {"doctor.hbm_gb_s": 3870}
+    else:
+        assert done.stdout == "cluster:\n  doctor: {hbm_gb_s: 3870}\n"
+
+
+def test_a_profile_in_braces_gets_the_block_to_paste(shell: Shell, profile: Path) -> None:
+    profile.write_text("cluster: {gpus_per_node: 8}\n")
+    write(shell.directory / "hbm.json", result("hbm", COPIES))
+    done = shell.zslurm("bench", "apply", "hbm.json")
+    assert done.code == Exit.USAGE and "paste the lines above" in done.stderr
+    assert done.stdout.startswith("cluster:\n")
+
+
+def test_what_has_nothing_for_a_profile_is_refused(shell: Shell, profile: Path) -> None:
+    write(shell.directory / "b.json", result("mlp", []))
+    done = shell.zslurm("bench", "apply", "b.json")
+    assert done.code == Exit.CHECK_FAILED and "nothing in the results is for a profile" in done.stderr
+
+
+def test_results_of_several_clusters_need_the_profiles_name(
+    shell: Shell, profile: Path, collectives: Path
+) -> None:
+    write(shell.directory / "b.json", result("hbm", COPIES, machine={"cluster": "theirs"}))
+    done = shell.zslurm("bench", "apply", "a.json", "b.json")
+    assert done.code == Exit.USAGE and "results of several clusters (ours, theirs)" in done.stderr
+
+
+def test_plots_are_named_and_without_matplotlib_there_is_one_line(
+    shell: Shell, collectives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    done = shell.zslurm.ok("bench", "plot", "a.json", "plots")
+    assert (shell.directory / "plots" / "collectives-reduce_scatter.svg").exists()
+    assert done.stderr.count("plot: ") == 2
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = shell.zslurm("bench", "plot", "a.json", "plots")
+    assert done.code == Exit.FAILED and done.stderr.count("\n") == 1 and "zslurm[plots]" in done.stderr
+
+
+def test_env_shows_what_was_measured_here(shell: Shell, profile: Path) -> None:
+    measured = (
+        "  measured:\n    variables:\n      NCCL_ALGO: {best: Tree, others: {Ring: 1.2}, date: 2026-11-23}\n"
+    )
+    profile.write_text(f"{PROFILE}  env: {{NCCL_ALGO: Ring}}\n{measured}")
+    text = " ".join(shell.zslurm.ok("env", "--cluster", "ours", "--explain").stdout.replace("#", " ").split())
+    assert "measured here 2026-11-23: the bandwidth of Tree is 1.20 times that of Ring" in text
+    assert "this value is the slower one: set cluster.env.NCCL_ALGO" in text
+    facts = json.loads(shell.zslurm.ok("env", "--cluster", "ours", "--json").stdout)
+    assert {each["name"]: each["measured"] for each in facts}["NCCL_ALGO"]["best"] == "Tree"

@@ -1,0 +1,99 @@
+"""Storage on a real Slurm: its benchmark when a node is lost, and spares that keep the newest checkpoint warm."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.user import User, at_work
+from tests.waiting import DEADLINE_S, wait_for
+from zslurm.bench.result import PARTIAL, read_result
+from zslurm.core.errors import Exit
+
+pytestmark = pytest.mark.slurm
+
+ENDLESS = 10**6
+SIZES = ("--ranks", "1", "--size", "8MiB", "--checkpoint-size", "8MiB", "--files", "50")
+
+
+@pytest.fixture
+def user(slurm_cluster: SlurmCluster) -> Iterator[User]:
+    with at_work(slurm_cluster, "storage-test") as user:
+        yield user
+
+
+def test_two_nodes_measure_storage_and_leave_nothing(user: User) -> None:
+    place, out = user.directory / "place", user.directory / "result.json"
+    user.cluster.run(["mkdir", str(place)])
+    words = ("bench", "storage", "--path", str(place), "--nodes", "2", "--quick", *SIZES, "--out", str(out))
+    done = user.cluster.zslurm(*words, cwd=user.directory, check=False)
+    assert done.returncode == Exit.DONE, done.stderr
+    result = read_result(out)
+    assert result.complete and {(row["nodes"], row["ranks"]) for row in result.rows} == {(2, 2)}
+    assert [row["operation"] for row in result.rows][-1] == "checkpoint"
+    wait_for(lambda: not list(place.iterdir()), "the directory to be empty")
+
+
+def test_a_node_lost_in_mid_benchmark_leaves_a_part_of_the_result_and_no_files(user: User) -> None:
+    place, out = user.directory / "place", user.directory / "result.json"
+    user.cluster.run(["mkdir", str(place)])
+    account = user.cluster.user
+    depths = [word for depth in range(1, 65) for word in ("--depth", str(depth))]  # three seconds each
+    argv = [
+        str(user.cluster.installation().python),
+        "-P",
+        "-m",
+        "zslurm",
+        "bench",
+        "storage",
+        "--path",
+        str(place),
+    ]
+    bench = subprocess.Popen(
+        [*argv, "--nodes", "2", *SIZES, *depths, "--out", str(out)], env=user.cluster.environment,
+        cwd=user.directory, user=account.pw_uid, group=account.pw_gid, extra_groups=[], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    partial = out.with_name(out.name + PARTIAL)
+    wait_for(lambda: partial.exists() and len(partial.read_text().splitlines()) > 2, "the first rows")
+    victim = json.loads(partial.read_text().splitlines()[0])["machine"]["nodes"][1]
+    user.cluster.kill_node(victim)
+    _, err = bench.communicate(timeout=DEADLINE_S)
+    assert bench.returncode == Exit.INTERRUPTED, err
+    result = read_result(out)
+    assert (result.complete, result.lost_nodes) == (False, [victim])
+    assert result.rows
+    wait_for(lambda: not list(place.iterdir()), "the directory to be empty")
+
+
+def test_a_spare_keeps_the_newest_checkpoint_warm_until_it_takes_a_nodes_place(user: User) -> None:
+    run_file = user.write_run("warm", steps=ENDLESS, cluster={"gpus_per_node": 0})  # a check would miss the GPUs
+    user.zslurm("submit", "-q", run_file, "--spares", "1")
+
+    def warmed(node: str, after: int = -1) -> list[int]:
+        found = [event for event in user.events("warm") if event["event"] == "spare_warmed"]
+        assert all(event["bytes"] == event["of"] > 0 for event in found)
+        return [event["step"] for event in found if event["node"] == node and event["step"] > after]
+
+    user.wait_for_step("warm", 5)
+    first, second, spare = user.nodes_of("warm")
+    seen = wait_for(lambda: warmed(spare), "the spare to read a checkpoint")
+    wait_for(lambda: warmed(spare, after=seen[-1]), "the spare to read a newer one")
+    assert not warmed(first) and not warmed(second)
+    user.cluster.kill_node(second, noticed_at_once=True)
+    attempt = wait_for(
+        lambda: [e for e in user.events("warm") if e["event"] == "attempt_started" and e["attempt"] == 2],
+        "the second attempt",
+    )
+    assert spare in user.cluster.run(["scontrol", "show", "hostnames", attempt[0]["nodes"]]).stdout.split()
+    before = len(warmed(spare))
+    reached = user.steps("warm")[-1]["step"]
+    user.wait_for_step("warm", reached + 40)  # several checkpoints later
+    assert len(warmed(spare)) == before
+    user.zslurm("cancel", "warm", "--wait")

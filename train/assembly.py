@@ -1,0 +1,174 @@
+"""Put a rank's model and its shards together, as all ranks agree.
+
+What must be the same on all ranks is decided here: by collectives when a run starts, and in a process that takes
+the place of a rank later by the `Facts` that the ranks left for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from datetime import timedelta
+
+import torch
+
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.kernels import dispatch
+from zslurm.train.config import TrainConfig
+from zslurm.train.context.context_parallel import ContextParallel, context_groups
+from zslurm.train.data.order import DataOrder
+from zslurm.train.data.reader import read_from
+from zslurm.train.data.training_data import TrainingData
+from zslurm.train.model.attention_backend import attention_backend
+from zslurm.train.model.flash import choose_kernels
+from zslurm.train.model.zaya import Zaya, build
+from zslurm.train.parallel.kernel_agreement import leave_out_together, share_tables
+from zslurm.train.parallel.levels import Levels, choose_levels, make_levels
+from zslurm.train.parallel.topology import Topology
+from zslurm.train.parallel.world import DTYPES, World, choose_device, least_of_all, overlaps
+from zslurm.train.parallel.zero import ZeroShards
+from zslurm.train.plan.activations import recomputed_layers
+from zslurm.train.plan.communication import Group, bucket_bytes
+from zslurm.train.plan.memory import with_least_recompute
+from zslurm.train.recovery.facts import Facts, kernel_facts
+from zslurm.train.recovery.no_recovery import NoRecovery
+from zslurm.train.schedule import Plan
+from zslurm.train.shapes import owned_table
+
+_LOG = logging.getLogger(__name__)
+_WARM_UP_LIMIT = 1 << 28
+_WARM_UP_TOKENS = 128
+
+
+def initial_model(config: TrainConfig, device: torch.device) -> Zaya:
+    """Return the model with its initial values; it draws no random numbers but its own."""
+    return build(config.model, config.run.seed, dtype=DTYPES[config.parallel.dtype], device=device)
+
+
+def run_model(model: Zaya, config: TrainConfig, device: torch.device, recomputed: int) -> None:
+    """Make a model run as parallel.* asks for, with its first layers `recomputed`.
+
+    Raises:
+        ConfigError: the attention kernels are not installed, or cannot run this model here.
+    """
+    parallel, dtype = config.parallel, DTYPES[config.parallel.dtype]
+    attention = choose_kernels(parallel.attention, device=device, dtype=dtype, head_dim=config.model.head_dim)
+    if device.type == "cuda":
+        _LOG.info("attention runs on %s", attention_backend(attention, config, device, dtype))
+    chosen = parallel.grouped_gemm
+    dispatch.use("grouped_gemm", {"on": "torch", "off": "reference"}.get(chosen, chosen))
+    model.run_with(
+        attention=attention,
+        recompute=recomputed,
+        compile=parallel.compile,
+        context_parallel=any(phase.context_parallel > 1 for phase in config.phases),
+    )
+
+
+def recomputed_by_all(config: TrainConfig, world: World) -> int:
+    """Return how many layers are recomputed in backward; a number chosen by the plan is written in the log.
+
+    It is the same on all ranks: where they share sequences, what one recomputes all of them exchange once more.
+    """
+    device, layers = world.device, config.model.layers
+    on_gpu = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
+    smallest, local = (int(each) for each in least_of_all([memory, world.local_size], world))
+    limit = smallest if on_gpu else None
+    chosen = recomputed_layers(with_least_recompute(config, world.size, limit, on_cpu=not on_gpu, local=local))
+    if config.parallel.recompute == "auto":
+        _LOG.info("parallel.recompute: auto recomputes %d of %s", chosen, counted(layers, "layer"))
+    return chosen
+
+
+def make_or_choose_levels(config: TrainConfig, world: World, facts: Facts | None) -> Levels | None:
+    """Return the levels of the collectives: as the ranks chose before (`facts`), or chosen now by all of them."""
+    if facts is None:
+        levels, line = choose_levels(config.parallel, world)
+        if line is not None:
+            _LOG.info(line)
+        return levels
+    if not facts.two_level:
+        return None
+    topology = Topology(world.size // world.local_size, world.local_size)
+    return make_levels(topology, world.rank, timedelta(seconds=config.parallel.timeout_s))
+
+
+def agree_on_facts(config: TrainConfig, world: World, recomputed: int, *, two_level: bool) -> Facts:
+    """Agree on the rest of what must be the same on all ranks, also where their nodes are unlike."""
+    local, overlap = least_of_all([world.local_size, overlaps(config.parallel, world.device)], world)
+    tables, missing = kernel_facts()
+    return Facts(recomputed, int(local), bool(overlap), two_level, tables, missing)
+
+
+def warm_up(model: Zaya, config: TrainConfig) -> None:
+    """Do what makes a first step slower than the others, in a process that waits to take a rank's place.
+
+    Modules are imported and libraries set up threads, plans and caches when they first run: a microbatch is read,
+    and on a CPU a few tokens are run forward and backward. Weights, gradients and the random state are as before.
+    Nothing is run where the first step would compile, nor of a large model.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
+    plan = Plan(config.phases)
+    next(read_from(DataOrder(TrainingData.open(config.data), plan, config.run.seed), 0, 0, 1), None)
+    _run_once(model, config)
+    gc.collect()
+    gc.freeze()
+
+
+def _run_once(model: Zaya, config: TrainConfig) -> None:
+    on_gpu = choose_device(config.parallel.device, 0).type == "cuda"
+    if on_gpu or config.parallel.compile or sum(weight.numel() for weight in model.parameters()) > _WARM_UP_LIMIT:
+        return
+    run_model(model, config, torch.device("cpu"), 0)
+    state = torch.get_rng_state()
+    phase = config.phases[0]
+    tokens_BS = torch.zeros(phase.micro_batch, min(phase.context, _WARM_UP_TOKENS), dtype=torch.int64)
+    losses, _ = model.losses(tokens_BS, tokens_BS, rope_base=phase.rope_base)
+    losses.objective.backward()
+    model.zero_grad(set_to_none=True)
+    torch.set_rng_state(state)
+
+
+def make_contexts(config: TrainConfig) -> dict[int, ContextParallel]:
+    """Make the groups of ranks that share sequences in some phase; all ranks call it at the same point."""
+    sizes, parallel = (phase.context_parallel for phase in config.phases), config.parallel
+    return context_groups(sizes, parallel.context_attention, timedelta(seconds=parallel.timeout_s))
+
+
+def assemble(
+    config: TrainConfig, world: World, recovery: NoRecovery, model: Zaya | None
+) -> tuple[Zaya, ZeroShards, Facts]:
+    """Return the model, its shards, and what the ranks agreed on, now or (`recovery.facts`) before this one came.
+
+    A `model` that was made before is taken as it is.
+    """
+    facts = recovery.facts
+    recomputed = recomputed_by_all(config, world) if facts is None else facts.recomputed
+    model = (model if model is not None else initial_model(config, world.device)).to(world.device)
+    run_model(model, config, world.device, recomputed)
+    if facts is None:
+        share_tables(world.group, world.device)
+        leave_out_together(world.group, world.device)
+    with recovery.making_groups():
+        levels = make_or_choose_levels(config, world, facts)
+    facts = facts or agree_on_facts(config, world, recomputed, two_level=levels is not None)
+    return model, shard(model, config, world, levels, facts), facts
+
+
+def shard(model: Zaya, config: TrainConfig, world: World, levels: Levels | None, facts: Facts) -> ZeroShards:
+    """Divide gradients and master weights over the ranks, as parallel.* asks for."""
+    parallel = config.parallel
+    group = Group.of(world.size, facts.local, "flat" if levels is None else "two_level")
+    return ZeroShards(
+        model,
+        owned_table(config.model, config.optim),
+        world.group,
+        levels=levels,
+        gradient_dtype=DTYPES[parallel.gradient_dtype],
+        reduce_dtype=DTYPES[parallel.reduce_dtype or parallel.gradient_dtype],
+        bucket_bytes=bucket_bytes(config, group),
+        overlap=facts.overlap,
+    )

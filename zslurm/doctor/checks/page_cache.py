@@ -1,0 +1,67 @@
+"""Whether a node's page cache has room for what it reads from the storage: token bundles, and checkpoints."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+from zslurm.checkpoint_tools.quantities import show_bytes
+from zslurm.doctor.check import NodeData, Outcome, check, unavailable, warned, worst
+from zslurm.hardware import page_cache as cache
+from zslurm.hardware.node_sources import Sources
+
+SPARE_SHARE = 0.5
+"""Of the room, how much a spare node fills with a checkpoint (zslurm.aegis.agent.spare_warmer)."""
+
+_LITTLE = 0.5
+"""Of the median room of the nodes: a node with less differs from them."""
+
+
+def compare_room(nodes: Mapping[str, NodeData], _sources: Sources) -> Mapping[str, Outcome]:
+    """Find nodes with much less room than the others: something holds their memory."""
+    rooms = {name: node.data["room"] for name, node in nodes.items() if "room" in node.data}
+    if len(rooms) < 2:
+        return {}
+    usual = statistics.median(rooms.values())
+    remedy = "look which processes, and which files in /dev/shm, hold memory of these nodes"
+    return {
+        name: warned(f"room for {show_bytes(room)}, half of the nodes have {show_bytes(usual)} or more", remedy)
+        for name, room in rooms.items()
+        if room < _LITTLE * usual
+    }
+
+
+@check("storage", "room in the page cache for bundles and the newest checkpoint", "node", compare=compare_room)
+def page_cache(sources: Sources) -> Outcome:
+    """Compare available memory with the bundles in the data's directories and with the newest checkpoint.
+
+    A cache that is smaller than the data is usual; reads then go to the storage, which `zslurm plan io` weighs.
+    """
+    room = cache.room(sources.root)
+    if room is None:
+        return unavailable(f"{sources.root / 'proc/meminfo'} cannot be read", "look whether /proc is mounted")
+    stored, data = sources.task.stored, {"room": room}
+    problems, parts = [], [f"room for {show_bytes(room)}"]
+    if size := stored.bundle_bytes:
+        if size <= room:
+            parts.append(f"the bundles ({show_bytes(size)}) fit: a second epoch reads memory")
+        else:
+            rest = 100 * (1 - room / size)
+            parts.append(
+                f"of the bundles ({show_bytes(size)}) {rest:.2g} % do not fit: they are read from storage"
+            )
+    if size := stored.checkpoint_bytes:
+        share = SPARE_SHARE * room / size
+        if share >= 1:
+            parts.append(f"{stored.checkpoint} ({show_bytes(size)}) fits: a spare node keeps all of it in memory")
+        else:
+            problems.append(
+                warned(
+                    f"room for {show_bytes(room)}: a spare node keeps {100 * share:.0f} % of {stored.checkpoint} "
+                    f"({show_bytes(size)}) in memory, a restart on it reads the rest from storage",
+                    "free memory of the nodes, or expect a longer restart",
+                )
+            )
+    if not stored.bundle_bytes and not stored.checkpoint_bytes:
+        parts.append("no bundles (--path) and no checkpoints (--directory) to compare it with")
+    return worst(problems, "; ".join(parts), data=data)

@@ -1,0 +1,37 @@
+"""Which products of a run `zslurm tune gemm` tunes, and which its cluster's table lacks."""
+
+from __future__ import annotations
+
+from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cluster.gemm_tables import table_of
+from zslurm.config.spec import RunSpec
+from zslurm.submit.size import most_sequences
+from zslurm.train.plan.tunable import LinearCall, tunable_calls
+
+
+def calls_of(spec: RunSpec) -> list[LinearCall]:
+    """Return the calls of a run on GPUs that torch's TunableOp can tune."""
+    return tunable_calls(spec, [most_sequences(spec, phase) for phase in spec.phases])
+
+
+def untuned(spec: RunSpec) -> list[str]:
+    """Return a line on the products of a run that are not in the table that it will use; none where all are.
+
+    Raises:
+        ConfigError, NotFound: see `table_of`.
+    """
+    found = table_of(spec)
+    if found is None:
+        return []
+    path, table = found
+    tuned = {(each.dtype, each.m, each.n, each.k, each.pass_name) for each in table.products}
+    wanted = [
+        (call.dtype, call.rows, call.outputs, call.inputs, each) for call in calls_of(spec) for each in call.passes
+    ]
+    missing = sum(each not in tuned for each in wanted)
+    if not missing:
+        return []
+    return [
+        f"{path}: {missing} of {counted(len(wanted), 'product')} of this run are not in it; `zslurm tune gemm` "
+        "adds them"
+    ]

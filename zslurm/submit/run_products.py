@@ -1,0 +1,45 @@
+"""The matrix products of a run as `zslurm bench gemm` measures them: each once, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zslurm.config.spec import RunSpec
+from zslurm.submit.size import Card, run_size
+from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.rates import Rates
+
+
+def run_products(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
+    """Return each product of a run's phases once, without convolutions, which have kernels of the model's.
+
+    Scores and values of attention are one product, `attention`, forward and backward. Attention of ranks that
+    share sequences has parts of several sizes, and is left out.
+    """
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for size in run_size(spec, Card(None, None), Rates(None, on_cpu=on_cpu), on_cpu=on_cpu).phases:
+        for product in size.products:
+            if product.kind == "convolution" or product.pass_name == "recompute":
+                continue
+            if product.kind != "attention":
+                row = _row(product, product.name, product.pass_name, product.flops, 1)
+            elif product.name == "attention.scores" and product.pass_name == "forward":
+                if size.phase.context_parallel > 1:
+                    continue
+                group = spec.model.query_heads // spec.model.kv_heads
+                row = _row(product, "attention", "forward", 2 * product.flops, group)
+                again = {**row, "pass": "backward", "flops": 4 * product.flops}
+                found.setdefault(_key(again), again)
+            else:
+                continue
+            found.setdefault(_key(row), row)
+    return list(found.values())
+
+
+def _row(product: Matmul, name: str, pass_name: str, flops: float, group: int) -> dict[str, Any]:
+    sizes = {"m": product.m, "n": product.n, "k": product.k, "batch": product.batch, "group": group}
+    return {"product": name, "pass": pass_name, "kind": product.kind, **sizes, "flops": flops}
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(value for name, value in row.items() if name != "flops")
