@@ -28,8 +28,8 @@ POINTS = {
     "all_reduce": ("zslurm.train.parallel.comm", "Comm.all_reduce"),
     "optimizer": ("zslurm.train.optim.sharded", "ShardedOptimizer.step"),
     "save": ("zslurm.train.checkpointing.checkpointer", "Checkpointer.written"),
-    "regroup": ("zslurm.train.recovery.recovery", "Recovery._check_in"),
-    "restore": ("zslurm.train.recovery.recovery", "Recovery._slot_of"),
+    "regroup": ("zslurm.train.recovery.membership", "Membership.check_in"),
+    "restore": ("zslurm.train.recovery.copying", "StepCopies.slot_of"),
 }
 """Where a fault can be injected, by name: a method of the program."""
 
