@@ -11,7 +11,7 @@ import getpass
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
@@ -58,6 +58,7 @@ State = Literal[
     "prepared",  # never accepted by a launcher
     "copied",  # a copy of a run: the job in its files is the original's
 ]
+STATES: tuple[State, ...] = get_args(State)
 ACTIVE: frozenset[State] = frozenset({"pending", "requeued", "held", "running", "suspended", "completing"})
 
 
