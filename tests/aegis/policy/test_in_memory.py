@@ -58,8 +58,6 @@ def test_a_killed_rank_and_a_dead_node_at_once() -> None:
 @pytest.mark.parametrize(
     ("ranks", "reason"),
     [
-        (_ranks(2, 3), "n1 has 1 warm process for 2 lost ranks"),
-        (_ranks(2, warm={}), "n1 has 0 warm processes for 1 lost rank"),
         (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n3": ["n3/w4"]}), "no spare node has 2 warm processes"),
         (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n1": ["a", "b"]}), "no spare node has 2 warm processes"),
         (_ranks(0, 2), "rank 0 is lost together with rank 2, which kept the copy of its state"),
@@ -71,6 +69,21 @@ def test_a_killed_rank_and_a_dead_node_at_once() -> None:
 )
 def test_what_goes_down_a_rung(ranks: Ranks, reason: str) -> None:
     assert _reason(ranks) == reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "start"),
+    [
+        (_ranks(2, 3), {"n1": 1}),
+        (_ranks(2, 3, coming={"n1": 1}), {}),
+        (_ranks(2, warm={}), {"n1": 1}),
+        (_ranks(0, 3, warm={"n0": ["n0/w1"]}, coming={"n0": 1, "n1": 1}), {}),
+        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n3": ["n3/w4"]}, coming={"n3": 1}), {}),
+    ],
+)
+def test_the_ranks_wait_where_processes_are_missing(ranks: Ranks, start: dict[str, int]) -> None:
+    plan = plan_in_memory(ranks, _faults("rank_killed"), most_tries=3)
+    assert (plan.possible, plan.reason, plan.waits, plan.start) == (False, "", True, start)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULT_KINDS.values() if kind.role == "root"], ids=str)
