@@ -4,8 +4,8 @@
       step-00000400.shard-00003-of-00008.safetensors    the same bytes as the shard of that name
 
 A copy is only ever a cache: it is used where the manifest, which is with the checkpoint itself, gives it the
-same size and the same checksums, block by block; a missing, damaged or outdated one is passed over in silence for
-the shard itself. So nothing here is synced, and losing all of it loses nothing.
+same size and the same checksums, block by block; a missing, damaged or outdated one is passed over
+for the shard itself. So nothing here is synced, and losing all of it loses nothing.
 
 LOCAL is a disk of the node (NVMe), or /dev/shm, whose memory it then takes. Each rank keeps one shard, and for
 the time of a save two.

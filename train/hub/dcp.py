@@ -245,7 +245,7 @@ class _LazyPlanner(DefaultSavePlanner):
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without torch's remark that there is no process group, and with the cause of its errors for an error."""
+    """Without torch's warning that there is no process group, and with the cause of its errors for an error."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -1,7 +1,7 @@
 """What ranks and srun recorded, as faults: who ended how, and what the messages mean.
 
 A rank that raised has recorded its error. One that a signal ended could not: then the end of its log may say
-more than the signal does (a GPU that hangs, a memory access fault). Where it says nothing, the cause is unknown.
+more than the signal does (a GPU that hangs, a memory access fault). Where it does not, the cause is unknown.
 """
 
 from __future__ import annotations
