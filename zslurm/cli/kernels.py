@@ -79,7 +79,7 @@ def check(device: Device = "auto", only: Only = None, json: Json = False) -> Non
     """
     log.set_up()
     _known_operations(only or [])
-    where = _device(device)
+    where = device_of(device)
     from zslurm.kernels.harness.checks import NO_CASES, UNAVAILABLE, check_all
 
     found = list(check_all(where, only=only or ()))
@@ -132,7 +132,7 @@ def bench(
     """
     log.set_up()
     _known_operations(only or [])
-    where = _device(device)
+    where = device_of(device)
     from zslurm.kernels.arch import CPU, arch_of
     from zslurm.kernels.harness.bench import bench_all, tables, write_tables
     from zslurm.kernels.harness.builds import cache_problem
@@ -190,10 +190,10 @@ def _architecture(name: str) -> Arch:
 def _own_architecture() -> Arch:
     from zslurm.kernels.arch import arch_of
 
-    return arch_of(_device("auto"))
+    return arch_of(device_of("auto"))
 
 
-def _device(wanted: str) -> torch.device:
+def device_of(wanted: str) -> torch.device:
     """Return the device to run on.
 
     Raises:

@@ -189,7 +189,7 @@ def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
         acted = max(job.acted for job in on_slurm)
         seen = queue_view.view(_job_ids(on_slurm), users, not_before=acted)
     else:
-        seen = _ask_slurm(_job_ids(on_slurm))
+        seen = ask_slurm(_job_ids(on_slurm))
     return [_state(run, job, seen) for run, job in zip(runs, jobs, strict=True)]
 
 
@@ -197,7 +197,8 @@ def _job_ids(jobs: Sequence[_Job]) -> list[str]:
     return [job_id for job in jobs for job_id in (job.job_id, job.successor) if job_id is not None]
 
 
-def _ask_slurm(job_ids: list[str]) -> QueueView:
+def ask_slurm(job_ids: list[str]) -> QueueView:
+    """Return what one squeue call shows of these jobs, or the problem with it."""
     client = SlurmClient()
     try:
         records = client.queue(job_ids)
