@@ -30,8 +30,8 @@ POINTS = {
     "all_reduce": ("zslurm.train.parallel.comm", "Comm.all_reduce"),
     "optimizer": ("zslurm.train.optim.sharded", "ShardedOptimizer.step"),
     "save": ("zslurm.train.checkpointing.checkpointer", "Checkpointer.written"),
-    "regroup": ("zslurm.train.recovery.recovery", "Recovery._check_in"),
-    "restore": ("zslurm.train.recovery.recovery", "Recovery._slot_of"),
+    "regroup": ("zslurm.train.recovery.membership", "Membership.check_in"),
+    "restore": ("zslurm.train.recovery.copying", "StepCopies.slot_of"),
 }
 """Where a fault can be injected, by name: a method of the program."""
 
@@ -136,6 +136,17 @@ class Cluster:
         published = Generation(self.generation, tuple(self.members), tuple(lost), deadline_s)
         request = {"op": "generation", **json.loads(published.to_json())}
         assert self.server.take(json.dumps(request))
+
+    def shrink(self, lost: list[int], *, deadline_s: float = 60) -> None:
+        """Publish a generation without the lost ranks, and nobody in their places."""
+        size = len(self.members)
+        former = tuple(rank for rank in range(size) if rank not in lost)
+        self.members = [self.members[rank] for rank in former]
+        self.generation += 1
+        published = Generation(
+            self.generation, tuple(self.members), deadline_s=deadline_s, former=former, former_size=size
+        )
+        assert self.server.take(json.dumps({"op": "generation", **json.loads(published.to_json())}))
 
     def outcome(self) -> dict[str, Any]:
         """The result of the newest generation, once it is there."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from zslurm.aegis.fault_kinds import GPU_HANG_RESET, GPU_MEMORY_FAULT, RANK_HANG, FaultKind
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.recovery.generation import buddy_of
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,6 @@ def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) 
     if waits:
         return InMemory(start=start, waits=True)
     return InMemory(tuple(members), tuple(nodes))
-
-
-def buddy_of(rank: int, size: int, per_node: int) -> int | None:
-    """Return the rank that keeps the copy of a rank's state; None where there is no other one.
-
-    It is the rule of the trainer (zslurm/train/recovery): the same place on the next node; on one node, the next.
-    """
-    return None if size == 1 else (rank + (per_node if per_node < size else 1)) % size
 
 
 def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:
