@@ -10,6 +10,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "continue.md",
             "everyday.md",
             "metrics.md",
+            "report.md",
             "run-directory.md",
             "templates.md",
             "containers.md",
@@ -31,7 +32,10 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Clusters", ("bring-up.md", "clusters.md", "doctor.md", "rails.md", "rccl.md")),
     ("Training", ("model.md", "training.md", "context.md", "data.md", "mixtures.md", "kernels.md")),
     ("Checkpoints", ("checkpoints.md", "interop.md")),
-    ("Reference", ("reference/commands.md", "reference/configuration.md")),
+    (
+        "Reference",
+        ("reference/commands.md", "reference/configuration.md", "reference/events.md", "reference/python.md"),
+    ),
     (
         "Development",
         ("architecture.md", "verified.md", "performance.md", "comparison.md", "CONTRIBUTING.md", "CHANGELOG.md"),

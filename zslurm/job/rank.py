@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +20,8 @@ import traceback
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
@@ -31,7 +34,7 @@ from zslurm.slurm.environment import step_info
 from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, TrainError
 from zslurm.train.progress import last_step, record_path
-from zslurm.train.recovery.generation import RECOVERY_VARIABLE
+from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
@@ -121,10 +124,12 @@ def _record_end(
 ) -> None:
     body: dict[str, Any] = {
         "rank": int(environ["RANK"]),
-        "node": environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "node": (node := environ.get("SLURMD_NODENAME", socket.gethostname())),
+        "member": environ.get(MEMBER_VARIABLE) or member_name(node, environ.get("LOCAL_RANK", "0")),
         "exit_code": code,
         "time": time.time(),
         "step": last_step(),
+        "usage": own_usage(),
     }
     if stop.signal_name is not None:
         body["signal"] = stop.signal_name
@@ -135,6 +140,17 @@ def _record_end(
     if isinstance(error, Diverged):
         body["fingerprint"] = error.fingerprint
     write_atomically(attempt.rank_end(body["rank"]), json.dumps(body) + "\n")
+
+
+def own_usage() -> dict[str, float]:
+    """Return what this process and its ended children used: seconds of processors and of the clock, and memory."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {
+        "cpu_s": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 3),
+        "wall_s": round(time.time() - psutil.Process().create_time(), 3),
+        "max_rss_bytes": own.ru_maxrss * 1024,  # of this process: that of the largest child is not beside it
+        "cores": len(os.sched_getaffinity(0)),
+    }
 
 
 def _message(error: BaseException) -> str:

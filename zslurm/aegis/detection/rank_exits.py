@@ -51,6 +51,16 @@ def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
     return [end for path in sorted(attempt.ranks.glob("*.json")) if (end := read_json(path))]
 
 
+def forget_former_end(attempt: AttemptDir, rank: int, member: str) -> None:
+    """Remove what a process recorded whose place as a rank `member` has taken: the rank has not ended so.
+
+    The new process may be done by now, if the run had only a step to go: its own record stays.
+    """
+    path = attempt.rank_end(rank)
+    if (end := read_json(path)) is not None and end.get("member") != member:
+        path.unlink(missing_ok=True)
+
+
 def faults_of_failure(
     attempt: AttemptDir, failure: TaskFailure, rank_nodes: Sequence[str], signatures: Signatures
 ) -> list[Fault]:

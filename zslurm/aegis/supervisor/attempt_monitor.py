@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from zslurm.aegis.detection.rank_exits import rank_ends
+from zslurm.aegis.detection.rank_exits import forget_former_end, rank_ends
 from zslurm.aegis.fault_kinds import HANG_HEARTBEAT, RANK_HANG, RCCL_TIMEOUT, STRAGGLER
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
 from zslurm.aegis.policy.policy import alarm
@@ -147,8 +147,8 @@ class AttemptMonitor:
         memory.tend(step)
         if memory.recovered:
             replaced, dead = memory.take_recovered()
-            for rank in replaced:  # how a lost process ended is not how the rank ends
-                self._running.attempt.rank_end(rank).unlink(missing_ok=True)
+            for rank in replaced:
+                forget_former_end(self._running.attempt, rank, memory.members[rank])
             collected.overcome(replaced, dead)
             if dead:
                 self._exclude(dead)
@@ -284,6 +284,8 @@ class AttemptMonitor:
     def _give_up(self, why: str, root: Fault | None) -> None:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""
         self._examine_collectives()
+        if self._memory is not None and root is not None:
+            self._memory.leave(root)
         about, number = {} if root is None else {"root": root.fields()}, self._running.attempt.number
         self.job.event("step_killed", attempt=number, reason=why, **about)
         if self._agents is None:

@@ -137,7 +137,7 @@ class RunEnded(Ended, name="run_ended", changes_state=True):
 
 
 class AttemptCleared(Event, name="attempt_cleared"):
-    """Every process of an attempt is gone, or `left` says which are not."""
+    """Every process of an attempt is gone, or `left` names those that are not."""
 
     attempt: int
     seconds: float | None = None
