@@ -14,8 +14,9 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.plan.failures import KINDS, PRESETS, FailureRates, by_mean_time
 from zslurm.plan.inputs import Given, Input, Inputs, inputs_of
@@ -221,7 +222,8 @@ def _plan(spec: RunSpec, found: Inputs, study: Study, runs: int) -> _Planned:
 
 
 def _print(plans: list[_Planned], begins: datetime, price: float | None) -> None:
-    columns = ["nodes", "spares", "save every", "goodput", "of single runs", "ends", "GPU-hours"]
+    columns: list[str | Column] = ["nodes", "spares", "save every", "goodput"]
+    columns += [Column("of single runs", drop=2), "ends", Column("GPU-hours", drop=1)]
     rows = []
     for plan in plans:
         for name, each in (("", plan.shown), (" advised", plan.advised)):

@@ -1,4 +1,4 @@
-"""What a run that has trained tells of the times that a plan needs: its steps, saves and restarts."""
+"""Measure in the metrics and events of a run what a plan needs: the times of its steps, saves and restarts."""
 
 from __future__ import annotations
 
