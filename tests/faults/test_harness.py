@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -213,3 +215,10 @@ def test_a_mode_that_was_injected_whole_replaces_its_rows_alone(
     assert written(memory) == (len(ROWS), len(MEMORY_ROWS))
     assert "in_memory" not in (tmp_path / "faults.md").read_text()
     assert "aegis.recovery: memory" in (tmp_path / "faults.md").read_text()
+
+
+def test_the_methods_in_which_ranks_are_killed_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZSLURM_TEST_FAULTS", raising=False)
+    hook = runpy.run_path(str(HOOK / "sitecustomize.py"))
+    for module, name, method in hook["_KILLS"].values():
+        assert callable(getattr(getattr(importlib.import_module(module), name), method))
