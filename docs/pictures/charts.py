@@ -40,7 +40,8 @@ def bars(
 ) -> str:
     """Return horizontal bars below each other; `key` names the colours of their parts."""
     longest = max(row.length for row in rows)
-    scale = (WIDTH - _LEFT - _RIGHT) / longest
+    right = max(_RIGHT, 12 + max(round(7.5 * len(row.text)) for row in rows if row.length > longest / 2))
+    scale = (WIDTH - _LEFT - right) / longest
     top = _TOP + (22 if key else 0)
     lines = [_text(8, 20, title, "title"), _text(8, 38, about, "dim")]
     across = _LEFT
@@ -70,7 +71,7 @@ def curves(
     top, height, left, right = 66, 300, 52, 16
     values = [value for _, each in series for value in each]
     low, high = min(values), max(values)
-    low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
+    low, high = max(0.0, low - 0.04 * (high - low)), high + 0.04 * (high - low)
     steps = max(len(each) for _, each in series)
 
     def place(step: float, value: float) -> str:

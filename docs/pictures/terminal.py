@@ -89,8 +89,8 @@ def _runs() -> Iterator[Mapping[str, str]]:
             name: TimedStory(runs / name) for name in ("zaya1-8b", "fine-tune-math", "ablation-lr3", "smoke")
         }
         for number, (name, story) in enumerate(stories.items(), start=101):
-            story.clock = NOW - 3000
-            story.submitted(f"local-{number}", process=holder.pid if name == "zaya1-8b" else None)
+            process = holder.pid if name == "zaya1-8b" else None
+            story.submitted_at(NOW - 3000, f"local-{number}", process=process)
             index.record(new_entry(story.job_id, story.run, "local", "local"))
             story.started()
         stories["zaya1-8b"].steps(range(1, 31)).saved(30)
