@@ -56,6 +56,7 @@ _COMMANDS = (
     Command("why", "run.why", "Explain in one paragraph why a run died, and what to do."),
     Command("rm", "run.remove", "Remove runs with their checkpoints, metrics and logs."),
     Command("new", "new", "Write a commented run file from a recipe."),
+    Command("compare", "run.compare", "Show how two runs differ: configuration, curves, throughput, faults."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
     Command("hold", "run.control", "Keep runs that wait in the queue from starting."),
     Command("release", "run.control", "Let held runs start."),

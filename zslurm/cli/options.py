@@ -72,7 +72,7 @@ def complete_checks(incomplete: str) -> list[tuple[str, str]]:
 def complete_tensors(incomplete: str) -> list[str]:
     """Return the tensors of the checkpoint that is typed already.
 
-    Typer has read no argument where an option without its value is the last word, so the words themselves are read.
+    Typer has read no argument where the last word is an option without its value: so the words are read.
     """
     from zslurm.checkpoint_tools import Checkpoint as Opened
     from zslurm.checkpoint_tools import CheckpointError
