@@ -1,7 +1,7 @@
 """In which section of the site each page is."""
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Start", ("start-laptop.md", "start-slurm.md", "finetune.md", "concepts.md")),
+    ("Start", ("install.md", "start-laptop.md", "start-slurm.md", "finetune.md", "concepts.md")),
     (
         "Runs",
         (
