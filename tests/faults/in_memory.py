@@ -121,8 +121,7 @@ _DIFFERENT: dict[int, dict[str, Any]] = {
     13: VICTIM_REPLACED,
     17: VICTIM_REPLACED,
     21: {
-        "inject": kill_node_after_node, "recovered": ((VICTIM,),), "actions": ("shrink",),
-        "why": "no spare node has 1 warm process",
+        "inject": kill_node_after_node, "recovered": ((VICTIM,), (2,)), "actions": (),
     },
 }  # fmt: skip
 """Faults that are recovered from in memory, or for which the reason why they are not is known; others end an

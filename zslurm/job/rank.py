@@ -168,6 +168,16 @@ def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TrainError) else 1
 
 
+def log_as(attempt: AttemptDir, rank: int) -> None:
+    """Write to a rank's log from now on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(attempt.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+
+
 def run_rank(
     run: RunDir, attempt: AttemptDir, stop: StopRequest, join: Callable[[], tuple[Any, Any]] | None = None
 ) -> int:
@@ -204,7 +214,15 @@ def run_rank(
         if rank == 0:
             listener = _listen_for_stop(environ, stop)
         generation, model = join() if join is not None else (None, None)
-        code = int(train(run.path, stop, generation, model))
+
+        def become(rank: int) -> None:
+            nonlocal listener
+            log_as(attempt, rank)
+            keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
+            if rank == 0 and listener is None:
+                listener = _listen_for_stop(environ, stop)
+
+        code = int(train(run.path, stop, generation, model, become))
     except BaseException as raised:
         error, code = raised, _exit_code(raised)
         if isinstance(raised, TrainError):

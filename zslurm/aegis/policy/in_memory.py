@@ -8,7 +8,7 @@ Pure: who was lost, who waits and what was noticed come from the caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zslurm.aegis.fault_kinds import GPU_HANG_RESET, GPU_MEMORY_FAULT, RANK_HANG, FaultKind
@@ -51,6 +51,7 @@ class InMemory:
     Attributes:
         members: of the next generation, by rank; empty where the recovery is not possible.
         nodes: of them, by rank.
+        former: the rank that each of them had; empty where the number of ranks stays.
         reason: why it is not possible; empty where it is, or may be later.
         start: processes to start, by node: there are too few, and the ranks that survived wait for them.
         waits: whether processes that are being started, or are to be, are waited for.
@@ -58,6 +59,7 @@ class InMemory:
 
     members: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    former: tuple[int, ...] = ()
     reason: str = ""
     start: Mapping[str, int] = field(default_factory=dict)
     waits: bool = False
@@ -68,13 +70,21 @@ class InMemory:
         return bool(self.members)
 
 
-def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) -> InMemory:
+def plan_in_memory(
+    ranks: Ranks,
+    faults: Collection[Fault],
+    *,
+    most_tries: int,
+    why_not_fewer: Callable[[int], str] = lambda nodes: "aegis.min_nodes is not set",
+) -> InMemory:
     """Return who takes the places of lost ranks, or why that is not possible.
 
     Args:
         ranks: as they are.
         faults: what was noticed since the last recovery.
         most_tries: recoveries without a finished step between them, after which the ranks are started again.
+        why_not_fewer: returns why the ranks must not continue on so many nodes, where a dead node has no spare;
+            empty where they may.
     """
     reason = _blocking_reason(ranks, faults, most_tries)
     if reason:
@@ -82,11 +92,17 @@ def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) 
     members, nodes = list(ranks.members), list(ranks.nodes)
     free = {node: list(waiting) for node, waiting in ranks.warm.items() if node not in ranks.dead}
     start, waits = {}, False
+    left_out: set[int] = set()
     for node in dict.fromkeys(ranks.nodes[rank] for rank in sorted(ranks.lost)):
         lost = [rank for rank in sorted(ranks.lost) if ranks.nodes[rank] == node]
         place = node if node not in ranks.dead else _spare_for(len(lost), free, ranks)
         if place is None:
-            return InMemory(reason=f"no spare node has {counted(len(lost), 'warm process', 'warm processes')}")
+            fewer = len(set(ranks.nodes) - ranks.dead)
+            if why := why_not_fewer(fewer):
+                has = counted(len(lost), "warm process", "warm processes")
+                return InMemory(reason=f"no spare node has {has}, and fewer nodes are not used: {why}")
+            left_out |= set(lost)
+            continue
         if (missing := len(lost) - len(free.get(place, ()))) > 0:
             waits = True
             if (more := missing - ranks.coming.get(place, 0)) > 0:
@@ -96,7 +112,13 @@ def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) 
             members[rank], nodes[rank] = free[place].pop(0), place
     if waits:
         return InMemory(start=start, waits=True)
-    return InMemory(tuple(members), tuple(nodes))
+    if left_out and ranks.lost != left_out:
+        # A process that joins and fewer ranks at once: the copies are of another number of ranks than it knows.
+        return InMemory(reason="ranks were lost on several nodes, and not all of them can be replaced")
+    if not left_out:
+        return InMemory(tuple(members), tuple(nodes))
+    former = tuple(rank for rank in range(len(members)) if rank not in left_out)
+    return InMemory(tuple(members[rank] for rank in former), tuple(nodes[rank] for rank in former), former)
 
 
 def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:

@@ -147,15 +147,20 @@ class AttemptMonitor:
         memory.tend(step)
         if memory.recovered:
             replaced, dead = memory.take_recovered()
-            for rank in replaced:
-                forget_former_end(self._running.attempt, rank, memory.members[rank])
-            collected.overcome(replaced, dead)
+            members = memory.members
+            for rank in range(len(members) + len(replaced)) if memory.resized else replaced:
+                forget_former_end(self._running.attempt, rank, members[rank] if rank < len(members) else "")
+            collected.overcome(replaced, dead, left_out=memory.resized)
             if dead:
                 self._exclude(dead)
             nodes = tuple(dict.fromkeys(memory.nodes))
             collected.running = replace(collected.running, nodes=nodes)
-            for rank in replaced:
-                collected.detector.move(rank, memory.nodes[rank])
+            if memory.resized:
+                number, now = self._running.attempt.number, time.monotonic()
+                collected.detector.begin(number, memory.nodes, now, adopted=True)
+            else:
+                for rank in replaced:
+                    collected.detector.move(rank, memory.nodes[rank])
             if self._agents is not None and dead:
                 self._agents.liveness.forget(dead)
         # After the recovery is taken: a process that was lost since then is not one that it has replaced.
@@ -166,7 +171,9 @@ class AttemptMonitor:
     def _exclude(self, dead: Iterable[str]) -> None:
         """Record that nodes which died are not used from now on, as after an attempt that they end."""
         nodes, expires = compress(sorted(dead)), time.time() + self.job.spec.aegis.exclude_for_s
-        reason = f"{nodes} died, and its ranks continue on a spare"
+        resized = self._memory is not None and self._memory.resized
+        how = "the ranks of the others go on" if resized else "its ranks continue on a spare"
+        reason = f"{nodes} died, and {how}"
         self.job.event(
             "nodes_excluded", nodes=nodes, reason=reason, expires=expires, attempt=self._running.attempt.number
         )

@@ -9,7 +9,7 @@ longer than aegis.recovery_s, leaves the attempt as it would have been without: 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from zslurm.aegis.logs.signatures import Signatures
@@ -50,6 +50,10 @@ class MemoryRecovery:
     dead: set[str] = field(default_factory=set)
     number: int = 0
     """Number of the newest generation."""
+    why_not_fewer: Callable[[int], str] = lambda nodes: "aegis.min_nodes is not set"
+    """Returns why the ranks must not continue on so many nodes; empty where they may."""
+    resized: bool = False
+    """Whether the last recovery that was taken has left out ranks."""
 
     def __post_init__(self) -> None:
         """Name the members of the first generation."""
@@ -127,9 +131,11 @@ class MemoryRecovery:
             self._tries = 0
         ranks = Ranks(
             tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(self._lost),
-            frozenset(self._lost_nodes), self.warm.waiting, self.warm.coming, step, self._tries,
+            frozenset(self._lost_nodes | self.dead), self.warm.waiting, self.warm.coming, step, self._tries,
         )  # fmt: skip
-        plan = plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries))
+        plan = plan_in_memory(
+            ranks, faults, most_tries=max(1, self.job.spec.aegis.retries), why_not_fewer=self.why_not_fewer
+        )
         if plan.waits:
             self._start_more(plan)
         elif plan.possible:
@@ -166,7 +172,7 @@ class MemoryRecovery:
         """Record once that every node has a process which waits."""
         if not self._ready and set(self.nodes) <= self.warm.waiting.keys():
             self._ready = True
-            nodes = hostlist_in_order(tuple(self.warm.waiting))
+            nodes = hostlist_in_order(tuple(node for node in self.warm.waiting if node not in self.dead))
             self.job.event("recovery_ready", attempt=self.attempt.number, nodes=nodes)
 
     def _publish(self, plan: InMemory) -> None:
@@ -178,16 +184,21 @@ class MemoryRecovery:
         lost = tuple(sorted(self._lost))
         self.job.event(
             "recovery_started", attempt=self.attempt.number, generation=self.number, ranks=list(lost),
-            members=[plan.members[rank] for rank in lost],
+            members=None if plan.former else [plan.members[rank] for rank in lost],
         )  # fmt: skip
-        if not self.store.generation(Generation(self.number, plan.members, lost, recovery_s)):
+        generation = Generation(
+            self.number, plan.members, () if plan.former else lost, recovery_s,
+            former=plan.former, former_size=len(self.members) if plan.former else 0,
+        )  # fmt: skip
+        if not self.store.generation(generation):
             self._give_up("the store server is gone")
 
     def _recovered(self, step: int, rolled_back: int) -> None:
         assert self._asked_at is not None
         plan, lost = self._planned, sorted(self._lost)
-        taken = {plan.members[rank] for rank in lost}
-        self.warm.take(taken)
+        self.resized = bool(plan.former)
+        if not self.resized:
+            self.warm.take({plan.members[rank] for rank in lost})
         self.dead |= self._lost_nodes
         self._new = (self._new[0] | self._lost, self._new[1] | self._lost_nodes)
         self.members, self.nodes = list(plan.members), list(plan.nodes)
@@ -197,10 +208,11 @@ class MemoryRecovery:
             "recovered_in_memory", attempt=self.attempt.number, generation=self.number, ranks=lost, step=step,
             rolled_back=rolled_back, seconds=seconds,
             nodes=hostlist_in_order(tuple(dict.fromkeys(self.nodes))),
+            world_size=len(self.members) if self.resized else None,
         )  # fmt: skip
         self._lost, self._lost_nodes, self._deadline, self._asked_at = set(), set(), None, None
         self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
-        used = dict.fromkeys(plan.nodes[rank] for rank in lost)
+        used = {} if self.resized else dict.fromkeys(plan.nodes[rank] for rank in lost)
         self.warm.start([node for node in used if not (self.warm.waiting.get(node) or self.warm.coming[node])])
 
     def _give_up(self, reason: str) -> None:

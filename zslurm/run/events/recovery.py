@@ -36,7 +36,7 @@ class RecoveryStarted(Event, name="recovery_started"):
 
 
 class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
-    """The ranks train on; `nodes` are those that they are on now."""
+    """The ranks train on; `nodes` are those that they are on now, `world_size` how many where there are fewer."""
 
     attempt: int
     generation: int
@@ -44,13 +44,13 @@ class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
     step: int
     rolled_back: int = 0
     seconds: float | None = None
+    world_size: int | None = None
 
     def _sentence(self) -> str:
         lost = f", {counted(self.rolled_back, 'step')} lost" if self.rolled_back else ", no step lost"
         took = "" if self.seconds is None else f" after {self.seconds:.2f} s"
-        return (
-            f"recovered in memory{took}: trains on from step {self.step}{lost}; {rank_list(self.ranks)} replaced"
-        )
+        done = "replaced" if self.world_size is None else f"left out, {counted(self.world_size, 'rank')} go on"
+        return f"recovered in memory{took}: trains on from step {self.step}{lost}; {rank_list(self.ranks)} {done}"
 
 
 class RecoveryFailed(Event, name="recovery_failed"):
