@@ -12,7 +12,7 @@ from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.train.recovery.generation import Generation, here_key
 from zslurm.train.recovery.staging import Slot
 
-PAUSE_S = (0.001, 0.02)
+PAUSE_S = (0.001, 0.005)
 """Seconds between two looks at a key: first, and at most."""
 
 _PAUSE_PER_RANK_S = 0.00005
