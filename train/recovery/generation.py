@@ -8,6 +8,9 @@ process is another one than before. Everything between the server and the proces
     generation/N    the generation, as JSON                               server, before `newest`
     here/N/R        rank R has left its collectives, and is ready         each member of N
     result/N        how it ended, as JSON: the first answer counts        rank 0, or who failed
+    move/N          generation N is to follow at a step's boundary        server; the ranks are all alive
+    held/N          how many ranks hold at that boundary, copied whole    each rank adds 1
+    boundary/N      the step at which all of them hold                    the last of them; then comes generation N
     warm            how many warm processes have registered               each of them adds 1
     warm/I          the member's name of the I-th one, from 1             that process
     facts           what the ranks agreed on at the start, as JSON        rank 0 of generation 0
@@ -51,6 +54,21 @@ def result_key(number: int) -> str:
     return f"{PREFIX}result/{number}"
 
 
+def move_key(number: int) -> str:
+    """Return the key by which the ranks learn that a generation is to follow at a step's boundary."""
+    return f"{PREFIX}move/{number}"
+
+
+def held_key(number: int) -> str:
+    """Return the key that counts the ranks that hold for a generation."""
+    return f"{PREFIX}held/{number}"
+
+
+def boundary_key(number: int) -> str:
+    """Return the key with the step at which all ranks hold for a generation."""
+    return f"{PREFIX}boundary/{number}"
+
+
 def warm_key(index: int) -> str:
     """Return the key under which the index-th warm process, from 1, leaves its name."""
     return f"{WARM}/{index}"
@@ -65,12 +83,14 @@ class Generation:
         members: the processes by rank.
         lost: ranks whose process is another one than in the generation before.
         deadline_s: seconds after which a recovery that is not complete has failed.
+        left: nodes that the ranks leave as planned: processes there that are no members end in order.
     """
 
     number: int
     members: tuple[str, ...]
     lost: tuple[int, ...] = ()
     deadline_s: float = 10.0
+    left: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Generation:
@@ -83,13 +103,14 @@ class Generation:
             number, deadline_s = int(fields["number"]), float(fields.get("deadline_s", 10.0))
             members = tuple(str(name) for name in fields["members"])
             lost = tuple(sorted({int(rank) for rank in fields.get("lost", ())}))
+            left = tuple(str(node) for node in fields.get("left", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"a generation needs number, members and lost; {error!r} is wrong") from error
         if not members or len(set(members)) != len(members):
             raise ValueError("members must be names, each once")
         if any(not 0 <= rank < len(members) for rank in lost):
             raise ValueError(f"lost must be ranks below {len(members)}, the number of members")
-        return cls(number, members, lost, deadline_s)
+        return cls(number, members, lost, deadline_s, left)
 
     @classmethod
     def of_json(cls, text: str | bytes) -> Generation:
@@ -110,6 +131,10 @@ class Generation:
     def rank_of(self, member: str) -> int | None:
         """Return the rank of a process; None where it is not a member."""
         return self.members.index(member) if member in self.members else None
+
+    def leaves(self, member: str) -> bool:
+        """Return whether a process is on a node that the ranks leave as planned, and is no rank any more."""
+        return member.rpartition("/")[0] in self.left and self.rank_of(member) is None
 
 
 def recovered(number: int, step: int, rolled_back: int, seconds: float) -> dict[str, Any]:

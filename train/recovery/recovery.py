@@ -61,6 +61,7 @@ from zslurm.train.recovery.generation import (
     recovered,
     result_key,
 )
+from zslurm.train.recovery.moves import PlannedMoves, leave_if_moved
 from zslurm.train.recovery.no_recovery import NoRecovery, RecoveryFailed, Trainer
 from zslurm.train.recovery.staging import Slot, Staging
 from zslurm.train.recovery.watcher import Watcher
@@ -123,6 +124,7 @@ class Recovery(NoRecovery):
             self.facts = Facts.of_json(self._store.get(FACTS))
             self.facts.adopt()
         self._watcher = Watcher(_connect(host, port), self._member, self._size, self._on_generation, generation)
+        self._moves = PlannedMoves(self._store, self._watcher, self._member, self._size)
 
     # --------------------------------------------------------------------------------------------- while training
 
@@ -176,16 +178,22 @@ class Recovery(NoRecovery):
         """Return this rank's number in the sums of a step: 1 while its last copy is not whole."""
         return float(self._copies is not None and self._copies.busy)
 
-    def agree(self, busy: float) -> None:
-        """Take the sum of these numbers: at 0 the last copy is whole everywhere, and the next may begin."""
+    def moving(self) -> float:
+        """Return this rank's number in the sums of a step: 1 where it knows of a planned move."""
+        return self._moves.signal()
+
+    def agree(self, busy: float, moving: float) -> None:
+        """Take the sums of these numbers: of `busy` at 0 the last copy is whole everywhere, the next may begin."""
         self._may_copy = busy == 0
         if self._may_copy and self._taken is not None:
             self._whole, self._taken = self._taken.step, None
+        self._moves.agree(moving, may_copy=self._may_copy)
 
     def copy(self, trainer: Trainer) -> None:
         """Begin a copy at a step's boundary, where one is due, and the last one is whole everywhere."""
         self._done = trainer.step
-        if not self._may_copy or (trainer.step % self._config.recovery.every_steps and self._whole >= 0):
+        every = self._config.recovery.every_steps
+        if not self._may_copy or (trainer.step % every and self._whole >= 0 and not self._moves.due):
             return
         if self._whole == trainer.step:
             return
@@ -194,6 +202,10 @@ class Recovery(NoRecovery):
         self._taken = self._staging.take(trainer.step, cursor, extras, self._whole)
         self._may_copy = False
         self._copies.send(self._taken)
+        if self._moves.due:
+            taken = self._taken
+            if self._moves.hold(trainer.step, lambda: taken.whole):
+                raise RuntimeError(f"ranks move to another node after step {trainer.step}")
 
     def wait_for_copy(self) -> float:
         """Wait, before the optimizer changes the state, until the copy has it; returns the seconds waited."""
@@ -277,6 +289,7 @@ class Recovery(NoRecovery):
         while True:
             generation = self._watcher.newest
             assert generation is not None
+            leave_if_moved(generation, self._member)
             self._adopt(generation.number)
             try:
                 self._regroup(trainer, generation)

@@ -356,6 +356,47 @@ class RecoveryFailed(Event, name="recovery_failed"):
     ranks: list[int] | None = None
 
 
+class MovePlanned(Event, name="move_planned"):
+    """Ranks are to leave the node `off` for the node `to` at the next step's boundary; nothing was lost."""
+
+    attempt: int
+    off: str
+    to: str
+    ranks: list[int]
+    reason: str
+    request: str | None = None
+
+    def _sentence(self) -> str:
+        return f"{rank_list(self.ranks)} move from {self.off} to {self.to} after this step: {self.reason}"
+
+
+class RanksMoved(Event, name="ranks_moved", changes_state=True):
+    """A planned move was made; `nodes` are those that the ranks are on now, `seconds` how long training paused."""
+
+    attempt: int
+    generation: int
+    off: str
+    ranks: list[int]
+    step: int
+    rolled_back: int = 0
+    seconds: float | None = None
+    request: str | None = None
+
+    def _sentence(self) -> str:
+        lost = f"{counted(self.rolled_back, 'step')} lost" if self.rolled_back else "no step lost"
+        took = "" if self.seconds is None else f", a pause of {self.seconds:.2f} s"
+        return f"{rank_list(self.ranks)} moved off {self.off} after step {self.step}, {lost}{took}{self.because}"
+
+
+class MoveRefused(Event, name="move_refused"):
+    """A planned move was not made; the ranks train on where they are."""
+
+    TEXT = "the ranks do not move off {event.off}: {event.reason}"
+    off: str
+    reason: str
+    request: str | None = None
+
+
 class StacksDumped(Event, name="stacks_dumped"):
     """Ranks wrote the stacks of their threads to their logs."""
 
@@ -558,6 +599,16 @@ class Cancelled(Action, name="cancel"):
     """The job was cancelled."""
 
     TEXT = "cancelled"
+
+
+class MoveAsked(Action, name="move"):
+    """Somebody asked that the ranks leave the nodes `off`; `request` is in the events that answer it."""
+
+    off: Nodes
+    request: str
+
+    def _sentence(self) -> str:
+        return f"asked{f' by {self.user}' if self.user else ''} to move off {node_list(self.off)}"
 
 
 class Held(Action, name="hold"):

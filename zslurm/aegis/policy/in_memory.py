@@ -1,5 +1,7 @@
 """Whether a fault is recovered from in memory: survivors stay alive, other processes take the lost ranks' places.
 
+A planned move off a node that is alive is made in the same way, at a step's boundary.
+
 The first rung of the ladder, with `aegis.recovery: memory`. What it cannot do is left to the next one: every rank
 is started again, from a copy on its node or from the newest checkpoint. The reason is an event then.
 
@@ -25,7 +27,7 @@ class Ranks:
         nodes: the node of each rank.
         per_node: ranks of a node.
         lost: ranks whose process is gone, or whose node is dead.
-        dead: dead nodes among these.
+        dead: nodes that must not be used: dead ones among these, and those that the ranks have left.
         warm: processes that wait to take a rank's place, by node.
         step: the last step that is finished in this attempt; -1 before the first.
         tries: recoveries since that step was finished.
@@ -84,6 +86,29 @@ def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) 
             return InMemory(reason=f"{node} has {has} for {counted(len(lost), 'lost rank')}")
         for rank in lost:
             members[rank], nodes[rank] = free[place].pop(0), place
+    return InMemory(tuple(members), tuple(nodes))
+
+
+def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemory:
+    """Return who continues as the ranks of a node that they are to leave, or why that is not possible now.
+
+    Args:
+        ranks: as they are; those of the node are alive, so it matters to nobody who keeps their copies.
+        node: which they leave.
+        unfit: nodes that must not take its place.
+    """
+    moved = [rank for rank, at in enumerate(ranks.nodes) if at == node]
+    if not moved:
+        return InMemory(reason=f"no rank is on {node}")
+    if len(moved) == len(ranks.members):
+        return InMemory(reason=f"every rank is on {node}, so no other node keeps their state")
+    free = {name: list(warm) for name, warm in ranks.warm.items() if name not in {*ranks.dead, *unfit, node}}
+    place = _spare_for(len(moved), free, ranks)
+    if place is None:
+        return InMemory(reason=f"no spare node has {counted(len(moved), 'warm process', 'warm processes')}")
+    members, nodes = list(ranks.members), list(ranks.nodes)
+    for rank in moved:
+        members[rank], nodes[rank] = free[place].pop(0), place
     return InMemory(tuple(members), tuple(nodes))
 
 

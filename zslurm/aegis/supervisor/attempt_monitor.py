@@ -21,6 +21,7 @@ from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
 from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs
+from zslurm.aegis.supervisor.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.aegis.types import Alarm, Fault
@@ -73,6 +74,7 @@ class AttemptMonitor:
         self.collected, self._spares = collected, spares
         self.job, self._agents = collected.job, collected.agents
         self._memory = collected.running.memory
+        self._moves = PlannedMoves(self.job, collected.attempt.number, self._memory)
         self.overdue = False
         self._history = self.job.history()
         self._pauses = Pauses(_PAUSED_S)
@@ -89,6 +91,7 @@ class AttemptMonitor:
         try:
             return self._until_end()
         finally:
+            self._moves.close()
             if self._memory is not None:
                 self._memory.close()
 
@@ -106,6 +109,7 @@ class AttemptMonitor:
             if self._recover_in_memory():
                 time.sleep(_RECOVERING_S)
                 continue
+            collected.note(self._moves.tend(collected.faults))
             why, root = self._why_give_up()
             if why is not None:
                 collected.note_cancelled()
@@ -147,7 +151,7 @@ class AttemptMonitor:
             replaced, dead = memory.take_recovered()
             for rank in replaced:  # how a lost process ended is not how the rank ends
                 self._running.attempt.rank_end(rank).unlink(missing_ok=True)
-            collected.overcome(replaced, dead)
+            collected.overcome(replaced, dead, left=memory.left)
             nodes = tuple(dict.fromkeys(memory.nodes))
             collected.running = replace(collected.running, nodes=nodes)
             for rank in replaced:
@@ -265,7 +269,8 @@ class AttemptMonitor:
         if any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in collected.faults):
             attempt_state, aegis = collected.attempt_state(), self.job.spec.aegis
             if aegis.mode == "act":
-                self._alarm = alarm(attempt_state, self._history, aegis, spares=self._spares)
+                spares = spares_for_alarm(self._moves, collected.faults, self._spares)
+                self._alarm = alarm(attempt_state, self._history, aegis, spares=spares)
             collected.faults = without_overcome(attempt_state, aegis)
         self._assessed, self._assess_at = len(collected.faults), now + _ASSESS_S
 

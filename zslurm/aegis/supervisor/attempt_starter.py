@@ -34,6 +34,7 @@ from zslurm.run.events import (
     Decided,
     DeputyActed,
     FaultDetected,
+    RanksMoved,
     RecoveredInMemory,
     RequeuedByUser,
 )
@@ -246,7 +247,9 @@ class AttemptStarter:
         if not attempts:
             return None
         last = attempts[-1]
-        kinds = (AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory)
+        kinds = (
+            AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory, RanksMoved,
+        )  # fmt: skip
         events = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
@@ -256,7 +259,8 @@ class AttemptStarter:
                 return pending
             process = DetachedProcess.adopt(last.step_process, last.step_exit)
             if process is not None:
-                moved = [e for e in events if isinstance(e, RecoveredInMemory) and e.attempt == last.number]
+                replaced = [e for e in events if isinstance(e, RecoveredInMemory | RanksMoved)]
+                moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
                 return RunningAttempt(last, process, tuple(expand(str(nodes))), adopted=True)
         if not ended:

@@ -7,7 +7,7 @@ written to the events as it is noticed. What they mean together is the policy's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +36,14 @@ from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.event import select
-from zslurm.run.events import FaultDetected, RanksEnded, RecoveredInMemory, StepKilled, StopAsked
+from zslurm.run.events import (
+    FaultDetected,
+    RanksEnded,
+    RanksMoved,
+    RecoveredInMemory,
+    StepKilled,
+    StopAsked,
+)
 from zslurm.run.metrics_tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
@@ -165,13 +172,15 @@ class FaultCollector:
         It may have died between the two records of a failure, the end of the ranks and the fault.
         """
         recorded, explained = 0, True
-        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory)
+        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
         for event in select(read_jsonl(self.job.run.events), *kinds):
             if event.row.get("attempt") != self.attempt.number:
                 continue
             if isinstance(event, RecoveredInMemory):
                 self.overcome(event.ranks or (), self.dead_nodes)
                 explained = True
+            elif isinstance(event, RanksMoved):
+                self.overcome(event.ranks, (), left={event.off})
             elif isinstance(event, RanksEnded):
                 if not event.row.get("warm"):
                     recorded += 1
@@ -215,8 +224,11 @@ class FaultCollector:
         self.note_cancelled()
         self._note_failure(failure)
 
-    def overcome(self, ranks: Iterable[int], dead: Iterable[str]) -> None:
-        """Forget what took these ranks and nodes: other processes are in their place, and the others continue."""
+    def overcome(self, ranks: Iterable[int], dead: Iterable[str], *, left: Collection[str] = ()) -> None:
+        """Forget what took these ranks and nodes: other processes are in their place, and the others continue.
+
+        Of the nodes that the ranks have `left` as planned nothing matters any more.
+        """
         gone = set(ranks)
         self.replaced |= gone
         self.lost -= gone
@@ -225,7 +237,7 @@ class FaultCollector:
         self.faults = [
             fault
             for fault in self.faults
-            if not fault.kind.in_memory and fault.role not in ("cascade", "teardown")
+            if not fault.kind.in_memory and fault.role not in ("cascade", "teardown") and fault.node not in left
         ]
         if not self.lost:
             self.failed_at = None
