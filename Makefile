@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults lint format docs bench gpu slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults lint format docs site bench gpu slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ soak: $(STAMP) ## run the long tests as well
 faults: $(STAMP) ## inject every fault into a run on a real Slurm; writes benchmarks/results/faults.md (root)
 	$(BIN)/python -m pytest tests/faults -m 'not soak' $(PYTEST_ARGS)
 
-lint: $(STAMP) ## ruff, mypy, which package may import which, and the tables in the documents
+lint: $(STAMP) ## ruff, mypy, which package may import which, tables and words of the documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -46,6 +46,7 @@ lint: $(STAMP) ## ruff, mypy, which package may import which, and the tables in 
 	cd .imports && ../$(BIN)/lint-imports --no-cache --config ../pyproject.toml
 	@rm -rf .imports
 	$(BIN)/python -m docs.tables --check
+	$(BIN)/python -m docs.vocabulary
 
 format: $(STAMP) ## let ruff format the code
 	$(BIN)/ruff check --fix .
@@ -53,6 +54,9 @@ format: $(STAMP) ## let ruff format the code
 
 docs: $(STAMP) ## write the tables of the documents that come from the program
 	$(BIN)/python -m docs.tables
+
+site: $(STAMP) ## build the documents as a site, in site/
+	$(BIN)/python -m docs.site site
 
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks

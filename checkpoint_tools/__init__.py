@@ -30,6 +30,13 @@ Loading, on any number of ranks:
         for extent in partition(tensors, world_size).extents(rank):
             checkpoint.read(extent.tensor, "master", extent.start, extent.stop, master_chunk[extent.in_chunk])
 
+Looking into one, in a notebook (paths may be text everywhere):
+
+    checkpoint = Checkpoint.open(str(newest.path))
+    first, *others = checkpoint.names()
+    values = checkpoint.numpy(first)              # a whole tensor in its shape; state="momentum" for another state
+    weights = checkpoint.state_dict()             # everything, by name
+
 Every error is a `CheckpointError` of a kind that a caller can act on (errors.py).
 """
 

@@ -33,6 +33,7 @@ from zslurm.checkpoint_tools.durable import At, no_fault_hook, remove, sync, wri
 from zslurm.checkpoint_tools.errors import Mismatch
 from zslurm.checkpoint_tools.format import layout, manifest_json
 from zslurm.checkpoint_tools.format.manifest import Manifest
+from zslurm.checkpoint_tools.plain import StrPath
 
 BEGIN_POINTS = ("begin: swept", "begin: created")
 """Where `begin` calls `at`, in order."""
@@ -50,7 +51,7 @@ COMMIT_POINTS = (
 """Where `commit` calls `at`, in order."""
 
 
-def begin(root: Path, step: int, nonce: str, *, at: At = no_fault_hook) -> Path:
+def begin(root: StrPath, step: int, nonce: str, *, at: At = no_fault_hook) -> Path:
     """Make the directory that all ranks write their shards of `step` into, and return its path.
 
     `root` is made if need be, but no directory above it: one that was moved away while a run trains must not come
@@ -61,6 +62,7 @@ def begin(root: Path, step: int, nonce: str, *, at: At = no_fault_hook) -> Path:
         NoSpace, WriteFailed: the file system refused.
         Mismatch: `nonce` cannot be part of a file name, or was used before.
     """
+    root = Path(root)
     directory = root / layout.temporary_name(step, nonce)
     with writing(root):
         if not root.is_dir():
@@ -75,7 +77,7 @@ def begin(root: Path, step: int, nonce: str, *, at: At = no_fault_hook) -> Path:
     return directory
 
 
-def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = no_fault_hook) -> Path:
+def commit(root: StrPath, directory: StrPath, manifest: Manifest, *, at: At = no_fault_hook) -> Path:
     """Make the save in `directory` the checkpoint of its step, in one rename; returns the checkpoint's path.
 
     Call it when every rank's shard is written and reported: nothing here looks at the shards again.
@@ -85,6 +87,8 @@ def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = no_fault
             visible, but may not survive a loss of power.
         Mismatch: `directory` is not what `begin` made in `root` for the manifest's step.
     """
+    root = Path(root)
+    directory = Path(directory)
     if directory.parent != root or layout.step_of_temporary(directory.name) != manifest.step:
         raise Mismatch(f"{directory} was not begun in {root} for step {manifest.step}; commit what begin returned")
     final = root / layout.step_name(manifest.step)
@@ -108,8 +112,9 @@ def commit(root: Path, directory: Path, manifest: Manifest, *, at: At = no_fault
     return final
 
 
-def discard(directory: Path) -> None:
+def discard(directory: StrPath) -> None:
     """Give up the save in `directory` and free its space. Never raises for what is gone already."""
+    directory = Path(directory)
     remove(directory)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from zslurm.checkpoint_tools.durable import At, no_fault_hook, remove, sync, writing
 from zslurm.checkpoint_tools.errors import CheckpointError, Mismatch, read_failed
 from zslurm.checkpoint_tools.format import layout
+from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.checkpoint_tools.read import Checkpoint
 
 PRUNE_POINTS = ("prune: hidden", "prune: deleted")
@@ -49,7 +50,7 @@ class Listing:
         return self.reason is None
 
 
-def list_checkpoints(root: Path) -> list[Listing]:
+def list_checkpoints(root: StrPath) -> list[Listing]:
     """Return all checkpoints in `root`, newest step first, one per step; empty if there is no such directory.
 
     Other names, saves in progress and dead saves are passed over. Whatever a checkpoint's directory holds,
@@ -59,6 +60,7 @@ def list_checkpoints(root: Path) -> list[Listing]:
         ReadFailed: `root` exists but cannot be listed. (No list is not an empty list: a run that took it
             for one would start from scratch.)
     """
+    root = Path(root)
     try:
         names = {path.name for path in root.iterdir()}
     except FileNotFoundError:
@@ -103,7 +105,7 @@ def _look(path: Path, step: int) -> Listing:
     return Listing(path, step, None, manifest.tokens, manifest.world_size)
 
 
-def prunable(root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = ()) -> list[Listing]:
+def prunable(root: StrPath, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = ()) -> list[Listing]:
     """Return the complete checkpoints that nothing keeps, oldest first.
 
     Args:
@@ -129,7 +131,7 @@ def prunable(root: Path, keep_last: int, *, keep_every: int = 0, keep: Collectio
 
 
 def prune(
-    root: Path, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = (), at: At = no_fault_hook
+    root: StrPath, keep_last: int, *, keep_every: int = 0, keep: Collection[int] = (), at: At = no_fault_hook
 ) -> list[Path]:
     """Remove what `prunable` names; returns what was removed, oldest first.
 
@@ -139,6 +141,7 @@ def prune(
         Mismatch, ReadFailed: see `prunable`.
         WriteFailed: the file system refused a rename.
     """
+    root = Path(root)
     removed = []
     for listing in prunable(root, keep_last, keep_every=keep_every, keep=keep):
         hidden = root / layout.deleted_name(listing.step, secrets.token_hex(4))

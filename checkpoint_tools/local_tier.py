@@ -4,8 +4,8 @@
       step-00000400.shard-00003-of-00008.safetensors    the same bytes as the shard of that name
 
 A copy is only ever a cache: it is used where the manifest, which is with the checkpoint itself, gives it the
-same size and the same checksums, block by block; a missing, damaged or outdated one is passed over in silence for
-the shard itself. So nothing here is synced, and losing all of it loses nothing.
+same size and the same checksums, block by block; a missing, damaged or outdated one is passed over
+for the shard itself. So nothing here is synced, and losing all of it loses nothing.
 
 LOCAL is a disk of the node (NVMe), or /dev/shm, whose memory it then takes. Each rank keeps one shard, and for
 the time of a save two.
@@ -23,23 +23,27 @@ from pathlib import Path
 from zslurm.checkpoint_tools.durable import remove, writing
 from zslurm.checkpoint_tools.errors import WriteFailed
 from zslurm.checkpoint_tools.format import layout
+from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.checkpoint_tools.report import ShardReport
 from zslurm.checkpoint_tools.write import BufferEntry, Entry, write_shard
 
 
-def local_tier(local: Path, root: Path) -> Path:
+def local_tier(local: StrPath, root: StrPath) -> Path:
     """Return the directory inside `local` that belongs to the checkpoints in `root`."""
+    local = Path(local)
+    root = Path(root)
     return local / hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
 def keep_copy(
-    tier: Path, step: int, report: ShardReport, entries: Iterable[Entry], buffers: Iterable[BufferEntry]
+    tier: StrPath, step: int, report: ShardReport, entries: Iterable[Entry], buffers: Iterable[BufferEntry]
 ) -> Path:
     """Write the shard that `report` describes once more, from the same memory, into `tier`; returns the copy.
 
     Raises:
         NoSpace, WriteFailed: the file system refused, or the bytes are not those of the shard. The run can go on.
     """
+    tier = Path(tier)
     final = tier / layout.copy_name(step, report.file)
     draft = tier / f".{final.name}.tmp"
     with writing(tier):
@@ -64,8 +68,9 @@ def keep_copy(
     return final
 
 
-def forget_copies(tier: Path, rank: int, *, but: Path | None = None) -> None:
+def forget_copies(tier: StrPath, rank: int, *, but: Path | None = None) -> None:
     """Remove the copies that `rank` keeps in `tier`, all `but` one; what resists is left."""
+    tier = Path(tier)
     mine = re.compile(rf"step-\d+\.shard-{rank:05d}-of-\d+\.safetensors")
     with suppress(OSError):
         for path in tier.iterdir():

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from zslurm.checkpoint_tools.durable import writing
 from zslurm.checkpoint_tools.errors import InUse, read_failed
-from zslurm.checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.plain import StrPath, load_json
 
 NAME = ".lock"
 
@@ -131,24 +131,28 @@ class Lock:
         self.release()
 
 
-def acquire(root: Path, *, job: str = "", is_gone: IsGone = lambda holder: False, take_over: bool = False) -> Lock:
+def acquire(
+    root: StrPath, *, job: str = "", is_gone: IsGone = lambda holder: False, take_over: bool = False
+) -> Lock:
     """Acquire the lock of `root`, a directory of checkpoints, which is made if need be; see `Lock.acquire`.
 
     Raises:
         InUse: a holder that is not known to be dead has it.
         WriteFailed: the file system refused.
     """
+    root = Path(root)
     with writing(root / NAME):
         root.mkdir(parents=True, exist_ok=True)
         return Lock.acquire(root / NAME, str(root), job=job, is_gone=is_gone, take_over=take_over)
 
 
-def holder_of(root: Path) -> Holder | None:
+def holder_of(root: StrPath) -> Holder | None:
     """Return who holds the lock of `root`; None where there is no lock.
 
     Raises:
         ReadFailed: the operating system refused.
     """
+    root = Path(root)
     try:
         return Holder.of_lock(root / NAME)
     except OSError as cause:

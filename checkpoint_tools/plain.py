@@ -10,11 +10,15 @@ It is here because checkpoint_tools is usable alone: train and zslurm take it fr
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import traceback
 from pathlib import Path
 from typing import Any
+
+StrPath = str | os.PathLike[str]
+"""A path as a caller may give it: functions that others call take text as well as a `pathlib.Path`."""
 
 
 class Unexpected(ValueError):

@@ -31,6 +31,8 @@ from zslurm.checkpoint_tools.errors import Damaged, Mismatch, NotACheckpoint, Re
 from zslurm.checkpoint_tools.format import layout, manifest_json, shard_header
 from zslurm.checkpoint_tools.format.manifest import Manifest, ShardFile, StoredExtent, Tensor
 from zslurm.checkpoint_tools.format.shard_header import DTYPES, LENGTH_BYTES, Span
+from zslurm.checkpoint_tools.plain import StrPath
+from zslurm.checkpoint_tools.quantities import counted, show_count
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,7 +68,7 @@ class Checkpoint:
         self._headers: dict[str, dict[str, Span]] = {}
 
     @classmethod
-    def open(cls, path: Path, *, check_files: bool = True, local: Path | None = None) -> Checkpoint:
+    def open(cls, path: StrPath, *, check_files: bool = True, local: StrPath | None = None) -> Checkpoint:
         """Open the checkpoint at `path`, with its manifest checked and, with `check_files`, each file's size.
 
         `local` is a directory of copies, see local_tier.py; it need not exist.
@@ -76,6 +78,7 @@ class Checkpoint:
             Damaged, Incomplete, VersionTooNew: see `manifest_json.decode`; Damaged also for a wrong file.
             ReadFailed: the operating system refused.
         """
+        path = Path(path)
         try:
             directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
@@ -83,7 +86,8 @@ class Checkpoint:
         except OSError as cause:
             raise read_failed(path, cause) from cause
         try:
-            checkpoint = cls(path, directory, _read_manifest(path, directory), local)
+            manifest = _read_manifest(path, directory)
+            checkpoint = cls(path, directory, manifest, None if local is None else Path(local))
             if check_files:
                 for file in checkpoint.manifest.files:
                     checkpoint._check_file(file)
@@ -105,6 +109,60 @@ class Checkpoint:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        """Describe the checkpoint: where it is, which step, and how much is in it."""
+        manifest, state = self.manifest, "" if self._directory >= 0 else ", closed"
+        numbers = sum(tensor.numel for tensor in manifest.tensors)
+        return (
+            f"Checkpoint({str(self.path)!r}, step {manifest.step}, "
+            f"{counted(manifest.tokens, 'token', shown=show_count(manifest.tokens))}, "
+            f"{counted(len(self._tensors), 'tensor')} of {counted(numbers, 'number', shown=show_count(numbers))}, "
+            f"{counted(len(self._buffers), 'buffer')}, written by {counted(manifest.world_size, 'rank')}{state})"
+        )
+
+    def names(self) -> list[str]:
+        """Return the names of everything that `numpy` reads: the tensors in table order, then the buffers."""
+        return [*self._tensors, *self._buffers]
+
+    def numpy(self, name: str, state: str = "master") -> npt.NDArray[Any]:
+        """Return a new array with a whole tensor, or a buffer, in its shape.
+
+        numpy has no bfloat16: such values are widened to float32, which holds each of them exactly. Float8
+        comes as its bits, in uint8.
+
+        Args:
+            name: one of `names()`.
+            state: which of a tensor's states, such as `master` or `momentum`; a buffer has only itself.
+
+        Raises:
+            Mismatch: the checkpoint has no such tensor or state.
+            Damaged, ReadFailed: as for `read`.
+        """
+        import numpy as np
+
+        if name in self._buffers:
+            values, dtype = self.read_buffer(name), self._buffers[name].dtype
+        else:
+            dtype = self.dtype(name, state)
+            values = np.empty(self.shape(name), DTYPES[dtype])
+            self.read(name, state, 0, values.size, values)
+        return (values.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else values
+
+    def state_dict(self, state: str = "master") -> dict[str, npt.NDArray[Any]]:
+        """Return one state of every tensor that has it, and every buffer, by name, as `numpy` reads them.
+
+        All of it is in memory then. `{name: torch.from_numpy(array) for name, array in ...}` is torch's form.
+
+        Raises:
+            Mismatch: no tensor has such a state.
+            Damaged, ReadFailed: as for `read`.
+        """
+        having = [name for name, tensor in self._tensors.items() if state in tensor.states]
+        if self._tensors and not having:
+            known = dict.fromkeys(known for tensor in self._tensors.values() for known in tensor.states)
+            raise Mismatch(f"{self.path} has no state {state!r} of any tensor, only {', '.join(known)}")
+        return {name: self.numpy(name, state) for name in [*having, *self._buffers]}
 
     @property
     def tensors(self) -> Collection[str]:

@@ -26,6 +26,7 @@ from zslurm.checkpoint_tools.errors import Mismatch
 from zslurm.checkpoint_tools.format import layout, shard_header
 from zslurm.checkpoint_tools.format.manifest import BLOCK_SIZE, Buffer, StoredExtent
 from zslurm.checkpoint_tools.format.manifest_json import FORMAT
+from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.checkpoint_tools.report import ShardReport
 
@@ -69,7 +70,7 @@ class BufferEntry:
 
 
 def write_shard(
-    directory: Path,
+    directory: StrPath,
     rank: int,
     world_size: int,
     entries: Iterable[Entry],
@@ -89,6 +90,7 @@ def write_shard(
             written.
         NoSpace, WriteFailed: the file system would not take it; the partial file is removed.
     """
+    directory = Path(directory)
     if block_size < 1:
         raise Mismatch(f"block_size must be at least 1 byte, got {block_size}")
     name = layout.shard_name(rank, world_size)

@@ -343,7 +343,8 @@ def _raised_by_triton(error: Exception) -> bool:
 
 # --- Which operations there are, and what is forced ------------------------------------------------------------
 
-_forced_names: dict[str, str] = {}
+forced_names: dict[str, str] = {}
+"""What `use` has forced in this process: an operation, or the folder of several, to its implementation."""
 
 
 def operations() -> dict[str, Operation]:
@@ -374,29 +375,29 @@ def use(name: str, implementation: str) -> None:
     if not concerned:
         raise ValueError(f"no operation {name}: there are {', '.join(sorted(operations()))}")
     if implementation == "auto":
-        _forced_names.pop(name, None)
+        forced_names.pop(name, None)
         return
     known = {each.name for operation in concerned for each in operation.all()}
     if implementation not in known:
         raise ValueError(
             f"{name} has no implementation {implementation}: there are auto, {', '.join(sorted(known))}"
         )
-    _forced_names[name] = implementation
+    forced_names[name] = implementation
 
 
 @contextmanager
 def using(name: str, implementation: str) -> Iterator[None]:
     """Force an implementation inside a `with` block, as `use` does."""
-    before = dict(_forced_names)
+    before = dict(forced_names)
     use(name, implementation)
     try:
         yield
     finally:
-        _forced_names.clear()
-        _forced_names.update(before)
+        forced_names.clear()
+        forced_names.update(before)
 
 
 def _forced(name: str) -> str | None:
-    if not _forced_names:
+    if not forced_names:
         return None
-    return _forced_names.get(name) or _forced_names.get(name.partition(".")[0])
+    return forced_names.get(name) or forced_names.get(name.partition(".")[0])

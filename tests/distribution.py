@@ -5,9 +5,9 @@ one file stay together, for they share what their module's fixtures made. The te
 files; each group runs in one process, on a cluster of its own (clusters share nothing but the machine). The groups
 and the longest files come first, so that no process is left with a long one in the end.
 
-In CI (CI=true in the environment) a failed test on a Slurm runs once more, and the summary says RERUN: slurmctld
-on a machine with much else to do can hiccup, and one such test of some hundred should not cost a whole run. No
-other test is repeated: what fails there fails.
+In CI (CI=true in the environment) a failed test runs once more, and the summary lists it as RERUN: tests in every
+room start real processes, and one hiccup of a busy machine in some thousand tests should not cost a whole run.
+Elsewhere no test is repeated: what fails there fails.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("CI", "").lower() == "true" and config.pluginmanager.hasplugin("rerunfailures"):
-        # Tests in every room start real processes on a machine that others use too. What fails once is printed.
         for item in items:
             item.add_marker(pytest.mark.flaky(reruns=1))
     if hasattr(config, "workerinput"):

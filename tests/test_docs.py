@@ -24,7 +24,10 @@ from tests.checkout import ROOT
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BASE = [ROOT / "README.md", ROOT / "docs" / "start-laptop.md"]
+"""Whose commands run first: the others continue from what they leave."""
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("*/README.md"))]
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 STAND_INS = ("checkpoints.md", "mixtures.md")
@@ -73,10 +76,11 @@ def prepare(directory: Path, *, tokens: int | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the README's local commands were run, with twenty steps; later runs have one rank."""
+    """A directory in which the commands of BASE were run, with twenty steps; later runs have one rank."""
     directory = prepare(tmp_path_factory.mktemp("docs"), tokens=20 * 1024)
-    for block in blocks("bash", ROOT / "README.md"):
-        run_locally(block, directory)
+    for document in BASE:
+        for block in blocks("bash", document):
+            run_locally(block, directory)
     run = directory / "run.yaml"
     run.write_text(run.read_text().replace("ranks_per_node: 2", "ranks_per_node: 1"))
     return directory
@@ -115,9 +119,7 @@ def test_the_readmes_local_run_completes(local: Path) -> None:
     assert list((local / "runs" / "first" / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.parametrize(
-    "document", [d for d in with_blocks("bash") if d.name != "README.md"], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("document", [d for d in with_blocks("bash") if d not in BASE], ids=lambda path: path.name)
 def test_local_commands_of(document: Path, local: Path) -> None:
     for block in blocks("bash", document):
         run_locally(block, local)

@@ -14,7 +14,7 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.gpu import command
 from benchmarks.gpu.muon_step import shares
-from benchmarks.gpu.parts import PARTS, _of_report, files_of_tests
+from benchmarks.gpu.parts import PARTS, files_of_tests, rows_of_report
 from tests.checkout import ROOT
 from zslurm.train.allocator import DEFAULT, VARIABLES
 
@@ -90,7 +90,7 @@ def test_parts_that_were_measured_before_stay(tmp_path: Path, monkeypatch: pytes
     """So two runs of ten minutes make one result, if they are of one day, card and driver."""
     asked = ["gpu", "--results", str(tmp_path)]
     assert main([*asked, "--only=build", "--only=staging"]) == 0
-    monkeypatch.setattr(command, "_SHORTEST_S", 1e6)
+    monkeypatch.setattr(command, "SHORTEST_S", 1e6)
     assert main([*asked, "--only=build", "--only=tests"]) == 0
     statuses = {name: part["status"] for name, part in result_of(tmp_path)["parts"].items()}
     assert statuses == {"build": "done", "staging": "done", "tests": "no time"}
@@ -102,7 +102,7 @@ def test_parts_that_were_measured_before_stay(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("simulated")
 def test_rows_of_a_part_under_way_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """So they are in the result if all processes are ended at once."""
-    monkeypatch.setattr(command, "_BETWEEN_WRITES_S", 0.01)
+    monkeypatch.setattr(command, "BETWEEN_WRITES_S", 0.01)
 
     class SeenError(Exception):
         pass
@@ -153,7 +153,7 @@ def test_an_allocator_that_does_not_work_is_left_out(
         out, error = ("", "Traceback\nRuntimeError: not supported") if failed else (json.dumps(CARD), "")
         return command.subprocess.CompletedProcess([], int(failed), out, error)
 
-    monkeypatch.setattr(command, "_ask", ask)
+    monkeypatch.setattr(command, "ask_device", ask)
     assert command.describe("gpu") == CARD
     assert asked == [DEFAULT, "expandable_segments:False"]
     assert capsys.readouterr().err == f"{DEFAULT} does not work here: RuntimeError: not supported\n"
@@ -162,7 +162,7 @@ def test_an_allocator_that_does_not_work_is_left_out(
 def test_packages_that_are_missing_are_named(
     tmp_path: Path, simulated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_PACKAGES", ("json", "not_there_at_all"))
+    monkeypatch.setattr(command, "PACKAGES", ("json", "not_there_at_all"))
     assert main(["gpu", "--results", str(tmp_path), "--only=build"]) == 0
     assert ": not_there_at_all; parts that need them fail" in capsys.readouterr().err
 
@@ -218,7 +218,7 @@ def test_a_report_of_tests_is_read(tmp_path: Path) -> None:
         '<testcase classname="a" name="left"><skipped message="no"/></testcase>'
         "</testsuite></testsuites>"
     )
-    assert list(_of_report(report)) == [
+    assert list(rows_of_report(report)) == [
         {"test": "a::bad", "status": "failed", "message": "1 != 2"},
         {"test": "a::left", "status": "skipped", "message": "no"},
         {"passed": 1, "failed": 1, "skipped": 1},

@@ -196,7 +196,7 @@ def test_overlap_is_measured_on_two_ranks() -> None:
 
 @pytest.fixture
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_step, "_SAMPLES", 1)
+    monkeypatch.setattr(train_step, "SAMPLES", 1)
 
 
 @pytest.mark.usefixtures("few_samples")
@@ -204,7 +204,7 @@ def test_a_peer_that_is_missing_costs_only_its_rows(monkeypatch: pytest.MonkeyPa
     def missing(*_: object) -> None:
         raise ImportError("cannot import name 'ZayaForCausalLM'")
 
-    monkeypatch.setattr(train_step, "_reference", missing)
+    monkeypatch.setattr(train_step, "reference_model", missing)
     ours, theirs = train_step.rows(CPU)
     assert ours["seconds"].keys() == {"ours"}
     assert theirs["problem"] == "ImportError: cannot import name 'ZayaForCausalLM'"
@@ -220,7 +220,7 @@ def test_both_sides_of_the_training_step_compute_the_same() -> None:
 def test_the_recipes_model_can_be_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rule for skipped tokens is another one: what is built has the reference's."""
     built = []
-    monkeypatch.setattr(train_step, "_ours", lambda config, device: built.append(config) or 1 / 0)
+    monkeypatch.setattr(train_step, "our_model", lambda config, device: built.append(config) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(train_step.rows(torch.device("meta")))
     assert (built[0].skip_rule, built[0].layers) == ("zero", 20)

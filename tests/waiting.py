@@ -25,3 +25,15 @@ def wait_for(
             raise TimeoutError(f"waited {deadline_s:.0f} s for {what}; last seen: {value!r}")
         time.sleep(every_s)
     return value
+
+
+def with_limit_that_suffices(act: Callable[[float], T], got_so_far: Callable[[T], object]) -> T:
+    """The result of what a limit of seconds cuts off in any case, with a limit in which it got as far as it can.
+
+    A program that hangs after its first line, for example, is stopped at the limit; on a busy machine a short one
+    ends before that line. Each further limit is three times longer.
+    """
+    limit_s = 1.0
+    while not got_so_far(result := act(limit_s)) and limit_s < DEADLINE_S:
+        limit_s *= 3
+    return result

@@ -30,11 +30,11 @@ from zslurm.train.allocator import DEFAULT, VARIABLES, set_allocator
 
 NO_GPU = 3
 """Exit code where torch finds no GPU."""
-_SHORTEST_S = 5.0
+SHORTEST_S = 5.0
 """With less time left no part is begun."""
-_PACKAGES = ("triton", "pydantic", "yamlcore", "h5py", "zlib_ng", "transformers", "pytest", "hypothesis")
+PACKAGES = ("triton", "pydantic", "yamlcore", "h5py", "zlib_ng", "transformers", "pytest", "hypothesis")
 """What the parts import beside torch."""
-_BETWEEN_WRITES_S = 10.0
+BETWEEN_WRITES_S = 10.0
 """How often the rows of a part under way are written to the result."""
 
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return NO_GPU
-    if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
+    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
         print(
             f"not installed for {sys.executable}: {', '.join(lacking)}; parts that need them fail", file=sys.stderr
         )
@@ -108,7 +108,7 @@ def run_parts(
     body = {**about, "parts": parts}
     for name in names:
         left = ends - time.monotonic()
-        if left < _SHORTEST_S:
+        if left < SHORTEST_S:
             parts.setdefault(name, {"status": "no time", "rows": [], "seconds": 0.0})
         else:
             limit = min(left, PARTS[name].share * budget_s)
@@ -176,7 +176,7 @@ def _wait(child: subprocess.Popen[bytes], deadline: float, running: Callable[[],
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
-            return "done" if child.wait(min(left, _BETWEEN_WRITES_S)) == 0 else "failed"
+            return "done" if child.wait(min(left, BETWEEN_WRITES_S)) == 0 else "failed"
         except subprocess.TimeoutExpired:
             if time.monotonic() >= deadline:
                 return "out of time"
@@ -205,18 +205,18 @@ def describe(device: str) -> dict[str, Any] | None:
 
     Where the allocator of a run does not work there, that is printed, and the parts run with torch's own setting.
     """
-    done = _ask(device)
+    done = ask_device(device)
     if done.returncode and not any(name in os.environ for name in VARIABLES):
         print(f"{DEFAULT} does not work here: {_last_line(done.stderr)}", file=sys.stderr)
         os.environ[VARIABLES[-1]] = "expandable_segments:False"
-        done = _ask(device)
+        done = ask_device(device)
     if done.returncode:
         sys.exit(_last_line(done.stderr))
     found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _ask(device: str) -> subprocess.CompletedProcess[str]:
+def ask_device(device: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.gpu.part", "describe", "--device", device]
     environment = environment_of_parts()
     return subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)

@@ -157,7 +157,7 @@ def tests(device: torch.device) -> Rows:
             *files,
         ]
         done = subprocess.run(command, cwd=ROOT, check=False)
-        yield from _of_report(report)
+        yield from rows_of_report(report)
     # 5: no test was selected, as without a GPU, whose variants are not there
     if done.returncode not in ((0, 5) if device.type == "cpu" else (0,)):
         sys.exit(f"pytest ended with status {done.returncode}")
@@ -170,7 +170,7 @@ def files_of_tests() -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in found)
 
 
-def _of_report(report: Path) -> Rows:
+def rows_of_report(report: Path) -> Rows:
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     for case in ET.parse(report).iter("testcase"):
         bad = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)

@@ -24,7 +24,7 @@ from zslurm.train.config import ModelConfig
 from zslurm.train.model.zaya import Zaya, build
 
 ROPE_BASE = 1e4
-_SAMPLES = 5
+SAMPLES = 5
 _BATCHES = 8
 """Every step takes the next one: the experts get other numbers of tokens, as in training."""
 
@@ -49,11 +49,11 @@ def rows(device: torch.device) -> Iterator[dict[str, Any]]:
     config = config.model_copy(update={"skip_rule": "zero"})
     batches = _batches(config, batch, context, device)
     about = {"model": name, "tokens": batch * context, "dtype": "bf16", "what": "forward and backward"}
-    model = _ours(config, device)
+    model = our_model(config, device)
     contenders = {"ours": Contender(model, lambda: _step(model, next(batches)))}
     yield from _measured(contenders, about, device)
     try:
-        reference = _reference(model, device)
+        reference = reference_model(model, device)
     except Exception as error:  # of a library of others: ours is measured without it
         yield {**about, "name": "transformers", "problem": _line(error)}
     else:
@@ -62,7 +62,7 @@ def rows(device: torch.device) -> Iterator[dict[str, Any]]:
         yield from _measured(contenders, about, device)
     if small:  # compiling takes minutes there
         return
-    again = _ours(config, device)
+    again = our_model(config, device)
     again.run_with(compile=True)
     compiled = Contender(again, lambda: _step(again, next(batches)))
     yield from _added("ours compiled", compiled, contenders, about, device)
@@ -82,12 +82,12 @@ def _batches(
     return cycle([(tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()) for tokens_BS in tokens_XBS])
 
 
-def _ours(config: ModelConfig, device: torch.device) -> Zaya:
+def our_model(config: ModelConfig, device: torch.device) -> Zaya:
     with drawn_on(device):
         return build(config, 1, dtype=torch.bfloat16, device=device)
 
 
-def _reference(model: Zaya, device: torch.device) -> nn.Module:
+def reference_model(model: Zaya, device: torch.device) -> nn.Module:
     from tests.train.model.reference import reference_of
 
     with torch.device(device):  # where its initial values are drawn faster
@@ -131,7 +131,7 @@ def _added(
 
 def _measured(contenders: Contenders, about: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
     steps = {name: each.step for name, each in contenders.items()}
-    seconds = medians(steps, device, samples=_SAMPLES)
+    seconds = medians(steps, device, samples=SAMPLES)
     row: dict[str, Any] = {
         **about,
         "seconds": seconds,

@@ -46,6 +46,7 @@ from zslurm.checkpoint_tools.format.manifest import Buffer, Manifest, StoredExte
 from zslurm.checkpoint_tools.format.partition import MAX_RANKS, partition
 from zslurm.checkpoint_tools.format.shard_header import DTYPES
 from zslurm.checkpoint_tools.offline.verify import verify
+from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.checkpoint_tools.read import OPEN_FILES, Checkpoint
 from zslurm.checkpoint_tools.report import ShardReport, assemble
@@ -77,7 +78,7 @@ class ReshapePlan:
 
 
 def plan_reshape(
-    source: Path, destination: Path, ranks: int, *, workers: int = WORKERS, max_memory: int = MAX_MEMORY
+    source: StrPath, destination: StrPath, ranks: int, *, workers: int = WORKERS, max_memory: int = MAX_MEMORY
 ) -> ReshapePlan:
     """Check that `reshape` with the same arguments can be done, and return what it would write.
 
@@ -87,6 +88,8 @@ def plan_reshape(
         NoSpace: the file system of `destination` has less room than the checkpoint needs.
         NotACheckpoint, Damaged, Incomplete, VersionTooNew, ReadFailed: as `Checkpoint.open`.
     """
+    source = Path(source)
+    destination = Path(destination)
     with Checkpoint.open(source) as checkpoint:
         manifest = checkpoint.manifest
     _check_destination(source, destination)
@@ -125,8 +128,8 @@ def plan_reshape(
 
 
 def reshape(
-    source: Path,
-    destination: Path,
+    source: StrPath,
+    destination: StrPath,
     ranks: int,
     *,
     workers: int = WORKERS,
@@ -144,6 +147,8 @@ def reshape(
         WriteFailed, ReadFailed: the file system refused.
         What was written is removed whatever happens, an interrupt included.
     """
+    source = Path(source)
+    destination = Path(destination)
     plan = plan_reshape(source, destination, ranks, workers=workers, max_memory=max_memory)
     directory = _temporary(destination)
     try:

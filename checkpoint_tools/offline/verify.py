@@ -24,6 +24,7 @@ from zslurm.checkpoint_tools.errors import Damaged, Incomplete
 from zslurm.checkpoint_tools.format import layout
 from zslurm.checkpoint_tools.format.manifest import Manifest, ShardFile
 from zslurm.checkpoint_tools.format.shard_header import Span
+from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.checkpoint_tools.read import Checkpoint, read_header
 
 RUN_BYTES = 64 << 20
@@ -66,7 +67,7 @@ class Verification:
         return not self.damages
 
 
-def verify(path: Path, *, threads: int = 2, report: Report = lambda done, total: None) -> Verification:
+def verify(path: StrPath, *, threads: int = 2, report: Report = lambda done, total: None) -> Verification:
     """Read the whole checkpoint at `path` and return what is damaged; `report` is called by one thread at a time.
 
     Raises:
@@ -74,6 +75,7 @@ def verify(path: Path, *, threads: int = 2, report: Report = lambda done, total:
         VersionTooNew: a newer version wrote it.
         ReadFailed: the operating system refused (that is no damage).
     """
+    path = Path(path)
     try:
         with Checkpoint.open(path, check_files=False) as checkpoint:
             manifest = checkpoint.manifest

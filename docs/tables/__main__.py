@@ -17,17 +17,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.tables import aegis, clusters, flagship, measured, recipes, source
+from docs.tables import aegis, clusters, flagship, measured, python, recipes, reference, site, source
 from docs.tables.markdown import ROOT
 
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _TABLE = re.compile(
     r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(?P<end><!-- end of table -->)", re.S
 )
 
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
-    for subject in (aegis, clusters, recipes, flagship, measured, source)
+    for subject in (aegis, clusters, recipes, flagship, measured, python, reference, site, source)
     for function in subject.TABLES
 }
 """By the name in the documents."""

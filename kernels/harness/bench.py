@@ -30,7 +30,7 @@ class Measured:
     Attributes:
         axis: the key of `sizes` along which implementations cross over.
         seconds: of one call, by implementation, the reference among them.
-        flops: of one call; bytes: that it moves at least; 0 where that says nothing.
+        flops: of one call; bytes: that it moves at least; 0 where that is not known.
         missing: implementations that were not timed, and why.
     """
 

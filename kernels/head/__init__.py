@@ -26,7 +26,7 @@ from zslurm.kernels.head import by_torch, reference
 __all__ = ["OPERATIONS", "add_product", "keeps_narrow", "product"]
 
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_PIECE_ELEMENTS = 1 << 26
+PIECE_ELEMENTS = 1 << 26
 """Elements of a sum that `add_product` makes beside the total at one time: 256 MiB."""
 
 
@@ -70,7 +70,7 @@ def keeps_narrow(left_MK: Tensor, right_KN: Tensor) -> bool:
 
 def add_product(left_MK: Tensor, right_KN: Tensor, total_MN: Tensor) -> None:
     """Add left right to a matrix in at least fp32, some rows at a time, without another matrix of its size."""
-    rows = max(1, _PIECE_ELEMENTS // max(1, total_MN.shape[1]))
+    rows = max(1, PIECE_ELEMENTS // max(1, total_MN.shape[1]))
     for start in range(0, len(total_MN), rows):
         total = total_MN[start : start + rows]
         piece = torch.empty_like(total)

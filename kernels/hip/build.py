@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent
 _MAGIC = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_temporary: list[Path] = []
+temporary_directories: list[Path] = []
 
 
 def build(name: str, arch: str) -> Path:
@@ -87,7 +87,7 @@ def _cached(name: str, source: str, compiler: Compiler) -> Path:
     """Return the file of a build, made if it is in no directory that is trusted."""
     directory = cache_directory()
     cause = "anyone may write to it" if _anyone_writes(directory) else None
-    for place in [*_temporary, *([] if cause else [directory])]:
+    for place in [*temporary_directories, *([] if cause else [directory])]:
         if code_of(place / name) is not None:
             return place / name
     code = compiler.compile(source)
@@ -127,8 +127,8 @@ def _anyone_writes(directory: Path) -> bool:
 
 def _temporary_directory(cause: str) -> Path:
     """Return a directory for this process, removed when it ends; the first call warns."""
-    if not _temporary:
+    if not temporary_directories:
         _log.warning(f"kernels are built again in every process, in a temporary directory ({cause})")
-        _temporary.append(Path(tempfile.mkdtemp(prefix="zslurm-kernels-")))
-        atexit.register(shutil.rmtree, _temporary[0], ignore_errors=True)
-    return _temporary[0]
+        temporary_directories.append(Path(tempfile.mkdtemp(prefix="zslurm-kernels-")))
+        atexit.register(shutil.rmtree, temporary_directories[0], ignore_errors=True)
+    return temporary_directories[0]

@@ -104,7 +104,7 @@ def kernels(source: str, device: torch.device) -> Module | HostLibrary:
             return HostLibrary(ctypes.CDLL(str(file)))
         except OSError as error:
             raise BuildError(f"{file} cannot be loaded: {error}") from error
-    code, driver, handle = code_of(file), _driver(), c_void_p()
+    code, driver, handle = code_of(file), driver_here(), c_void_p()
     assert code is not None
     with torch.cuda.device(device):
         status = driver.load(byref(handle), code)
@@ -118,7 +118,8 @@ def _addresses(arguments: Sequence[Any]) -> Any:
 
 
 @cache
-def _driver() -> Driver:
+def driver_here() -> Driver:
+    """Return the functions of the driver that torch was built for."""
     return hip_driver() if torch.version.hip else cuda_driver()
 
 

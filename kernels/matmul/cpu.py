@@ -18,7 +18,7 @@ from torch import Tensor
 
 from zslurm.kernels import matmul_limits as limits
 
-_ARGUMENTS = ["Tensor", "Tensor", "Optional[Tensor]", "str", "List[Optional[number]]", "Optional[str]"]
+OPERATOR_ARGUMENTS = ["Tensor", "Tensor", "Optional[Tensor]", "str", "List[Optional[number]]", "Optional[str]"]
 
 
 def is_faster() -> bool:
@@ -28,10 +28,10 @@ def is_faster() -> bool:
     if not _operator_is_known():
         return False
     capability = torch.backends.cpu.get_cpu_capability()
-    return capability.startswith("AVX512") and _onednn_has_avx512() and _vendor() == "AuthenticAMD"
+    return capability.startswith("AVX512") and onednn_has_avx512() and processor_vendor() == "AuthenticAMD"
 
 
-def _onednn_has_avx512() -> bool:
+def onednn_has_avx512() -> bool:
     """Return whether oneDNN itself uses AVX-512, which ONEDNN_MAX_CPU_ISA may forbid: then it takes no bf16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -41,10 +41,10 @@ def _operator_is_known() -> bool:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     arguments = torch.ops.mkldnn._linear_pointwise.default._schema.arguments
-    return [str(argument.type) for argument in arguments] == _ARGUMENTS
+    return [str(argument.type) for argument in arguments] == OPERATOR_ARGUMENTS
 
 
-def _vendor() -> str:
+def processor_vendor() -> str:
     """Return the processor's maker as /proc/cpuinfo has it; empty where it does not."""
     try:
         described = Path("/proc/cpuinfo").read_text()

@@ -13,7 +13,7 @@ from torch import Tensor
 SMALLEST_SIDE = 512
 """Below it, blocks cost what they save."""
 
-_BLOCK = 192  # columns of a block
+BLOCK = 192  # columns of a block
 
 
 def symmetric_product(x_KSL: Tensor, out_KSS: Tensor) -> None:
@@ -35,8 +35,8 @@ def symmetric_polynomial(a_KSS: Tensor, b: float, c: float, out_KSS: Tensor) -> 
 
 def _column_blocks(size: int) -> list[tuple[slice, slice]]:
     """Columns of each block of a square's lower half, behind their rows, which begin on the diagonal."""
-    starts = range(0, size, _BLOCK)
-    return [(slice(start, size), slice(start, min(start + _BLOCK, size))) for start in starts]
+    starts = range(0, size, BLOCK)
+    return [(slice(start, size), slice(start, min(start + BLOCK, size))) for start in starts]
 
 
 def _mirror(square_SS: Tensor) -> None:

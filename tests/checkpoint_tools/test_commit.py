@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint_tools.saves import TENSORS, assert_holds, manifest_of, save, write_all_ranks
+from tests.waiting import DEADLINE_S
 from zslurm.checkpoint_tools import (
     Mismatch,
     WriteFailed,
@@ -228,7 +229,7 @@ def assert_survives_kills(root: Path, count: int) -> None:
         started = context.Event()
         writer = context.Process(target=save_for_ever, args=(root, started))
         writer.start()
-        assert started.wait(60)
+        assert started.wait(DEADLINE_S)
         time.sleep(delays.uniform(0, 0.03))
         assert writer.pid is not None
         os.kill(writer.pid, signal.SIGKILL)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint_tools.saves import save
+from tests.waiting import DEADLINE_S
 from zslurm.checkpoint_tools import Holder, InUse, acquire, holder_of, list_checkpoints
 
 ELSEWHERE = Holder("another-host", 1, 1, "", 0.0, "n")
@@ -126,7 +127,7 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path, stale: bool) -> None:
         racers = [context.Process(target=_race, args=(tmp_path, barrier, won)) for _ in range(6)]
         for racer in racers:
             racer.start()
-        results = [won.get(timeout=60) for _ in racers]
+        results = [won.get(timeout=DEADLINE_S) for _ in racers]
         for racer in racers:
             racer.join()
         assert sum(results) == 1

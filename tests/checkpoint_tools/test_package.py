@@ -35,7 +35,7 @@ print(*sorted({FOREIGN} & set(sys.modules)))
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", checkpoint_tools.__doc__ or "", re.MULTILINE)
     programs = [textwrap.dedent(block) for block in blocks[1:]]
-    assert len(programs) == 3
+    assert len(programs) == 4
     names = {
         **vars(checkpoint_tools),
         "root": tmp_path,
@@ -50,6 +50,9 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     names["master_chunk"] = np.zeros(32, np.float32)
     exec(programs[2], names)
     np.testing.assert_array_equal(names["master_chunk"][:15], np.arange(15))
+    exec(programs[3], names)
+    np.testing.assert_array_equal(names["values"], np.arange(15).reshape(5, 3))
+    np.testing.assert_array_equal(names["weights"]["w"], names["values"])
 
 
 @pytest.mark.parametrize(

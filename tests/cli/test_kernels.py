@@ -148,7 +148,7 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         for side, seconds in ((1024, 2e-3), (2048, 5e-4))
     ]
     figure = Figure("Muon's update", "torch.compile", 1e-3, 1.3e-3, 0.91)
-    monkeypatch.setattr(cli, "_device", lambda wanted: torch.device("cuda", 0))
+    monkeypatch.setattr(cli, "device_of", lambda wanted: torch.device("cuda", 0))
     monkeypatch.setattr(arch, "arch_of", lambda device: arch.GFX942)
     monkeypatch.setattr(bench, "bench_all", lambda *_, **__: iter(found))
     monkeypatch.setattr(figures, "all_figures", lambda *_, **__: iter([figure]))

@@ -14,8 +14,8 @@ import pytest
 
 from tests.cli.commands import Outcome, Shell
 from tests.train.runs import clean_environment
+from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
-from zslurm.core.console import print_table
 
 
 def json_of(done: Outcome) -> object:

@@ -27,7 +27,7 @@ def test_these_three_differ_from_the_other_125() -> None:
     found = inconsistent_nodes(VERSIONS, with_rocm(**versions))
     assert set(found) == {"odd0", "odd1", "odd2"}
     (outcome,) = found["odd0"]
-    assert (outcome.status, outcome.blames) == (Status.FAIL, True)
+    assert (outcome.status, outcome.node_fault) == (Status.FAIL, True)
     assert outcome.reason == "these 3 differ from the other 125: ROCm is 6.3.0, not 6.4.1"
 
 
@@ -39,7 +39,7 @@ def test_where_no_value_is_usual_no_node_is_excluded() -> None:
     found = inconsistent_nodes(VERSIONS, with_rocm(node0="6.4.1", node1="6.4.1", node2="6.3.0", node3="6.3.0"))
     assert set(found) == {"node0", "node1", "node2", "node3"}
     (outcome,) = found["node3"]
-    assert (outcome.status, outcome.blames) == (Status.FAIL, False)
+    assert (outcome.status, outcome.node_fault) == (Status.FAIL, False)
     assert outcome.reason == "ROCm differs, and no value is usual: 6.4.1 on node[0-1]; 6.3.0 on node[2-3]"
 
 
@@ -57,7 +57,7 @@ def test_several_differences_of_the_same_nodes_are_one_line() -> None:
 def test_nodes_that_are_unlike_this_machine_are_not_blamed() -> None:
     here = passed("", must_match={"ROCm": None, "kernel": "6.9"})
     (outcome,) = unlike_here(VERSIONS, here, with_rocm(node0="6.4.1"))["node0"]
-    assert (outcome.reason, outcome.blames) == ("kernel is 6.8, here 6.9", False)
+    assert (outcome.reason, outcome.node_fault) == ("kernel is 6.8, here 6.9", False)
 
 
 def test_all_that_is_found_of_a_node_is_one_outcome() -> None:
@@ -70,9 +70,9 @@ def test_all_that_is_found_of_a_node_is_one_outcome() -> None:
         "mend; look",
         own.must_match,
     )
-    undecided = Outcome(Status.FAIL, "differs", "", blames=False)
-    assert merged([own, undecided]).blames is False
-    assert merged([failed("bad", ""), undecided]).blames is True
+    undecided = Outcome(Status.FAIL, "differs", "", node_fault=False)
+    assert merged([own, undecided]).node_fault is False
+    assert merged([failed("bad", ""), undecided]).node_fault is True
 
 
 def clocks(**ahead: float) -> dict[str, Outcome]:

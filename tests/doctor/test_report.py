@@ -54,7 +54,9 @@ def test_warnings_and_what_is_unavailable_do_not_fail() -> None:
 
 
 def test_what_blames_no_node_fails_but_excludes_none() -> None:
-    made = report(ecc={"node0": Outcome(Status.FAIL, "differ", blames=False)}, disk={LOGIN: failed("full", "")})
+    made = report(
+        ecc={"node0": Outcome(Status.FAIL, "differ", node_fault=False)}, disk={LOGIN: failed("full", "")}
+    )
     assert (made.exclude, made.exit_code) == ("", Exit.CHECK_FAILED)
 
 

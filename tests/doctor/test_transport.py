@@ -132,15 +132,15 @@ def test_a_rank_that_fails_after_its_network_opened_is_reported_with_both(node: 
     assert outcome.status is Status.FAIL
     assert "RCCL opened TCP sockets, not AMD's plugin" in outcome.reason
     assert outcome.reason.endswith("RCCL failed: RuntimeError: NCCL error: unhandled system error")
-    assert outcome.blames
+    assert outcome.node_fault
     broken = node.check("transport", **rank(node, "echo 'ImportError: no torch' >&2; exit 1"))
-    assert (broken.reason, broken.blames) == ("RCCL failed: ImportError: no torch", False)
+    assert (broken.reason, broken.node_fault) == ("RCCL failed: ImportError: no torch", False)
 
 
 def test_ranks_that_never_meet_are_given_up(node: Node) -> None:
     limits = {"doctor": {"check_s": 0.5}}
     outcome = node.check("transport", **limits, **rank(node, "exec sleep 600"))
-    assert (outcome.status, outcome.blames) == (Status.FAIL, False)
+    assert (outcome.status, outcome.node_fault) == (Status.FAIL, False)
     assert outcome.reason == "RCCL connected no ranks with the other rank within 1 s"
 
 

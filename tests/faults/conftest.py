@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checks import curve, spread_of_twins
-from tests.faults.harness import PARTITION, FaultRun, Trainer
+from tests.faults.harness import NODES, PARTITION, FaultRun, Trainer
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -33,23 +33,25 @@ def site(slurm_cluster: SlurmCluster) -> Iterator[tuple[User, FaultNodes]]:
 
 
 class Undisturbed:
-    """The run to which nothing happens: made once per session, when it is first asked for."""
+    """The runs to which nothing happens: each made once per session, when it is first asked for."""
 
     def __init__(self, place: Path, trainer: Trainer) -> None:
         self._place, self._trainer = place, trainer
-        self._curve: list[float] | None = None
+        self._curves: dict[tuple[int, int], list[float]] = {}
         self._spread: float | None = None
 
-    def curve(self, user: User, nodes: FaultNodes) -> list[float]:
-        """Its losses."""
-        if self._curve is None:
+    def curve(self, user: User, nodes: FaultNodes, ranks: tuple[int, int] = (NODES, 1)) -> list[float]:
+        """The losses of one on so many nodes, with so many ranks on each."""
+        if ranks not in self._curves:
             run = FaultRun(user, nodes, "undisturbed", trainer=self._trainer)
-            run.submit(pace_s=0)
+            run.submit(pace_s=0, nodes=ranks[0], slurm={"ranks_per_node": ranks[1]})
             assert run.wait_until_over()["outcome"] == "completed", run.story()
-            self._curve = curve(run.path)
-            shutil.copytree(run.path, self._place / "undisturbed", ignore=shutil.ignore_patterns("checkpoints"))
-            (self._place / "tokens.h5").write_bytes((user.directory / "tokens.h5").read_bytes())
-        return self._curve
+            self._curves[ranks] = curve(run.path)
+            if ranks == (NODES, 1):
+                ignored = shutil.ignore_patterns("checkpoints")
+                shutil.copytree(run.path, self._place / "undisturbed", ignore=ignored)
+                (self._place / "tokens.h5").write_bytes((user.directory / "tokens.h5").read_bytes())
+        return self._curves[ranks]
 
     def spread(self) -> float:
         """How far its twins of one rank end up; see `checks.spread_of_twins`."""
@@ -74,4 +76,4 @@ def table() -> Iterator[Table]:
     """Collects what was measured; a run of the whole matrix writes it down."""
     rows = Table()
     yield rows
-    rows.write_if_whole()
+    rows.write_what_is_whole()

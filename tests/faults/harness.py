@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from torch.distributed import TCPStore
 
 from tests.faults.nodes import FaultNodes
 from tests.on_slurm import processes
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.test_runs import User
 from tests.waiting import wait_for
+from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.recovery.generation import WARM
 
 STEPS = 60
 SAVE_EVERY = 10
@@ -36,6 +39,10 @@ AEGIS: dict[str, Any] = {
     "tolerate_s": 30,
     "hang": {"setup_s": 120, "step_s": 6, "step_factor": 20, "save_s": 60, "eval_s": 60},
 }
+IN_MEMORY: dict[str, Any] = {"recovery": "memory", "recovery_s": 60}
+"""Patient: under the load of the tests a recovery may take long, and is to be taken nevertheless."""
+HOLD = AT - 5
+"""Ranks wait before this step until the processes that may replace them are ready; see `FaultRun.let_go`."""
 SENSORS: dict[str, Any] = {"period_s": 1.0, "progress_s": 0.5}
 
 PARTITION = "small"
@@ -52,10 +59,19 @@ class FaultRun:
     """One run; every method that does harm returns when the harm is done."""
 
     def __init__(
-        self, user: User, nodes: FaultNodes, name: str, *, trainer: Trainer = "real", steps: int = STEPS
+        self,
+        user: User,
+        nodes: FaultNodes,
+        name: str,
+        *,
+        trainer: Trainer = "real",
+        steps: int = STEPS,
+        in_memory: bool = False,
     ) -> None:
         self.user, self.nodes, self.name, self.steps = user, nodes, name, steps
         self.trainer: Trainer = trainer
+        self.in_memory = in_memory
+        """Whether `aegis.recovery` is `memory`."""
         self.cluster: SlurmCluster = user.cluster
         self.path = user.directory / "runs" / name
         self.faults = user.directory / f"{name}-faults"
@@ -64,6 +80,7 @@ class FaultRun:
         self.struck = False
         """Whether a first fault has happened: a second one does not wait for step `AT`."""
         self._tmpfs: Path | None = None
+        self._warm = 0
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -80,7 +97,10 @@ class FaultRun:
         """Submit it: one rank on each of `nodes` nodes, with the plan of what its ranks do to themselves."""
         self.faults.mkdir()
         shutil.chown(self.faults, self.cluster.user.pw_uid)
-        (self.faults / "plan.json").write_text(json.dumps({"pace_s": pace_s, "faults": list(in_ranks)}))
+        plan = {"pace_s": pace_s, "hold": HOLD if self.in_memory else None, "faults": list(in_ranks)}
+        (self.faults / "plan.json").write_text(json.dumps(plan))
+        settings = {"ranks_per_node": 1, "time": "30:00"} | (slurm or {})
+        self._warm = nodes + settings.get("spares", 0) * settings["ranks_per_node"]
         mine = self.nodes.settings()
         hook = self.cluster.installation().sources / "tests" / "faults" / _HOOK.name
         env = mine["cluster"].pop("env") | {"PYTHONPATH": str(hook), "ZSLURM_TEST_FAULTS": str(self.faults)}
@@ -89,14 +109,52 @@ class FaultRun:
             steps=self.steps,
             nodes=nodes,
             trainer=self.trainer,
-            slurm={"ranks_per_node": 1, "time": "30:00"} | (slurm or {}),
+            slurm=settings,
             cluster=mine["cluster"] | {"env": env},
             # The GPUs of the profile are not there: ranks compute on the CPU, so that is what a test tests.
             parallel={"dtype": "fp32", "threads": 1, "device": "cpu"},
             checkpoint={"every_steps": SAVE_EVERY} | (checkpoint or {}),
-            aegis=AEGIS | {"sensors": SENSORS | mine["sensors"]} | (aegis or {}),
+            aegis=AEGIS
+            | {"sensors": SENSORS | mine["sensors"]}
+            | (IN_MEMORY if self.in_memory else {})
+            | (aegis or {}),
         )
         self.user.zslurm("submit", run_file)
+
+    def let_go(self) -> None:
+        """Let held ranks go on, once a process waits on every node that the run has, spares included."""
+        self.wait_until_warm()
+        (self.faults / "go").touch()
+
+    def wait_until_warm(self, *, more: int = 0) -> None:
+        """Wait for the processes that may replace a lost rank: all that an attempt starts, and `more`."""
+        wait_for(
+            lambda: (
+                self.ended() or (self.events("recovery_ready") and self._warm_processes() >= self._warm + more)
+            ),
+            f"warm processes; so far {self.events('recovery_failed', 'recovery_unavailable')}",
+            deadline_s=_DEADLINE_S,
+            every_s=0.2,
+        )
+
+    def _warm_processes(self) -> int:
+        """How many have registered in the store of the present attempt, those that have become ranks included."""
+        address = json.loads(RunDir(self.path).attempt(self.attempt()).rendezvous.read_text())
+        store = TCPStore(address["host"], int(address["port"]), is_master=False, wait_for_workers=False)
+        return store.add(WARM, 0)
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        """Its recoveries in memory."""
+        return self.events("recovered_in_memory")
+
+    def wait_until_recovered(self, count: int = 1) -> dict[str, Any]:
+        """Wait for its `count`-th recovery in memory."""
+
+        def recovered() -> dict[str, Any] | None:
+            assert self.ended() is None, f"{self.name} ended before recovery {count} in memory"
+            return next(iter(self.recoveries()[count - 1 :]), None)
+
+        return wait_for(recovered, f"recovery {count} of {self.name}", deadline_s=_DEADLINE_S)
 
     def wait_until_over(self) -> dict[str, Any]:
         """The event of its end. Nobody helps it."""
@@ -208,10 +266,20 @@ class FaultRun:
 
         return wait_for(made, f"{self.name} to note {what or kind}")
 
+    def log_of(self, rank: int) -> str:
+        """What a rank of the present attempt has printed."""
+        return RunDir(self.path).attempt(self.attempt()).rank_log(rank).read_text(errors="replace")
+
+    def wait_until_gone(self, pid: int) -> None:
+        """Wait for the end of a process."""
+        wait_for(lambda: not psutil.pid_exists(pid), f"process {pid} to end")
+
     # --- processes ------------------------------------------------------------------------------------------
 
     def rank(self, rank: int) -> psutil.Process:
-        """The process of a rank of the present attempt."""
+        """The process of a rank of the present attempt; of one that was replaced in memory, the new process."""
+        if self.in_memory:
+            return psutil.Process([mark for mark in self.marks("loaded") if mark["rank"] == rank][-1]["pid"])
         wanted = [str(self.path), str(self.attempt())]
         (found,) = [
             process

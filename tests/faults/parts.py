@@ -89,3 +89,35 @@ def name(event: dict[str, Any]) -> str:
 def _first(run: FaultRun, kind: str, after: float) -> dict[str, Any] | None:
     """The first event of a kind since a time."""
     return next((event for event in run.events(kind) if event["time"] >= after), None)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """The recovery in memory from one fault.
+
+    Attributes:
+        regroup_s: from the notice that ranks are lost until all ranks train again, as the supervisor measured it.
+        first_step_s: from the fault to the first new step.
+        rolled_back: steps that had been taken, and had to be taken again, of each recovery.
+    """
+
+    regroup_s: float
+    first_step_s: float | None
+    rolled_back: tuple[int, ...]
+
+
+def in_memory(run: FaultRun, happened: float) -> InMemory | None:
+    """Measure the recoveries in memory after a fault; None where there was none."""
+    recoveries = [event for event in run.recoveries() if event["time"] >= happened]
+    if not recoveries:
+        return None
+    first = recoveries[0]
+    again = next(
+        (row["time"] for row in run.metrics("step") if row["time"] > happened and row["step"] > first["step"]),
+        None,
+    )
+    return InMemory(
+        first["seconds"],
+        None if again is None else again - happened,
+        tuple(event["rolled_back"] for event in recoveries),
+    )

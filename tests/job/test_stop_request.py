@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 
 from tests.submit.local_runs import TAKES_SIGNALS, LocalUser
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import write_atomically
 from zslurm.core.processes import DetachedProcess
 from zslurm.job.stop_request import KEY, StopListener, StopSender, add_to_key, address_of
@@ -57,7 +57,7 @@ def test_a_listener_asks_once_there_is_a_request() -> None:
     store, asked = _Store(), threading.Event()
     listener = StopListener(store, asked.set)
     store.keys.add(KEY)
-    assert asked.wait(60)
+    assert asked.wait(DEADLINE_S)
     listener.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.job.stop_request import add_to_key
 from zslurm.job.store_client import StoreClient
@@ -122,7 +122,7 @@ def test_the_store_outlives_its_supervisor_until_the_step_is_over(tmp_path: Path
     server.store.set("key", "value")
     assert server.store.get("key") == b"value"
     server.attempt.step_exit.write_text("0\n")
-    assert server.client._process.wait(60) == 0
+    assert server.client._process.wait(DEADLINE_S) == 0
 
 
 def test_a_server_that_fails_at_once_is_distinguished_from_one_that_was_stopped_early(

@@ -38,7 +38,7 @@ class TwoJobs:
         record_action(self.run, "successor", "12", self.spec, successor="13")
         self.jobs: dict[str, JobRecord] = {}
         self.problem: str | None = None
-        monkeypatch.setattr(run_state, "_ask_slurm", lambda ids: QueueView(self.jobs, problem=self.problem))
+        monkeypatch.setattr(run_state, "ask_slurm", lambda ids: QueueView(self.jobs, problem=self.problem))
 
     def slurm_says(self, **states: JobState) -> TwoJobs:
         self.jobs = {

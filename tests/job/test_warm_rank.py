@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.runs import clean_environment, losses_of, make_corpus, make_run
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.core.files import read_json
 from zslurm.job.store_client import StoreClient
 from zslurm.run.run_dir import RunDir
@@ -49,7 +49,7 @@ def test_a_warm_process_takes_the_place_of_a_killed_rank_0_in_a_real_run(tmp_pat
         wait_for(lambda: len(losses_of(path)) > 3, "steps")
         ranks[0].kill()
         ranks[0].wait()
-        server.generation(Generation(1, ("here/w0", "here/1"), lost=(0,), deadline_s=60))
+        server.generation(Generation(1, ("here/w0", "here/1"), lost=(0,), deadline_s=DEADLINE_S))
         wait_for(lambda: event("recovered") or event("failed"), "the outcome")
         assert event("failed") is None
         assert (ranks[1].wait(300), warm.wait(300)) == (0, 0), attempt.rank_log(0).read_text()

@@ -41,7 +41,7 @@ def implementations(operation: Operation) -> dict[str, Run]:
 
 def interpreted(operation: str, implementation: str, *args: Any) -> Any:
     """Run an implementation in Triton's interpreter."""
-    return _written_back(_interpreter().submit(_run, operation, implementation, args).result(), args)
+    return _written_back(interpreter().submit(_run, operation, implementation, args).result(), args)
 
 
 def on_gpu(run: Run, supports: Callable[..., str | None], reference: Run, *args: Any) -> Any:
@@ -88,7 +88,7 @@ def _run(operation: str, implementation: str, args: tuple[Any, ...]) -> tuple[An
 
 
 @cache
-def _interpreter() -> ProcessPoolExecutor:
+def interpreter() -> ProcessPoolExecutor:
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_start)
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"  # for the process, which starts now

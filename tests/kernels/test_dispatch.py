@@ -73,7 +73,7 @@ def double(*recorded: Recorded, rule: Callable[[Arch, Any], str | None] | None =
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Operation], None]]:
     """Let `use` find an operation of the test."""
-    monkeypatch.setattr(dispatch, "_forced_names", {})
+    monkeypatch.setattr(dispatch, "forced_names", {})
 
     def known(operation: Operation) -> None:
         monkeypatch.setattr(dispatch, "operations", lambda: {operation.name: operation})
@@ -215,7 +215,7 @@ def test_what_is_taken_by_name_only_needs_a_setting_or_a_table(
 def test_an_operation_without_the_one_that_its_folder_is_forced_to_chooses_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "_forced_names", {})
+    monkeypatch.setattr(dispatch, "forced_names", {})
     first, second = Recorded("first"), Recorded("second")
     one, other = replace(double(first), name="folder.one"), replace(double(second), name="folder.other")
     monkeypatch.setattr(dispatch, "operations", lambda: {each.name: each for each in (one, other)})

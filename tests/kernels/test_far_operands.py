@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.implementations import _interpreter
+from tests.kernels.implementations import interpreter
 from zslurm.kernels import checks
 from zslurm.kernels.dispatch import operations
 
@@ -84,7 +84,7 @@ def _products() -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("run", [_norms, _queries_and_keys, _products])
 def test_what_is_far_apart_gives_the_same_bits(run: object) -> None:
-    for near, far in _interpreter().submit(run).result():  # type: ignore[arg-type]
+    for near, far in interpreter().submit(run).result():  # type: ignore[arg-type]
         assert torch.equal(near, far)
 
 

@@ -115,11 +115,11 @@ def test_a_successor_continues_where_preemption_cancels_the_job(user: User) -> N
 
 def test_a_suspended_run_goes_on_as_if_nothing_had_been(user: User) -> None:
     """No heartbeat, hang limit or clock takes the pause for a fault, though it is longer than all of them."""
-    limits = {"hang": {"step_s": 6, "step_factor": 1.5}, "heartbeat_timeout_s": 6, "standby_s": 8}
+    limits = {"hang": {"step_s": 12, "step_factor": 1.5}, "heartbeat_timeout_s": 12, "standby_s": 14}
     job_id = start(user, "paused", "batch", step=4, aegis={"grace_s": 3, **limits})
     user.cluster.run_as_root(["scontrol", "suspend", job_id])
     assert user.wait_for_state("paused", "suspended")
-    until = time.monotonic() + 15
+    until = time.monotonic() + 20
     wait_for(lambda: time.monotonic() > until, "a pause that is longer than every limit")
     before = user.steps("paused")[-1]["step"]
     user.cluster.run_as_root(["scontrol", "resume", job_id])

@@ -48,7 +48,7 @@ from zslurm.checkpoint_tools import (
 from zslurm.checkpoint_tools.durable import writing
 from zslurm.checkpoint_tools.format import layout, manifest_json
 from zslurm.checkpoint_tools.format.shard_header import DTYPES
-from zslurm.checkpoint_tools.plain import in_words, load_json, reason_of
+from zslurm.checkpoint_tools.plain import StrPath, in_words, load_json, reason_of
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.checkpoint_tools.write import StoredRow, write_rows
 from zslurm.train.errors import HubError, HubIOError
@@ -94,7 +94,7 @@ class _Item:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-def export_dcp(checkpoint: Checkpoint, out: Path, *, report: Report = silent) -> Converted:
+def export_dcp(checkpoint: Checkpoint, out: StrPath, *, report: Report = silent) -> Converted:
     """Write everything in `checkpoint` as a DCP checkpoint in the new directory `out`, which appears when whole.
 
     Raises:
@@ -102,6 +102,7 @@ def export_dcp(checkpoint: Checkpoint, out: Path, *, report: Report = silent) ->
         Damaged, ReadFailed: the checkpoint cannot be read.
         HubIOError: the file system refused.
     """
+    out = Path(out)
     if out.exists():
         raise HubError(f"{out}: exists; name a new directory, or remove it first")
     items = list(_items(checkpoint))
@@ -125,7 +126,9 @@ def export_dcp(checkpoint: Checkpoint, out: Path, *, report: Report = silent) ->
     return Converted(out, len(items), total)
 
 
-def import_dcp(source: Path, root: Path, *, like: Manifest | None = None, report: Report = silent) -> Converted:
+def import_dcp(
+    source: StrPath, root: StrPath, *, like: Manifest | None = None, report: Report = silent
+) -> Converted:
     """Make a checkpoint of one rank of the DCP checkpoint in `source`, in `root`, a directory of checkpoints.
 
     `like` is the manifest of a checkpoint of the same model: where `source` has no `zslurm.manifest`, because
@@ -137,6 +140,8 @@ def import_dcp(source: Path, root: Path, *, like: Manifest | None = None, report
             `root` holds a checkpoint of that step.
         HubIOError, CheckpointError: the file system refused.
     """
+    source = Path(source)
+    root = Path(root)
     reader = _open(source)
     metadata: Metadata = reader.read_metadata()
     stored = {
@@ -240,7 +245,7 @@ class _LazyPlanner(DefaultSavePlanner):
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without torch's remark that there is no process group, and with the cause of its errors for an error."""
+    """Without torch's warning that there is no process group, and with the cause of its errors for an error."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")

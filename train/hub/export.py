@@ -25,6 +25,7 @@ import numpy as np
 
 from zslurm.checkpoint_tools.durable import sync
 from zslurm.checkpoint_tools.format import shard_header
+from zslurm.checkpoint_tools.plain import StrPath
 from zslurm.train.errors import HubError, HubIOError
 from zslurm.train.hub import sidecar
 from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, INDEX, SINGLE, to_bf16
@@ -62,7 +63,7 @@ def silent(done: int, total: int) -> None:
 
 def export(
     weights: Weights,
-    out: Path,
+    out: StrPath,
     *,
     dtype: str = "bf16",
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -84,6 +85,7 @@ def export(
         HubIOError: the file system refused.
         CheckpointError: the checkpoint is damaged.
     """
+    out = Path(out)
     settings = weights.settings
     if tokenizer is not None and not settings.tokens.end:
         settings = replace(settings, tokens=token_ids(tokenizer))

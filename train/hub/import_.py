@@ -34,7 +34,7 @@ from zslurm.checkpoint_tools import (
     write_shard,
 )
 from zslurm.checkpoint_tools.durable import writing
-from zslurm.checkpoint_tools.plain import reason_of
+from zslurm.checkpoint_tools.plain import StrPath, reason_of
 from zslurm.train.data.build.tokenizer import file_sha256
 from zslurm.train.data.schema import TOKENIZER_FILE
 from zslurm.train.errors import HubError, HubIOError
@@ -62,7 +62,7 @@ class Imported:
 
 def import_weights(
     weights: Weights,
-    root: Path,
+    root: StrPath,
     *,
     tokenizer: TokenizerFiles | None = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -74,6 +74,7 @@ def import_weights(
         HubError: `root` holds checkpoints or is no directory.
         HubIOError, CheckpointError: the file system refused.
     """
+    root = Path(root)
     if root.exists() and (not root.is_dir() or list_checkpoints(root)):
         raise HubError(f"{root}: holds checkpoints, or is no directory; name a directory for this one alone")
     model = weights.settings.model

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from zslurm.checkpoint_tools import Checkpoint
-from zslurm.checkpoint_tools.plain import load_json
+from zslurm.checkpoint_tools.plain import StrPath, load_json
 from zslurm.train.config import ModelConfig
 from zslurm.train.errors import HubError, HubIOError
 from zslurm.train.hub.folder import BUFFER_ELEMENTS, CONFIG, TensorFolder
@@ -262,13 +262,14 @@ class FolderWeights(Weights):
         return True
 
 
-def open_weights(path: Path, overrides: Overrides = Overrides()) -> Weights:
+def open_weights(path: StrPath, overrides: Overrides = Overrides()) -> Weights:
     """Weights at `path`: a checkpoint directory of ours, or a folder of either published layout.
 
     Raises:
         CheckpointError: it is a checkpoint, and cannot be read.
         HubError: it is a folder, and cannot be read; or neither.
     """
+    path = Path(path)
     if (path / CONFIG).is_file() and not (path / "manifest.json").exists():
         return FolderWeights(path, overrides)
     return CheckpointWeights(path, overrides)

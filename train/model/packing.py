@@ -92,7 +92,8 @@ def pack(
         )
     rotary = rotary_table(positions, rotary_dim, rope_base, dtype)
     if by_bounds and segment_BS is not None and valid_BS is None:
-        return Packing(rotary, linked=linked, bounds_N=_bounds(segment_BS) if bounds_N is None else bounds_N)
+        bounds_N = bounds_of_segments(segment_BS) if bounds_N is None else bounds_N
+        return Packing(rotary, linked=linked, bounds_N=bounds_N)
 
     seen_BSS = positions_S.unsqueeze(1) >= positions_S
     if segment_BS is not None:
@@ -134,7 +135,7 @@ def _same_as_before(segment_BS: Tensor, distance: int) -> Tensor:
     return same_BS.unsqueeze(-1)
 
 
-def _bounds(segment_BS: Tensor) -> Tensor:
+def bounds_of_segments(segment_BS: Tensor) -> Tensor:
     """Return where documents begin among all tokens, row by row, and the number of tokens: int32 [documents + 1].
 
     The host waits for the device.

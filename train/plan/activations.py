@@ -336,7 +336,8 @@ def _head(sizes: Sizes) -> int:
     kept = 2 * sizes.stream + sizes.table * wide + softmax * wide
     logits = _part(sizes) * model.vocab_size * wide
     if not sizes.converts:
-        return kept + max(logits, _weight_gradient(sizes, chunk), _weight_gradient(sizes, sizes.tokens % chunk))
+        pieces = (chunk, sizes.tokens % chunk)
+        return kept + max(logits, *(weight_gradient_bytes(sizes, piece) for piece in pieces))
     if not sizes.on_cpu:
         # 16-bit operands are multiplied as they are: there is no embedding in fp32, and no product of its size
         # beside the gradient's sum, to which pieces are added.
@@ -358,7 +359,7 @@ def _head(sizes: Sizes) -> int:
     return kept + sizes.table * wide + max(on_top)
 
 
-def _weight_gradient(sizes: Sizes, chunk: int) -> int:
+def weight_gradient_bytes(sizes: Sizes, chunk: int) -> int:
     """Product of so many tokens for the embedding's gradient in fp32, and the operand that is turned for it.
 
     That is what oneDNN takes on processors of AMD; on others it is added in place, and this is too much.

@@ -16,20 +16,6 @@ PAUSE_S = (0.001, 0.02)
 """Seconds between two looks at a key: first, and at most."""
 
 
-def buddy_of(rank: int, size: int, local_size: int) -> int | None:
-    """Return the rank that keeps the copy of `rank`; None where there is no other one."""
-    if size == 1:
-        return None
-    return (rank + (local_size if local_size < size else 1)) % size
-
-
-def ward_of(rank: int, size: int, local_size: int) -> int | None:
-    """Return the rank whose copy `rank` keeps; the inverse of `buddy_of`."""
-    if size == 1:
-        return None
-    return (rank - (local_size if local_size < size else 1)) % size
-
-
 def whole_step(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]], buddies: Sequence[int | None]) -> int:
     """Return the newest step that every rank can have again; -1 where there is none.
 

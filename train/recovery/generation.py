@@ -137,6 +137,23 @@ class Generation:
         return member.rpartition("/")[0] in self.left and self.rank_of(member) is None
 
 
+def buddy_of(rank: int, size: int, per_node: int) -> int | None:
+    """Return the rank that keeps the copy of `rank`; None where there is no other one.
+
+    It is at the same place on the next node, so that copies stay on their rail; on one node it is the next rank.
+    """
+    if size == 1:
+        return None
+    return (rank + (per_node if per_node < size else 1)) % size
+
+
+def ward_of(rank: int, size: int, per_node: int) -> int | None:
+    """Return the rank whose copy `rank` keeps; the inverse of `buddy_of`."""
+    if size == 1:
+        return None
+    return (rank - (per_node if per_node < size else 1)) % size
+
+
 def recovered(number: int, step: int, rolled_back: int, seconds: float) -> dict[str, Any]:
     """Return the event of a generation that trains: `step` steps are done, `rolled_back` were done before."""
     return {

@@ -36,9 +36,9 @@ class PlannedMoves:
         due: the ranks have agreed to hold before the next step.
     """
 
-    def __init__(self, store: dist.Store, watcher: Watcher, member: str, size: int) -> None:
-        """Take part as `member`, one of `size` ranks."""
-        self._store, self._watcher, self._member, self._size = store, watcher, member, size
+    def __init__(self, store: dist.Store, watcher: Watcher, member: str) -> None:
+        """Take part as `member`."""
+        self._store, self._watcher, self._member, self._size = store, watcher, member, 0
         self._given_up = 0
         self.due = False
 
@@ -47,8 +47,9 @@ class PlannedMoves:
         planned = self._watcher.planned
         return float(planned > max(self._watcher.number, self._given_up))
 
-    def agree(self, knowing: float, *, may_copy: bool) -> None:
-        """Take the sum of these numbers; ranks hold where all know of the move, and a copy may begin."""
+    def agree(self, knowing: float, size: int, *, may_copy: bool) -> None:
+        """Take the sum of these numbers of `size` ranks; they hold where all know, and a copy may begin."""
+        self._size = size
         self.due = may_copy and knowing == self._size
 
     def hold(self, step: int, is_whole: Callable[[], bool]) -> bool:

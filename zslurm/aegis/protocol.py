@@ -108,7 +108,7 @@ class SensorReport:
 
     Attributes:
         sensor: `kernel_log`, `gpu`, `nic`, `host`, `disk`, `agent` (its clock), ...
-        ok: false where nothing could be read: then it says nothing about the node's health.
+        ok: false where nothing could be read: then nothing is known about the node's health.
         why: why not; reported once each time it changes.
         faults: new ones since the last look.
         values: what was measured.

@@ -11,9 +11,10 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values, without_secrets
 from zslurm.config import load, yaml12
-from zslurm.core.console import print_json, print_table
+from zslurm.core.console import print_json
 from zslurm.core.errors import NotFound
 from zslurm.core.redact import redact_mapping
 from zslurm.core.units import show_value
@@ -92,7 +93,20 @@ def _list_recipes(facts: list[dict[str, Any]], *, as_json: bool) -> None:
         ]
         for fact in facts
     ]
-    print_table("recipe parameters without-embedding active layers hidden experts contexts tokens".split(), rows)
+    print_table(_RECIPE_COLUMNS, rows)
+
+
+_RECIPE_COLUMNS = (
+    Column("recipe"),
+    Column("parameters"),
+    Column("without-embedding", drop=6),
+    Column("active", drop=1),
+    Column("layers", drop=3),
+    Column("hidden", drop=4),
+    Column("experts", drop=2),
+    Column("contexts", drop=7),
+    Column("tokens", drop=5),
+)
 
 
 def _facts(name: str) -> dict[str, Any]:

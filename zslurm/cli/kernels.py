@@ -9,8 +9,9 @@ import typer
 
 from zslurm.checkpoint_tools.quantities import counted, show_bytes
 from zslurm.cli.options import Json
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core import log
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError, ZslurmError
 
 if TYPE_CHECKING:  # torch is imported by the commands that need it, not to show their help
@@ -57,7 +58,12 @@ def build(
     if json:
         print_json([_build_facts(name, built) for name, built in found])
     else:
-        columns = ["kernel", "language", "architecture", "registers", "LDS", "occupancy", "result"]
+        columns: list[str | Column] = [
+            "kernel",
+            *(Column(name, drop=2) for name in ("language", "architecture")),
+            *(Column(name, drop=1) for name in ("registers", "LDS", "occupancy")),
+            Column("result", "text"),
+        ]
         print_table(columns, [_build_row(name, built) for name, built in found])
     # One compiler is missing for all sources of an architecture: that is one line.
     problems = dict.fromkeys(f"{name}: {built.problem}" for name, built in found if built.problem)
@@ -73,7 +79,7 @@ def check(device: Device = "auto", only: Only = None, json: Json = False) -> Non
     """
     log.set_up()
     _known_operations(only or [])
-    where = _device(device)
+    where = device_of(device)
     from zslurm.kernels.harness.checks import NO_CASES, UNAVAILABLE, check_all
 
     found = list(check_all(where, only=only or ()))
@@ -91,7 +97,15 @@ def check(device: Device = "auto", only: Only = None, json: Json = False) -> Non
             ]
             for each in found
         ]
-        print_table(["operation", "operands", "implementation", "status", "error", "why"], rows)
+        columns: list[str | Column] = [
+            "operation",
+            Column("operands", drop=1),
+            "implementation",
+            Column("status", "state"),
+            Column("error", drop=2),
+            Column("why", "text"),
+        ]
+        print_table(columns, rows)
     causes = {each.message for each in found if each.status == UNAVAILABLE}
     for line in sorted(causes):
         say(f"note: could not run: {line}")
@@ -118,7 +132,7 @@ def bench(
     """
     log.set_up()
     _known_operations(only or [])
-    where = _device(device)
+    where = device_of(device)
     from zslurm.kernels.arch import CPU, arch_of
     from zslurm.kernels.harness.bench import bench_all, tables, write_tables
     from zslurm.kernels.harness.builds import cache_problem
@@ -143,7 +157,15 @@ def bench(
         }
         print_json(facts)
         return
-    columns = ["operation", "operands", "implementation", "us", "of the reference's", "TFLOPS", "of triad"]
+    columns: list[str | Column] = [
+        "operation",
+        "operands",
+        "implementation",
+        "us",
+        "of the reference's",
+        "TFLOPS",
+        "of triad",
+    ]
     print_table(columns, [row for each in measured for row in _bench_rows(each, rate)])
     if figures:
         print()
@@ -168,10 +190,10 @@ def _architecture(name: str) -> Arch:
 def _own_architecture() -> Arch:
     from zslurm.kernels.arch import arch_of
 
-    return arch_of(_device("auto"))
+    return arch_of(device_of("auto"))
 
 
-def _device(wanted: str) -> torch.device:
+def device_of(wanted: str) -> torch.device:
     """Return the device to run on.
 
     Raises:

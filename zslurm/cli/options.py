@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields
+from datetime import datetime
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -42,6 +45,33 @@ def complete_clusters(incomplete: str) -> list[str]:
     except OSError:
         return []
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_states(incomplete: str) -> list[str]:
+    """Return the states of runs, for the last of those that are typed."""
+    from zslurm.run.state import STATES
+
+    head, comma, last = incomplete.rpartition(",")
+    return [f"{head}{comma}{state}" for state in STATES if state.startswith(last)]
+
+
+TIMES = "30m, 12h, 2d, or 2026-11-23T08:00"
+"""Points of time as `parse_since` reads them."""
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_since(text: str) -> float:
+    """Return the UNIX seconds of a local time, or of a duration before now.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    text = text.strip()
+    if match := re.fullmatch(r"(\d{1,6})([smhdw])", text):
+        return time.time() - int(match[1]) * _SECONDS[match[2]]
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
+    raise ConfigError(f"--since {text[:40]!r}: expected {TIMES}")
 
 
 _RUNS = "Names, directories or job ids"

@@ -10,8 +10,9 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.config import Recompute
 from zslurm.train.plan.io import PUBLISHED_BUDGET, Reads, StoragePlan, plan_storage

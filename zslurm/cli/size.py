@@ -12,8 +12,9 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan import trains_on_cpus
+from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
 from zslurm.submit.resolve import resolve_run
 from zslurm.submit.size import Card, PhaseSize, RunSize, card_of, proposals, run_size

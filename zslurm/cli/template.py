@@ -12,8 +12,9 @@ from jinja2 import nodes
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError, NotFound, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.core.paths import expand
@@ -67,7 +68,7 @@ def list_(json: Json = False) -> None:
         print_json([{**{name: getattr(t, name) for name in facts}, "used": used[t.name] == t} for t in shown])
         return
     rows = [[t.name, t.owner, t.place, "" if used[t.name] == t else "hidden by yours"] for t in shown]
-    print_table(["name", "owner", "place", ""], rows)
+    print_table(["name", "owner", Column("place", "text"), ""], rows)
 
 
 @app.command()
@@ -138,7 +139,10 @@ def check(name: Name, run_file: RunFile = None, cluster: Cluster = None, json: J
     if json:
         print_json({"template": template.place, "ok": not errors, "findings": [asdict(f) for f in findings]})
     elif findings:
-        print_table(["level", "place", "what"], [[f.level, f.place, f.message] for f in findings])
+        print_table(
+            [Column("level", "state"), "place", Column("what", "text")],
+            [[f.level, f.place, f.message] for f in findings],
+        )
     if errors:
         raise CheckFailed(f"{template.place}: {counted(len(errors), 'error')}; it would not be submitted")
     say(f"{template.place}: in order" + (f", {counted(len(findings), 'warning')}" if findings else ""))

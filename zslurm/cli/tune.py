@@ -17,8 +17,9 @@ from typer import Option
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json, RunFile, Set, Slurm, run_locally_or_as_job
+from zslurm.cli.terminal.table import print_table
 from zslurm.cluster.gemm_tables import own_table_path
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, ZslurmError
 from zslurm.core.files import write_atomically
 from zslurm.submit.gemm_tuning import calls_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.layers import Origin, show_path
 from zslurm.config.yaml12 import KeyPath
-from zslurm.core.console import print_json, print_table
+from zslurm.core.console import print_json
 from zslurm.core.redact import redact_value
 from zslurm.core.units import show_value
 
@@ -23,4 +24,5 @@ def print_values(rows: Iterable[tuple[KeyPath, Any, Origin]], *, as_json: bool) 
     if as_json:
         print_json({key: {"value": value, "origin": origin} for key, value, origin in shown})
     else:
-        print_table(["key", "value", "origin"], [[key, show_value(value), origin] for key, value, origin in shown])
+        columns: list[str | Column] = ["key", Column("value", "text"), Column("origin", "text")]
+        print_table(columns, [[key, show_value(value), origin] for key, value, origin in shown])

@@ -39,7 +39,7 @@ class Outcome:
         remedy: what to do about it; empty where there is nothing to do.
         must_match: what must be the same on every node, by name; None is what could not be read.
         data: what `compare` of the check wants to know of each node.
-        blames: whether a failure is this machine's own; not where machines differ and none is known to be right.
+        node_fault: whether a failure is this machine's own; not where machines differ and none is known right.
     """
 
     status: Status
@@ -47,7 +47,7 @@ class Outcome:
     remedy: str = ""
     must_match: Mapping[str, str | None] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
-    blames: bool = True
+    node_fault: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; readers of the report know `must_match` as `alike`."""
@@ -83,8 +83,10 @@ def unavailable(reason: str, remedy: str = "", **more: Any) -> Outcome:
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
     """Merge all outcomes of one check for one machine; the first is the machine's."""
     first, problems = outcomes[0], [outcome for outcome in outcomes if outcome.status is not Status.PASS]
-    blames = any(outcome.blames for outcome in problems if outcome.status is Status.FAIL) or not problems
-    return worst(problems, outcomes[-1].reason, must_match=first.must_match, data=first.data, blames=blames)
+    node_fault = any(outcome.node_fault for outcome in problems if outcome.status is Status.FAIL) or not problems
+    return worst(
+        problems, outcomes[-1].reason, must_match=first.must_match, data=first.data, node_fault=node_fault
+    )
 
 
 def worst(problems: Sequence[Outcome], fine: str, **more: Any) -> Outcome:

@@ -35,7 +35,7 @@ def inconsistent_nodes(check: Check, outcomes: Mapping[str, Outcome]) -> dict[st
             listed = "; ".join(f"{value} on {compress(nodes)}" for value, nodes in nodes_of.items())
             reason = f"{name} differs, and no value is usual: {listed}"
             for node in (node for nodes in nodes_of.values() for node in nodes):
-                found.setdefault(node, []).append(Outcome(check.inconsistent, reason, _REMEDY, blames=False))
+                found.setdefault(node, []).append(Outcome(check.inconsistent, reason, _REMEDY, node_fault=False))
     groups: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for node, differences in differing.items():
         groups.setdefault(tuple(differences), []).append(node)
@@ -60,5 +60,5 @@ def unlike_here(check: Check, here: Outcome, outcomes: Mapping[str, Outcome]) ->
         ]
         if differing:
             remedy = "use one environment that all machines share"
-            found[node] = [Outcome(check.inconsistent, "; ".join(differing), remedy, blames=False)]
+            found[node] = [Outcome(check.inconsistent, "; ".join(differing), remedy, node_fault=False)]
     return found

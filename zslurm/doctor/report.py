@@ -54,7 +54,7 @@ class Report:
         nodes = {
             result.node
             for result in self.results
-            if result.outcome.status is Status.FAIL and result.outcome.blames and result.node != LOGIN
+            if result.outcome.status is Status.FAIL and result.outcome.node_fault and result.node != LOGIN
         }
         return sorted(nodes, key=natural_key)
 

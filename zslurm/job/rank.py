@@ -31,7 +31,7 @@ from zslurm.slurm.environment import step_info
 from zslurm.train.allocator import set_allocator
 from zslurm.train.errors import Diverged, MovedOff, TrainError
 from zslurm.train.progress import last_step, record_path
-from zslurm.train.recovery.generation import RECOVERY_VARIABLE
+from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
@@ -121,7 +121,8 @@ def _record_end(
 ) -> None:
     body: dict[str, Any] = {
         "rank": int(environ["RANK"]),
-        "node": environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "node": (node := environ.get("SLURMD_NODENAME", socket.gethostname())),
+        "member": environ.get(MEMBER_VARIABLE) or member_name(node, environ.get("LOCAL_RANK", "0")),
         "exit_code": code,
         "time": time.time(),
         "step": last_step(),

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--until", type=Path, help="after the end of standard input, serve until this file exists")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to the whole job; they are meant for the ranks
     from torch.distributed import DistNetworkError, TCPStore
 

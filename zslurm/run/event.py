@@ -1,6 +1,6 @@
 """What an event is: one row of a run's events.jsonl or submissions.jsonl, as an object of the class of its kind.
 
-The kinds are the classes in events.py; the field `event` of a row (`action` in submissions.jsonl) names the kind.
+The kinds are the classes in events/; the field `event` of a row (`action` in submissions.jsonl) names the kind.
 Files outlive versions: further fields of a row are kept, a row of an unknown kind, or without a field that its
 kind needs, is an `UnknownEvent`; an optional field with a value of another type counts as missing.
 
@@ -122,7 +122,7 @@ class UnknownEvent(Event):
 
 
 CLASSES: dict[str, type[Event]] = {}
-"""The classes of the union by the name of their kind; filled when events.py is imported."""
+"""The classes of the union by the name of their kind; filled when events/ is imported."""
 
 
 @cache

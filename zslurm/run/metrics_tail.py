@@ -10,7 +10,7 @@ from typing import Any
 from zslurm.train.jsonl import parse_line
 
 _STEPS_TO_AVERAGE = 10  # one step's time may hold a checkpoint
-_BLOCK = 1 << 18
+BLOCK = 1 << 18
 
 
 @dataclass
@@ -73,7 +73,7 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             position, begun = file.seek(0, 2), b""
             while position:
-                size = min(_BLOCK, position)
+                size = min(BLOCK, position)
                 position -= size
                 file.seek(position)
                 lines = (file.read(size) + begun).splitlines(keepends=True)

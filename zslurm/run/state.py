@@ -11,7 +11,7 @@ import getpass
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
@@ -58,6 +58,7 @@ State = Literal[
     "prepared",  # never accepted by a launcher
     "copied",  # a copy of a run: the job in its files is the original's
 ]
+STATES: tuple[State, ...] = get_args(State)
 ACTIVE: frozenset[State] = frozenset({"pending", "requeued", "held", "running", "suspended", "completing"})
 
 
@@ -188,7 +189,7 @@ def look_all(runs: Sequence[RunDir], *, cached: bool = False) -> list[RunState]:
         acted = max(job.acted for job in on_slurm)
         seen = queue_view.view(_job_ids(on_slurm), users, not_before=acted)
     else:
-        seen = _ask_slurm(_job_ids(on_slurm))
+        seen = ask_slurm(_job_ids(on_slurm))
     return [_state(run, job, seen) for run, job in zip(runs, jobs, strict=True)]
 
 
@@ -196,7 +197,8 @@ def _job_ids(jobs: Sequence[_Job]) -> list[str]:
     return [job_id for job in jobs for job_id in (job.job_id, job.successor) if job_id is not None]
 
 
-def _ask_slurm(job_ids: list[str]) -> QueueView:
+def ask_slurm(job_ids: list[str]) -> QueueView:
+    """Return what one squeue call shows of these jobs, or the problem with it."""
     client = SlurmClient()
     try:
         records = client.queue(job_ids)

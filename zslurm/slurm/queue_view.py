@@ -30,7 +30,7 @@ from zslurm.slurm.jobs import JobRecord
 
 FRESH_S = 3.0
 """An answer is as good as new for so long."""
-_SLOW = 4.0
+SLOW = 4.0
 """... or for so many times as long as it took to come."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 """After a failure the controller is left alone, for twice as long each time."""
@@ -83,7 +83,7 @@ class _Kept:
 
     def is_fresh(self, now: float, not_before: float) -> bool:
         """Whether the answer is young enough, and younger than what was last done."""
-        return self.asked > not_before and 0 <= now - self.asked < max(FRESH_S, _SLOW * self.took_s)
+        return self.asked > not_before and 0 <= now - self.asked < max(FRESH_S, SLOW * self.took_s)
 
     def is_pausing(self, now: float) -> bool:
         """Whether the controller failed only just now."""

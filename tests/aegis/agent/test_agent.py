@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -157,21 +156,6 @@ def test_without_a_supervisor_it_ends(agents: list[AgentProcess], tmp_path: Path
     agents[0].hang_up()
     assert agents[0].wait() == 0
     assert agents[0].events() == ["started", "silent", "ended"]
-
-
-def test_its_own_sleep_is_not_the_supervisors_silence(agents: list[AgentProcess], tmp_path: Path) -> None:
-    agents.append(AgentProcess.here(make_run(tmp_path, aegis={"standby_s": 4})))
-    agent = agents[0]
-    agent.keep_beating()
-    agent.fresh_progress()
-    agent.stop_beating()
-    os.kill(agent.process.pid, signal.SIGSTOP)
-    time.sleep(6)
-    os.kill(agent.process.pid, signal.SIGCONT)
-    agent.fresh_progress()
-    agent.keep_beating()
-    agent.fresh_progress(60)
-    assert agent.events() == ["started"]
 
 
 def test_a_line_of_the_kernel_log_is_told(agents: list[AgentProcess], tmp_path: Path) -> None:

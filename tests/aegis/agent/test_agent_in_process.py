@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tests.aegis.contexts import context
 from tests.waiting import wait_for
@@ -97,9 +101,14 @@ class Here:
         wait_for(lambda: not self._thread.is_alive(), "the agent's end")
 
 
-def fast(tmp_path: Path, **aegis: Any) -> NodeContext:
+def fast(tmp_path: Path, *, hangs_after_s: float = 3600.0, **aegis: Any) -> NodeContext:
     return context(
-        tmp_path / "root", aegis=aegis, progress_s=0.01, period_s=0.01, amd_smi_timeout_s=0.1, kernel_log="off"
+        tmp_path / "root",
+        aegis=aegis,
+        progress_s=0.01,
+        period_s=0.01,
+        amd_smi_timeout_s=hangs_after_s,
+        kernel_log="off",
     )
 
 
@@ -110,14 +119,15 @@ def test_a_sensor_that_hangs_is_told_once_and_holds_up_nobody(tmp_path: Path) ->
         wedged.wait()
         return Reading(values={"back": 1})
 
-    here = Here(fast(tmp_path), {"wedged": lambda at: Broken(read), "fine": lambda at: Broken(Reading)})
+    at = fast(tmp_path, hangs_after_s=0.1)
+    here = Here(at, {"wedged": lambda at: Broken(read), "fine": lambda at: Broken(Reading)})
     here.read_on()
     wait_for(lambda: here.sensed("wedged"), "a word on the sensor that hangs")
     seen = len(here.progress())
     wait_for(lambda: len(here.progress()) > seen + 150, "progress to be told on")
     (report,) = here.sensed("wedged")
     assert (report.ok, report.why) == (False, "nothing was read for 0.1 s: it hangs")
-    assert here.sensed("fine")[0].ok
+    wait_for(lambda: any(report.ok for report in here.sensed("fine")), "the other sensor")
     wedged.set()
     wait_for(lambda: here.sensed("wedged")[1:], "the sensor to come back")
     assert here.sensed("wedged")[1].values == {"back": 1}
@@ -131,7 +141,7 @@ def test_a_sensor_that_hangs_while_it_is_made_does_not_stop_the_agent_from_endin
         wedged.wait()
         return None
 
-    here = Here(fast(tmp_path), {"wedged": make})
+    here = Here(fast(tmp_path, hangs_after_s=0.1), {"wedged": make})
     here.read_on()
     wait_for(lambda: here.sensed("wedged"), "a word on the sensor that hangs")
     here.quit()
@@ -204,6 +214,22 @@ def test_the_standby_is_asked_until_it_is_done_or_the_supervisor_is_back(
     assert here.agent.attempt == 7
     here.join()
     assert here.events() == ["started", "silent", "heard", "silent", "ended"]
+
+
+def test_its_own_sleep_is_not_the_supervisors_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process is stopped, its clock runs on: here by far more than the agent waits for a heartbeat."""
+    asleep_s = 0.0
+    monkeypatch.setattr(
+        "zslurm.aegis.agent.main.time", SimpleNamespace(monotonic=lambda: time.monotonic() + asleep_s)
+    )
+    here = Here(fast(tmp_path, standby_s=3600.0), {})
+    here.read_on()
+    for turns in (200, 400, 600):
+        wait_for(lambda turns=turns: len(here.progress()) > turns, "progress")
+        asleep_s += 1e6
+    wait_for(lambda: len(here.progress()) > 800, "progress")
+    here.quit()
+    assert here.events() == ["started", "ended"]
 
 
 def test_a_reader_that_does_not_read_holds_up_neither_commands_nor_the_standby(tmp_path: Path) -> None:

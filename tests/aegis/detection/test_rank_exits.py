@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from zslurm.aegis.detection import rank_exits as findings
-from zslurm.aegis.detection.rank_exits import fault_of_end, faults_in_step_log, faults_of_failure
+from zslurm.aegis.detection.rank_exits import (
+    fault_of_end,
+    faults_in_step_log,
+    faults_of_failure,
+    forget_former_end,
+    rank_ends,
+)
 from zslurm.aegis.logs.signatures import Signatures
 from zslurm.core.files import read_json
 from zslurm.run.run_dir import AttemptDir
@@ -54,6 +60,17 @@ def end(**fields: Any) -> dict[str, Any]:
 def test_what_a_rank_recorded(fields: dict[str, Any], kind: str, role: str) -> None:
     fault = fault_of_end(end(**fields), NODES, Signatures.load())
     assert (fault.kind, fault.role, fault.node, fault.rank, fault.step) == (kind, role, "node0", 0, 12)
+
+
+def test_the_record_of_a_rank_that_was_replaced_is_removed_and_that_of_its_successor_stays(tmp_path: Path) -> None:
+    """The successor may have trained the last step before the supervisor learns that it has the place."""
+    attempt = attempt_in(tmp_path)
+    for rank, member in ((1, "node0/1"), (2, "node1/w5")):
+        attempt.rank_end(rank).write_text(json.dumps(end(rank=rank, member=member)))
+    forget_former_end(attempt, 0, "node0/w3")  # it was killed, and recorded nothing
+    forget_former_end(attempt, 1, "node0/w4")
+    forget_former_end(attempt, 2, "node1/w5")
+    assert [each["member"] for each in rank_ends(attempt)] == ["node1/w5"]
 
 
 def test_a_diverged_loss_is_blamed_on_the_rank_where_it_began() -> None:

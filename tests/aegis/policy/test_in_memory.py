@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind
-from zslurm.aegis.policy.in_memory import Ranks, buddy_of, plan_in_memory
+from zslurm.aegis.policy.in_memory import Ranks, plan_in_memory
 from zslurm.aegis.types import Fault
-from zslurm.train.recovery import agreement
 
 NODES = ("n0", "n0", "n1", "n1", "n2", "n2")
 WARM = {"n0": ["n0/w1"], "n1": ["n1/w2"], "n2": ["n2/w3"], "n3": ["n3/w4", "n3/w5"]}
@@ -59,8 +58,6 @@ def test_a_killed_rank_and_a_dead_node_at_once() -> None:
 @pytest.mark.parametrize(
     ("ranks", "reason"),
     [
-        (_ranks(2, 3), "n1 has 1 warm process for 2 lost ranks"),
-        (_ranks(2, warm={}), "n1 has 0 warm processes for 1 lost rank"),
         (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n3": ["n3/w4"]}), "no spare node has 2 warm processes"),
         (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n1": ["a", "b"]}), "no spare node has 2 warm processes"),
         (_ranks(0, 2), "rank 0 is lost together with rank 2, which kept the copy of its state"),
@@ -72,6 +69,21 @@ def test_a_killed_rank_and_a_dead_node_at_once() -> None:
 )
 def test_what_goes_down_a_rung(ranks: Ranks, reason: str) -> None:
     assert _reason(ranks) == reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "start"),
+    [
+        (_ranks(2, 3), {"n1": 1}),
+        (_ranks(2, 3, coming={"n1": 1}), {}),
+        (_ranks(2, warm={}), {"n1": 1}),
+        (_ranks(0, 3, warm={"n0": ["n0/w1"]}, coming={"n0": 1, "n1": 1}), {}),
+        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n3": ["n3/w4"]}, coming={"n3": 1}), {}),
+    ],
+)
+def test_the_ranks_wait_where_processes_are_missing(ranks: Ranks, start: dict[str, int]) -> None:
+    plan = plan_in_memory(ranks, _faults("rank_killed"), most_tries=3)
+    assert (plan.possible, plan.reason, plan.waits, plan.start) == (False, "", True, start)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULT_KINDS.values() if kind.role == "root"], ids=str)
@@ -89,18 +101,3 @@ def test_one_fault_that_cannot_be_survived_decides_for_all() -> None:
 
 def test_consequences_and_advice_decide_nothing() -> None:
     assert _reason(_ranks(2), ("rank_killed", "peer_lost", "nic_errors", "memory_low")) == ""
-
-
-@pytest.mark.parametrize(("size", "per_node"), [(2, 1), (6, 2), (8, 8), (1024, 8)])
-def test_every_rank_keeps_the_copy_of_one_other_rank_by_the_trainers_rule(size: int, per_node: int) -> None:
-    buddies = [buddy_of(rank, size, per_node) for rank in range(size)]
-    assert buddies == [agreement.buddy_of(rank, size, per_node) for rank in range(size)]
-    assert sorted(buddy for buddy in buddies if buddy is not None) == list(range(size))
-    if per_node < size:
-        assert all(
-            rank // per_node != buddy // per_node for rank, buddy in enumerate(buddies) if buddy is not None
-        )
-
-
-def test_a_single_rank_has_no_other_one() -> None:
-    assert buddy_of(0, 1, 1) is None

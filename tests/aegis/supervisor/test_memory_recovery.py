@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -51,6 +52,8 @@ class Pool(WarmPool):
 
     def __init__(self) -> None:
         self.waiting, self._left = {}, set()
+        self.coming = Counter()
+        self._came: set[str] = set()
         self.asked: list[tuple[tuple[str, ...], int]] = []
         self.gone: list[tuple[str, TaskFailure]] = []
 
@@ -61,10 +64,13 @@ class Pool(WarmPool):
     def start(self, nodes: Any, per_node: int = 1) -> str:
         if nodes:
             self.asked.append((tuple(nodes), per_node))
+            self.coming.update(dict.fromkeys(nodes, per_node))
         return ""
 
     def ended(self) -> list[tuple[str, TaskFailure]]:
         gone, self.gone = self.gone, []
+        for member, _ in gone:
+            self._come(member)
         self.take(member for member, _ in gone)
         return gone
 
@@ -168,6 +174,47 @@ def test_a_warm_process_that_is_lost_on_its_way_in_is_replaced(site: Site) -> No
     assert site.memory.lost_members() == []
     assert site.lose(3)
     assert site.store.generations[-1].members[3] == "n1/w6"
+
+
+def test_two_ranks_of_a_node_wait_for_the_process_that_is_missing(site: Site) -> None:
+    assert site.lose(2, 3)
+    assert site.store.generations == []
+    assert site.pool.asked[2:] == [(("n1",), 1)], "one is there"
+    assert site.lose(2, 3), "it is not asked for again"
+    assert len(site.pool.asked) == 3
+    site.reports({"event": "warm", "member": "n1/w9"})
+    assert site.lose(2, 3)
+    (generation,) = site.store.generations
+    assert (generation.lost, generation.members[2:4]) == ((2, 3), ("n1/w2", "n1/w9"))
+    site.recover(1)
+    assert site.memory.take_recovered() == ({2, 3}, set())
+
+
+def test_a_rank_that_is_lost_again_waits_for_the_process_that_is_being_started(site: Site) -> None:
+    site.lose(3)
+    site.recover(1)
+    asked = list(site.pool.asked)
+    assert site.lose(3, step=9)
+    assert site.pool.asked == asked, "it is on its way"
+    site.reports({"event": "warm", "member": "n1/w9"}, step=9)
+    assert site.lose(3, step=9)
+    assert site.store.generations[-1].members[3] == "n1/w9"
+
+
+def test_a_process_that_does_not_start_is_asked_for_again(site: Site) -> None:
+    site.lose(2, 3)
+    site.pool.gone = [("n1/w9", TaskFailure("n1", (0,), "Killed"))]
+    assert site.memory.lost_members() == []
+    assert site.lose(2, 3)
+    assert site.pool.asked[2:] == [(("n1",), 1)] * 2
+
+
+def test_processes_that_do_not_come_in_time_go_down_a_rung(tmp_path: Path) -> None:
+    site = Site(tmp_path, recovery_s=0.001)
+    site.lose(2, 3)
+    site.memory._deadline = 0.0
+    site.memory.tend(5)
+    assert "no process was ready to take a place within" in site.recorded("recovery_failed")[0]["reason"]
 
 
 def test_what_the_policy_refuses_goes_down_a_rung_with_its_reason(site: Site) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.slurm.scripts import Calls
 from tests.submit.local_runs import LocalUser
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.submit.resolve import resolve_run
 from zslurm.train.jsonl import read_jsonl
 from zslurm.train.progress import Phase, read_progress
@@ -199,7 +199,7 @@ def test_the_last_word_waits_for_a_disk_that_takes_no_files(prepared: LocalUser)
     )
     wait_for(lambda: prepared.events("quick", "run_ended"), "the run to end")
     over.rmdir()
-    assert supervisor.wait(30) == 75
+    assert supervisor.wait(DEADLINE_S) == 75
     assert over.read_text() == "75\n"
 
 
@@ -326,7 +326,7 @@ def test_a_signal_while_a_full_disk_is_waited_for(
     )
     wait_for(lambda: prepared.events("quick", "supervisor_started"), "the supervisor to wait")
     supervisor.send_signal(signum)
-    supervisor.wait(60)
+    supervisor.wait(DEADLINE_S)
     assert in_slurm.made == made
     assert (_last_events(prepared) == REQUEUED) is bool(made)
     (end,) = prepared.events("quick", "run_ended")

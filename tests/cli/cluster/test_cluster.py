@@ -25,13 +25,13 @@ def test_ls_lists_each_name_once_with_its_place(shell: Shell, tmp_path: Path) ->
     own("local", "cluster: {launcher: local, gpus_per_node: 1}\n")
     own("broken", "cluster: {gpus_per_node: x}\n")
     rows = [line.split("\t") for line in shell.zslurm("cluster", "ls").stdout.splitlines()]
-    assert rows[0] == ["name", "where", "default", "launcher", "partition", "nodes", "GPUs", "network"]
+    assert rows[0] == ["name", "where", "default", "launcher", "partition", "nodes", "GPUs", "network", "problem"]
     table = {row[0]: row[1:] for row in rows[1:]}
     assert len(table) == len(rows) - 1
-    assert table["centre"] == ["site", "", "slurm", "gpu", "4", "8 x h100", "infiniband"]
-    assert table["local"] == ["user", "", "local", "-", "-", "1 x GPU", "-"]
-    assert table["mi300x-pollara"] == ["shipped", "", "slurm", "-", "-", "8 x mi300x", "pollara"]
-    assert table["broken"][2].startswith("not valid: ")
+    assert table["centre"] == ["site", "", "slurm", "gpu", "4", "8 x h100", "infiniband", ""]
+    assert table["local"] == ["user", "", "local", "-", "-", "1 x GPU", "-", ""]
+    assert table["mi300x-pollara"] == ["shipped", "", "slurm", "-", "-", "8 x mi300x", "pollara", ""]
+    assert table["broken"][-1].startswith("not valid: ")
 
 
 def test_ls_as_json(shell: Shell) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.stories import Holder, Story
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.cli.logs.rank_log import print_logs
 from zslurm.core.errors import NotFound
 
@@ -100,7 +100,7 @@ logs.print_logs(RunDir(Path(sys.argv[1])), rank=0, attempt=None, supervisor=Fals
         assert follower.poll() is None
         story.logged(0, "the end\n", attempt=2).ended("completed", 0, attempt=2)
         holder.end()
-        assert follower.wait(timeout=90) == 0
+        assert follower.wait(timeout=DEADLINE_S) == 0
         assert out.read_text() == "one\ntwo\nthree\nthe end\n"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.stories import Holder, Story
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.cli.logs import merged_logs
 from zslurm.cli.logs.logs import parse_ranks
 from zslurm.cli.logs.merged_logs import print_merged
@@ -140,5 +140,5 @@ main()
         wait_for(lambda: lines()[2:] == ["1: half a line", "0: three"], "the next attempt")
         log(story, 0, (5, "the end"), attempt=2).ended("completed", 0, attempt=2)
         holder.end()
-        assert follower.wait(timeout=90) == 0
+        assert follower.wait(timeout=DEADLINE_S) == 0
         assert lines()[4:] == ["0: the end"]

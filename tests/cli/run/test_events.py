@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.stories import Holder, Story
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run.events import as_json, as_row, recorded_events
 from zslurm.run.events import describe
@@ -102,5 +102,5 @@ main()
         wait_for(lambda: "the run completed (exit code 0)" in out.read_text(), "what comes")
         assert follower.poll() is None
         holder.end()
-        assert follower.wait(timeout=90) == 0
+        assert follower.wait(timeout=DEADLINE_S) == 0
         assert out.read_text().count("\n") == 3

@@ -103,7 +103,7 @@ def test_status_shows_the_last_view_with_its_age_where_slurm_is_away(
 ) -> None:
     slurm, _ = on_slurm
     monkeypatch.setattr(queue_view, "FRESH_S", 0.0)
-    monkeypatch.setattr(queue_view, "_SLOW", 0.0)
+    monkeypatch.setattr(queue_view, "SLOW", 0.0)
     done = shell.zslurm("status")
     assert (done.code, done.stderr) == (0, "")
     assert "tiny\trunning\t4\t" in done.stdout

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.run.stories import STEPS, Holder, Story
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run import follow as module
 from zslurm.cli.run.follow import follow, recovery_line
@@ -77,7 +77,7 @@ def test_steps_and_checkpoints_are_reported_while_they_happen(
             said += capsys.readouterr().err
             return text in said
 
-        assert looked.wait(timeout=90)
+        assert looked.wait(timeout=DEADLINE_S)
         story.trained(1)
         wait_for(lambda: reported(f"tiny: step 1/{STEPS}  loss 3.9900  1.23k tokens/s  1m 18s left"), "step 1")
         story.trained(2, saved=2)
@@ -86,7 +86,7 @@ def test_steps_and_checkpoints_are_reported_while_they_happen(
         wait_for(lambda: reported("tiny: step 2  validation loss 3.2500"), "the evaluation")
         story.trained(STEPS, saved=STEPS).ended("completed", 0)
         holder.end()
-        thread.join(timeout=90)
+        thread.join(timeout=DEADLINE_S)
         assert codes == [0]
         assert reported(f"tiny: completed {STEPS} steps")
         assert said.count("step 1/") == 1

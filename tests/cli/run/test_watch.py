@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.stories import Holder, Story
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.cli.run.watch import changing_facts
 from zslurm.run import index
 from zslurm.run.index import new_entry
@@ -46,7 +46,7 @@ def test_without_a_terminal_a_line_for_every_change_until_the_run_rests(tmp_path
         story.trained(4)
         story.ended("completed", 0)
         holder.end()
-        assert watcher.wait(timeout=90) == 0
+        assert watcher.wait(timeout=DEADLINE_S) == 0
         reported = out.read_text().splitlines()[lines:]
         assert "completed" in reported[-1]
         assert "running" not in " ".join(reported), "only what changed is reported"
@@ -76,7 +76,7 @@ def test_all_active_runs_are_watched_until_ctrl_c(tmp_path: Path, out: Path) -> 
         wait_for(lambda: "later  running" in out.read_text(), "a run that became active")
         assert "resting" not in out.read_text()
         watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(timeout=90) == 0
+        assert watcher.wait(timeout=DEADLINE_S) == 0
         assert "Traceback" not in out.read_text()
 
 
@@ -99,8 +99,8 @@ def test_on_a_terminal_the_table_and_after_ctrl_c_the_cursor(tmp_path: Path) -> 
         os.close(theirs)
         wait_for(lambda: b"running" in b"".join(shown), "the table")
         watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(timeout=90) == 0
-        reader.join(timeout=90)
+        assert watcher.wait(timeout=DEADLINE_S) == 0
+        reader.join(timeout=DEADLINE_S)
         text = b"".join(shown)
         assert b"1 run, every 1s; Ctrl-C ends the view, not the runs" in text
         assert text.rindex(b"\x1b[?25h") > text.rindex(b"\x1b[?25l"), "the cursor is back"

@@ -3,14 +3,16 @@
 Python imports a module of this name by itself when it finds one; `cluster.env` of the run puts this directory on
 PYTHONPATH and names, in ZSLURM_TEST_FAULTS, a directory with
 
-    plan.json     {"pace_s": seconds that each step takes longer, "faults": [...]}; a fault is {"what", "step",
-                  "rank", "times", "code"}
+    plan.json     {"pace_s": seconds that each step takes longer, "hold": a step before which ranks wait for the
+                  file go, "faults": [...]}; a fault is {"what", "step", "rank", "times", "code"}
+    go            lets ranks that are held go on
     marks.jsonl   when a rank's Python started, had imported the trainer, had loaded, took its first step
     happened-*    one file for each fault that happened: it tells a fault that is to happen so often and no more
 
 The product knows nothing of it: the hook waits for `zslurm.train.loop` and wraps two methods of its Trainer.
 """
 
+import importlib
 import importlib.abc
 import importlib.util
 import json
@@ -21,8 +23,15 @@ import time
 from pathlib import Path
 
 PLACE = os.environ.get("ZSLURM_TEST_FAULTS")
-_TRAINS = {"zslurm.job.rank", "zslurm.train"}
+_TRAINS = {"zslurm.job.rank", "zslurm.job.warm_rank", "zslurm.train"}
 _TESTS_A_GPU = "zslurm.aegis.supervisor.gpu_test"
+_KILLS = {
+    "kill_in_all_gather": ("zslurm.train.parallel.comm", "Comm", "all_gather"),
+    "kill_in_reduce_scatter": ("zslurm.train.parallel.comm", "Comm", "reduce_scatter"),
+    "kill_in_regroup": ("zslurm.train.recovery.recovery", "Recovery", "_check_in"),
+    "kill_in_restore": ("zslurm.train.recovery.recovery", "Recovery", "_slot_of"),
+}
+"""Faults that kill a rank where it calls a method, while its peers wait for it there."""
 
 
 class Faults:
@@ -31,16 +40,34 @@ class Faults:
     def __init__(self, place):
         self.place = Path(place)
         plan = json.loads((self.place / "plan.json").read_text())
-        self.pace_s = plan["pace_s"]
+        self.pace_s, self.hold = plan["pace_s"], plan.get("hold")
         self.faults = [fault | {"number": number} for number, fault in enumerate(plan["faults"])]
-        self.rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
         self.node = os.environ.get("SLURMD_NODENAME", "localhost")
         last = sys.orig_argv[-1]  # python -m zslurm.job.rank RUN_DIR ATTEMPT
         self.attempt = int(last) if last.isdigit() else 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
+    @property
+    def rank(self):
+        """The rank of this process; -1 while it has none: a warm process gets one later."""
+        waits = "zslurm.job.warm_rank" in sys.orig_argv
+        return int(os.environ.get("RANK", "-1" if waits else os.environ.get("SLURM_PROCID", "0")))
+
+    def wait_while_held(self, step, alive):
+        """Wait before this step until ranks may go on; a held rank shows that it is `alive`."""
+        while step == self.hold and not (self.place / "go").exists():
+            alive()
+            time.sleep(0.05)
+
     def mark(self, what, **fields):
         """Note that something happens now."""
-        note = {"mark": what, "time": time.time(), "rank": self.rank, "node": self.node, "attempt": self.attempt}
+        note = {
+            "mark": what,
+            "time": time.time(),
+            "rank": self.rank,
+            "node": self.node,
+            "attempt": self.attempt,
+            "pid": os.getpid(),
+        }
         fd = os.open(self.place / "marks.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(fd, (json.dumps(note | fields) + "\n").encode())
         os.close(fd)
@@ -101,6 +128,7 @@ def wrap(loop, faults):
 
     def new_train_step(self, here):
         step = state["step"] = self.step + 1
+        faults.wait_while_held(step, self.progress.update)
         time.sleep(faults.pace_s)
         if faults.due("raise", step):
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (96x32 and 64x32)")
@@ -129,11 +157,25 @@ def wrap(loop, faults):
         report = write_shard(*args, **kwargs)
         if fault := faults.due("exit_in_save", state["step"]):
             leave(fault)
+        if faults.due("kill_in_save", state["step"]):
+            os.kill(os.getpid(), signal.SIGKILL)
         if fault := faults.due("slow_save", state["step"]):
             time.sleep(fault["seconds"])
         return report
 
+    def killing(what, original):
+        def call(*args, **kwargs):
+            if faults.due(what, state["step"]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*args, **kwargs)
+
+        return call
+
     trainer.__init__, trainer.train_step, writer.write_shard = new_init, new_train_step, slow_write_shard
+    for what in {fault["what"] for fault in faults.faults} & _KILLS.keys():
+        module, name, method = _KILLS[what]
+        owner = getattr(importlib.import_module(module), name)
+        setattr(owner, method, killing(what, getattr(owner, method)))
 
 
 def miscalculate(torch):

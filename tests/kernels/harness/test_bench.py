@@ -25,7 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of this test."""
     monkeypatch.setenv("ZSLURM_KERNEL_CACHE", str(tmp_path / "cache"))
     forget_tables()
-    monkeypatch.setattr(dispatch, "_forced_names", {})
+    monkeypatch.setattr(dispatch, "forced_names", {})
 
 
 @pytest.fixture(autouse=True)

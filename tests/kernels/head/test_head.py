@@ -60,7 +60,7 @@ def test_what_is_not_finite_propagates() -> None:
 
 
 def test_sums_are_added_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "_PIECE_ELEMENTS", 3 * 16)
+    monkeypatch.setattr(head, "PIECE_ELEMENTS", 3 * 16)
     left, right, _ = operands(10, 8, 16, torch.bfloat16)
     total = torch.ones(10, 16)
     add_product(left, right, total)
@@ -174,7 +174,7 @@ def test_logits_by_narrow_products_have_gradients(narrow: list[torch.dtype]) -> 
 
 
 def test_no_copy_of_the_embedding_is_widened(narrow: list[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "_PIECE_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(head, "PIECE_ELEMENTS", 1 << 12)
     x, embedding, targets = case(16, 64, 20_000)
     widened = embedding.numel() * 4
 

@@ -51,7 +51,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 
 @pytest.fixture(autouse=True)
 def no_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "_temporary", [])
+    monkeypatch.setattr(builds, "temporary_directories", [])
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_cache_that_anyone_may_write_to(
     log.write_text("")
     assert build("adamw", "cpu") != file
     caplog.clear()
-    builds._temporary.clear()
+    builds.temporary_directories.clear()
     log.write_text("")
     _build_elsewhere(cache, "anyone may write to it", log, caplog)
 

@@ -174,7 +174,7 @@ def test_kernels_are_built_and_loaded_once(
     monkeypatch.setattr(driver, "arch_of", lambda device: GFX942)
     monkeypatch.setattr(driver, "build", build)
     monkeypatch.setattr(driver, "code_of", lambda file: codes[file.name])
-    monkeypatch.setattr(driver, "_driver", lambda: chosen)
+    monkeypatch.setattr(driver, "driver_here", lambda: chosen)
     driver.kernels.cache_clear()
     try:
         first = driver.kernels("good", DEVICE)

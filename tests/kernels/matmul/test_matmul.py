@@ -245,12 +245,12 @@ def test_a_compiled_function_multiplies_by_onednn_too(calls: list[tuple[Tensor, 
 def test_onednn_is_for_processors_of_amd_with_avx512(
     vendor: str, capability: str, onednns: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "_vendor", lambda: vendor)
+    monkeypatch.setattr(onednn, "processor_vendor", lambda: vendor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(onednn, "_onednn_has_avx512", lambda: onednns)
+    monkeypatch.setattr(onednn, "onednn_has_avx512", lambda: onednns)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert onednn.is_faster() is faster
-    monkeypatch.setattr(onednn, "_ARGUMENTS", ["Tensor", "Tensor"])
+    monkeypatch.setattr(onednn, "OPERATOR_ARGUMENTS", ["Tensor", "Tensor"])
     assert not onednn.is_faster(), "the operator of another torch"
     monkeypatch.undo()
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.kernels.implementations import _interpreter
+from tests.kernels.implementations import interpreter
 from zslurm.kernels.arch import GFX942
 from zslurm.kernels.qk_conv import OPERATIONS, Convolutions, JoinedKernel, operations
 
@@ -55,7 +55,7 @@ def here(implementation: str, case: Case) -> Result:
 
 def interpreted(case: Case, compute_units: int = 1) -> Result:
     """Run the kernels in Triton's interpreter, with places dealt out as on so large a GPU of AMD."""
-    result: Result = _interpreter().submit(_interpret, case, compute_units).result()
+    result: Result = interpreter().submit(_interpret, case, compute_units).result()
     return result
 
 

@@ -348,7 +348,7 @@ def test_training_and_evaluation_give_the_kernels_bounds_from_the_host(
     def waits(*_: Any) -> None:
         raise AssertionError("the number of documents is asked of the device")
 
-    monkeypatch.setattr(packing, "_bounds", waits)
+    monkeypatch.setattr(packing, "bounds_of_segments", waits)
     corpus = tmp_path / "corpus.h5"
     header = BundleHeader(vocab_size=VOCAB, tokenizer_sha256="a" * 64, end_token=1, source="tests")
     with BundleWriter(corpus, header) as writer:

@@ -110,7 +110,7 @@ def test_column_blocks_give_what_whole_matrices_give(
     x_KMN = noise(*shape)
     whole = newton_schulz(x_KMN, dtype=dtype)
     monkeypatch.setattr(cpu, "SMALLEST_SIDE", 1)
-    monkeypatch.setattr(cpu, "_BLOCK", 16)
+    monkeypatch.setattr(cpu, "BLOCK", 16)
     blocks = newton_schulz(x_KMN, dtype=dtype)
     if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert torch.equal(blocks, whole)

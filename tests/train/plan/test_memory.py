@@ -168,7 +168,7 @@ def test_the_peak_of_a_microbatch_is_the_profilers(
     if not has_product_sums():
         monkeypatch.setattr(activations, "product_sums", lambda *_: 0)
     if not by_onednn:
-        monkeypatch.setattr(activations, "_weight_gradient", lambda *_: 0)
+        monkeypatch.setattr(activations, "weight_gradient_bytes", lambda *_: 0)
     assert planned(model, batch, context, dtype, **settings).peak == pytest.approx(real, rel=tolerance)
 
 
@@ -381,7 +381,7 @@ def test_the_plan_knows_the_constants_of_the_code() -> None:
         for device_type in ("cpu", "cuda"):
             chunk = activations.head_chunk(model, 1 << 24, on_cpu=device_type == "cpu")
             assert chunk == min(1 << 24, head.default_chunk(device_type, vocabulary)), (vocabulary, device_type)
-    assert head_kernels._PIECE_ELEMENTS == activations.PIECE_OF_GRADIENT
+    assert head_kernels.PIECE_ELEMENTS == activations.PIECE_OF_GRADIENT
 
 
 @pytest.mark.parametrize("model", [SMALL, TWO_EXPERTS])

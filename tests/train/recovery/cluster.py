@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,6 +20,7 @@ from tests.train.ranks import _CONTEXT
 from tests.train.runs import clean_environment
 from tests.waiting import wait_for
 from zslurm.job.store_server import StoreServer
+from zslurm.train.progress import STACK_SIGNAL, dump_stacks_on_signal
 from zslurm.train.recovery.generation import Generation
 
 POINTS = {
@@ -28,8 +30,8 @@ POINTS = {
     "all_reduce": ("zslurm.train.parallel.comm", "Comm.all_reduce"),
     "optimizer": ("zslurm.train.optim.sharded", "ShardedOptimizer.step"),
     "save": ("zslurm.train.checkpointing.checkpointer", "Checkpointer.written"),
-    "regroup": ("zslurm.train.recovery.recovery", "Recovery._check_in"),
-    "restore": ("zslurm.train.recovery.recovery", "Recovery._slot_of"),
+    "regroup": ("zslurm.train.recovery.membership", "Membership.check_in"),
+    "restore": ("zslurm.train.recovery.copying", "StepCopies.slot_of"),
 }
 """Where a fault can be injected, by name: a method of the program."""
 
@@ -170,6 +172,13 @@ class Cluster:
         for rank in ranks:
             os.kill(self.processes[self.members[rank]].pid, signal.SIGKILL)
 
+    def show_stacks(self) -> None:
+        """Have every member that lives write the stacks of its threads to what it prints."""
+        for name in self.members:
+            if self.processes[name].exitcode is None:
+                os.kill(self.processes[name].pid, STACK_SIGNAL)
+        time.sleep(1)
+
     def stop(self) -> None:
         """End every process."""
         for process in self.processes.values():
@@ -188,6 +197,7 @@ def _process(run: Path, member: str, environment: dict[str, str], fault: str | N
     file = os.open(run / f"output-{member}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    dump_stacks_on_signal()
     if fault is not None:
         inject(fault)
     import torch

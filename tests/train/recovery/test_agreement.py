@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from zslurm.train.recovery.abort import crashes
-from zslurm.train.recovery.agreement import buddy_of, ward_of, whole_step, why_none
+from zslurm.train.recovery.agreement import whole_step, why_none
+from zslurm.train.recovery.generation import buddy_of, ward_of
 
 
 @pytest.mark.parametrize(("size", "local_size"), [(2, 1), (4, 2), (4, 4), (16, 8), (1024, 8)])

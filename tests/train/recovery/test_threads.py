@@ -16,7 +16,7 @@ from zslurm.train.recovery import watcher as watcher_module
 from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.copies import Copies
 from zslurm.train.recovery.generation import Generation, generation_key
-from zslurm.train.recovery.recovery import Recovery
+from zslurm.train.recovery.membership import Membership
 from zslurm.train.recovery.staging import Staging
 from zslurm.train.recovery.watcher import Watcher
 
@@ -96,14 +96,14 @@ def test_an_answer_that_was_frozen_on_its_way_is_no_sign_of_membership(monkeypat
 
 def test_a_late_abort_spares_the_groups_of_the_new_generation() -> None:
     """The trainer's thread may be faster than the one that brought the news."""
-    recovery, aborts = cast(Any, object.__new__(Recovery)), []
-    recovery._leaving, recovery._number, recovery._trains, recovery._joins = threading.Lock(), 0, True, None
-    recovery._copies, recovery._give_up_save = None, lambda: None
-    recovery._abort = lambda: aborts.append(recovery._number)
-    recovery._adopt(1)
-    recovery._on_generation(Generation(1, ("n0/0",)))
+    membership, aborts = cast(Any, object.__new__(Membership)), []
+    membership._leaving, membership.number, membership.trains = threading.Lock(), 0, True
+    membership.joins, membership._end_other_waits = None, lambda: None
+    membership._abort = lambda: aborts.append(membership.number)
+    membership.adopt(Generation(1, ("n0/0",)))
+    membership.on_generation(Generation(1, ("n0/0",)))
     assert aborts == [1], "once, by the trainer's thread"
-    recovery._on_generation(Generation(2, ("n0/0",)))
+    membership.on_generation(Generation(2, ("n0/0",)))
     assert aborts == [1, 1]
 
 

@@ -29,7 +29,7 @@ _LONGEST = 1 << 22
 
 
 class Damaged(Exception):
-    """What the agents before left cannot be used; the message says why."""
+    """What the agents before left cannot be used; the message is the reason."""
 
 
 class NodeMemory:

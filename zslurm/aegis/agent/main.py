@@ -145,9 +145,11 @@ class Agent:
         looked_at = time.monotonic()
         while not self._stop.wait(_TICK_S):
             self._pauses.tick()
-            # If this process itself was stopped, the supervisor missed no heartbeat meanwhile.
-            away_s = max(0.0, time.monotonic() - looked_at - 2 * _TICK_S)
-            self._heard_at += away_s
+            # If this process itself was stopped, the supervisor missed no heartbeat meanwhile. One reading of the
+            # clock serves a whole turn: wherever in it the process was stopped, the next turn notices.
+            now = time.monotonic()
+            away_s, looked_at = max(0.0, now - looked_at - 2 * _TICK_S), now
+            self._heard_at = min(now, self._heard_at + away_s)
             for runner in self._runners:
                 runner.excuse(away_s)
             while self._signals:
@@ -156,8 +158,7 @@ class Agent:
             for runner in self._runners:
                 if (reading := runner.hanging_reading(self._patience_s)) is not None:
                     self._sensed(runner.name, reading)
-            self._check_heartbeat()
-            looked_at = time.monotonic()
+            self._check_heartbeat(now - self._heard_at)
         self._send(AgentReport(self._stamp(), "ended"))
         self._out.flush(_FLUSH_S)
         for runner in self._runners:
@@ -226,8 +227,7 @@ class Agent:
         ok, why, values = handle(self._context, command)
         self._send(Answer(self._stamp(), command.id, ok, why, values))
 
-    def _check_heartbeat(self) -> None:
-        unheard_s = self.unheard_s
+    def _check_heartbeat(self, unheard_s: float) -> None:
         self._memory.frozen = self._hung_up or unheard_s > _UNHEARD_S
         before, self._missed = self._missed, unheard_s >= self._context.aegis.standby_s
         if self._missed != before:

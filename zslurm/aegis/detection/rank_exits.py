@@ -1,7 +1,7 @@
 """What ranks and srun recorded, as faults: who ended how, and what the messages mean.
 
 A rank that raised has recorded its error. One that a signal ended could not: then the end of its log may say
-more than the signal does (a GPU that hangs, a memory access fault). Where it says nothing, the cause is unknown.
+more than the signal does (a GPU that hangs, a memory access fault). Where it does not, the cause is unknown.
 """
 
 from __future__ import annotations
@@ -49,6 +49,16 @@ _DIVERGED_ON = re.compile(r"first in \S+ on rank (\d+)")
 def rank_ends(attempt: AttemptDir) -> list[dict[str, Any]]:
     """Return what the ranks that have ended recorded."""
     return [end for path in sorted(attempt.ranks.glob("*.json")) if (end := read_json(path))]
+
+
+def forget_former_end(attempt: AttemptDir, rank: int, member: str) -> None:
+    """Remove what a process recorded whose place as a rank `member` has taken: the rank has not ended so.
+
+    The new process may be done by now, if the run had only a step to go: its own record stays.
+    """
+    path = attempt.rank_end(rank)
+    if (end := read_json(path)) is not None and end.get("member") != member:
+        path.unlink(missing_ok=True)
 
 
 def faults_of_failure(

@@ -29,7 +29,7 @@ class Line:
 
     Attributes:
         file: as it was named.
-        finding: what it says.
+        finding: what it means.
         when: UNIX seconds, by its own stamp or else by its place in the file; None where neither is known.
     """
 

@@ -67,7 +67,7 @@ class Finding:
         text: its message, without labels and stamps in front.
         time: UNIX seconds, by its own stamp or that of a line shortly before; None where there is none.
         match: what it means.
-        continues: it says more about the fault of a finding shortly before.
+        continues: it adds to the fault of a finding shortly before.
     """
 
     number: int

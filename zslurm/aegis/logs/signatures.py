@@ -36,7 +36,7 @@ _REMEMBERED = 512
 
 @dataclass(frozen=True)
 class Match:
-    """What a line says.
+    """What a line means.
 
     Attributes:
         kind: of the fault; `benign` and `benign_after_fault` are none.

@@ -46,7 +46,7 @@ Message = dict[str, Any]
 
 
 class NotDelivered(Exception):
-    """A hook failed; the message says how, in one line, without its address."""
+    """A hook failed; the message is the reason in one line, without its address."""
 
 
 class Notifier:
@@ -209,7 +209,7 @@ class CommandHook:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[IO[bytes] | int]:
-    """A file for what a command says; where there is no space for one, nothing of it is kept."""
+    """A file for what a command prints; where there is no space for one, nothing of it is kept."""
     with contextlib.ExitStack() as stack:
         output: IO[bytes] | int = subprocess.DEVNULL
         with contextlib.suppress(OSError):

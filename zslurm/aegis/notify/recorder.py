@@ -49,7 +49,7 @@ class Recorder:
             self._notifiers.append(JobComment(job_id, environ, self._failed))
 
     def event(self, event: str, /, **fields: Any) -> None:
-        """Record an event by its name (run/events.py), in the events and in the log of the job. Any thread may."""
+        """Record an event by its name (run/events/), in the events and in the log of the job. Any thread may."""
         fields = redact_mapping(fields)
         row = {"time": time.time(), "event": event, "job_id": self._job_id, **fields}
         made = from_row(row)

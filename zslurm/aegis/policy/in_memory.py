@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from zslurm.aegis.fault_kinds import GPU_HANG_RESET, GPU_MEMORY_FAULT, RANK_HANG, FaultKind
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.train.recovery.generation import buddy_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Ranks:
         lost: ranks whose process is gone, or whose node is dead.
         dead: nodes that must not be used: dead ones among these, and those that the ranks have left.
         warm: processes that wait to take a rank's place, by node.
+        coming: how many of them are being started, by node.
         step: the last step that is finished in this attempt; -1 before the first.
         tries: recoveries since that step was finished.
     """
@@ -39,6 +41,7 @@ class Ranks:
     lost: frozenset[int]
     dead: frozenset[str] = frozenset()
     warm: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    coming: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
     tries: int = 0
 
@@ -50,12 +53,16 @@ class InMemory:
     Attributes:
         members: of the next generation, by rank; empty where the recovery is not possible.
         nodes: of them, by rank.
-        reason: why it is not possible; empty where it is.
+        reason: why it is not possible; empty where it is, or may be later.
+        start: processes to start, by node: there are too few, and the ranks that survived wait for them.
+        waits: whether processes that are being started, or are to be, are waited for.
     """
 
     members: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     reason: str = ""
+    start: Mapping[str, int] = field(default_factory=dict)
+    waits: bool = False
 
     @property
     def possible(self) -> bool:
@@ -76,16 +83,21 @@ def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) 
         return InMemory(reason=reason)
     members, nodes = list(ranks.members), list(ranks.nodes)
     free = {node: list(waiting) for node, waiting in ranks.warm.items() if node not in ranks.dead}
+    start, waits = {}, False
     for node in dict.fromkeys(ranks.nodes[rank] for rank in sorted(ranks.lost)):
         lost = [rank for rank in sorted(ranks.lost) if ranks.nodes[rank] == node]
         place = node if node not in ranks.dead else _spare_for(len(lost), free, ranks)
         if place is None:
             return InMemory(reason=f"no spare node has {counted(len(lost), 'warm process', 'warm processes')}")
-        if len(free.get(place, ())) < len(lost):
-            has = counted(len(free.get(place, ())), "warm process", "warm processes")
-            return InMemory(reason=f"{node} has {has} for {counted(len(lost), 'lost rank')}")
+        if (missing := len(lost) - len(free.get(place, ()))) > 0:
+            waits = True
+            if (more := missing - ranks.coming.get(place, 0)) > 0:
+                start[place] = more
+            continue
         for rank in lost:
             members[rank], nodes[rank] = free[place].pop(0), place
+    if waits:
+        return InMemory(start=start, waits=True)
     return InMemory(tuple(members), tuple(nodes))
 
 
@@ -110,14 +122,6 @@ def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemo
     for rank in moved:
         members[rank], nodes[rank] = free[place].pop(0), place
     return InMemory(tuple(members), tuple(nodes))
-
-
-def buddy_of(rank: int, size: int, per_node: int) -> int | None:
-    """Return the rank that keeps the copy of a rank's state; None where there is no other one.
-
-    It is the rule of the trainer (zslurm/train/recovery): the same place on the next node; on one node, the next.
-    """
-    return None if size == 1 else (rank + (per_node if per_node < size else 1)) % size
 
 
 def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:
@@ -147,6 +151,11 @@ _OF_KIND: Mapping[FaultKind, str] = {
 
 
 def _spare_for(ranks: int, free: Mapping[str, Sequence[str]], now: Ranks) -> str | None:
-    """Return a node without ranks that has enough warm processes."""
-    busy = set(now.nodes)
-    return next((node for node, warm in free.items() if node not in busy and len(warm) >= ranks), None)
+    """Return a node without ranks that has enough warm processes, or at least gets them."""
+    there = {node: len(warm) for node, warm in free.items()}
+    soon = {node: there.get(node, 0) + coming for node, coming in now.coming.items()}
+    unusable = {*now.nodes, *now.dead}
+    return next(
+        (node for has in (there, soon) for node, count in has.items() if node not in unusable and count >= ranks),
+        None,
+    )

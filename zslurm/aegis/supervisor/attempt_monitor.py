@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from zslurm.aegis.detection.rank_exits import rank_ends
+from zslurm.aegis.detection.rank_exits import forget_former_end, rank_ends
 from zslurm.aegis.fault_kinds import HANG_HEARTBEAT, RANK_HANG, RCCL_TIMEOUT, STRAGGLER
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
 from zslurm.aegis.policy.policy import alarm
@@ -28,6 +29,7 @@ from zslurm.aegis.types import Alarm, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
+from zslurm.slurm.hostlist import compress
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes
 
 _STACKS_S = 5.0
@@ -149,9 +151,11 @@ class AttemptMonitor:
         memory.tend(step)
         if memory.recovered:
             replaced, dead = memory.take_recovered()
-            for rank in replaced:  # how a lost process ended is not how the rank ends
-                self._running.attempt.rank_end(rank).unlink(missing_ok=True)
+            for rank in replaced:
+                forget_former_end(self._running.attempt, rank, memory.members[rank])
             collected.overcome(replaced, dead, left=memory.left)
+            if dead:
+                self._exclude(dead)
             nodes = tuple(dict.fromkeys(memory.nodes))
             collected.running = replace(collected.running, nodes=nodes)
             for rank in replaced:
@@ -162,6 +166,14 @@ class AttemptMonitor:
         for rank, failure in memory.lost_members():
             collected.note_end(TaskFailure(failure.node, (rank,), failure.what), warm=True)
         return memory.consider(collected.lost, collected.dead_nodes & set(memory.nodes), collected.faults, step)
+
+    def _exclude(self, dead: Iterable[str]) -> None:
+        """Record that nodes which died are not used from now on, as after an attempt that they end."""
+        nodes, expires = compress(sorted(dead)), time.time() + self.job.spec.aegis.exclude_for_s
+        reason = f"{nodes} died, and its ranks continue on a spare"
+        self.job.event(
+            "nodes_excluded", nodes=nodes, reason=reason, expires=expires, attempt=self._running.attempt.number
+        )
 
     def _runs(self) -> bool:
         """Return whether the attempt has ranks that have not ended: in its step, or in steps of warm processes.

@@ -88,6 +88,7 @@ class MemoryRecovery:
         self._deadline: float | None = None
         self._planned = InMemory()
         self._given_up = self._again = self._ready = False
+        self._awaits_warm = False  # too few processes are ready, and more are being started
         self._recovered_at_step, self._tries = -1, 0
         self._new: tuple[set[int], set[str]] = (set(), set())
         self._overtaken: Move | None = None  # by a fault, before the ranks came to its boundary, perhaps
@@ -110,6 +111,7 @@ class MemoryRecovery:
             kind = event.get("event")
             if kind == "warm":
                 self.warm.add(str(event.get("member")))
+                self._again |= self._awaits_warm
                 self._announce()
             elif kind == "recovered" and event.get("number") == self.number and self.active:
                 self._recovered(int(event.get("step", -1)), int(event.get("rolled_back", 0)))
@@ -122,15 +124,15 @@ class MemoryRecovery:
             elif kind in ("failed", "refused") and event.get("number", self.number) == self.number and self.active:
                 self._give_up(str(event.get("reason", "the ranks gave no reason")))
         if self._deadline is not None and time.monotonic() > self._deadline:
-            self._give_up(
-                f"the ranks did not regroup within {self.job.spec.aegis.recovery_s:g} s (aegis.recovery_s)"
-            )
+            what = "no process was ready to take a place" if self._awaits_warm else "the ranks did not regroup"
+            self._give_up(f"{what} within {self.job.spec.aegis.recovery_s:g} s (aegis.recovery_s)")
         if step >= 0 and not self.warm.started:
             self._start_warm()
 
     def lost_members(self) -> list[tuple[int, TaskFailure]]:
         """Return ranks whose process was a warm one and has failed since the last call, and how."""
         ended = self.warm.ended()
+        self._again |= self._awaits_warm and bool(ended)
         self._again |= any(member in self._planned.members and member not in self.members for member, _ in ended)
         return [(self.members.index(member), failure) for member, failure in ended if member in self.members]
 
@@ -159,13 +161,15 @@ class MemoryRecovery:
             self._tries = 0
         ranks = Ranks(
             tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(self._lost),
-            frozenset(self._lost_nodes | self._leaving), self.warm.waiting, step, self._tries,
+            frozenset(self._lost_nodes | self._leaving), self.warm.waiting, self.warm.coming, step, self._tries,
         )  # fmt: skip
         plan = plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries))
-        if not plan.possible:
+        if plan.waits:
+            self._start_more(plan)
+        elif plan.possible:
+            self._publish(plan)
+        else:
             self._give_up(plan.reason)
-            return False
-        self._publish(plan)
         return self.active
 
     # --- planned moves ------------------------------------------------------------------------------------------
@@ -236,6 +240,16 @@ class MemoryRecovery:
         if problem:
             self.job.event("recovery_unavailable", attempt=self.attempt.number, reason=problem)
 
+    def _start_more(self, plan: InMemory) -> None:
+        """Start the processes that are missing, where ranks that survived wait for them."""
+        now = time.monotonic()
+        self._asked_at = self._asked_at or now
+        self._awaits_warm, self._deadline = True, self._deadline or now + self.job.spec.aegis.recovery_s
+        for node, count in plan.start.items():
+            if problem := self.warm.start([node], count):
+                self._give_up(problem)
+                return
+
     def _announce(self) -> None:
         """Record once that every node has a process which waits."""
         if not self._ready and set(self.nodes) <= self.warm.waiting.keys():
@@ -249,7 +263,7 @@ class MemoryRecovery:
         if self.move is not None and self.move.number > self.number:
             self._overtaken, self.move = self.move, None
         self.number += 1
-        self._planned, self._asked_at = plan, self._asked_at or now
+        self._planned, self._asked_at, self._awaits_warm = plan, self._asked_at or now, False
         self._deadline = now + recovery_s + _ANSWER_S
         lost = tuple(sorted(self._lost))
         self.job.event(
@@ -282,7 +296,7 @@ class MemoryRecovery:
         self._lost, self._lost_nodes, self._deadline, self._asked_at = set(), set(), None, None
         self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
         used = dict.fromkeys(plan.nodes[rank] for rank in lost)
-        self.warm.start([node for node in used if node not in self.warm.waiting])
+        self.warm.start([node for node in used if not (self.warm.waiting.get(node) or self.warm.coming[node])])
 
     def _give_up(self, reason: str) -> None:
         self._deadline, self._given_up = None, True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ class WarmPool:
 
     Attributes:
         waiting: members that are ready and have no rank, by node.
+        coming: how many are being started, by node.
     """
 
     def __init__(self, job: Job, attempt: AttemptDir, python: Interpreter) -> None:
@@ -39,6 +41,8 @@ class WarmPool:
         self._next = 1
         self.waiting: dict[str, list[str]] = {}
         self._left: set[str] = set()
+        self.coming: Counter[str] = Counter()
+        self._came: set[str] = set()
 
     @property
     def started(self) -> bool:
@@ -70,11 +74,13 @@ class WarmPool:
         except OSError as error:
             return f"{error.filename or 'srun'}: {error.strerror}"
         self._steps.append(_Step(process, first))
+        self.coming.update(dict.fromkeys(nodes, per_node))
         self._next += len(nodes) * per_node
         return ""
 
     def add(self, member: str) -> None:
         """Note that a process is ready."""
+        self._come(member)
         node = member.rpartition("/")[0]
         if node not in self._left:
             self.waiting.setdefault(node, []).append(member)
@@ -100,8 +106,17 @@ class WarmPool:
             for failure in failures[step.seen :]:
                 found += [(warm_name(failure.node, step.first, task), failure) for task in failure.ranks]
             step.seen = len(failures)
+        for member, _ in found:
+            self._come(member)
         self.take(member for member, _ in found)
         return found
+
+    def _come(self, member: str) -> None:
+        """Note that a process is no longer being started: it is ready, or has failed."""
+        node = member.rpartition("/")[0]
+        if member not in self._came:
+            self._came.add(member)
+            self.coming[node] = max(0, self.coming[node] - 1)
 
     def _log(self, step: _Step) -> str:
         with contextlib.suppress(OSError):

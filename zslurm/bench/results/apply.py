@@ -32,7 +32,7 @@ OF_MEDIAN = 0.9
 """A node or GPU below this share of the healthy median is not in order."""
 
 BUCKET_OPERATIONS = ("reduce_scatter", "all_reduce")
-"""What tells the bucket, in order: buckets are reduce-scattered; an all-reduce has the same hops twice."""
+"""What decides the bucket, in order: buckets are reduce-scattered; an all-reduce has the same hops twice."""
 
 _FASTER = 1.03
 _MIB = 1 << 20

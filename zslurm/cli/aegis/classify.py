@@ -14,12 +14,22 @@ from zslurm.aegis.logs import classify as logs
 from zslurm.aegis.logs.classify import Diagnosis, Line
 from zslurm.aegis.logs.lines import chunks_of
 from zslurm.cli.options import Json
-from zslurm.core.console import print_json, print_table
+from zslurm.cli.terminal.table import Column, print_table
+from zslurm.core.console import print_json
 from zslurm.core.errors import NotFound
 from zslurm.core.units import show_time
 from zslurm.slurm.hostlist import compress, compress_ranges
 
 _READ = 1 << 20
+
+_COLUMNS = (
+    Column("time", drop=2),
+    Column("class"),
+    Column("role", "state"),
+    Column("lines", drop=3),
+    Column("where", drop=1, most=30),
+    Column("first line", "text"),
+)
 
 
 def classify(
@@ -53,7 +63,7 @@ def classify(
     _print_root(found)
     if found.lines:
         print()
-        print_table(["time", "class", "role", "lines", "where", "first line"], _rows(found))
+        print_table(_COLUMNS, _rows(found))
 
 
 def _standard_input() -> Iterator[bytes]:

@@ -12,9 +12,19 @@ from zslurm.aegis.policy import replay as policy
 from zslurm.aegis.policy.replay import Replayed
 from zslurm.checkpoint_tools.quantities import show_duration
 from zslurm.cli.options import Json, Set
-from zslurm.core.console import print_json, print_table
+from zslurm.cli.terminal.table import Column, print_table
+from zslurm.core.console import print_json
 from zslurm.core.units import show_time
 from zslurm.run.find import find
+
+_COLUMNS = (
+    Column("attempt"),
+    Column("ended", drop=1),
+    Column("outcome", "state"),
+    Column("done", "text"),
+    Column("policy", "text"),
+    Column("differs"),
+)
 
 
 def replay(
@@ -52,7 +62,7 @@ def replay(
         ]
         print_json({"events": str(path), "settings": settings.model_dump(mode="json"), "attempts": attempts})
     else:
-        print_table(["attempt", "ended", "outcome", "done", "policy", "differs"], [_row(one) for one in found])
+        print_table(_COLUMNS, [_row(one) for one in found])
 
 
 def _row(one: Replayed) -> list[str]:

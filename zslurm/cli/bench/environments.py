@@ -14,7 +14,7 @@ from typing import Any
 from zslurm.bench.measurement import BENCHMARKS
 from zslurm.bench.result import BenchResult
 from zslurm.cli.bench.cells import cell, title
-from zslurm.core.console import print_table
+from zslurm.cli.terminal.table import print_table
 from zslurm.core.errors import ConfigError
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")

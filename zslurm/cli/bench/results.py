@@ -16,11 +16,12 @@ from zslurm.bench.results.compare import Change, Comparison, compare
 from zslurm.bench.results.plots import draw
 from zslurm.checkpoint_tools.quantities import show_bytes
 from zslurm.cli.options import Cluster, Json
+from zslurm.cli.terminal.table import print_table
 from zslurm.cluster.profile import default_name
 from zslurm.cluster.set_keys import CannotEdit, block, write_keys
 from zslurm.cluster.site import load_site
 from zslurm.config.measured import MeasuredSection
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError, Exit, ZslurmError
 
 File = Annotated[Path, Argument(metavar="FILE", help="A result of `zslurm bench`.")]

@@ -21,10 +21,11 @@ from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.bench.cells import cell, split_columns, title
 from zslurm.cli.bench.environments import show_side_by_side
 from zslurm.cli.bench.results import apply_to_profile, draw_plots
+from zslurm.cli.terminal.table import print_table
 from zslurm.cluster.profile import LOCAL
 from zslurm.cluster.site import Site, load_site
 from zslurm.core import log
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
 from zslurm.slurm.hostlist import compress
 

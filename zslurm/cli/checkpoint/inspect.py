@@ -17,7 +17,8 @@ from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, 
 from zslurm.cli.checkpoint.options import Checkpoint, Checkpoints, Threads
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
-from zslurm.core.console import print_json, print_table, say
+from zslurm.cli.terminal.table import Column, print_table
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError
 from zslurm.core.progress_bar import byte_bar
 from zslurm.run.checkpoints import find_checkpoint, find_checkpoints, find_newest
@@ -57,7 +58,15 @@ def list_(run: Checkpoints, json: Json = False) -> None:
             ]
             for fact in facts
         ]
-        print_table(["step", "tokens", "ranks", "size", "age", "state"], rows)
+        columns = (
+            Column("step"),
+            Column("tokens", drop=3),
+            Column("ranks", drop=2),
+            Column("size", drop=1),
+            Column("age", drop=1),
+            Column("state", "text"),
+        )
+        print_table(columns, rows)
     else:
         say(f"no checkpoints in {root}")
 
@@ -129,7 +138,7 @@ def _show_tensors(manifest: Manifest, path: Path, *, as_json: bool) -> None:
         for buffer in manifest.buffers
         if not buffer.name.startswith("rng")
     ]
-    print_table(["tensor", "shape", "states", "ranks"], rows)
+    print_table(["tensor", "shape", Column("states", drop=1), Column("ranks", drop=2)], rows)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from zslurm.cli.options import Json
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values
 from zslurm.cluster.edit import edit_profile, run_editor
 from zslurm.cluster.profile import Profile, default_name, profiles, set_default
 from zslurm.cluster.site import resolve_profile
 from zslurm.core import log
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ZslurmError
 from zslurm.submit.profile_check import check_profile
 
@@ -23,6 +24,18 @@ app = typer.Typer(help="Cluster profiles: list, show, edit, check, choose.", no_
 Name = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="Name of a profile; default: the one that is used.")
 ]
+
+_COLUMNS = (
+    Column("name"),
+    Column("where", drop=4),
+    Column("default"),
+    Column("launcher", drop=1),
+    Column("partition", drop=5),
+    Column("nodes", drop=6),
+    Column("GPUs", drop=2),
+    Column("network", drop=3),
+    Column("problem", "below"),
+)
 
 
 @app.command("ls")
@@ -44,12 +57,13 @@ def list_(json: Json = False) -> None:
         return
     rows = [
         [
-            fact["name"], fact["place"], "*" if fact["default"] else "", fact["launcher"] or fact["fault"],
+            fact["name"], fact["place"], "*" if fact["default"] else "", fact["launcher"] or "-",
             fact["partition"] or "-", str(fact["nodes"] or "-"), fact["gpus"] or "-", fact["network"] or "-",
+            fact["fault"] or "",
         ]
         for fact in facts
     ]  # fmt: skip
-    print_table(["name", "where", "default", "launcher", "partition", "nodes", "GPUs", "network"], rows)
+    print_table(_COLUMNS, rows)
 
 
 def _facts(profile: Profile, *, is_default: bool) -> dict[str, Any]:

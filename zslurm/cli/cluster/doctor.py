@@ -11,8 +11,9 @@ from typer import Option
 
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.options import Cluster, Json
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core import log
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.doctor.check import Status, all_checks, chosen_checks
 from zslurm.doctor.report import LOGIN, Report, Result
@@ -22,6 +23,14 @@ from zslurm.slurm.hostlist import compress, expand
 _MOST_REASONS = 4
 _MOST_LEFT_ALONE = 3
 _Key = TypeVar("_Key")
+
+COLUMNS = (
+    Column("check"),
+    Column("status", "state"),
+    Column("nodes", drop=2),
+    Column("where", drop=1, most=28),
+    Column("what", "text"),
+)
 
 
 def doctor(
@@ -80,7 +89,7 @@ def doctor(
         for line in unchecked:
             say(line)
     else:
-        print_table(["check", "status", "nodes", "where", "what"], table(report))
+        print_table(COLUMNS, table(report))
         for line in (*remedies(report), *unchecked, *left_alone(report), summary(report)):
             say(line)
         if report.exclude:
@@ -97,7 +106,7 @@ def _list_checks(*, as_json: bool) -> None:
         [check.name, check.group, check.where, check.about + (" (with --benchmark)" if check.on_request else "")]
         for check in all_checks()
     ]
-    print_table(["check", "group", "where", "what"], rows)
+    print_table(["check", Column("group", drop=1), Column("where", drop=2), Column("what", "text")], rows)
 
 
 def table(report: Report) -> list[list[str]]:

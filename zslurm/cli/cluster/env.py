@@ -11,6 +11,7 @@ from typing import Annotated
 from typer import Option
 
 from zslurm.cli.options import Cluster, Json, Set
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cluster.profile import default_name
 from zslurm.cluster.rccl import environment as rccl
 from zslurm.cluster.rccl.conf_files import read_conf
@@ -18,7 +19,7 @@ from zslurm.cluster.rccl.environment import Setting
 from zslurm.cluster.rccl.lint import lint, overridden
 from zslurm.cluster.site import resolve_profile
 from zslurm.config.spec import ClusterSection
-from zslurm.core.console import print_json, print_table, say
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed
 from zslurm.core.quoting import quote
 from zslurm.core.redact import redact_value
@@ -57,7 +58,7 @@ def env(
             print_json({key: {name: ours.get(key), diff: theirs.get(key)} for key in differing})
         else:
             rows = [[key, ours.get(key, "-"), theirs.get(key, "-")] for key in differing]
-            print_table(["variable", name, diff], rows)
+            print_table(["variable", Column(name, "text"), Column(diff, "text")], rows)
         return
     for setting in settings:
         if setting not in shown:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cli.terminal.screen import Line
 from zslurm.cluster.rails.fabric import Fabric, fabric_of
 from zslurm.cluster.rails.placement import place
 from zslurm.config.fabric import FabricSection, SliceSection
-from zslurm.core.console import Line
 from zslurm.slurm.hostlist import compress, compress_ranges, expand, split_hostlist
 
 _GOOD, _QUIET, _BOLD = "green", "dim", "bold"

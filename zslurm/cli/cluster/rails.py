@@ -12,12 +12,13 @@ from typer import Option
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cli.cluster.fabric_drawing import draw_fabric, fabric_as_json
 from zslurm.cli.options import Cluster, Json
+from zslurm.cli.terminal.screen import Line, columns_of_terminal, print_styled
 from zslurm.cluster.rails.map import rail_map
 from zslurm.cluster.rails.read_nodes import RailReadings, identical, read_rails
 from zslurm.cluster.rails.types import Rail, RailMap
 from zslurm.cluster.site import load_site
 from zslurm.config.spec import ClusterSection
-from zslurm.core.console import Line, columns_of_terminal, print_json, print_styled
+from zslurm.core.console import print_json
 from zslurm.core.errors import CheckFailed, ConfigError, NotFound
 from zslurm.hardware.facts import read_facts
 from zslurm.slurm.hostlist import compress, expand, split_hostlist
@@ -114,7 +115,7 @@ def _draw_group(group: Sequence[RailMap], width: int | None) -> Iterator[Line]:
         (nodes, _BOLD),
         (f": {counted(len(group), 'node')}, {counted(len(one.rails), 'rail')} {source}", ""),
     ]
-    widths = [max(map(len, column)) for column in zip(*map(_cells, one.rails), strict=True)]
+    widths = _widths(one.rails, width)
     bad = {problem.rail for problem in one.problems if problem.incomplete}
     odd = {problem.rail for problem in one.problems}
     by_numa = sorted(one.rails, key=lambda rail: (rail.numa is None, rail.numa or 0, rail.index))
@@ -150,20 +151,45 @@ def _cells(rail: Rail) -> list[str]:
 def _draw_rail(rail: Rail, widths: Sequence[int], style: str) -> Line:
     """Draw `rail 0  GPU 0 0000:05:00.0 ──[switch 0000:00:01.1]── ionic_0 0000:06:00.0 eth1  ACTIVE  400 Gb/s`."""
     name, gpu, gpu_pci, near, nic, nic_pci, netdev, state, rate, gid = (
-        cell.ljust(width) for cell, width in zip(_cells(rail), widths, strict=True)
+        cell.ljust(size) if size else "" for cell, size in zip(_cells(rail), widths, strict=True)
     )
-    length = widths[3] + 6
-    wire = f"──[{near.rstrip()}]──".ljust(length, "─") if rail.near else ("─ " * length)[:length]
+    length = widths[_NEAR] + 6 if widths[_NEAR] else 2
+    wire = f"──[{near.rstrip()}]──" if near.strip() else "──"
+    wire = wire.ljust(length, "─") if rail.near else ("─ " * length)[:length]
     return [
         (f"    {name}  ", _QUIET),
         (f"{gpu} ", _BOLD),
-        (f"{gpu_pci} ", _QUIET),
+        (f"{gpu_pci} " if gpu_pci else "", _QUIET),
         (f"{wire} ", style),
         (f"{nic} ", _BOLD),
-        (f"{nic_pci} {netdev}  ", _QUIET),
+        (f"{nic_pci} " if nic_pci else "", _QUIET),
+        (f"{netdev}  " if netdev else " ", _QUIET),
         (f"{state}  ", style),
         (f"{rate}  {gid}".rstrip(), ""),
     ]
+
+
+_GPU_PCI, _NEAR, _NIC_PCI, _NETDEV, _GID = 2, 3, 5, 6, 9
+_DROPPED = (
+    (),
+    (_GPU_PCI, _NIC_PCI),
+    (_GPU_PCI, _NIC_PCI, _NETDEV, _GID),
+    (_GPU_PCI, _NEAR, _NIC_PCI, _NETDEV, _GID),
+)
+"""Cells of a rail that are left out, the first of these that fits the terminal; the last where none does."""
+_AROUND = 24
+"""Columns of a rail that are not its cells."""
+
+
+def _widths(rails: Sequence[Rail], width: int | None) -> list[int]:
+    """Return the width of each cell of a rail; 0 for one that is left out."""
+    natural = [max(map(len, column)) for column in zip(*map(_cells, rails), strict=True)]
+    widths = natural
+    for dropped in _DROPPED:
+        widths = [0 if index in dropped else size for index, size in enumerate(natural)]
+        if width is None or sum(widths) + _AROUND <= width:
+            break
+    return widths
 
 
 def as_json(found: RailReadings) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from zslurm.aegis.fault_kinds import EARLY_EXIT, SLURM_CANCELLED
 from zslurm.aegis.root_cause import is_orderly, reports_lost_peer
+from zslurm.cli.terminal.table import Column
 from zslurm.core.files import read_json
 from zslurm.core.units import show_time
 from zslurm.run.event import select
@@ -20,7 +21,14 @@ from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.hostlist import compress, compress_ranges
 from zslurm.train.jsonl import read_jsonl
 
-COLUMNS = ("role", "ranks", "node", "time", "step", "first line")
+COLUMNS = (
+    Column("role", "state"),
+    Column("ranks", most=24),
+    Column("node", most=24, drop=3),
+    Column("time", drop=2),
+    Column("step", drop=1),
+    Column("first line", "text"),
+)
 _LAST_LINES = 5
 _TAIL = 1 << 16
 

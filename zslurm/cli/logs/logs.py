@@ -11,7 +11,8 @@ from zslurm.cli.logs.log_errors import COLUMNS, attempt_with_errors, details_of_
 from zslurm.cli.logs.merged_logs import print_merged
 from zslurm.cli.logs.rank_log import chosen_attempt, no_log, print_logs
 from zslurm.cli.options import Follow, Json, Run
-from zslurm.core.console import print_json, print_table, say
+from zslurm.cli.terminal.table import print_table
+from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
 from zslurm.run.find import find
 from zslurm.run.run_dir import RunDir

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from json import dumps
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ import typer
 
 from zslurm.cli.options import Follow, Json, SomeRuns
 from zslurm.cli.run.polling import looks
-from zslurm.core.console import print_table
+from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
+from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
 from zslurm.core.units import show_time
 from zslurm.run.event import from_row
 from zslurm.run.events import describe
@@ -19,7 +21,8 @@ from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 from zslurm.train.jsonl import JsonLinesTail
 
-COLUMNS = ("time", "run", "event", "what")
+COLUMNS = (Column("time", drop=1), Column("run"), Column("event", drop=2), Column("what", "text"))
+_OF_ONE_RUN = (Column("time"), Column("run", drop=2), Column("event", drop=1), Column("what", "text"))
 
 
 def events(
@@ -37,10 +40,23 @@ def events(
     chosen = find_all(runs) if runs else known_runs()
     found = recorded_events(chosen, lines, follow=follow)
     if not follow and not json:
-        print_table(COLUMNS, [as_row(*pair) for pair in found])
+        print_table(COLUMNS if len(chosen) > 1 else _OF_ONE_RUN, [as_row(*pair) for pair in found])
         return
     for run, event in found:
-        print(dumps(as_json(run, event)) if json else "\t".join(as_row(run, event)), flush=True)
+        if json:
+            print(dumps(as_json(run, event)), flush=True)
+        else:
+            _print_event(as_row(run, event), several=len(chosen) > 1)
+
+
+def _print_event(row: Sequence[str], *, several: bool) -> None:
+    """Print an event while following: on a terminal as in the table, without columns that it cannot know yet."""
+    if columns_of_terminal() is None:
+        print("\t".join(row), flush=True)
+        return
+    when, run, _, what = row
+    print_styled([[(f"{when}  ", QUIET), *([(f"{run}  ", HEAD)] if several else []), (what, "")]])
+    sys.stdout.flush()
 
 
 def as_row(run: RunDir, event: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
+from zslurm.cli.terminal.table import Column
 from zslurm.core.units import show_time
 from zslurm.run.event_text import describe_cause, describe_fault
 from zslurm.run.run_dir import RunDir
@@ -14,7 +15,20 @@ from zslurm.run.state import RunState
 from zslurm.slurm.jobs import JobRecord
 from zslurm.slurm.reasons import explain
 
-COLUMNS = (*"run state job attempt step loss validation tokens/s MFU left".split(), "last event", "note")
+COLUMNS = (
+    Column("run"),
+    Column("state", "state"),
+    Column("job", drop=5),
+    Column("attempt", drop=6),
+    Column("step", drop=1),
+    Column("loss", drop=3),
+    Column("validation", drop=7),
+    Column("tokens/s", drop=4),
+    Column("MFU", drop=8),
+    Column("left", drop=2),
+    Column("last event", drop=9),
+    Column("note", "below"),
+)
 
 _WAITING = ("pending", "requeued", "held")
 

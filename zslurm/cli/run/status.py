@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
 
 from zslurm.checkpoint_tools.format.layout import MANIFEST, step_of
+from zslurm.checkpoint_tools.plain import shorten
 from zslurm.checkpoint_tools.quantities import show_count, show_duration
-from zslurm.cli.options import Json, SomeRuns
+from zslurm.cli.options import TIMES, Json, SomeRuns, complete_states, parse_since
 from zslurm.cli.run.run_rows import (
     COLUMNS,
     as_json,
@@ -22,15 +24,17 @@ from zslurm.cli.run.run_rows import (
     stale_line,
     time_left,
 )
-from zslurm.core.console import print_json, print_table, say
-from zslurm.core.errors import Exit, ZslurmError
+from zslurm.cli.terminal.screen import Line, columns_of_terminal, paragraph, print_styled
+from zslurm.cli.terminal.table import BAD, HEAD, QUIET, STATE_STYLES, Column, print_table, table_lines
+from zslurm.core.console import print_json, say
+from zslurm.core.errors import ConfigError, Exit, ZslurmError
 from zslurm.core.units import show_time
-from zslurm.run.event_text import cause_of, describe_cause
+from zslurm.run.event_text import cause_of, describe_cause, describe_fault
 from zslurm.run.events import describe
 from zslurm.run.find import OrphanJob, find
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
-from zslurm.run.state import RunState, look_all
+from zslurm.run.state import STATES, RunState, look_all
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.commands import Retries
 from zslurm.slurm.hostlist import compress, expand
@@ -40,6 +44,15 @@ from zslurm.train.jsonl import read_jsonl
 def status(
     runs: SomeRuns = None,
     active: Annotated[bool, typer.Option("--active", help="Only runs that are running or waiting.")] = False,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATES", help="Only runs in these states: failed,pending.", autocompletion=complete_states
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Only runs in which something happened since: {TIMES}.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show your runs, or everything about one.
@@ -49,6 +62,7 @@ def status(
 
     Example: zslurm status my-run
     """
+    wanted, earliest = _states(state), None if since is None else parse_since(since)
     found: dict[RunDir, None] = {}
     orphans: list[OrphanJob] = []
     for reference in runs or ():
@@ -61,6 +75,10 @@ def status(
     if active:
         states = [state for state in states if state.active]
         orphans = [lost for lost in orphans if lost.job.state.is_active]
+    if wanted:
+        states = [each for each in states if each.state in wanted]
+    if earliest is not None:
+        states = [each for each in states if _last_change(each) >= earliest]
     alone = states[0] if runs and len(states) == 1 and not orphans else None
     asks_slurm = alone is not None and alone.active and alone.launcher == "slurm" and not stale
     excluded = _excluded(alone.job_id) if alone is not None and asks_slurm else None
@@ -68,18 +86,48 @@ def status(
         rows = [details_as_json(alone, excluded)] if alone else [as_json(state) for state in states]
         print_json(rows + [orphan_as_json(lost.job, lost.run) for lost in orphans])
     elif alone:
-        for line in details(alone, excluded):
-            print(line)
+        print_styled(details(alone, excluded, columns_of_terminal()))
     elif states or orphans:
         if states:
             print_table(COLUMNS, [as_row(state) for state in states])
         for lost in orphans:
             print(lost)
     else:
-        say("no runs are active" if active else "no runs yet; `zslurm submit run.yaml` starts one")
+        filtered = wanted or earliest is not None
+        say(
+            "no runs are active"
+            if active
+            else "no such runs"
+            if filtered
+            else "no runs yet; `zslurm submit run.yaml` starts one"
+        )
     if stale:
         say(f"zslurm: {stale}")
         raise typer.Exit(Exit.SLURM_UNAVAILABLE)
+
+
+_VALUES_AT = 14
+"""Column at which the values of `zslurm status RUN` begin."""
+
+
+def _states(given: str | None) -> set[str]:
+    """Return the states of `failed,pending`; none where none are given.
+
+    Raises:
+        ConfigError: a word is no state.
+    """
+    wanted = {word for word in (given or "").replace(" ", "").split(",") if word}
+    if unknown := sorted(wanted - set(STATES)):
+        near = get_close_matches(unknown[0], STATES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(STATES)}"
+        raise ConfigError(f"--state {shorten(unknown[0])}: not a state of runs; {hint}")
+    return wanted
+
+
+def _last_change(state: RunState) -> float:
+    """Return when something happened to a run last (UNIX seconds)."""
+    event = float((state.last_event or {}).get("time") or 0.0)
+    return max(event, state.submitted or 0.0, time.time() if state.state == "running" else 0.0)
 
 
 def _excluded(job_id: str | None) -> str | None:
@@ -99,19 +147,24 @@ def details_as_json(state: RunState, excluded: str | None) -> dict[str, Any]:
     }
 
 
-def details(state: RunState, excluded: str | None = None) -> Iterator[str]:
-    """Describe one run in full, line by line; `excluded` are the nodes of Slurm's list, None if not known."""
+def details(state: RunState, excluded: str | None = None, width: int | None = None) -> Iterator[Line]:
+    """Describe one run in full, line by line; `excluded` are the nodes of Slurm's list, None if not known.
+
+    With `width` no line is longer, where its words allow that.
+    """
     job = f" (job {state.job_id} on {state.cluster})" if state.job_id else ""
-    yield f"{state.run.name}: {state.state}{job}"
-    if note(state):
-        yield f"  {note(state)}"
-    for name, text in _facts(state, excluded):
-        if text:
-            yield f"  {name:<11} {text}"
-    attempts = list(_attempts(state))
-    if attempts:
-        yield "  attempts"
-        yield from map(_attempt_line, attempts)
+    style = STATE_STYLES.get(state.state, "")
+    yield [(state.run.name, HEAD), (": ", ""), (state.state, style), (job, "")]
+    if text := note(state):
+        yield from paragraph(text, width, indent=2, style="red" if style == BAD else "")
+    for name, fact in _facts(state, excluded):
+        if fact:
+            first, *more = paragraph(fact, width, indent=_VALUES_AT)
+            yield [(f"  {name:<{_VALUES_AT - 2}}", QUIET), (first[0][0].lstrip(), "")]
+            yield from more
+    if attempts := list(_attempts(state)):
+        yield [("  attempts", QUIET)]
+        yield from table_lines(_ATTEMPT_COLUMNS, list(_attempt_rows(attempts, state)), width)
 
 
 def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | None]]:
@@ -139,11 +192,11 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
         kept = _checkpoint_steps(state.run)
         listed = f"; kept: {', '.join(map(str, kept))}" if len(kept) > 1 else ""
         yield "checkpoint", f"step {state.checkpoint_step}{best}{listed}"
-    in_note = (state.cause or {}).get("message")
-    if aegis.last_cause is not None and aegis.last_cause["message"] != in_note:
+    if aegis.last_cause is not None and aegis.last_cause["message"] not in note(state):
         yield "last cause", f"{_when(aegis.last_cause)}{describe_root(aegis.last_cause)}"
     if aegis.last_decision is not None:
-        yield "decision", f"{_when(aegis.last_decision)}{describe(aegis.last_decision)}"
+        cause = f": {describe_fault(aegis.last_decision.get('root') or {'kind': '?'})}"
+        yield "decision", f"{_when(aegis.last_decision)}{describe(aegis.last_decision).removesuffix(cause)}"
     if aegis.restarts_in_place:
         yield "restarts", f"{aegis.restarts_in_place} in place, {state.restarts} by Slurm"
     if times := aegis.recovered_in_memory:
@@ -173,11 +226,27 @@ def _when(event: Mapping[str, Any]) -> str:
     return f"{show_time(float(event['time']))}  " if event.get("time") is not None else ""
 
 
-def _attempt_line(attempt: dict[str, Any]) -> str:
-    when = show_time(attempt["started"]) if attempt["started"] else "?"
-    cause = f": {describe_cause(attempt['cause'])}" if attempt["cause"] else ""
-    end = f" (exit code {attempt['exit_code']}){cause}" if attempt["ended"] else f" on {attempt['nodes']}"
-    return f"    {attempt['attempt']:>3}  {when}  {attempt['outcome']}{end}"
+_ATTEMPT_COLUMNS = (
+    Column(""),
+    Column("attempt"),
+    Column("started", drop=1),
+    Column("outcome", "state"),
+    Column("exit code"),
+    Column("nodes", drop=2, most=24),
+    Column("cause", "text"),
+)
+
+
+def _attempt_rows(attempts: Sequence[dict[str, Any]], state: RunState) -> Iterator[list[str]]:
+    """Yield a row for each attempt; its cause only where that is neither above nor the attempt's before."""
+    above, before = note(state), ""
+    for attempt in attempts:
+        cause = describe_cause(attempt["cause"]) if attempt["cause"] else ""
+        shown = "" if not cause else "as above" if cause in above else "the same" if cause == before else cause
+        before = cause
+        when = show_time(attempt["started"]) if attempt["started"] else "?"
+        code = "-" if attempt["exit_code"] is None else str(attempt["exit_code"])
+        yield ["", str(attempt["attempt"]), when, attempt["outcome"], code, str(attempt["nodes"] or "-"), shown]
 
 
 def _attempts(state: RunState) -> Iterator[dict[str, Any]]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zslurm.checkpoint_tools.quantities import counted
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
-from zslurm.core.console import print_json, print_table
+from zslurm.core.console import print_json
 from zslurm.core.errors import ConfigError, SlurmUnavailable, ZslurmError
 from zslurm.submit.options import assign
 from zslurm.submit.submit import Prepared, prepare, submit_prepared
@@ -90,7 +91,7 @@ def show_sweep(outcomes: Sequence[Outcome], *, quiet: bool, as_json: bool) -> No
         rows = [
             [o.run, o.job_id or "-", *(o.values.get(key, "-") for key in keys), o.error or ""] for o in outcomes
         ]
-        print_table(["run", "job", *keys, "error"], rows)
+        print_table(["run", "job", *keys, Column("error", "below")], rows)
     failed = [f"{outcome.run}: {outcome.error}" for outcome in outcomes if outcome.error is not None]
     if failed:
         more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""

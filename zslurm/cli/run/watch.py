@@ -16,6 +16,8 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.options import SomeRuns
 from zslurm.cli.run.run_rows import COLUMNS, as_row, stale_line, why
+from zslurm.cli.terminal.screen import columns_of_terminal
+from zslurm.cli.terminal.table import table_lines
 from zslurm.core.errors import Exit
 from zslurm.run.events import describe
 from zslurm.run.find import find_all
@@ -76,19 +78,15 @@ def _on_terminal(looks: Iterator[list[RunState]], interval_s: float) -> int:
 
 def _picture(states: Sequence[RunState], interval_s: float) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold")
-    for state in states:
-        table.add_row(*(Text(cell) for cell in as_row(state)))
+    width = columns_of_terminal() or sys.maxsize
+    table = [Text.assemble(*line) for line in table_lines(COLUMNS, [as_row(state) for state in states], width)]
     clock, runs = time.strftime("%H:%M:%S"), counted(len(states), "run")
     head = f"{clock}  {runs}, every {show_duration(interval_s)}; Ctrl-C ends the view, not the runs"
     stale = stale_line(states)
     lines: list[Any] = [Text(head, style="dim"), *([Text(stale, style="bold")] if stale else [])]
-    return Group(*lines, table)
+    return Group(*lines, *table)
 
 
 def _as_lines(looks: Iterator[list[RunState]]) -> int:

@@ -55,7 +55,7 @@ def transport(sources: Sources) -> Outcome | None:
         except CommandHung:
             who = ", ".join(others) or "the other rank"
             remedy = f"is {who} well? Else RCCL hangs between them: see the checks nics, rails and gid-index"
-            return failed(f"RCCL connected no ranks with {who} within {limit_s:g} s", remedy, blames=False)
+            return failed(f"RCCL connected no ranks with {who} within {limit_s:g} s", remedy, node_fault=False)
     return _outcome(sources, f" with {', '.join(others)}" if others else "", given, results)
 
 
@@ -130,7 +130,7 @@ def _outcome(
     if broken is not None:
         message = (broken.err and broken.message) or f"a rank ended with {broken.code}"
         late = failed(f"RCCL failed{with_others}: {message}", "see the checks nics, rails and gid-index")
-        return worst([*found, late], "", blames=bool(found))
+        return worst([*found, late], "", node_fault=bool(found))
     network = opened[0].network
     direct = ", with GPUDirect" if opened[0].gpu_direct else ""
     fine = f"RCCL opened {network}{with_others}{direct}: {expected(sources.cluster, given)}"

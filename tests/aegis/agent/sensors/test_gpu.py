@@ -260,7 +260,8 @@ def test_an_error_that_both_count_is_told_once(node: FakeNode, tmp_path: Path) -
 )
 def test_a_tool_that_fails_is_unavailable(tmp_path: Path, script: str, why: str) -> None:
     fake = mi300x_pollara(tmp_path / "root")
-    gpus = sensor(fake, amd_smi=tool(tmp_path, script), amd_smi_timeout_s=0.2, period_s=0.01)
+    limit_s = 0.2 if "sleep" in script else 180.0
+    gpus = sensor(fake, amd_smi=tool(tmp_path, script), amd_smi_timeout_s=limit_s, period_s=0.01)
     reading = after_tool(gpus, lambda reading: "amd-smi" in reading.why)
     assert not reading.ok and why in reading.why
     assert not reading.faults

@@ -17,7 +17,7 @@ import pytest
 
 from tests.checkout import ROOT, TESTS
 from tests.submit.specs import run_spec
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 from zslurm.aegis.protocol import AgentReport, Command, Heartbeat, ProgressReport, decode_command
 from zslurm.aegis.supervisor.agents import keeper, liveness
 from zslurm.aegis.supervisor.agents.agents import Agents, ReceivedReport
@@ -28,6 +28,8 @@ from zslurm.run.supervisor_lease import read, take
 
 FAKES = TESTS / "aegis"
 NODES = ["node0", "node1", "node2"]
+SILENT_S = 4.0
+"""Many times longer than what lies between two reports, also where they share the processors with much else."""
 
 
 class SteeredAgents:
@@ -36,7 +38,7 @@ class SteeredAgents:
     def __init__(self, directory: Path, *, slurm: bool, program: tuple[str, ...] | None = None) -> None:
         self.directory = directory
         cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8} if slurm else {}
-        self.spec: RunSpec = run_spec(directory, cluster=cluster, aegis={"heartbeat_timeout_s": 1.0})
+        self.spec: RunSpec = run_spec(directory, cluster=cluster, aegis={"heartbeat_timeout_s": SILENT_S})
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
         self.run.config.write_text(self.spec.model_dump_json())
@@ -167,9 +169,9 @@ def test_an_answer_comes_in_parts_and_is_whole(here: SteeredAgents) -> None:
     here.agents.attempt = 7
     here.start()
     here.wait_for_event("agents_started")
-    answers = here.agents.ask("clean_up", timeout_s=30.0)
+    answers = here.agents.ask("clean_up", timeout_s=DEADLINE_S)
     assert answers["here"].values == {"part": [1, 2], "attempt": 7}
-    assert here.agents.ask("stacks", ["nowhere"], timeout_s=30.0) == {}
+    assert here.agents.ask("stacks", ["nowhere"], timeout_s=DEADLINE_S) == {}
 
 
 def test_who_does_not_answer_is_missing_and_nobody_waits_for_ever(here: SteeredAgents) -> None:
@@ -209,7 +211,7 @@ def test_the_real_agent_speaks_and_does_what_it_is_told(tmp_path: Path) -> None:
     steered.start()
     steered.wait_for_event("agents_started")
     steered.wait_for_report("here")
-    answer = steered.agents.ask("clean_up", timeout_s=60.0, attempt=1)["here"]
+    answer = steered.agents.ask("clean_up", timeout_s=DEADLINE_S, attempt=1)["here"]
     assert answer.ok, answer.why
     steered.agents.stop()
     wait_for(lambda: not steered.agents.liveness.any_responding(), "it to be gone")
@@ -268,7 +270,7 @@ def test_one_step_holds_an_agent_on_every_node(slurm: SteeredAgents) -> None:
     for option in (name, "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--mem=0", "--nodes=3", "--ntasks=3"):
         assert option in call.split()
     assert "--gpus-per-node=8" in call.split()
-    answers = slurm.agents.ask("stacks", ["node0", "node2"], timeout_s=30.0)
+    answers = slurm.agents.ask("stacks", ["node0", "node2"], timeout_s=DEADLINE_S)
     assert set(answers) == {"node0", "node2"}
     commands = [command for command in slurm.received("node1") if isinstance(command, Command)]
     assert commands[-1].nodes == ("node0", "node2"), "everybody hears it, and who is meant is said"
@@ -284,7 +286,7 @@ def test_one_killed_agent_is_replaced_by_a_step_of_its_own(slurm: SteeredAgents)
     second = (slurm.directory / "calls").read_text().splitlines()[1]
     assert "--nodelist=node1" in second.split()
     assert f"--job-name=agents-{slurm.agents.generation}-2" in second.split()
-    assert set(slurm.agents.ask("clean_up", timeout_s=30.0)) == set(NODES)
+    assert set(slurm.agents.ask("clean_up", timeout_s=DEADLINE_S)) == set(NODES)
 
 
 def test_a_silent_agent_is_replaced_and_not_heard_any_more(slurm: SteeredAgents) -> None:
@@ -354,7 +356,7 @@ def test_a_forgotten_node_gets_no_agent(slurm: SteeredAgents) -> None:
     os.kill(slurm.pid("node2"), signal.SIGKILL)
     slurm.wait_for_event("agent_restarted")
     assert [fields["node"] for fields in slurm.event("agent_lost")] == ["node2"]
-    assert set(slurm.agents.ask("check", timeout_s=30.0)) == {"node0", "node2"}
+    assert set(slurm.agents.ask("check", timeout_s=DEADLINE_S)) == {"node0", "node2"}
 
 
 def test_what_slurm_says_of_a_silent_node_is_known(slurm: SteeredAgents) -> None:

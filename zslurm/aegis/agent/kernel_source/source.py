@@ -28,7 +28,7 @@ _PREFIX = re.compile(
 
 
 class Unavailable(Exception):
-    """The kernel log cannot be read; the message says why."""
+    """The kernel log cannot be read; the message is the reason."""
 
 
 class Ended(Unavailable):

@@ -32,7 +32,7 @@ _AT_ONCE = 8
 """Most nodes that are asked about at a time: more that fall silent together are a matter of the network."""
 _AGAIN_S, _AGAIN_LATER_S = 1.0, 5.0
 _LATER_S = 15.0
-"""Seconds of silence after which a node is asked about more rarely."""
+"""Seconds without a heartbeat after which a node is asked about more rarely."""
 _ADDRESSES_AGAIN_S = 10.0
 _REPORTS_MISSED = 1.5
 """An agent that reports more rarely than usual is asked about after so many of its reports."""

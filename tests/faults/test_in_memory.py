@@ -1,0 +1,80 @@
+"""Every fault of the matrix, and some more, in a run that recovers in memory: the rungs of the ladder it takes.
+
+Whatever the rung, the losses are those of a run to which nothing happens, bit for bit, wherever the number of
+ranks is the same. `make faults` and `make soak` run all of them, `make test` one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import checks
+from tests.faults.conftest import Undisturbed
+from tests.faults.harness import FaultRun
+from tests.faults.in_memory import MEMORY_ROWS, MemoryRow
+from tests.faults.matrix import Injected
+from tests.faults.nodes import FaultNodes
+from tests.faults.parts import in_memory, recovery
+from tests.faults.table import MemoryEntry, Table
+from tests.faults.test_faults import check, inject, run_of
+from tests.on_slurm.test_runs import User
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+
+_ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.faults) for row in MEMORY_ROWS]
+
+
+@pytest.fixture(scope="session")
+def undisturbed_trainer(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Of the trainer itself, whatever the other tests run: stand-ins for ranks recover nothing."""
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), "real")
+
+
+@pytest.mark.parametrize("row", _ALL)
+def test_the_run_survives_in_memory(
+    row: MemoryRow, site: tuple[User, FaultNodes], undisturbed_trainer: Undisturbed, table: Table
+) -> None:
+    curve = undisturbed_trainer.curve(*site, row.ranks)
+    with run_of(row, site, "real") as run:
+        injected = inject(row, run)
+        if row.after is not None:
+            run.wait_until_recovered()
+            row.after(run)
+        end = run.wait_until_over()
+        table.add(_measure(row, run, injected, end["outcome"]))
+        check(row, run, injected, end["outcome"])
+        _took_the_rungs(row, run)
+        if row.ends == "completed" and row.same_size:
+            checks.same_curve(run, curve)
+        elif row.ends == "completed":
+            checks.close_curve(run, curve, undisturbed_trainer.spread())
+
+
+def _took_the_rungs(row: MemoryRow, run: FaultRun) -> None:
+    """Which ranks were replaced in memory, and why a rung was left; what was decided then is checked elsewhere."""
+    assert tuple(tuple(event["ranks"]) for event in run.recoveries()) == row.recovered
+    reasons = [event["reason"] for event in run.events("recovery_failed")]
+    if row.why:
+        assert any(row.why in reason for reason in reasons), reasons
+    elif row.recovered:
+        assert not reasons
+    if row.recovered and not row.actions:
+        assert len(run.events("attempt_started")) == 1
+
+
+def _measure(row: MemoryRow, run: FaultRun, injected: Injected, outcome: str) -> MemoryEntry:
+    noticed, found = recovery(run, injected.time, row.kinds), in_memory(run, injected.time)
+    excluded = checks.excluded(run)
+    return MemoryEntry(
+        number=row.number,
+        fault=row.fault,
+        detected_as=noticed.detected_as,
+        detect_s=noticed.detect_s,
+        rungs=(*("memory" for _ in run.recoveries()), *checks.actions(run)),
+        replaced=tuple(rank for event in run.recoveries() for rank in event["ranks"]),
+        why=next((event["reason"] for event in run.events("recovery_failed")), ""),
+        ended="stopped" if outcome == "failed" else outcome,
+        wrongly_excluded=tuple(sorted(excluded - set(injected.guilty))),
+        lost_steps=(*(found.rolled_back if found else ()), *checks.lost_steps(run)),
+        found=found,
+    )

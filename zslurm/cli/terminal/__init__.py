@@ -1,0 +1,1 @@
+"""What commands print on a terminal: tables, styled lines, bars, sparklines and heat maps that fit its width."""

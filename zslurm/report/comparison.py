@@ -1,0 +1,220 @@
+"""How two runs differ: configuration, curves, throughput and faults.
+
+Curves are compared at the steps that both runs kept, and by tokens where their batches differ. "The same" is bit for
+bit: two runs of one configuration on the same kind of machine have the same losses to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from zslurm.report.facts import RunFacts, flat
+from zslurm.report.thinning import smooth
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MISSING = None
+_PLACES = ("run.name", "run.runs_dir")
+"""Keys that differ between any two runs."""
+
+_CURVES = ("loss", "grad_norm", "lr")
+
+
+@dataclass(frozen=True)
+class KeyDifference:
+    """A key of the configuration with its values in both runs; None where a run does not have it."""
+
+    key: str
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class CurveDifference:
+    """A curve of both runs over the steps, or the tokens, that both reached.
+
+    Attributes:
+        name: a column of the metrics.
+        by: `step` or `tokens`.
+        points: how many both have.
+        same_until: both are the same bit for bit up to here; None where they differ at once.
+        at: the last point that both have.
+        first, second: smoothed values there.
+        largest: the largest difference of the smoothed values, second minus first.
+        largest_at: where that is.
+    """
+
+    name: str
+    by: str
+    points: int
+    same_until: int | None
+    at: int
+    first: float
+    second: float
+    largest: float
+    largest_at: int
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both are the same bit for bit."""
+        return self.same_until == self.at
+
+
+@dataclass(frozen=True)
+class FigureDifference:
+    """A figure of both runs; `ratio` is the second over the first."""
+
+    name: str
+    first: float | None
+    second: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The second over the first, where both are known."""
+        return self.second / self.first if self.first and self.second is not None else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the second run differs from the first."""
+
+    names: tuple[str, str]
+    config: Sequence[KeyDifference]
+    curves: Sequence[CurveDifference]
+    figures: Sequence[FigureDifference]
+    faults: tuple[Sequence[str], Sequence[str]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as values of JSON."""
+        return {
+            "runs": list(self.names),
+            "configuration": [asdict(row) for row in self.config],
+            "curves": [asdict(row) | {"same": row.is_same} for row in self.curves],
+            "figures": [asdict(row) | {"ratio": row.ratio} for row in self.figures],
+            "faults": [list(each) for each in self.faults],
+        }
+
+
+def compare(first: RunFacts, second: RunFacts) -> Comparison:
+    """Return how `second` differs from `first`."""
+    return Comparison(
+        (first.run.name, second.run.name),
+        list(_configuration(first, second)),
+        [found for name in _CURVES if (found := _curve(name, first, second)) is not None],
+        list(_figures(first, second)),
+        (_faults(first), _faults(second)),
+    )
+
+
+def _configuration(first: RunFacts, second: RunFacts) -> Iterator[KeyDifference]:
+    one, other = dict(flat(dict(first.config))), dict(flat(dict(second.config)))
+    for key in dict.fromkeys([*one, *other]):
+        if key not in _PLACES and one.get(key, _MISSING) != other.get(key, _MISSING):
+            yield KeyDifference(key, one.get(key, _MISSING), other.get(key, _MISSING))
+
+
+def _curve(name: str, first: RunFacts, second: RunFacts) -> CurveDifference | None:
+    import numpy as np
+
+    one, other = first.metrics.steps, second.metrics.steps
+    if name not in one or name not in other:
+        return None
+    by = "step" if _same_tokens(one, other) else "tokens"
+    if by == "tokens" and not ("tokens" in one and "tokens" in other):
+        by = "step"
+    common, at_one, at_other = np.intersect1d(one[by], other[by], return_indices=True)
+    if by == "tokens" and len(common) < 2:
+        return _interpolated(name, one, other)
+    if not len(common):
+        return None
+    left, right = one[name][at_one], other[name][at_other]
+    differ = np.flatnonzero((left != right) & ~(np.isnan(left) & np.isnan(right)))
+    same = int(common[differ[0] - 1]) if len(differ) and differ[0] else None if len(differ) else int(common[-1])
+    return _difference(name, by, common, left, right, same)
+
+
+def _same_tokens(one: dict[str, NDArray[np.float64]], other: dict[str, NDArray[np.float64]]) -> bool:
+    """Whether the same step means the same number of tokens in both runs."""
+    import numpy as np
+
+    if "tokens" not in one or "tokens" not in other:
+        return True
+    _, at_one, at_other = np.intersect1d(one["step"], other["step"], return_indices=True)
+    return bool(np.array_equal(one["tokens"][at_one], other["tokens"][at_other]))
+
+
+def _interpolated(
+    name: str, one: dict[str, NDArray[np.float64]], other: dict[str, NDArray[np.float64]]
+) -> CurveDifference | None:
+    """Compare curves at the tokens of the first, between those of the second."""
+    import numpy as np
+
+    inside = (one["tokens"] >= other["tokens"][0]) & (one["tokens"] <= other["tokens"][-1])
+    if not inside.any():
+        return None
+    common, left = one["tokens"][inside], one[name][inside]
+    right = np.interp(common, other["tokens"], other[name])
+    return _difference(name, "tokens", common, left, right, None)
+
+
+def _difference(
+    name: str,
+    by: str,
+    common: NDArray[np.float64],
+    left: NDArray[np.float64],
+    right: NDArray[np.float64],
+    same: int | None,
+) -> CurveDifference:
+    import numpy as np
+
+    span = max(5.0, min(200.0, len(common) / 50))
+    one, other = smooth(left, span), smooth(right, span)
+    gap = np.nan_to_num(other - one)
+    largest = int(np.abs(gap).argmax())
+    return CurveDifference(
+        name, by, len(common), same, int(common[-1]), float(one[-1]), float(other[-1]), float(gap[largest]),
+        int(common[largest]),
+    )  # fmt: skip
+
+
+def _figures(first: RunFacts, second: RunFacts) -> Iterator[FigureDifference]:
+    figures: dict[str, Callable[[RunFacts], float | None]] = {
+        "steps": lambda facts: facts.state.step,
+        "loss, smoothed": _last_loss,
+        "validation loss": lambda facts: facts.state.evaluation_loss,
+        "tokens/s, median": lambda facts: _median(facts, "tokens_per_s"),
+        "step time, median (s)": lambda facts: _median(facts, "step_time_s"),
+        "MFU, median": lambda facts: _median(facts, "mfu"),
+        "goodput": lambda facts: facts.timeline.goodput,
+        "wall time (s)": lambda facts: facts.timeline.wall_s or None,
+        "attempts": lambda facts: len(facts.timeline.attempts),
+        "failures": lambda facts: facts.timeline.failures,
+        "steps lost": lambda facts: sum(attempt.lost for attempt in facts.timeline.attempts),
+        "checkpoint stall (s)": lambda facts: facts.timeline.seconds.get("checkpoint", 0.0),
+    }
+    for name, of in figures.items():
+        one, other = of(first), of(second)
+        if one is not None or other is not None:
+            yield FigureDifference(name, one, other)
+
+
+def _last_loss(facts: RunFacts) -> float | None:
+    loss = facts.metrics.steps.get("loss")
+    return (
+        float(smooth(loss, max(5.0, min(200.0, len(loss) / 50)))[-1]) if loss is not None and len(loss) else None
+    )
+
+
+def _median(facts: RunFacts, name: str) -> float | None:
+    import numpy as np
+
+    column = facts.metrics.steps.get(name)
+    return float(np.nanmedian(column)) if column is not None and np.isfinite(column).any() else None
+
+
+def _faults(facts: RunFacts) -> list[str]:
+    return [found.text for found in facts.happenings if found.sort == "fault"]

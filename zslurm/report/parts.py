@@ -1,0 +1,92 @@
+"""What a report is made of, apart from how it is written: the HTML page and the Markdown show the same parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list of sentences."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; columns whose names are in `numbers` are aligned at their right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[str] = ()
+    looks: Sequence[str] = ()
+    """A class of the page's style for each row, or none at all."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A plot: as HTML, and what Markdown has in its place (empty: nothing)."""
+
+    html: Markup
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A long text that a reader opens."""
+
+    name: str
+    text: str
+
+
+Item = Text | Bullets | Table | Drawing | Fold
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part with a heading."""
+
+    name: str
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that stands at the top; `look` is `good`, `bad` or empty."""
+
+    name: str
+    value: str
+    look: str = ""
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """Everything about one run."""
+
+    name: str
+    state: str
+    look: str
+    cause: str
+    tiles: Sequence[Tile]
+    notes: Sequence[str]
+    sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report."""
+
+    title: str
+    made: str
+    together: Sequence[Section]
+    runs: Sequence[RunPart]

@@ -1,0 +1,149 @@
+"""Every event of a run: one class for each, with its meaning, its fields and the sentence that a person reads.
+
+The supervisor writes them to events.jsonl, commands of people to submissions.jsonl. A new event is one class in
+the module of its subject, and one line in docs/run-directory.md. How rows become objects is in event.py.
+"""
+
+from __future__ import annotations
+
+from zslurm.run.event import CLASSES, Row, from_row
+from zslurm.run.events.attempts import (
+    AttemptCleared,
+    AttemptEnded,
+    AttemptStarted,
+    CollectivesExamined,
+    Ended,
+    FaultDetected,
+    Preempted,
+    RanksEnded,
+    RunEnded,
+    StacksDumped,
+    StepKilled,
+    StopAsked,
+)
+from zslurm.run.events.decisions import (
+    Decided,
+    ExcludedNodesUsed,
+    ExclusionFailed,
+    NodesExcluded,
+    Requeued,
+    RequeueFailed,
+    SuccessorEnded,
+)
+from zslurm.run.events.people import (
+    Action,
+    Cancelled,
+    ExcludedByUser,
+    Held,
+    MoveAsked,
+    Released,
+    RequeuedByUser,
+    Submitted,
+    SuccessorSubmitted,
+)
+from zslurm.run.events.preparation import (
+    ContainerChecked,
+    EnvironmentStaged,
+    GpuTested,
+    LockTakenOver,
+    RailsDiffer,
+    RailsDoubtful,
+    RailsIncomplete,
+    RailsUnknown,
+    SpareChecked,
+    SpareWarmed,
+)
+from zslurm.run.events.recovery import (
+    MovePlanned,
+    MoveRefused,
+    RanksMoved,
+    RecoveredInMemory,
+    RecoveryFailed,
+    RecoveryReady,
+    RecoveryStarted,
+    RecoveryUnavailable,
+)
+from zslurm.run.events.supervision import (
+    AgentLost,
+    AgentRestarted,
+    AgentsStarted,
+    AgentsUnavailable,
+    DeputyActed,
+    LeaseLost,
+    NotifyFailed,
+    NotifyTest,
+    RunDirLost,
+    StartPostponed,
+    SupervisorStarted,
+)
+
+KINDS = tuple(CLASSES)
+"""Every kind of event."""
+
+
+def describe(row: Row) -> str:
+    """Return the event of a row as a sentence; one of an unknown kind, or that has no sense, as its fields."""
+    return from_row(row).describe()
+
+
+__all__ = [
+    "KINDS",
+    "Action",
+    "AgentLost",
+    "AgentRestarted",
+    "AgentsStarted",
+    "AgentsUnavailable",
+    "AttemptCleared",
+    "AttemptEnded",
+    "AttemptStarted",
+    "Cancelled",
+    "CollectivesExamined",
+    "ContainerChecked",
+    "Decided",
+    "DeputyActed",
+    "Ended",
+    "EnvironmentStaged",
+    "ExcludedByUser",
+    "ExcludedNodesUsed",
+    "ExclusionFailed",
+    "FaultDetected",
+    "GpuTested",
+    "Held",
+    "LeaseLost",
+    "LockTakenOver",
+    "MoveAsked",
+    "MovePlanned",
+    "MoveRefused",
+    "NodesExcluded",
+    "NotifyFailed",
+    "NotifyTest",
+    "Preempted",
+    "RailsDiffer",
+    "RailsDoubtful",
+    "RailsIncomplete",
+    "RailsUnknown",
+    "RanksEnded",
+    "RanksMoved",
+    "RecoveredInMemory",
+    "RecoveryFailed",
+    "RecoveryReady",
+    "RecoveryStarted",
+    "RecoveryUnavailable",
+    "Released",
+    "RequeueFailed",
+    "Requeued",
+    "RequeuedByUser",
+    "RunDirLost",
+    "RunEnded",
+    "SpareChecked",
+    "SpareWarmed",
+    "StacksDumped",
+    "StartPostponed",
+    "StepKilled",
+    "StopAsked",
+    "Submitted",
+    "SuccessorEnded",
+    "SuccessorSubmitted",
+    "SupervisorStarted",
+    "describe",
+]

@@ -1,0 +1,73 @@
+"""Events of what people did: rows of submissions.jsonl."""
+
+from __future__ import annotations
+
+from zslurm.run.event import Event, Nodes
+from zslurm.run.event_text import node_list
+
+
+class Action(Event):
+    """A user did something to the run; versions before recorded no `user`."""
+
+    user: str | None = None
+    launcher: str | None = None
+    cluster: str | None = None
+    excluded: str | None = None
+
+    def _sentence(self) -> str:
+        without = f", without {self.excluded} from now on" if self.excluded else ""
+        who = f" by {self.user}" if self.user else ""
+        return f"{self.TEXT}{who} as job {self.job_id}{without}"
+
+
+class Submitted(Action, name="submit"):
+    """The run was submitted."""
+
+    TEXT = "submitted"
+
+
+class RequeuedByUser(Action, name="requeue"):
+    """The job was requeued by hand."""
+
+    TEXT = "requeued"
+
+
+class ExcludedByUser(Action, name="exclude"):
+    """Nodes were excluded by hand."""
+
+    TEXT = "changed"
+
+
+class Cancelled(Action, name="cancel"):
+    """The job was cancelled."""
+
+    TEXT = "cancelled"
+
+
+class MoveAsked(Action, name="move"):
+    """Somebody asked that the ranks leave the nodes `off`; `request` is in the events that answer it."""
+
+    off: Nodes
+    request: str
+
+    def _sentence(self) -> str:
+        return f"asked{f' by {self.user}' if self.user else ''} to move off {node_list(self.off)}"
+
+
+class Held(Action, name="hold"):
+    """The job was held."""
+
+    TEXT = "held"
+
+
+class Released(Action, name="release"):
+    """The job was released."""
+
+    TEXT = "released"
+
+
+class SuccessorSubmitted(Event, name="successor"):
+    """A job was submitted that waits for the end of this one, to continue the run."""
+
+    TEXT = "job {event.successor} waits to continue the run if job {event.job_id} ends early"
+    successor: str
