@@ -271,7 +271,7 @@ class MemoryRecovery:
             members=[plan.members[rank] for rank in lost],
         )  # fmt: skip
         left = tuple(sorted(self._leaving))
-        if not self.store.generation(Generation(self.number, plan.members, lost, recovery_s, left)):
+        if not self.store.generation(Generation(self.number, plan.members, lost, recovery_s, left=left)):
             self._give_up("the store server is gone")
 
     def _recovered(self, step: int, rolled_back: int) -> None:
