@@ -33,6 +33,7 @@ class Ranks:
         coming: how many of them are being started, by node.
         step: the last step that is finished in this attempt; -1 before the first.
         tries: recoveries since that step was finished.
+        ended: ranks that hung, and that were killed alone for that (policy/hanging.py).
     """
 
     members: tuple[str, ...]
@@ -44,6 +45,7 @@ class Ranks:
     coming: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
     tries: int = 0
+    ended: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemo
 
 def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:
     size = len(ranks.members)
-    roots = [fault for fault in faults if fault.role == "root"]
+    over = [fault for fault in faults if fault.kind == RANK_HANG and fault.rank in ranks.ended]
+    roots = [fault for fault in faults if fault.role == "root" and fault not in over]
     if other := next((fault for fault in roots if not fault.kind.in_memory), None):
         return f"{other.kind.message}: {_OF_KIND.get(other.kind, 'every rank must be started again')}"
     if len(ranks.lost) == size:

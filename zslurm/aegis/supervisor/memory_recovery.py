@@ -63,6 +63,7 @@ class MemoryRecovery:
         spares: nodes without ranks that may be used.
         dead: nodes that died, and whose ranks are elsewhere now.
         left: nodes that ranks have left as planned.
+        ended: ranks that hung, and were killed alone, since the last recovery.
         move: the planned move for which a boundary is waited for, or that is being made; None where there is none.
     """
 
@@ -74,6 +75,7 @@ class MemoryRecovery:
     spares: tuple[str, ...] = ()
     dead: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     move: Move | None = None
     number: int = 0
     """Number of the newest generation."""
@@ -162,6 +164,7 @@ class MemoryRecovery:
         ranks = Ranks(
             tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(self._lost),
             frozenset(self._lost_nodes | self._leaving), self.warm.waiting, self.warm.coming, step, self._tries,
+            ended=frozenset(self.ended),
         )  # fmt: skip
         plan = plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries))
         if plan.waits:
@@ -171,6 +174,20 @@ class MemoryRecovery:
         else:
             self._give_up(plan.reason)
         return self.active
+
+    def why_not(self, lost: Collection[int], faults: Sequence[Fault], step: int) -> str:
+        """Return why ranks could not be replaced if they were lost now; empty where they could."""
+        ranks = Ranks(
+            tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(lost),
+            frozenset(self.dead | self.left), self.warm.waiting, self.warm.coming, step, self._tries,
+            ended=frozenset(lost),
+        )  # fmt: skip
+        return plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries)).reason
+
+    def refuse(self, ranks: Collection[int], reason: str) -> None:
+        """Give recovery in memory up for this attempt: these ranks cannot be replaced."""
+        self._lost |= set(ranks)
+        self._give_up(reason)
 
     # --- planned moves ------------------------------------------------------------------------------------------
 
@@ -294,6 +311,7 @@ class MemoryRecovery:
                 nodes=hostlist_in_order(tuple(dict.fromkeys(self.nodes))),
             )  # fmt: skip
         self._lost, self._lost_nodes, self._deadline, self._asked_at = set(), set(), None, None
+        self.ended = set()
         self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
         used = dict.fromkeys(plan.nodes[rank] for rank in lost)
         self.warm.start([node for node in used if not (self.warm.waiting.get(node) or self.warm.coming[node])])

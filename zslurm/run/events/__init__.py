@@ -16,6 +16,7 @@ from zslurm.run.events.attempts import (
     FaultDetected,
     Preempted,
     RanksEnded,
+    RasAnswered,
     RunEnded,
     StacksDumped,
     StepKilled,
@@ -54,6 +55,7 @@ from zslurm.run.events.preparation import (
     SpareWarmed,
 )
 from zslurm.run.events.recovery import (
+    HangingRanksEnded,
     MovePlanned,
     MoveRefused,
     RanksMoved,
@@ -108,6 +110,7 @@ __all__ = [
     "ExclusionFailed",
     "FaultDetected",
     "GpuTested",
+    "HangingRanksEnded",
     "Held",
     "LeaseLost",
     "LockTakenOver",
@@ -124,6 +127,7 @@ __all__ = [
     "RailsUnknown",
     "RanksEnded",
     "RanksMoved",
+    "RasAnswered",
     "RecoveredInMemory",
     "RecoveryFailed",
     "RecoveryReady",

@@ -22,6 +22,16 @@ class RecoveryReady(Event, name="recovery_ready"):
     attempt: int
 
 
+class HangingRanksEnded(Event, name="hanging_ranks_ended"):
+    """Ranks that hang were killed, and no others: these continue with other processes in their place."""
+
+    attempt: int
+    ranks: list[int]
+
+    def _sentence(self) -> str:
+        return f"{rank_list(self.ranks)}{self.on_nodes} killed alone, for the others can continue{self.because}"
+
+
 class RecoveryStarted(Event, name="recovery_started"):
     """Ranks were lost, and the others regroup with warm processes in their place."""
 
