@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults lint format docs site bench gpu slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults lint format docs pictures site bench gpu slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ format: $(STAMP) ## let ruff format the code
 
 docs: $(STAMP) ## write the tables of the documents that come from the program
 	$(BIN)/python -m docs.tables
+
+pictures: $(STAMP) ## draw the pictures of the documents, from results of benchmarks and from commands that run
+	$(BIN)/python -m docs.pictures
 
 site: $(STAMP) ## build the documents as a site, in site/
 	$(BIN)/python -m docs.site site

@@ -109,12 +109,14 @@ def _in_memory(number: int, **changes: Any) -> MemoryRow:
 VICTIM_REPLACED: dict[str, Any] = {"recovered": ((VICTIM,),), "actions": ()}
 
 _DIFFERENT: dict[int, dict[str, Any]] = {
-    1: VICTIM_REPLACED | {"sample": True},
+    1: VICTIM_REPLACED | {"sample": True, "nodes": 2},
     2: VICTIM_REPLACED,
     3: {"why": "a rank hangs"},
     4: VICTIM_REPLACED,
     5: {"why": "is lost together with rank"},
     6: VICTIM_REPLACED,
+    7: {"why": "uncorrectable memory error of a GPU: every rank must be started again"},
+    8: {"why": "the link of a NIC is down"},
     10: VICTIM_REPLACED,
     13: VICTIM_REPLACED,
     17: VICTIM_REPLACED,

@@ -15,7 +15,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.in_memory import InMemory, Ranks, plan_in_memory, plan_move
+from zslurm.aegis.policy.in_memory import (
+    InMemory,
+    Ranks,
+    plan_in_memory,
+    plan_move,
+    why_not_in_memory,
+)
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.types import Fault
@@ -174,6 +180,11 @@ class MemoryRecovery:
         else:
             self._give_up(plan.reason)
         return self.active
+
+    def leave(self, fault: Fault) -> None:
+        """Record why a fault is not recovered from in memory that ends the attempt with no rank lost yet."""
+        if not self._given_up:
+            self._give_up(why_not_in_memory(fault))
 
     def why_not(self, lost: Collection[int], faults: Sequence[Fault], step: int) -> str:
         """Return why ranks could not be replaced if they were lost now; empty where they could."""

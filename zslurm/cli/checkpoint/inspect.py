@@ -16,7 +16,7 @@ from zslurm.checkpoint_tools import Comparison, Manifest, Statistics, compare, s
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.checkpoint.options import Checkpoint, Checkpoints, Threads
 from zslurm.cli.errors import as_user_errors
-from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
+from zslurm.cli.options import Json, Slurm, complete_tensors, run_locally_or_as_job
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError
@@ -27,7 +27,7 @@ _RANKS_SHOWN = 4
 
 
 def list_(run: Checkpoints, json: Json = False) -> None:
-    """List a run's checkpoints: the whole ones, and what is wrong with the others.
+    """List a run's checkpoints, and what is wrong with any.
 
     Example: zslurm checkpoint ls my-run
     """
@@ -83,11 +83,16 @@ def _size_and_age(path: Path) -> dict[str, Any]:
 def show(
     checkpoint: Checkpoint,
     tensor: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Statistics of this tensor's values instead (repeatable).")
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Statistics of this tensor's values instead (repeatable).",
+            autocompletion=complete_tensors,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the tensors of a checkpoint: shape, what is kept of each, and which ranks wrote it.
+    """Show the tensors of a checkpoint. Shape, what is kept of each, and which ranks wrote it.
 
     Example: zslurm checkpoint show my-run --tensor embedding.weight
     """
@@ -187,7 +192,7 @@ def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def verify(checkpoint: Checkpoint, workers: Threads = 2, slurm: Slurm = False, json: Json = False) -> None:
-    """Read every byte of a checkpoint and compare it with its checksum; exit code 5 if something is damaged.
+    """Read a checkpoint and compare it with its checksums. Exit code 5 if something is damaged.
 
     Example: zslurm checkpoint verify my-run
     """
@@ -217,7 +222,7 @@ def diff(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Print in what two checkpoints differ, whatever their numbers of ranks; exit code 5 if their values do.
+    """Print in what two checkpoints differ. Their numbers of ranks may differ. Exit code 5 if their values do.
 
     Example: zslurm checkpoint diff runs/a/checkpoints/step-00000400 runs/b/checkpoints/step-00000400
     """

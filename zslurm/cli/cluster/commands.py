@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from zslurm.cli.options import Json
+from zslurm.cli.cluster import exclude
+from zslurm.cli.options import Json, complete_clusters
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values
 from zslurm.cluster.edit import edit_profile, run_editor
@@ -22,7 +23,12 @@ from zslurm.submit.profile_check import check_profile
 app = typer.Typer(help="Cluster profiles: list, show, edit, check, choose.", no_args_is_help=True)
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Name of a profile; default: the one that is used.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="Name of a profile; default: the one that is used.",
+        autocompletion=complete_clusters,
+    ),
 ]
 
 _COLUMNS = (
@@ -36,6 +42,9 @@ _COLUMNS = (
     Column("network", drop=3),
     Column("problem", "below"),
 )
+
+
+app.add_typer(exclude.app, name="exclude")
 
 
 @app.command("ls")
@@ -91,7 +100,7 @@ def _facts(profile: Profile, *, is_default: bool) -> dict[str, Any]:
 
 @app.command()
 def show(name: Name = None, json: Json = False) -> None:
-    """Print a profile over everything it extends, each value with its origin.
+    """Print a profile, each value with its origin. What the profile extends is included.
 
     Example: zslurm cluster show mi300x-pollara
     """
@@ -100,7 +109,7 @@ def show(name: Name = None, json: Json = False) -> None:
 
 @app.command()
 def edit(name: Name = None) -> None:
-    """Edit a profile with $VISUAL or $EDITOR; it is replaced only by one that is valid.
+    """Edit a profile with $VISUAL or $EDITOR. It is replaced only by one that is valid.
 
     A profile of the site, or one that ships, gets one of yours that extends it.
 
@@ -113,7 +122,7 @@ def edit(name: Name = None) -> None:
 
 @app.command()
 def check(name: Name = None, json: Json = False) -> None:
-    """Check a profile: against its rules, and against Slurm where it is here. Exit code 5 on faults.
+    """Check a profile by its rules, and against Slurm. Exit code 5 on faults.
 
     Example: zslurm cluster check
     """
@@ -130,7 +139,7 @@ def check(name: Name = None, json: Json = False) -> None:
 
 
 @app.command()
-def use(name: Annotated[str, typer.Argument(help="Name of a profile.")]) -> None:
+def use(name: Annotated[str, typer.Argument(help="Name of a profile.", autocompletion=complete_clusters)]) -> None:
     """Make a profile the one that is used where none is named.
 
     Example: zslurm cluster use local
