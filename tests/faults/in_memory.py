@@ -111,7 +111,7 @@ VICTIM_REPLACED: dict[str, Any] = {"recovered": ((VICTIM,),), "actions": ()}
 _DIFFERENT: dict[int, dict[str, Any]] = {
     1: VICTIM_REPLACED | {"sample": True, "nodes": 2},
     2: VICTIM_REPLACED,
-    3: {"why": "a rank hangs"},
+    3: VICTIM_REPLACED,
     4: VICTIM_REPLACED,
     5: {"why": "is lost together with rank"},
     6: VICTIM_REPLACED,

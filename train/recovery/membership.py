@@ -24,6 +24,7 @@ from zslurm.train.recovery.generation import (
     member_name,
     result_key,
 )
+from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.no_recovery import RecoveryFailed
 from zslurm.train.recovery.watcher import Watcher
 
@@ -39,6 +40,7 @@ class Membership:
         rank: of this process.
         size: number of ranks.
         local_size: ranks of this node.
+        moves: its part in planned moves.
         member: name of this process among the members.
         number: the present generation.
         joins: the generation that this process joins, until it trains; None in one that began the run.
@@ -69,6 +71,7 @@ class Membership:
         self._abort = Abort(device, other_ports={port})
         self._leaving = threading.Lock()  # the collectives of a generation
         self._watcher = Watcher(_connect(host, port), self.member, self.size, self.on_generation, generation)
+        self.moves = PlannedMoves(self.store, self._watcher, self.member)
 
     @property
     def newest(self) -> Generation | None:

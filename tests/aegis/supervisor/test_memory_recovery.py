@@ -29,6 +29,7 @@ class Store:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.generations: list[Generation] = []
+        self.moves: list[Generation] = []
         self.alive = True
 
     def poll(self) -> list[dict[str, Any]]:
@@ -39,6 +40,10 @@ class Store:
         self.generations.append(generation)
         return self.alive
 
+    def move(self, generation: Generation) -> bool:
+        self.moves.append(generation)
+        return self.alive
+
     def stop(self) -> None: ...
 
 
@@ -46,7 +51,7 @@ class Pool(WarmPool):
     """A pool whose processes a test declares to be there or gone."""
 
     def __init__(self) -> None:
-        self.waiting = {}
+        self.waiting, self._left = {}, set()
         self.coming = Counter()
         self._came: set[str] = set()
         self.asked: list[tuple[tuple[str, ...], int]] = []

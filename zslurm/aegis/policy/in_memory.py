@@ -1,5 +1,7 @@
 """Whether a fault is recovered from in memory: survivors stay alive, other processes take the lost ranks' places.
 
+A planned move off a node that is alive is made in the same way, at a step's boundary.
+
 The first rung of the ladder, with `aegis.recovery: memory`. What it cannot do is left to the next one: every rank
 is started again, from a copy on its node or from the newest checkpoint. The reason is an event then.
 
@@ -26,11 +28,12 @@ class Ranks:
         nodes: the node of each rank.
         per_node: ranks of a node.
         lost: ranks whose process is gone, or whose node is dead.
-        dead: dead nodes among these.
+        dead: nodes that must not be used: dead ones among these, and those that the ranks have left.
         warm: processes that wait to take a rank's place, by node.
         coming: how many of them are being started, by node.
         step: the last step that is finished in this attempt; -1 before the first.
         tries: recoveries since that step was finished.
+        ended: ranks that hung, and that were killed alone for that (policy/hanging.py).
     """
 
     members: tuple[str, ...]
@@ -42,6 +45,7 @@ class Ranks:
     coming: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
     tries: int = 0
+    ended: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,33 @@ def plan_in_memory(
     return InMemory(tuple(members[rank] for rank in former), tuple(nodes[rank] for rank in former), former)
 
 
+def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemory:
+    """Return who continues as the ranks of a node that they are to leave, or why that is not possible now.
+
+    Args:
+        ranks: as they are; those of the node are alive, so it matters to nobody who keeps their copies.
+        node: which they leave.
+        unfit: nodes that must not take its place.
+    """
+    moved = [rank for rank, at in enumerate(ranks.nodes) if at == node]
+    if not moved:
+        return InMemory(reason=f"no rank is on {node}")
+    if len(moved) == len(ranks.members):
+        return InMemory(reason=f"every rank is on {node}, so no other node keeps their state")
+    free = {name: list(warm) for name, warm in ranks.warm.items() if name not in {*ranks.dead, *unfit, node}}
+    place = _spare_for(len(moved), free, ranks)
+    if place is None:
+        return InMemory(reason=f"no spare node has {counted(len(moved), 'warm process', 'warm processes')}")
+    members, nodes = list(ranks.members), list(ranks.nodes)
+    for rank in moved:
+        members[rank], nodes[rank] = free[place].pop(0), place
+    return InMemory(tuple(members), tuple(nodes))
+
+
 def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:
     size = len(ranks.members)
-    roots = [fault for fault in faults if fault.role == "root"]
+    over = [fault for fault in faults if fault.kind == RANK_HANG and fault.rank in ranks.ended]
+    roots = [fault for fault in faults if fault.role == "root" and fault not in over]
     if other := next((fault for fault in roots if not fault.kind.in_memory), None):
         return why_not_in_memory(other)
     if len(ranks.lost) == size:

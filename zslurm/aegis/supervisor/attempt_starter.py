@@ -36,6 +36,7 @@ from zslurm.run.events import (
     Decided,
     DeputyActed,
     FaultDetected,
+    RanksMoved,
     RecoveredInMemory,
     RequeuedByUser,
 )
@@ -275,7 +276,9 @@ class AttemptStarter:
         if not attempts:
             return None
         last = attempts[-1]
-        kinds = (AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory)
+        kinds = (
+            AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory, RanksMoved,
+        )  # fmt: skip
         events = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
@@ -285,7 +288,8 @@ class AttemptStarter:
                 return pending
             process = DetachedProcess.adopt(last.step_process, last.step_exit)
             if process is not None:
-                moved = [e for e in events if isinstance(e, RecoveredInMemory) and e.attempt == last.number]
+                replaced = [e for e in events if isinstance(e, RecoveredInMemory | RanksMoved)]
+                moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
                 if self._wants_memory:
                     reason = "the supervisor that started the attempt is gone, and its connection to their store"

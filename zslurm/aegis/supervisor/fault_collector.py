@@ -7,7 +7,7 @@ written to the events as it is noticed. What they mean together is the policy's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +37,14 @@ from zslurm.aegis.types import AttemptState, Fault
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.event import select
-from zslurm.run.events import FaultDetected, RanksEnded, RecoveredInMemory, StepKilled, StopAsked
+from zslurm.run.events import (
+    FaultDetected,
+    RanksEnded,
+    RanksMoved,
+    RecoveredInMemory,
+    StepKilled,
+    StopAsked,
+)
 from zslurm.run.metrics_tail import last_step_at, newest_rows
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
@@ -172,13 +179,15 @@ class FaultCollector:
         It may have died between the two records of a failure, the end of the ranks and the fault.
         """
         recorded, explained = 0, True
-        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory)
+        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
         for event in select(read_jsonl(self.job.run.events), *kinds):
             if event.row.get("attempt") != self.attempt.number:
                 continue
             if isinstance(event, RecoveredInMemory):
                 self.overcome(event.ranks or (), self.dead_nodes, left_out=event.world_size is not None)
                 explained = True
+            elif isinstance(event, RanksMoved):
+                self.overcome(event.ranks, (), left={event.off})
             elif isinstance(event, RanksEnded):
                 if not event.row.get("warm"):
                     recorded += 1
@@ -238,10 +247,13 @@ class FaultCollector:
         self.note_cancelled()
         self._note_failure(failure)
 
-    def overcome(self, ranks: Iterable[int], dead: Iterable[str], *, left_out: bool = False) -> None:
+    def overcome(
+        self, ranks: Iterable[int], dead: Iterable[str], *, left: Collection[str] = (), left_out: bool = False
+    ) -> None:
         """Forget what took these ranks and nodes: other processes are in their place, and the others continue.
 
-        Where they are `left_out`, nobody is in their place, and the others have the numbers from 0 on.
+        Of the nodes that the ranks have `left` as planned nothing matters any more. Where they are `left_out`
+        nobody is in their place, and the others have the numbers from 0 on.
         """
         gone = set(ranks)
         self.replaced |= gone
@@ -254,7 +266,10 @@ class FaultCollector:
         self.faults = [
             fault
             for fault in self.faults
-            if not fault.kind.in_memory and fault.role not in ("cascade", "teardown")
+            if not fault.kind.in_memory
+            and fault.role not in ("cascade", "teardown")
+            and fault.node not in left
+            and not (fault.kind == RANK_HANG and fault.rank in gone)
         ]
         if not self.lost:
             self.failed_at = None
