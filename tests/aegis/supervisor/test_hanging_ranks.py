@@ -20,6 +20,7 @@ from zslurm.aegis.supervisor.hanging_ranks import HangingRanks
 from zslurm.aegis.types import Fault
 
 HERE = Stamp("n1", 1, 0.0, 0.0)
+EVERYWHERE = ("n0", "n1", "n2")
 
 
 class Hung(Site):
@@ -31,7 +32,10 @@ class Hung(Site):
         self.attempt.flight.mkdir(parents=True)
         self.faults: list[Fault] = []
         self.asked: list[tuple[str, tuple[str, ...], int]] = []
-        self.answers: dict[str, Answer] = {"end_rank": Answer(HERE, 1, ok=True), "ras": Answer(HERE, 1, ok=True)}
+        stacks = Answer(HERE, 1, ok=True, values={"ranks": [0, 1]})
+        self.answers: dict[str, Answer] = {
+            "end_rank": Answer(HERE, 1, ok=True), "ras": Answer(HERE, 1, ok=True), "stacks": stacks,
+        }  # fmt: skip
         self.collected = SimpleNamespace(
             job=self.memory.job, attempt=self.attempt, faults=self.faults, note=self.faults.extend,
             rank_nodes=lambda: list(self.memory.nodes), alive=lambda: ["n0", "n1", "n2"],
@@ -65,11 +69,12 @@ def site(tmp_path: Path) -> Hung:
 
 def test_the_rank_that_hangs_is_killed_alone_and_replaced(site: Hung) -> None:
     assert site.hang(3)
-    assert site.asked == [("ras", ("n0",), -1), ("end_rank", ("n1",), 3)], "witnesses are asked first"
+    assert site.asked == [("ras", ("n0",), -1), ("stacks", EVERYWHERE, -1), ("end_rank", ("n1",), 3)]
+    assert site.recorded("stacks_dumped")[0]["ranks"] == [0, 1], "before anything is ended"
     (ended,) = site.recorded("hanging_ranks_ended")
     assert (ended["ranks"], ended["nodes"], ended["reason"]) == ([3], ["n1"], "no progress for 180 s")
     assert site.hanging.replace(site.faults[0]), "until Slurm reports its end"
-    assert len(site.asked) == 2, "it is killed once"
+    assert len(site.asked) == 3, "it is killed once"
     assert site.memory.consider([3], [], site.faults, 5)
     assert site.store.generations[0].lost == (3,)
     site.recover(1)

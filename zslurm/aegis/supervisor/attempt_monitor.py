@@ -21,7 +21,7 @@ from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
-from zslurm.aegis.supervisor.hanging_ranks import HangingRanks
+from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
 from zslurm.aegis.supervisor.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
@@ -32,7 +32,6 @@ from zslurm.job.step import kill_step
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes
 
-_STACKS_S = 5.0
 _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
 """Seconds between two looks where lost ranks are replaced in memory, and while they are."""
 
@@ -302,11 +301,7 @@ class AttemptMonitor:
             self._memory.leave(root)
         about, number = {} if root is None else {"root": root.fields()}, self._running.attempt.number
         self.job.event("step_killed", attempt=number, reason=why, **about)
-        if self._agents is None:
-            return
-        answers = self._agents.ask("stacks", self.collected.alive(), timeout_s=_STACKS_S)
-        if ranks := sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ())):
-            self.job.event("stacks_dumped", attempt=number, nodes=sorted(answers), ranks=ranks)
+        dump_stacks(self.collected, self._agents)
 
     # --- the end ------------------------------------------------------------------------------------------------
 

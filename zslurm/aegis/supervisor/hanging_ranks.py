@@ -1,7 +1,7 @@
 """Ranks that hang, before anything is ended: who they are by all witnesses, and whether they are replaced alone.
 
-    a hang -> flight recorders' dumps, RAS service -> policy/hanging.py -> the agent of the node kills the rank
-           -> recovery in memory takes it up like any other lost rank
+    a hang -> flight recorders' dumps, RAS service -> policy/hanging.py -> stacks -> the node's agent kills the
+           rank -> recovery in memory takes it up like any other lost rank
 
 Where recovery in memory is not on, the same witnesses are asked, for the record: every rank is ended then.
 """
@@ -25,6 +25,7 @@ _WAITS = (RANK_HANG, RCCL_TIMEOUT, HANG_HEARTBEAT)
 
 _RAS_S = 15.0
 _END_S = 8.0
+_STACKS_S = 5.0
 _REPORTED_S = 20.0
 """Seconds in which srun must have reported the end of a rank that was killed."""
 
@@ -92,7 +93,9 @@ class HangingRanks:
         hanging = who_hangs(self._witnesses())
         ranks, reason = sorted(hanging.ranks), hanging.reason
         reason = reason or memory.why_not(ranks, self._collected.faults, self._collected.detector.step)
-        reason = reason or self._end(ranks)
+        if not reason:
+            dump_stacks(self._collected, self._agents)
+            reason = self._end(ranks)
         if reason:
             memory.refuse(ranks, f"a rank hangs: {reason}")
             return False
@@ -132,3 +135,12 @@ class HangingRanks:
             if not answer.ok:
                 return answer.why
         return ""
+
+
+def dump_stacks(collected: FaultCollector, agents: Agents | None) -> None:
+    """Have every rank that is left write the stacks of its threads to its log, before anything is ended."""
+    if agents is None:
+        return
+    answers = agents.ask("stacks", collected.alive(), timeout_s=_STACKS_S)
+    if ranks := sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ())):
+        collected.job.event("stacks_dumped", attempt=collected.attempt.number, nodes=sorted(answers), ranks=ranks)
