@@ -80,6 +80,7 @@ GOOD = {
     "--run": "run.yaml",
     "--dp": "2",
     "--prompt": "x",
+    "--off": "node3",
     "--step-time": "1",
 }
 """What a required parameter is given while another one is swept."""

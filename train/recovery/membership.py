@@ -25,6 +25,7 @@ from zslurm.train.recovery.generation import (
     member_name,
     result_key,
 )
+from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.no_recovery import RecoveryFailed
 from zslurm.train.recovery.watcher import Watcher
 
@@ -43,6 +44,7 @@ class Membership:
         rank: of this process.
         size: number of ranks.
         local_size: ranks of this node.
+        moves: its part in planned moves.
         member: name of this process among the members.
         number: the present generation.
         joins: the generation that this process joins, until it trains; None in one that began the run.
@@ -74,6 +76,7 @@ class Membership:
         self._leaving = threading.Lock()  # the collectives of a generation
         self._watcher = Watcher(_connect(host, port), self.member, self.size, self.on_generation, generation)
         CONNECTIONS.keep(host, port, _CONNECTIONS)
+        self.moves = PlannedMoves(self.store, self._watcher, self.member)
 
     @property
     def newest(self) -> Generation | None:

@@ -61,6 +61,7 @@ _COMMANDS = (
     Command("hold", "run.control", "Keep runs that wait in the queue from starting."),
     Command("release", "run.control", "Let held runs start."),
     Command("requeue", "run.control", "Put a run's job back into the queue."),
+    Command("move", "run.control", "Move a run's ranks off nodes, at a step's boundary and without a restart."),
     Command(
         "generate",
         "checkpoint.generate",

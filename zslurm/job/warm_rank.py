@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from zslurm.job.rank import rendezvous, run_rank
+from zslurm.job.rank import log_as, rendezvous, run_rank
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.train.errors import TrainError
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         return 0
     rank = int(environ["RANK"])
     print(f"{environ[MEMBER_VARIABLE]} takes the place of rank {rank}", flush=True)
-    _log_as(attempt, rank)
+    log_as(attempt, rank)
     return run_rank(run, attempt, stop, lambda: found)
 
 
@@ -84,16 +84,6 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
         return None
     take_place(store, environ[MEMBER_VARIABLE], generation)
     return generation, model
-
-
-def _log_as(attempt: AttemptDir, rank: int) -> None:
-    """Write to a rank's log from now on."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log = os.open(attempt.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.close(log)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from zslurm.run.events import (
     ExclusionFailed,
     NodesExcluded,
     Preempted,
+    RanksMoved,
     RecoveredInMemory,
     RunEnded,
 )
@@ -85,6 +86,7 @@ class AegisView:
         preempted: the event `preempted` of this job, where no attempt has started since.
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
         recovered_in_memory: how often lost ranks were replaced while the others continued, in this job.
+        planned_moves: how often ranks moved off a node at a step's boundary, in this job.
     """
 
     last_cause: dict[str, Any] | None = None
@@ -93,6 +95,7 @@ class AegisView:
     preempted: dict[str, Any] | None = None
     restarts_in_place: int = 0
     recovered_in_memory: int = 0
+    planned_moves: int = 0
 
 
 def aegis_view(
@@ -111,6 +114,7 @@ def aegis_view(
         excluded=_excluded(events, job_id, time.time() if now is None else now, readmitted or {}),
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
         recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in mine),
+        planned_moves=sum(isinstance(event, RanksMoved) for event in mine),
     )
 
 
@@ -163,7 +167,7 @@ def _excluded(
             expires = event.expires
             if expires is None:
                 expires = float("inf") if event.job_id == job_id else 0.0
-            nodes = [node for node in node_names(event.nodes) if event.time > readmitted.get(node, 0.0)]
+            nodes = [node for node in node_names(event.nodes) if event.time > readmitted.get(node, -1.0)]
             until |= dict.fromkeys(nodes, expires)
         elif isinstance(event, ExclusionFailed):
             until |= dict.fromkeys(node_names(event.nodes), 0.0)

@@ -16,12 +16,12 @@ from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.policy import decide
 from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.fault_collector import FaultCollector, committed_step
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
-from zslurm.aegis.supervisor.work_left import work_left
+from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import AttemptState, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.state_events import IN_PLACE

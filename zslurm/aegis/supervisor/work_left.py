@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zslurm.aegis.types import WorkLeft
+from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.config.spec import RunSpec
 from zslurm.run.metrics_tail import newest_rows
 from zslurm.run.run_dir import RunDir
@@ -22,3 +23,12 @@ def work_left(run: RunDir, spec: RunSpec, committed: int, job_s: float | None) -
         job_s=job_s,
         training_s=None if step_s is None else (plan.total_steps - done) * step_s,
     )
+
+
+def committed_step(run: RunDir) -> int:
+    """Return the step of a run's newest checkpoint by the names of its directories; -1 where there is none."""
+    try:
+        steps = [step_of(path.name) for path in run.checkpoints.iterdir()]
+    except OSError:
+        return -1
+    return max((step for step in steps if step is not None), default=-1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zslurm.run.event import Event
+from zslurm.run.event import Event, Nodes
+from zslurm.run.event_text import node_list
 
 
 class Action(Event):
@@ -49,6 +50,16 @@ class Cancelled(Action, name="cancel"):
     """The job was cancelled."""
 
     TEXT = "cancelled"
+
+
+class MoveAsked(Action, name="move"):
+    """Somebody asked that the ranks leave the nodes `off`; `request` is in the events that answer it."""
+
+    off: Nodes
+    request: str
+
+    def _sentence(self) -> str:
+        return f"asked{f' by {self.user}' if self.user else ''} to move off {node_list(self.off)}"
 
 
 class Held(Action, name="hold"):
