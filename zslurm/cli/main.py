@@ -67,6 +67,14 @@ def _run() -> int:
         return error.exit_code
     except typer.Abort:
         _complain("stopped")
+    except ModuleNotFoundError as error:
+        from zslurm.core.extras import missing_extra
+
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        _complain(str(missing))
+        return missing.exit_code
     except OSError as error:
         from zslurm.checkpoint_tools.plain import reason_of
 
