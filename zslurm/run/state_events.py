@@ -163,7 +163,7 @@ def _excluded(
             expires = event.expires
             if expires is None:
                 expires = float("inf") if event.job_id == job_id else 0.0
-            nodes = [node for node in node_names(event.nodes) if event.time > readmitted.get(node, 0.0)]
+            nodes = [node for node in node_names(event.nodes) if event.time > readmitted.get(node, -1.0)]
             until |= dict.fromkeys(nodes, expires)
         elif isinstance(event, ExclusionFailed):
             until |= dict.fromkeys(node_names(event.nodes), 0.0)
