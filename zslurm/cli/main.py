@@ -83,7 +83,8 @@ def _run() -> int:
 
 
 def _complain(text: str) -> None:
+    from zslurm.core.console import say
     from zslurm.core.redact import redact
 
     for line in redact(text).splitlines():
-        print(f"zslurm: {line}", file=sys.stderr)
+        say(f"zslurm: {line}")
