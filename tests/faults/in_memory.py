@@ -109,7 +109,7 @@ def _in_memory(number: int, **changes: Any) -> MemoryRow:
 VICTIM_REPLACED: dict[str, Any] = {"recovered": ((VICTIM,),), "actions": ()}
 
 _DIFFERENT: dict[int, dict[str, Any]] = {
-    1: VICTIM_REPLACED | {"sample": True},
+    1: VICTIM_REPLACED | {"sample": True, "nodes": 2},
     2: VICTIM_REPLACED,
     3: {"why": "a rank hangs"},
     4: VICTIM_REPLACED,

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.checkout import ROOT
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
@@ -185,7 +186,11 @@ def test_the_deputy_requeues_a_job_whose_batch_node_died(job: WatchedJob) -> Non
         return job.cluster.run(["squeue", "-h", "-t", "all", "-j", job.job_id, "-o", "%T"]).stdout.strip()
 
     started_again = job.run.path / "started-again"
-    wait_for(lambda: state() == "PENDING" or started_again.exists(), "the job to be back in the queue")
+    wait_for(
+        lambda: state() == "PENDING" or started_again.exists(),
+        "the job to be back in the queue",
+        every_s=COMMAND_EVERY_S,
+    )
     # Slurm lets a requeued job wait for two minutes, unless it is told otherwise.
     job.cluster.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now+3"], check=False)
     wait_for(lambda: started_again.exists() and started_again.read_text().strip(), "it to start again")

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.aegis.agent_process import AgentProcess, make_run
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import MARK, AgentReport, Answer, Command, Heartbeat, ProgressReport
@@ -71,7 +72,7 @@ class Site:
             f"{ranks}\nsleep 3600",
             f"--nodes={NODES}", f"--ntasks-per-node={RANKS_PER_NODE}", "--no-kill", "--output=/dev/null",
         )  # fmt: skip
-        wait_for(lambda: self.state() == "RUNNING", "the job to run")
+        wait_for(lambda: self.state() == "RUNNING", "the job to run", every_s=COMMAND_EVERY_S)
 
     def state(self) -> str:
         return self.cluster.run(["squeue", "--noheader", "--format=%T", f"--jobs={self.job_id}"]).stdout.strip()

@@ -23,6 +23,7 @@ from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.matmuls import Matmul
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
 from zslurm.train.plan.shape_search import Shape
+from zslurm.train.plan.step_time import PARTS_OF_A_STEP
 
 FEWEST_PARAMETERS, MOST_PARAMETERS = 1e5, 1e13
 
@@ -101,6 +102,11 @@ def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_
             f"measured rates: {known} of {counted(len(products), 'product')}; the others are taken to make the "
             f"table's median, {rates.default.tflops:.3g} TFLOPS"
         )
+        if not rates.table.parts:
+            lines.append(
+                "parts of a microbatch were not measured: other operations are what moves at the memory's rate; "
+                "`zslurm bench gemm --run RUN` measures them"
+            )
     elif not on_cpu:
         lines.append(
             f"not measured, assumed: every product makes {ASSUMED_TFLOPS:g} TFLOPS, and memory gives "
@@ -161,7 +167,7 @@ def _print_steps(found: RunSize) -> None:
     for size in found.phases:
         row = [size.phase.name, f"{size.microbatch.tokens:,}", f"{size.sequences:,}"]
         if size.time is None:
-            rows.append([*row, *["not measured"] * 6])
+            rows.append([*row, *["not measured"] * (2 + len(PARTS_OF_A_STEP))])
             continue
         parts = asdict(size.time).values()
         mfu = "-" if size.mfu is None else f"{100 * size.mfu:.1f} %"
@@ -169,7 +175,7 @@ def _print_steps(found: RunSize) -> None:
         rows.append([*row, f"{size.time.seconds:.4g} s", mfu, *shares])
     columns = ["phase", "tokens of a microbatch", "sequences of a rank", "step", "MFU"]
     print()
-    print_table([*columns, "products", "attention", "exposed communication", "rest"], rows)
+    print_table([*columns, *PARTS_OF_A_STEP], rows)
 
 
 def _facts(found: RunSize, rates: Rates, card: Card, assumptions: list[str], *, on_cpu: bool) -> dict[str, Any]:

@@ -37,6 +37,14 @@ class ExcludedByUser(Action, name="exclude"):
     TEXT = "changed"
 
 
+class Readmitted(Action, name="readmit"):
+    """Excluded nodes may be used again."""
+
+    def _sentence(self) -> str:
+        who = f", by {self.user}" if self.user else ""
+        return f"{self.node_list} may be used again{who}"
+
+
 class Cancelled(Action, name="cancel"):
     """The job was cancelled."""
 
