@@ -11,7 +11,7 @@ import zslurm.run.events as _events  # noqa: F401 - fills CLASSES
 from docs.tables.markdown import table
 from zslurm.run.event import CLASSES, Event
 
-PACKAGES = ("zslurm.checkpoint_tools", "zslurm.train.hub")
+PACKAGES = ("zslurm.run.metrics", "zslurm.checkpoint_tools", "zslurm.train.hub")
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$")
 
 
@@ -39,7 +39,7 @@ def _package(name: str) -> Iterator[str]:
     for public, value in sorted(vars(module).items()):
         if public.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
-        if value.__module__.startswith("zslurm"):
+        if value.__module__.startswith(name):
             yield from _described(public, value, "###")
             if inspect.isclass(value) and not issubclass(value, BaseException):
                 for method, function in vars(value).items():
