@@ -54,7 +54,8 @@ def _first(value: object) -> str:
 def _described(name: str, value: object, level: str) -> Iterator[str]:
     yield f"{level} `{name}`\n"
     if inspect.isfunction(value):
-        signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", str(inspect.signature(value)))
+        described = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", str(inspect.signature(value)))
+        signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", described)
         yield f"```text\n{name}{signature}\n```\n"
     text = inspect.getdoc(value) or ""
     if inspect.isclass(value) and text.startswith(f"{value.__name__}("):

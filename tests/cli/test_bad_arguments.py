@@ -59,6 +59,7 @@ GOOD = {
     "runs": "none",
     "checkpoint": "none",
     "run_dir": "none",
+    "nodes": "node1",
     "path": "tokens.h5",
     "sources": "texts",
     "name": "local",

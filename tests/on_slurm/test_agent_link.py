@@ -31,18 +31,20 @@ from zslurm.train.jsonl import read_jsonl
 pytestmark = pytest.mark.slurm
 
 N_NODES = 4
+SOON_S, NEVER_S = 15.0, 600.0
+"""When the deputy acts: where it is to act, much later than a heartbeat that only comes slowly."""
 
 
 class WatchedJob:
     """A job with --no-kill whose batch script watches ranks that walk in step (agent_driver.py)."""
 
-    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+    def __init__(self, cluster: SlurmCluster, directory: Path, standby_s: float) -> None:
         self.cluster = cluster
         spec = run_spec(
             directory,
             cluster={"name": "lab", "launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x"},
             slurm={"nodes": N_NODES},
-            aegis={"standby_s": 6.0},
+            aegis={"standby_s": standby_s},
         )
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
@@ -116,9 +118,9 @@ class WatchedJob:
 
 
 @pytest.fixture
-def job(slurm_cluster: SlurmCluster) -> Iterator[WatchedJob]:
+def job(slurm_cluster: SlurmCluster, request: pytest.FixtureRequest) -> Iterator[WatchedJob]:
     directory = slurm_cluster.user_dir("agent-test")
-    watched = WatchedJob(slurm_cluster, directory)
+    watched = WatchedJob(slurm_cluster, directory, getattr(request, "param", NEVER_S))
     yield watched
     slurm_cluster.restore()
     shutil.rmtree(directory, ignore_errors=True)
@@ -169,6 +171,7 @@ def test_a_killed_supervisor_is_replaced_and_its_agents_with_it(job: WatchedJob)
     assert job.events("deputy_acted") == [], "nobody acts where a supervisor is there"
 
 
+@pytest.mark.parametrize("job", [SOON_S], indirect=True)
 def test_the_deputy_requeues_a_job_whose_batch_node_died(job: WatchedJob) -> None:
     """Slurm itself leaves a job with --no-kill running without its batch script."""
     job.wait_for_row("agents_started")

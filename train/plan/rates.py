@@ -88,7 +88,12 @@ class Rate(NamedTuple):
 
 
 class Rates:
-    """The rates of a device; `table` is what was measured, `on_cpu` leaves nothing to be assumed."""
+    """The rates of a device; `table` is what was measured, `on_cpu` leaves nothing to be assumed.
+
+    Attributes:
+        large: TFLOPS of all measured products together, for large products that are in no table.
+        memory_gb_s: what memory gives.
+    """
 
     def __init__(self, table: RateTable | None, *, on_cpu: bool) -> None:
         self.table = table
@@ -102,6 +107,10 @@ class Rates:
         self._default: Rate | None = None if on_cpu else Rate(ASSUMED_TFLOPS, "assumed")
         if table:
             self._default = Rate(statistics.median(row.tflops for row in table.gemm), "median")
+        self.large: float | None = None if self._default is None else self._default.tflops
+        if table:
+            flops = [2e-12 * row.m * row.n * row.k * row.batch for row in table.gemm]
+            self.large = sum(flops) / sum(each / row.tflops for each, row in zip(flops, table.gemm, strict=True))
         self.memory_gb_s: float | None = None if on_cpu else ASSUMED_MEMORY_GB_S
         if table and table.memory_gb_s:
             self.memory_gb_s = table.memory_gb_s

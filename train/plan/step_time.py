@@ -9,7 +9,8 @@
     communication   what is exposed of ZeRO-1's, by the model of communication.py, and of context groups
     optimizer       reading and writing: the gradients of each microbatch are added to a sum, which is read and
                     written; the optimizer's state, weights and gradients are read and written once a step; and
-                    Muon's Newton-Schulz products on the rank with most of them, as fast as unmeasured products
+                    Muon's Newton-Schulz products on the rank with most of them, as fast as all measured
+                    products together
 
 Times add up: nothing but communication runs beside anything else. Waiting for data, evaluation and saves are left
 out; so is the start of kernels where parts were not measured. Nothing of this was measured on an MI300X.
@@ -94,7 +95,7 @@ def step_time(
         forward, backward = parts
         operations = max(0.0, forward + backward - dense - attention)
     optimizer = _optimizer_bytes(config, memory, microbatches) / (rates.memory_gb_s or math.inf) / _GIGA
-    optimizer += newton_schulz_flops(config, memory) / (default.tflops * _TERA)
+    optimizer += newton_schulz_flops(config, memory) / ((rates.large or default.tflops) * _TERA)
     exposed = traffic.exposed_s(forward, backward) + context_traffic(config, phase, sequences).seconds
     return StepTime(
         products=dense * microbatches,

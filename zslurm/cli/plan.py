@@ -249,13 +249,17 @@ def _budget(spec: RunSpec, asked: float | None) -> tuple[float, str]:
 
 def _margin_line(reads: Reads, budget: float) -> str:
     (own, margin), (worst, least) = (
-        (_seconds(reads.break_even(sigma, budget)), f"{reads.margin(sigma, budget):.3g}")
+        (_seconds(reads.break_even(sigma, budget)), _times(reads.margin(sigma, budget)))
         for sigma in (reads.sigma, FRAGMENTED)
     )
     return (
         f"break-even at steps of {own}, margin {margin} "
         f"({worst} and {least} for fragmented data, sigma {FRAGMENTED:g})"
     )
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _seconds(value: float) -> str:

@@ -23,6 +23,9 @@ from zslurm.train.errors import TrainError
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
 
+_CONNECTIONS = 5
+"""Connections to the store that a process opens when it takes a place."""
+
 
 def main(argv: list[str]) -> int:
     """Wait, and train where there is a place to take; returns the exit code."""
@@ -63,6 +66,7 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
     import zslurm.train.loop  # noqa: F401  # imported now, not when there is a place to take
     from zslurm.train.assembly import initial_model, warm_up
     from zslurm.train.config import load_train_config
+    from zslurm.train.parallel.store_connections import CONNECTIONS
     from zslurm.train.parallel.world import cpu_threads
     from zslurm.train.recovery.warm import take_place, wait_to_join
 
@@ -74,6 +78,7 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
     rendezvous(attempt, environ)
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    CONNECTIONS.keep(host, port, _CONNECTIONS)
     generation = wait_to_join(store, environ[MEMBER_VARIABLE], over=lambda: stop.asked)
     if generation is None:
         return None

@@ -54,7 +54,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             exclusions.extend(
                 Exclusion(node, event.time, event.reason or "") for node in incident.excluded if node not in known
             )
-    exclusions = [each for each in exclusions if each.since > readmitted.get(each.node, 0.0)]
+    exclusions = [each for each in exclusions if each.since > readmitted.get(each.node, -1.0)]
     return History(tuple(incidents), tuple(exclusions), tuple(starts), tuple(waits))
 
 
