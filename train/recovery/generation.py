@@ -11,6 +11,7 @@ process is another one than before. Everything between the server and the proces
     move/N          generation N is to follow at a step's boundary        server; the ranks are all alive
     held/N          how many ranks hold at that boundary, copied whole    each rank adds 1
     boundary/N      the step at which all of them hold                    the last of them; then comes generation N
+    unmoved/N       ranks have held for generation N in vain, and train on    whoever finds that first
     warm            how many warm processes have registered               each of them adds 1
     warm/I          the member's name of the I-th one, from 1             that process
     facts           what the ranks agreed on at the start, as JSON        rank 0 of generation 0
@@ -72,6 +73,11 @@ def held_key(number: int) -> str:
 def boundary_key(number: int) -> str:
     """Return the key with the step at which all ranks hold for a generation."""
     return f"{PREFIX}boundary/{number}"
+
+
+def unmoved_key(number: int) -> str:
+    """Return the key by which a rank reports that it has held for a generation in vain."""
+    return f"{PREFIX}unmoved/{number}"
 
 
 def warm_key(index: int) -> str:

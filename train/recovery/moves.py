@@ -7,8 +7,8 @@
     leave               the processes whose place was taken end in order, and with them those that waited there
 
 No rank waits for another one before they have agreed. Where the generation does not follow, as when a rank is
-lost meanwhile or the supervisor is gone, they train on after a while; if it follows then, they come back to the
-boundary from their copies, as after a fault.
+lost meanwhile or the supervisor is gone, they train on after a while, and the server learns of it; if it follows
+then, they come back to the boundary from their copies, as after a fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from zslurm.train.errors import MovedOff
-from zslurm.train.recovery.generation import Generation, boundary_key, held_key
+from zslurm.train.recovery.generation import Generation, boundary_key, held_key, unmoved_key
 from zslurm.train.recovery.watcher import Watcher
 
 _LOG = logging.getLogger(__name__)
@@ -52,14 +52,20 @@ class PlannedMoves:
         self._size = size
         self.due = may_copy and knowing == self._size
 
-    def hold(self, step: int, is_whole: Callable[[], bool]) -> bool:
-        """Wait at a boundary, whose copy was begun, for the generation; returns whether it is there.
+    def hold(self, step: int, number: int, is_whole: Callable[[], bool]) -> bool:
+        """Wait at a boundary, whose copy was begun, for the next generation; returns whether it is there.
+
+        Args:
+            step: of the boundary.
+            number: of the present generation. The next one may be there already, after a fault.
+            is_whole: returns whether the copy is whole.
 
         Raises:
             MovedOff: this process is no member of it.
+            RuntimeError: the store is gone.
         """
         self.due = False
-        watcher, number = self._watcher, self._watcher.number
+        watcher = self._watcher
         deadline, reported = time.monotonic() + _HOLD_S, False
         while watcher.number == number and time.monotonic() < deadline:
             if not reported and is_whole():
@@ -71,6 +77,7 @@ class PlannedMoves:
         if newest is None or newest.number == number:
             _LOG.warning("recovery: no move after step %d: its generation did not follow", step)
             self._given_up = number + 1
+            self._store.set(unmoved_key(number + 1), "")
             return False
         leave_if_moved(newest, self._member)
         return True

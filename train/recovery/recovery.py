@@ -154,7 +154,9 @@ class Recovery(NoRecovery):
         """
         moves = self._membership.moves
         taken = self._prepared.copy(trainer, at_once=moves.due)
-        if moves.due and taken is not None and moves.hold(trainer.step, lambda: taken.whole):
+        if taken is None or not moves.due:
+            return
+        if moves.hold(trainer.step, self._membership.number, lambda: taken.whole):
             raise RuntimeError(f"ranks move to other nodes after step {trainer.step}")
 
     def wait_for_copy(self) -> float:

@@ -12,6 +12,7 @@ and what it gets, from standard output:
     {"event": "listening", "host": "n0", "port": 40123}                  once
     {"event": "warm", "member": "n1/w0"}                                 a warm process is ready
     {"event": "boundary", "number": 1, "step": 41}       all ranks hold for a move: the generation is published
+    {"event": "unmoved", "number": 1}                    they held for long, and train on: there is no move
     {"event": "recovered", "number": 1, "step": 41, "rolled_back": 0, "seconds": 0.3}
     {"event": "failed", "number": 1, "rank": 1, "reason": "..."}         also at the deadline: who did not come
     {"event": "refused", "number": 1, "reason": "..."}                   a line that is no request, or is too late
@@ -49,6 +50,7 @@ from zslurm.train.recovery.generation import (
     here_key,
     move_key,
     result_key,
+    unmoved_key,
     warm_key,
 )
 
@@ -173,6 +175,9 @@ class StoreServer:
             step = int(self._store.get(boundary_key(move.number)))
             self._publish(move)
             self.emit({"event": "boundary", "number": move.number, "step": step})
+        elif move is not None and self._store.check([unmoved_key(move.number)]):
+            self._move = None
+            self.emit({"event": "unmoved", "number": move.number})
         pending = self._pending
         if pending is None:
             return

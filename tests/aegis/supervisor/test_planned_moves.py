@@ -164,6 +164,36 @@ def test_a_fault_before_the_boundary_comes_first_and_the_move_is_tried_again(sit
     assert site.store.moves[-1].number == 2
 
 
+def test_a_move_for_which_the_ranks_held_in_vain_is_answered(site: Moving) -> None:
+    """Its number is that of the next generation: before there is one they do not hold again."""
+    site.ask("n1")
+    site.tend()
+    site.reports({"event": "unmoved", "number": 1})
+    site.tend()
+    reason = "the ranks held for a move, and a copy of their state was not whole in time"
+    assert site.refused == [("n1", reason)]
+    site.ask("n1", "r2")
+    site.tend()
+    assert site.refused == [("n1", reason)] * 2
+    assert site.lose(5)
+    site.recover(1)
+    site.ask("n1", "r3")
+    site.tend()
+    assert site.planned == [("n1", "n3")] * 2
+    assert site.store.moves[-1].number == 2
+
+
+def test_a_node_that_was_left_is_excluded_though_a_recovery_fails_right_after(site: Moving) -> None:
+    site.ask("n1")
+    site.tend()
+    site.boundary(1)
+    site.moved(1)
+    site.memory.refuse([0], "a rank hangs")
+    site.tend()
+    assert [event["nodes"] for event in site.recorded("nodes_excluded")] == ["n1"]
+    assert site.refused == [], "it was answered already"
+
+
 def test_a_fault_while_they_regroup_makes_a_generation_with_both(site: Moving) -> None:
     site.add_node("n4")
     site.ask("n1")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,12 +19,15 @@ import torch.distributed as dist
 
 from tests.train.ranks import in_group
 from tests.waiting import wait_for
+from zslurm.job.store_server import StoreServer
 from zslurm.train.parallel.store_connections import StoreConnections
+from zslurm.train.recovery import moves as moves_module
 from zslurm.train.recovery import watcher as watcher_module
 from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.copies import Copies
-from zslurm.train.recovery.generation import Generation, generation_key
+from zslurm.train.recovery.generation import Generation, generation_key, unmoved_key
 from zslurm.train.recovery.membership import Membership
+from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.staging import Staging
 from zslurm.train.recovery.waits import WAITS
 from zslurm.train.recovery.watcher import Watcher
@@ -202,3 +207,33 @@ def test_connections_are_ready_before_they_are_needed_and_one_that_was_cut_is_no
     assert connections.take("127.0.0.1", server.port, timeout).get("key") == b"value", "opened now"
     connections.refill()
     wait_for(lambda: len(connections._ready) == 2, "connections")
+
+
+def _planned_moves(store: dist.Store, newest: Generation | None, planned: int = 0) -> PlannedMoves:
+    """The planned moves of a process that knows of this generation."""
+    number = newest.number if newest is not None else 0
+    seen = SimpleNamespace(newest=newest, number=number, planned=planned)
+    return PlannedMoves(store, cast(Watcher, seen), "n0/0")
+
+
+def test_a_generation_that_came_before_the_boundary_is_not_waited_for() -> None:
+    """A fault's, in place of that of the move: the next one never comes."""
+    moves = _planned_moves(dist.HashStore(), Generation(1, ("n0/0", "n1/w1"), (1,)))
+    assert moves.hold(7, 0, lambda: True)
+
+
+def test_ranks_that_held_for_a_move_in_vain_do_not_hold_for_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves_module, "_HOLD_S", 0.0)
+    store, members = dist.HashStore(), ("n0/0", "n2/w1")
+    server, events = StoreServer(store), list[dict[str, Any]]()
+    monkeypatch.setattr(server, "emit", events.append)
+    assert server.take(json.dumps({"op": "move", **asdict(Generation(1, members, (1,), left=("n1",)))}))
+    moves = _planned_moves(store, None, planned=1)
+    assert moves.signal() == 1.0
+    assert not moves.hold(7, 0, lambda: False)
+    assert moves.signal() == 0.0
+    assert store.check([unmoved_key(1)])
+    server.look()
+    assert events == [{"event": "unmoved", "number": 1}]
+    server.look()
+    assert len(events) == 1, "it is reported once"

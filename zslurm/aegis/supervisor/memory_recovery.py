@@ -87,6 +87,8 @@ class MemoryRecovery:
     """Number of the newest generation."""
     why_not_fewer: Callable[[int], str] = lambda nodes: "aegis.min_nodes is not set"
     """Returns why the ranks must not continue on so many nodes; empty where they may."""
+    unmovable: bool = False
+    """Whether the ranks have held for a move in vain: before the next generation they do not do so again."""
     resized: bool = False
     """Whether the last recovery that was taken has left out ranks."""
 
@@ -129,6 +131,8 @@ class MemoryRecovery:
                 self._recovered(int(event.get("step", -1)), int(event.get("rolled_back", 0)))
             elif kind == "boundary":
                 self._begin_move(int(event.get("number", 0)))
+            elif kind == "unmoved" and self.move is not None and event.get("number") == self.move.number:
+                self.move, self.unmovable = None, True
             elif (
                 kind == "refused" and self._overtaken is not None and event.get("number") == self._overtaken.number
             ):
@@ -301,7 +305,7 @@ class MemoryRecovery:
         now, recovery_s = time.monotonic(), self.job.spec.aegis.recovery_s
         if self.move is not None and self.move.number > self.number:
             self._overtaken, self.move = self.move, None
-        self.number += 1
+        self.number, self.unmovable = self.number + 1, False
         self._planned, self._asked_at, self._awaits_warm = plan, self._asked_at or now, False
         self._deadline = now + recovery_s + _ANSWER_S
         lost = tuple(sorted(self._lost))

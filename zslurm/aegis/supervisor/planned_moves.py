@@ -140,14 +140,17 @@ class PlannedMoves:
         if memory is None:
             self._refuse(wish, "this attempt has no recovery in memory: see the event recovery_unavailable")
             return
+        if wish.node in memory.left:
+            self._wishes.remove(wish)
+            self._exclude(wish)
+            return
         if memory.given_up:
             self._refuse(wish, "the recovery in memory has failed, and the ranks are started again")
             return
         if memory.active or memory.move is not None:
             return
-        if wish.node in memory.left:
-            self._wishes.remove(wish)
-            self._exclude(wish)
+        if memory.unmovable:
+            self._refuse(wish, "the ranks held for a move, and a copy of their state was not whole in time")
             return
         if wish.node not in memory.nodes:
             self._refuse(wish, f"no rank is on {wish.node} (ranks are on {compress(self._nodes)})")
