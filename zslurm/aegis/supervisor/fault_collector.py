@@ -35,9 +35,11 @@ from zslurm.aegis.types import AttemptState, Fault
 from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
+from zslurm.config.spec import RunSpec
 from zslurm.run.event import select
 from zslurm.run.events import FaultDetected, RanksEnded, RecoveredInMemory, StepKilled, StopAsked
 from zslurm.run.metrics_tail import last_step_at, newest_rows
+from zslurm.run.program_checkpoints import newest_step
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 from zslurm.train.jsonl import read_jsonl
@@ -98,7 +100,7 @@ class FaultCollector:
             self.attempt.number,
             outcome.outcome if outcome is not None else None,
             tuple(sorted(self.faults, key=lambda fault: fault.time)),
-            committed_step(self.job.run),
+            committed_step(self.job.run, self.job.spec),
             self.job.stop.name,
             self.job.stop.requeued,
             preempted=self.job.stop.preempted,
@@ -296,7 +298,7 @@ class FaultCollector:
             return False
         code, deadline = process.poll() or 0, time.monotonic() + _RECORDS_S
         while True:
-            if code == 0 and committed_step(self.job.run) >= self.job.spec.total_steps:
+            if code == 0 and committed_step(self.job.run, self.job.spec) >= self.job.spec.total_steps:
                 return False
             ends, log = rank_ends(self.attempt), read_step_log(self.attempt)
             dead, step = self.dead_nodes, self._last_step(ends)
@@ -316,8 +318,10 @@ class FaultCollector:
         return max(known) if max(known) >= 0 else None
 
 
-def committed_step(run: RunDir) -> int:
+def committed_step(run: RunDir, spec: RunSpec) -> int:
     """Return the step of a run's newest checkpoint by the names of its directories; -1 where there is none."""
+    if spec.trainer is not None:
+        return newest_step(spec.trainer)
     try:
         steps = [step_of(path.name) for path in run.checkpoints.iterdir()]
     except OSError:

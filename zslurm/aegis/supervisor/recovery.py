@@ -90,8 +90,8 @@ class Recovery:
 
     def _work_left(self, committed: int) -> WorkLeft | None:
         """Return what is left to train after a checkpoint, where the run may continue with fewer nodes."""
-        if self.settings.min_nodes is None or not self.job.on_slurm:
-            return None
+        if self.settings.min_nodes is None or not self.job.on_slurm or self.job.spec.trainer is not None:
+            return None  # of another program's batches nothing is known
         return work_left(self.job.run, self.job.spec, committed, self.nodes.job_left_s())
 
     def _gpu_fails(self, decision: Decision, collected: FaultCollector) -> bool:
@@ -172,7 +172,7 @@ class Recovery:
         if settings.mode == "off":
             return outcome
         attempts, history, now = job.run.attempt_dirs(), job.history(), time.time()
-        number, step = (attempts[-1].number if attempts else 0), committed_step(job.run)
+        number, step = (attempts[-1].number if attempts else 0), committed_step(job.run, job.spec)
         attempt_state = AttemptState(
             now, number, "interrupted", (), step, job.stop.name, job.stop.requeued, preempted=job.stop.preempted
         )
