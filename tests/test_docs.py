@@ -30,7 +30,7 @@ BASE = [ROOT / "README.md", ROOT / "docs" / "start-laptop.md"]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("*/README.md"))]
 _BLOCK = re.compile(r"^```(?P<kind>[^\n]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-STAND_INS = ("checkpoints.md", "mixtures.md")
+STAND_INS = ("checkpoints.md", "mixtures.md", "report.md")
 """Documents whose own runs only have to start, to save and to end: the model that they show is the README's."""
 
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")

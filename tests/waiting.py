@@ -30,8 +30,8 @@ def wait_for(
 def with_limit_that_suffices(act: Callable[[float], T], got_so_far: Callable[[T], object]) -> T:
     """The result of what a limit of seconds cuts off in any case, with a limit in which it got as far as it can.
 
-    A program that hangs after its first line, for example, is stopped at the limit; on a busy machine a short one is
-    over before that line. The first limit is short, each further one is three times longer.
+    A program that hangs after its first line, for example, is stopped at the limit; on a busy machine a short one
+    ends before that line. Each further limit is three times longer.
     """
     limit_s = 1.0
     while not got_so_far(result := act(limit_s)) and limit_s < DEADLINE_S:

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import IntEnum
 from functools import partial
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from zslurm.checkpoint_tools import CheckpointError
+from zslurm.checkpoint_tools.format.partition import Partition
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.assembly import assemble, make_contexts, make_or_choose_levels
 from zslurm.train.checkpointing.checkpointer import Checkpointer, Restored, SaveRequest
@@ -41,7 +43,7 @@ from zslurm.train.errors import TrainError
 from zslurm.train.evaluation.evaluate import Best, Evaluator
 from zslurm.train.model.zaya import Zaya
 from zslurm.train.optim.balance import BALANCE_TENSORS, BalanceState, balance_over
-from zslurm.train.optim.sharded import ShardedOptimizer
+from zslurm.train.optim.sharded import ShardedOptimizer, spans_of
 from zslurm.train.optim.stability import Recent, SkippedStep, StepGuard
 from zslurm.train.parallel.kernel_agreement import leave_out_together
 from zslurm.train.parallel.world import (
@@ -53,8 +55,9 @@ from zslurm.train.parallel.world import (
 )
 from zslurm.train.progress import Phase, ProgressWriter, dump_stacks_on_signal
 from zslurm.train.recovery.generation import Generation
-from zslurm.train.recovery.no_recovery import NoRecovery
+from zslurm.train.recovery.no_recovery import HandedOver, NoRecovery
 from zslurm.train.recovery.recovery import open_recovery
+from zslurm.train.recovery.resplit import Owned
 from zslurm.train.recovery.staging import Slot
 from zslurm.train.schedule import Plan, Position, check_ranks, compare
 from zslurm.train.stop import StopRequest
@@ -91,6 +94,7 @@ class Trainer:
         stop: StopRequest,
         recovery: NoRecovery | None = None,
         model: Zaya | None = None,
+        left: HandedOver | None = None,
     ) -> None:
         """Build everything, and load the newest checkpoint if there is one.
 
@@ -98,7 +102,8 @@ class Trainer:
         before the model is made, and everything is there before a checkpoint fills it.
 
         A process that takes the place of a rank (`world.joined`) makes no collectives but those of its groups,
-        which the other ranks make with it, loads nothing, and may have made its `model` before.
+        which the other ranks make with it, loads nothing, and may have made its `model` before. Where the number
+        of ranks has changed (`world.resized`), all ranks continue from what their trainers have `left`.
 
         Raises:
             ConfigError, DataError: the run cannot be trained as configured.
@@ -137,7 +142,8 @@ class Trainer:
         self.checkpointer = Checkpointer(
             run_dir / "checkpoints", world, config, self.shards, self.optimizer, attempt=attempt
         )
-        if not world.joined:
+        save_pending = left is not None and self._refill(left)
+        if not world.joined and left is None:
             restored = self.checkpointer.load_newest(starts_elsewhere=config.init is not None)
             if restored is None:
                 self._start(tokenizer)
@@ -164,6 +170,8 @@ class Trainer:
             record=self.observers.record,
             committed=self.observers.checkpoint_committed,
         )
+        if left is not None:
+            self.saves.regroup(pending=save_pending)
         self._kernels_ran = False
 
     def _start(self, tokenizer_sha256: str) -> None:
@@ -194,8 +202,8 @@ class Trainer:
         self.balance = balance
         self.model.balancing_bias.copy_(balance.bias)
 
-    def run(self) -> Ending:
-        """Train to the end of the plan, or until asked to stop."""
+    def run(self) -> Ending | None:
+        """Train to the end of the plan, or until asked to stop; None where the number of ranks changes."""
         with self.observers, self.loader:
             self.recovery.begin(self)
             while True:
@@ -208,7 +216,8 @@ class Trainer:
                         raise
                     _LOG.info("recovery: %s", str(error).partition("\n")[0])
                 # Outside of the handler: the error holds frames, and these hold what is dropped now.
-                self.recovery.recover(self)
+                if not self.recovery.recover(self):
+                    return None
 
     def take_step(self) -> tuple[Position, StepResult]:
         """Take the next step and report it to the observers, which are open, as the loader is."""
@@ -422,25 +431,56 @@ class Trainer:
     def go_back(self, slot: Slot, *, save: bool) -> None:
         """Restore a step, after which a save is due with `save`."""
         slot.snapshot.restore()
-        cursor, device = slot.cursor, self.world.device
+        self._continue_from(slot.cursor, slot.extras)
+        self.checkpointer.regroup()
+        self.saves.regroup(pending=save)
+        self.clock, self._kernels_ran = StepClock(self.world.device), False
+        self.progress.update(phase=Phase.STEP, step=self.step)
+
+    def _continue_from(self, cursor: dict[str, Any], extras: Mapping[str, Tensor]) -> None:
+        """Take what `capture` returned at a step, beside which masters and optimizer state are restored."""
+        device = self.world.device
         self.step, self.optimizer.steps = cursor["step"], cursor["optimizer_steps"]
         self.guard.recent = Recent.of(cursor["recent"])
         self.evaluator.best = Best(**cursor["best"]) if cursor["best"] else None
-        self.pace.speeds = tuple(cursor["speeds"]) if cursor["speeds"] else None
-        parts = {name: slot.extras[f"balance/{name}"].to(device) for name in BALANCE_TENSORS}
+        self.pace.speeds = None
+        self.pace.resume(list(cursor["speeds"]) if cursor["speeds"] else None)
+        parts = {name: extras[f"balance/{name}"].to(device) for name in BALANCE_TENSORS}
         self._set_balance(BalanceState(**parts, step=cursor["balance_steps"]))
-        if "rng" in slot.extras:
-            torch.set_rng_state(slot.extras["rng"])
-        if "rng_device" in slot.extras:
-            torch.cuda.set_rng_state(slot.extras["rng_device"], device)
-        self.checkpointer.regroup()
-        self.saves.regroup(pending=save)
-        self.clock, self._kernels_ran = StepClock(device), False
-        self.progress.update(phase=Phase.STEP, step=self.step)
+        if "rng" in extras:
+            torch.set_rng_state(extras["rng"])
+        if "rng_device" in extras:
+            torch.cuda.set_rng_state(extras["rng_device"], device)
+
+    def hand_over(self) -> HandedOver:
+        """Let go of everything but what the next trainer of this process takes; nothing holds this one then."""
+        save, shards = self.leave(), self.shards
+        shards.release()
+        self.model.call_before(lambda _: None)
+        self.recovery.save_with(lambda: None)
+        writers = self.checkpointer.hand_over()
+        self.progress.remove()
+        positions = [shards.position_of(rank) for rank in range(self.world.size)]
+        return HandedOver(self.model, self.world, partial(_owned, shards.layout, positions), writers, save)
+
+    def _refill(self, left: HandedOver) -> bool:
+        """Continue from the copies of the ranks that there were before; returns whether a save is due."""
+        positions = [self.shards.position_of(rank) for rank in range(self.world.size)]
+        now = partial(_owned, self.shards.layout, positions)
+        refilled = self.recovery.refill(self, self.optimizer.states, left.owned, now)
+        self._continue_from(refilled.cursor, refilled.extras)
+        self.compare(refilled.crc)
+        self.checkpointer.wait_for(left.writers)
+        return refilled.save
 
     def compare(self, crc: int) -> None:
         """Gather the weights, and make sure that all ranks hold the same ones, and have the same `crc`."""
         self.checkpointer.gather_and_compare(crc)
+
+
+def _owned(layout: Partition, positions: Sequence[int], rank: int) -> Owned:
+    """Return what a rank owns in a layout."""
+    return Owned(layout.extents(positions[rank]), spans_of(layout, positions[rank]))
 
 
 def train(
@@ -448,11 +488,13 @@ def train(
     stop: StopRequest | None = None,
     generation: Generation | None = None,
     model: Zaya | None = None,
+    becomes: Callable[[int], None] = lambda rank: None,
 ) -> Ending:
     """Train one rank of the run in `run_dir`, which holds config.json; the environment is torchrun's.
 
     `stop` is a request that listens already; by default one begins to listen now. A process that takes a rank's
-    place joins a `generation`, with a `model` that it has made before.
+    place joins a `generation`, with a `model` that it has made before. `becomes` is called with the new rank of
+    this process where the number of ranks changes.
 
     Raises:
         ConfigError, DataError: the user can correct the configuration or the data.
@@ -469,7 +511,16 @@ def train(
             log.set_up(world.rank)
             use_tuned_products(run_dir, world.device)
             trainer = Trainer(run_dir, config, world, stop, recovery, model)
-            ending = trainer.run()
+            while (ending := trainer.run()) is None:
+                left = trainer.hand_over()
+                del trainer  # and its buffers, before the next one makes its own
+
+                def make(world: World, left: HandedOver = left) -> Trainer:
+                    becomes(world.rank)
+                    log.set_up(world.rank)
+                    return Trainer(run_dir, config, world, stop, recovery, left.model, left)
+
+                trainer = recovery.resize(left, make)
             recovery.close()
         # The other ranks have left, or may leave: rank 0 waits for the last evaluation.command.
         trainer.observers.finish(give_up=lambda: stop.asked or ending is Ending.INTERRUPTED)

@@ -95,9 +95,9 @@ class ProgressWriter:
         self._phase, self._checkpoint = Phase.SETUP, CheckpointState.NONE
         self._step, self._committed, self._work_ns = -1, -1, 0
         self._fd: int | None = None
-        if folder:
-            path = record_path(Path(folder), rank)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = record_path(Path(folder), rank) if folder else None
+        if self._path is not None:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.update()
 
     def update(
@@ -127,6 +127,12 @@ class ProgressWriter:
                 waiting, self._step, self._committed, time.monotonic_ns(), self._work_ns,
             )  # fmt: skip
             os.pwrite(self._fd, record, 0)
+
+    def remove(self) -> None:
+        """Remove the record: this process is another rank from now on."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        self.close()
 
     def close(self) -> None:
         """Close the record; it stays for readers."""

@@ -1,14 +1,18 @@
 """`zslurm bench collectives`: its bus bandwidth beside an independent one, and a slow rank that it must name.
 
 Bus bandwidth: in processes of two ranks, gloo between them, the benchmark's own measurement takes turns with a
-plain loop over torch.distributed, whose formula is written out here again. The figure is the median of the ratios
-of neighbours. Slow rank: whole runs of the command with one of four ranks at 0.8 of the others' rate
-(slowed_python.py), and as many with none. Both need a machine on which little else runs: it is recorded.
+plain loop over torch.distributed, whose formula is written out here again. Turns are short, a tenth of a second,
+so that what drifts hits both; each turn's figure is divided by the mean of the plain loop's before and after it,
+and the figure is the median of these ratios, with its standard error. Slow rank: whole runs of the command with
+one of four ranks at 0.8 of the others' rate (slowed_python.py), in turn with as many runs without. Both need a
+machine on which little else runs: its load is recorded. What the comparison of peers can see is drawn in
+slow_peers.py.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import statistics
@@ -17,6 +21,7 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +32,20 @@ SIZES = (64 << 10, 4 << 20)
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 TURNS = 15
 RUNS = 10
-_PLAIN_S = 1.0
+_TURN_S = 0.1
+_RUN_LIMIT_S = 300
 
 
 def run(runs: int = RUNS, turns: int = TURNS) -> None:
     """Measure and write results/bench_collectives.json."""
     load = os.getloadavg()[0]
     bandwidth = _bandwidth(turns)
-    named = [_slow_run(rank=index % 4) for index in range(runs)]
-    healthy = [_slow_run(rank=None) for _ in range(runs)]
+    named, healthy = [], []
+    for index in range(runs):
+        named.append(_slow_run(rank=index % 4))
+        healthy.append(_slow_run(rank=None))
+        _progress(f"run {index + 1} of {runs}: slowed {named[-1]['slow']}, named {named[-1]['named']}; "
+                  f"with none slowed, named {healthy[-1]['named']}")  # fmt: skip
     write_result(
         "bench_collectives",
         {
@@ -51,6 +61,10 @@ def run(runs: int = RUNS, turns: int = TURNS) -> None:
             },
         },
     )
+
+
+def _progress(line: str) -> None:
+    print(f"bench_collectives: {line}", file=sys.stderr, flush=True)
 
 
 def _bandwidth(turns: int) -> list[dict[str, Any]]:
@@ -77,6 +91,7 @@ def _rank(folder: Path, rank: int, turns: int) -> None:
     from zslurm.bench.measurement import Point
     from zslurm.bench.ranks import Ranks
 
+    collectives._POINT_S = _TURN_S
     torch.set_num_threads(1)
     timeout = timedelta(seconds=300)
     store = dist.FileStore(str(folder / "store"), RANKS)
@@ -90,26 +105,31 @@ def _rank(folder: Path, rank: int, turns: int) -> None:
         for size in SIZES:
             values = {"operation": operation, "scope": "node", "nodes": 1, "ranks": RANKS, "levels": "flat"}
             point = Point({**values, "bytes": size}, 1.0)
-            ratios, ours = [], []
+            ours, plains = [], [plain(operation, size)]
             for _ in range(turns):
-                before = plain(operation, size)
                 measured = collectives.run(point, ranks)
-                after = plain(operation, size)
-                if rank == 0:
-                    ours.append(measured[0]["busbw_gb_s"])
-                    ratios.append(ours[-1] / statistics.mean((before, after)))
+                ours += [each["busbw_gb_s"] for each in measured]
+                plains.append(plain(operation, size))
             if rank == 0:
-                rows.append({
-                    "operation": operation,
-                    "bytes": size,
-                    "ratio": round(statistics.median(ratios), 3),
-                    "quartiles": [round(each, 3) for each in statistics.quantiles(ratios, n=4)[::2]],
-                    "turns": turns,
-                    "busbw_gb_s": round(statistics.median(ours), 4),
-                })  # fmt: skip
+                rows.append(_row(operation, size, ours, plains))
+                _progress(f"{operation} of {size} bytes: {rows[-1]['ratio']} of the independent loop's")
     if rank == 0:
         print(json.dumps(rows))
     dist.barrier()
+
+
+def _row(operation: str, size: int, ours: list[float], plains: list[float]) -> dict[str, Any]:
+    ratios = [mine / statistics.mean(two) for mine, two in zip(ours, pairwise(plains), strict=True)]
+    middle = statistics.median(ratios)
+    deviation = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
+    return {
+        "operation": operation,
+        "bytes": size,
+        "ratio": round(middle, 3),
+        "standard_error": round(deviation * math.sqrt(math.pi / 2 / len(ratios)), 3),
+        "turns": len(ratios),
+        "busbw_gb_s": round(statistics.median(ours), 4),
+    }
 
 
 def plain(operation: str, size: int) -> float:
@@ -144,7 +164,7 @@ def plain(operation: str, size: int) -> float:
     loops, times = 0, []
     # Batches, and the median of them: other programs on this machine disturb single ones.
     batch = max(1, int(0.02 / once.item()))
-    while loops < 5 or loops * batch * once.item() < _PLAIN_S:
+    while loops < 5 or loops * batch * once.item() < _TURN_S:
         whole.fill_(1.0)
         dist.barrier()
         began = time.perf_counter()
@@ -175,7 +195,10 @@ def _slow_run(rank: int | None) -> dict[str, Any]:
                 "PYTHONPATH": str(ROOT),
             }
         words = ["bench", "collectives", "--ranks", "4", "--scope", "gpu_pair", "--out", str(out)]
-        subprocess.run([sys.executable, "-m", "zslurm", *words], cwd=ROOT, env=environ, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "zslurm", *words], cwd=ROOT, env=environ, check=True, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, timeout=_RUN_LIMIT_S,
+        )  # fmt: skip
         result = json.loads(out.read_text())
     named = [int(name.rpartition(" ")[2]) for name in result["slow"]]
     return {"slow": rank, "named": named, "findings": result["findings"]}

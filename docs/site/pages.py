@@ -10,6 +10,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "continue.md",
             "everyday.md",
             "metrics.md",
+            "report.md",
             "run-directory.md",
             "templates.md",
             "containers.md",

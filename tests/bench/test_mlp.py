@@ -15,7 +15,7 @@ def test_defaults_are_the_devices_and_options_win() -> None:
     (point,) = mlp.points({**ALL, "tokens": 7}, MACHINE).points
     assert point.values["tokens"] == 7
     assert point.values["dtype"] == "fp32"
-    assert point.values["moments"] == 20
+    assert point.values["moments"] == 40
 
 
 def test_a_stack_that_does_not_fit_is_skipped_with_the_reason() -> None:

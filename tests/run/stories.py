@@ -91,7 +91,7 @@ class Story:
             file.write(text)
         return self
 
-    def event(self, kind: str, **fields: Any) -> Story:
+    def event(self, kind: str, /, **fields: Any) -> Story:
         with JsonLinesWriter(self.run.events) as lines:
             lines.append({"time": self._tick(), "event": kind, "job_id": self.job_id, **fields})
         return self

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,7 @@ class Checkpointer(Hooks):
         self._writer: CheckpointWriter | None = None
         self._given_up: list[CheckpointWriter] = []
         self._alone = world.joined  # the other ranks train already
+        self._takes_over = world.joined or world.resized  # the lock of a rank 0 that is gone, perhaps
         self._copy: Path | None = None  # this rank's newest shard on its node
         self._lock = self._acquire_lock()
 
@@ -135,7 +136,7 @@ class Checkpointer(Hooks):
         if self.world.is_first:
             try:
                 job = os.environ.get("SLURM_JOB_ID", "")
-                lock = acquire(self.root, job=job, take_over=self.world.joined)
+                lock = acquire(self.root, job=job, take_over=self._takes_over)
             except CheckpointError as error:
                 problem = str(error)
         if problem := self._first_problem(problem):
@@ -212,6 +213,20 @@ class Checkpointer(Hooks):
         The next one removes what it finds half-written: a thread that was still at it could commit the rest.
         """
         return sum(writer.finish() for writer in (*self._given_up, self.writer))
+
+    def hand_over(self) -> list[CheckpointWriter]:
+        """Give up the save in progress and the lock; return the writers that may still be at work.
+
+        Another object saves the run from now on, over another number of ranks.
+        """
+        self.writer.cancel()
+        if self._lock is not None:
+            self._lock.release()
+        return [*self._given_up, self.writer]
+
+    def wait_for(self, writers: Sequence[CheckpointWriter]) -> None:
+        """Begin no save before these writers, which were given up, have ended."""
+        self._given_up += writers
 
     def give_up_save(self) -> None:
         """Give up the save in progress, for a rank is gone; from any thread."""

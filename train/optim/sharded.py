@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zslurm.checkpoint_tools import Batch, Extent
+from zslurm.checkpoint_tools.format.partition import Partition
 from zslurm.train.config import OptimConfig
 from zslurm.train.optim.adamw import MOMENTS, AdamW
 from zslurm.train.optim.muon import MatrixBatch, Muon
@@ -32,6 +33,12 @@ MOMENTUM = "momentum"
 def states_of(row: TensorInfo) -> tuple[str, ...]:
     """Return the names of what is kept of a tensor."""
     return (MASTER, MOMENTUM) if row.whole else (MASTER, *MOMENTS)
+
+
+def spans_of(layout: Partition, position: int) -> dict[str, tuple[int, int]]:
+    """Return the elements [start, stop) of a chunk that each state is kept of."""
+    share, chunk = layout.flat_share, layout.chunk(position)
+    return {MASTER: (0, chunk), **dict.fromkeys(MOMENTS, (0, share)), MOMENTUM: (share, chunk)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,7 @@ class World:
         store: where the ranks of this generation talk.
         generation: 0 from the start of the ranks until some of them are replaced.
         joined: this process came with a later generation, and took the place of a rank.
+        resized: this generation has another number of ranks than the one before.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class World:
     store: dist.Store
     generation: int = 0
     joined: bool = False
+    resized: bool = False
 
     def second_store(self) -> dist.Store:
         """Return another connection to the store, for another thread: an operation holds its connection."""

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from zslurm.checkpoint_tools import Batch, Extent, partition
 from zslurm.train.parallel.buckets import MatrixSpace
@@ -124,6 +125,7 @@ class ZeroShards:
         self.master = torch.zeros(self.layout.chunk(self.position), dtype=master_dtype, device=device)
         self.master_gradient = torch.zeros_like(self.master)
         self._parameters = tuple(parameters.values())
+        self._hooks: list[RemovableHandle] = []
         self._places = self._adopt(parameters)
         self._take_masters(parameters)
         self._allocate_reduction()
@@ -299,6 +301,16 @@ class ZeroShards:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def release(self) -> None:
+        """Let go of the model, so that it can be divided anew, over another number of ranks; see `abandon`."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def position_of(self, rank: int) -> int:
+        """Return the number of a rank's chunk in the layout."""
+        return rank if self._topology is None else self._topology.position(rank)
+
     def regroup(self, group: dist.ProcessGroup, levels: Levels | None) -> None:
         """Continue over a new group of as many ranks, this one at the same place; see `abandon`."""
         self.comm.regroup(group, levels)
@@ -380,7 +392,7 @@ class ZeroShards:
             if place.added == self._backwards:
                 self._finished(place)
 
-        parameter.register_post_accumulate_grad_hook(add)
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(add))
 
     def _finished(self, place: _Place) -> None:
         """A gradient will not change any more: reduce what is complete now, in the order of the buckets."""

@@ -98,6 +98,18 @@ class Copies:
         with self._lock:
             return [held.step for held in self._held if held.step >= 0]
 
+    def held_state(self, step: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the ward's copy of a step, which is here.
+
+        Raises:
+            ChangedInMemory: the copy is damaged.
+        """
+        with self._lock:
+            held = next(held for held in self._held if held.step == step)
+        if crc32(held.buffer.data) != held.crc:
+            raise ChangedInMemory("its CRC32 is not what it was")
+        return held.buffer
+
     def connect(self, generation: int, buddy: Address | None, ward: int | None, ward_bytes: int) -> None:
         """Copy to the buddy at this address from now on, and make room for the ward's state.
 

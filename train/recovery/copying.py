@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy.typing as npt
 import torch.distributed as dist
 from torch import Tensor
 
@@ -135,6 +136,19 @@ class StepCopies:
         infos: list[Any] = [None] * trainer.world.size
         dist.all_gather_object(infos, mine, group=trainer.world.group)
         return infos
+
+    def state_of_ward(self, step: int, sizes: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
+        """Return the ward's copies of a step by the name of the state, of which each has so many elements.
+
+        Raises:
+            ChangedInMemory: the copy is damaged.
+        """
+        held, found, start = self.copies.held_state(step), {}, 0
+        for name, array in self.staging.slots[0].snapshot.arrays.items():
+            stop = start + sizes[name] * array.dtype.itemsize
+            found[name] = held[start:stop].view(array.dtype)
+            start = stop
+        return found
 
     def connect(self, world: World, infos: list[dict[str, Any]]) -> None:
         """Copy to this rank's buddy from now on, and make room for the ward's state."""

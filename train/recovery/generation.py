@@ -64,6 +64,8 @@ class Generation:
         number: counts from 0, the start of the attempt.
         members: the processes by rank.
         lost: ranks whose process is another one than in the generation before.
+        former: where the number of ranks changes, the rank that each member had before; else empty.
+        former_size: how many ranks there were before; 0 where their number stays.
         deadline_s: seconds after which a recovery that is not complete has failed.
     """
 
@@ -71,6 +73,8 @@ class Generation:
     members: tuple[str, ...]
     lost: tuple[int, ...] = ()
     deadline_s: float = 10.0
+    former: tuple[int, ...] = ()
+    former_size: int = 0
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Generation:
@@ -83,13 +87,17 @@ class Generation:
             number, deadline_s = int(fields["number"]), float(fields.get("deadline_s", 10.0))
             members = tuple(str(name) for name in fields["members"])
             lost = tuple(sorted({int(rank) for rank in fields.get("lost", ())}))
+            former = tuple(int(rank) for rank in fields.get("former", ()))
+            former_size = int(fields.get("former_size", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"a generation needs number, members and lost; {error!r} is wrong") from error
         if not members or len(set(members)) != len(members):
             raise ValueError("members must be names, each once")
         if any(not 0 <= rank < len(members) for rank in lost):
             raise ValueError(f"lost must be ranks below {len(members)}, the number of members")
-        return cls(number, members, lost, deadline_s)
+        if former and not (len(set(former)) == len(members) and set(former) <= set(range(former_size))):
+            raise ValueError("former must be a rank below former_size for each member")
+        return cls(number, members, lost, deadline_s, former, former_size)
 
     @classmethod
     def of_json(cls, text: str | bytes) -> Generation:
@@ -106,6 +114,11 @@ class Generation:
     def to_json(self) -> str:
         """Return it as JSON."""
         return json.dumps(asdict(self))
+
+    @property
+    def resizes(self) -> bool:
+        """Whether there is another number of ranks than before."""
+        return bool(self.former)
 
     def rank_of(self, member: str) -> int | None:
         """Return the rank of a process; None where it is not a member."""

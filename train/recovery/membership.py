@@ -28,6 +28,8 @@ from zslurm.train.recovery.no_recovery import RecoveryFailed
 from zslurm.train.recovery.watcher import Watcher
 
 _LOG = logging.getLogger(__name__)
+BROKEN = (RuntimeError, ValueError)
+"""What collectives raise when they are aborted; ValueError where torch has dropped the group already."""
 
 
 class Membership:
@@ -145,6 +147,14 @@ class Membership:
     def _end_waits(self) -> None:
         self._end_other_waits()
         self._abort()
+
+    def take_rank(self, generation: Generation) -> None:
+        """Become the rank that this process has in a generation with another number of ranks."""
+        rank = generation.rank_of(self.member)
+        assert rank is not None
+        self.rank, self.size = rank, len(generation.members)
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(self.size)
+        os.environ["GROUP_RANK"] = str(rank // self.local_size)
 
     # --------------------------------------------------------------------------------------- the other members
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from zslurm.train.checkpointing.snapshot import Snapshot
+from zslurm.train.checkpointing.writer import CheckpointWriter
 from zslurm.train.errors import TrainError
+from zslurm.train.model.zaya import Zaya
+from zslurm.train.optim.sharded import OwnedState
 from zslurm.train.parallel.world import World
 from zslurm.train.recovery.facts import Facts
+from zslurm.train.recovery.resplit import Owned
 from zslurm.train.recovery.staging import Slot
+
+T = TypeVar("T")
 
 
 class RecoveryFailed(TrainError):
@@ -44,6 +51,41 @@ class Trainer(Protocol):
     def compare(self, crc: int) -> None:
         """Gather the weights; raise TrainError where ranks hold different ones, or have another `crc`."""
         ...
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """What a trainer leaves to the one that takes its place, in this process, among another number of ranks.
+
+    Attributes:
+        model: the model, as it was compiled.
+        world: of the old trainer.
+        owned: returns what a rank owned, by its former number.
+        writers: of checkpoints, which may still be at work on saves that were given up.
+        save: whether a save was due or in progress.
+    """
+
+    model: Zaya
+    world: World
+    owned: Callable[[int], Owned]
+    writers: Sequence[CheckpointWriter]
+    save: bool
+
+
+@dataclass(frozen=True)
+class Refilled:
+    """What a step needs besides masters and optimizer state, where these were filled from copies.
+
+    Attributes:
+        cursor, extras: as `Trainer.capture` returned them.
+        crc: of all that must be the same on every rank.
+        save: whether a save was due, or in progress.
+    """
+
+    cursor: dict[str, Any]
+    extras: Mapping[str, Tensor]
+    crc: int
+    save: bool
 
 
 class NoRecovery:
@@ -93,12 +135,41 @@ class NoRecovery:
         """Return whether a new generation follows on an error; waits for it where peers may be gone."""
         return False
 
-    def recover(self, trainer: Trainer) -> None:
-        """Regroup and go back.
+    def recover(self, trainer: Trainer) -> bool:
+        """Regroup and go back; returns False where the number of ranks changes, see `resize`.
 
         Raises:
             RecoveryFailed: that is not possible.
         """
+        return True
+
+    def resize(self, left: HandedOver, make: Callable[[World], T]) -> T:
+        """Have `make` make a trainer among another number of ranks.
+
+        Raises:
+            RecoveryFailed: that is not possible.
+        """
+        raise RecoveryFailed("recovery: the number of ranks cannot change")
+
+    def refill(
+        self,
+        trainer: Trainer,
+        states: Sequence[OwnedState],
+        former: Callable[[int], Owned],
+        now: Callable[[int], Owned],
+    ) -> Refilled:
+        """Fill `states` from the copies of the ranks that there were before.
+
+        Args:
+            trainer: among the ranks that are left.
+            states: its states.
+            former: returns what a rank owned before.
+            now: returns what a rank owns.
+
+        Raises:
+            RecoveryFailed: the copies are not whole.
+        """
+        raise RecoveryFailed("recovery: the number of ranks cannot change")
 
     def close(self) -> None:
         """Watch no longer."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -31,7 +31,8 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.checkpointing.snapshot import Snapshot
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import TrainError
-from zslurm.train.parallel.world import choose_device, regroup
+from zslurm.train.optim.sharded import OwnedState
+from zslurm.train.parallel.world import World, choose_device, regroup
 from zslurm.train.recovery.abort import NCCL_VARIABLES, leave_groups, why_not
 from zslurm.train.recovery.agreement import is_intact, shared_crc, whole_step, why_none
 from zslurm.train.recovery.copying import StepCopies
@@ -45,14 +46,21 @@ from zslurm.train.recovery.generation import (
     recovered,
     ward_of,
 )
-from zslurm.train.recovery.membership import Membership
-from zslurm.train.recovery.no_recovery import NoRecovery, RecoveryFailed, Trainer
+from zslurm.train.recovery.membership import BROKEN, Membership
+from zslurm.train.recovery.no_recovery import (
+    HandedOver,
+    NoRecovery,
+    RecoveryFailed,
+    Refilled,
+    T,
+    Trainer,
+)
+from zslurm.train.recovery.resizing import Resizing
+from zslurm.train.recovery.resplit import Owned
 
 _LOG = logging.getLogger(__name__)
 _LOST_PEER = ("gloo", "NCCL", "Connection", "Broken pipe")
 """Words by which an error of a collective is known."""
-_BROKEN = (RuntimeError, ValueError)
-"""What collectives raise when they are aborted; ValueError where torch has dropped the group already."""
 
 
 def open_recovery(config: TrainConfig, generation: Generation | None = None) -> NoRecovery:
@@ -87,6 +95,7 @@ class Recovery(NoRecovery):
         self._copying: StepCopies | None = None
         self._give_up_save: Callable[[], None] = lambda: None
         self._save = False  # one was due, or in progress, when a rank was lost
+        self._resizing: Resizing | None = None
         self._membership = Membership(device, generation, config.recovery.wait_s, self._end_waits)
         if generation is not None:
             self.facts = Facts.of_json(self._membership.store.get(FACTS))
@@ -172,23 +181,27 @@ class Recovery(NoRecovery):
             return
         joins, membership.joins = membership.joins, None
         if membership.is_over(joins):
-            self.recover(trainer)
+            self._recover_joining(trainer)
             return
         try:
             self._restore(trainer, joins, started=time.monotonic())
-        except _BROKEN as error:
+        except BROKEN as error:
             membership.wait_for_next(error, joins)
         except TrainError as error:
             membership.report(failed(joins.number, membership.rank, str(error)))
             raise
         else:
             return
-        self.recover(trainer)
+        self._recover_joining(trainer)
+
+    def _recover_joining(self, trainer: Trainer) -> None:
+        if not self.recover(trainer):
+            raise RecoveryFailed("recovery: the number of ranks changed before this process was one of them")
 
     def may_recover(self, error: BaseException) -> bool:
         """Return whether a new generation follows on an error; waits for it where peers may be gone."""
         if isinstance(error, torch.OutOfMemoryError) or (
-            not isinstance(error, _BROKEN) and type(error) is not TrainError
+            not isinstance(error, BROKEN) and type(error) is not TrainError
         ):
             return False
         if self._membership.superseded:
@@ -197,8 +210,11 @@ class Recovery(NoRecovery):
             return False
         return self._membership.wait_after(self._membership.number, self._config.recovery.wait_s)
 
-    def recover(self, trainer: Trainer) -> None:
+    def recover(self, trainer: Trainer) -> bool:
         """Regroup and go back, as often as further ranks are lost meanwhile.
+
+        Returns:
+            False where the number of ranks changes: this trainer ends, and `resize` makes the next one.
 
         Raises:
             RecoveryFailed: that is not possible.
@@ -208,15 +224,46 @@ class Recovery(NoRecovery):
             generation = membership.newest
             assert generation is not None
             membership.adopt(generation)
+            if generation.resizes:
+                self._prepared.stop(trainer)
+                self._resizing = Resizing(generation, membership, self._prepared, started, self._save)
+                return False
             try:
                 self._regroup(trainer, generation)
                 self._restore(trainer, generation, started=started)
-                return
-            except _BROKEN as error:
+                return True
+            except BROKEN as error:
                 membership.wait_for_next(error, generation)
             except TrainError as error:
                 membership.report(failed(generation.number, membership.rank, str(error)))
                 raise
+
+    def resize(self, left: HandedOver, make: Callable[[World], T]) -> T:
+        """Have `make` make a trainer among another number of ranks, which calls `refill`.
+
+        Raises:
+            RecoveryFailed: that is not possible.
+        """
+        assert self._resizing is not None
+        self._copying = self.facts = None
+        trainer = self._resizing.regroup(left, self._config.parallel, make)
+        self._resizing, self._save = None, False
+        return trainer
+
+    def refill(
+        self,
+        trainer: Trainer,
+        states: Sequence[OwnedState],
+        former: Callable[[int], Owned],
+        now: Callable[[int], Owned],
+    ) -> Refilled:
+        """Fill `states` from the copies of the ranks that there were before, and give up these copies.
+
+        Raises:
+            RecoveryFailed: the copies are not whole.
+        """
+        assert self._resizing is not None
+        return self._resizing.refill(trainer, states, former, now)
 
     def _regroup(self, trainer: Trainer, generation: Generation) -> None:
         """Leave the old groups, and make that of all ranks anew once every member has left."""

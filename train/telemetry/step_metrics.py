@@ -106,6 +106,7 @@ def memory_metrics(device: torch.device) -> dict[str, int]:
     if device.type == "cuda":
         metrics["memory_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
         metrics["memory_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        metrics["memory_total_bytes"] = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.reset_peak_memory_stats(device)
     return metrics
 

@@ -128,7 +128,7 @@ def points(options: Options, machine: Machine) -> Plan:
             "operation": "send_recv", "scope": name, "nodes": 1 if name == pairs.GPU_PAIR else 2, "ranks": 2,
             "levels": "flat", "bytes": _PAIR_BYTES[machine.device],
         }  # fmt: skip
-        found.append(Point(values, pairs.sweep_seconds(machine, rounds)))
+        found.append(Point(values, pairs.sweep_seconds(machine, name, rounds)))
     return Plan(found, skipped)
 
 

@@ -38,8 +38,8 @@ DEFAULTS = {
 }
 """Sizes where the user names none."""
 
-_MOMENTS = 20
-_MOMENT_S = 0.5
+_MOMENTS = 40
+_MOMENT_S = 0.25
 _GUESS = {"cuda": 3e14, "cpu": 2e10}
 
 

@@ -1,9 +1,13 @@
 """Sweep all pairs: of the ranks in each node, and of the nodes along each rail; so a slow one shows itself.
 
 Everyone has one partner in each round (peers.py), and all pairs of a round exchange messages in both directions at
-the same time. The whole sweep is repeated, and every repetition kept: pairs are compared with their peers moment
-by moment. A moment's time is the fastest of several exchanges: what is slow is slow each time, while a process
-that is interrupted is not. Moments are longer on CPUs, which ranks share with each other and with other programs.
+the same time. On CPUs the pairs of a node take turns instead: they share its cores and its memory, and would
+measure each other. The whole sweep is repeated, and every repetition kept: what pairs add is compared moment by
+moment (findings.py). A moment's time is the fastest of several exchanges: what is slow is slow each time, while a
+process that is interrupted is not.
+
+A sweep is repeated until a slowdown of VISIBLE would be seen, and MOST_LOOKS times at most. It ends by the noise,
+not by whether someone is slow, and names are looked for once, at its end.
 
 The ranks that exchange are those of one process group, so a sweep opens no communicator for each pair.
 """
@@ -21,17 +25,20 @@ import torch.distributed as dist
 from zslurm.bench.measurement import Row
 from zslurm.bench.ranks import Ranks
 from zslurm.bench.result import Machine
-from zslurm.bench.results.findings import FEWEST_MOMENTS, compare_members
-from zslurm.bench.results.peers import rounds
+from zslurm.bench.results.findings import compare_members
+from zslurm.bench.results.peers import fewest_moments, rounds
 from zslurm.bench.run.timing import summarize
 
 GPU_PAIR, NODE_PAIR = "gpu_pair", "node_pair"
 """The two scopes."""
 
 VISIBLE = 0.15
-"""A sweep is repeated until so small a slowdown would be seen."""
-_ROUNDS_AT_ONCE, _MOST_TIMES = 60, 8
-_MOMENT_S = {"cuda": 0.02, "cpu": 0.08}
+MOST_LOOKS = 8
+"""See above."""
+_MOMENTS = 20
+_MOMENT_S = {"cuda": 0.02, "cpu": 0.02}
+_BETWEEN_S = 0.005
+_LEAST_TIMES, _MOST_TIMES = 3, 1000
 
 
 def sweeps(machine: Machine, wanted: list[str]) -> Iterator[tuple[str, int]]:
@@ -42,14 +49,21 @@ def sweeps(machine: Machine, wanted: list[str]) -> Iterator[tuple[str, int]]:
             yield scope, members - 1 + members % 2
 
 
-def sweep_seconds(machine: Machine, sweep_rounds: int) -> float:
-    """Return about how long a sweep takes with its first repetitions."""
-    return _moments(sweep_rounds) * sweep_rounds * (_MOMENT_S[machine.device] + 0.005)
+def sweep_seconds(machine: Machine, scope: str, sweep_rounds: int) -> float:
+    """Return about how long a sweep takes up to its first look."""
+    members = machine.ranks_per_node if scope == GPU_PAIR else len(machine.nodes)
+    turns = members // 2 if _takes_turns(machine.device, scope) else 1
+    return _moments(members) * sweep_rounds * turns * (_MOMENT_S[machine.device] + _BETWEEN_S)
 
 
-def _moments(sweep_rounds: int) -> int:
+def _takes_turns(device: str, scope: str) -> bool:
+    """Return whether the pairs of a round exchange one after the other."""
+    return device == "cpu" and scope == GPU_PAIR
+
+
+def _moments(members: int) -> int:
     """Return after how many moments it is looked whether they are enough."""
-    return max(FEWEST_MOMENTS, _ROUNDS_AT_ONCE // sweep_rounds)
+    return max(_MOMENTS, fewest_moments(members))
 
 
 def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
@@ -85,9 +99,8 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
         return fastest
 
     partners: list[int | None] = []
-    for pairs in rounds([str(number) for number in range(count)]):
-        of_round = {int(a): int(b) for a, b in pairs} | {int(b): int(a) for a, b in pairs}
-        partners.append(of_round.get(own))
+    for at_once in _turns(count, one_at_a_time=_takes_turns(ranks.device.type, values["scope"])):
+        partners.append(next((a + b - own for a, b in at_once if own in (a, b)), None))
     wrong: dict[int, bool] = {}
     slowest = 0.0
     for partner in partners:  # unmeasured: connections are opened
@@ -97,12 +110,13 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
             slowest = max(slowest, timed(partner, 3))
             wrong[partner] = not bool((out == members[partner] + 1).all())
     found = ranks.gather(slowest)
-    times = ranks.share(found and max(3, min(1000, int(_MOMENT_S[ranks.device.type] / max(found)))))
+    in_a_moment = int(_MOMENT_S[ranks.device.type] / max(found)) if found else 0
+    times = ranks.share(max(_LEAST_TIMES, min(_MOST_TIMES, in_a_moment)))
     seconds: dict[int, list[float]] = {partner: [] for partner in partners if partner is not None}
     of_pair: dict[tuple[int, int], list[float]] = {}
     bad: set[tuple[int, int]] = set()
-    for _ in range(_MOST_TIMES):
-        for _ in range(_moments(len(partners))):
+    for _ in range(MOST_LOOKS):
+        for _ in range(_moments(count)):
             for partner in partners:
                 ranks.barrier()
                 if partner is not None:
@@ -115,6 +129,12 @@ def sweep(values: dict[str, Any], ranks: Ranks) -> list[Row]:
     if not ranks.is_first:
         return []
     return [_row(values, pair, of_pair[pair], ranks, wrong=pair in bad) for pair in sorted(of_pair)]
+
+
+def _turns(count: int, *, one_at_a_time: bool) -> list[list[tuple[int, int]]]:
+    """Return all pairs of so many members, in lists of those that exchange at the same time."""
+    found = [[(int(a), int(b)) for a, b in pairs] for pairs in rounds([str(number) for number in range(count)])]
+    return [[pair] for pairs in found for pair in pairs] if one_at_a_time else found
 
 
 def _enough(of_pair: dict[tuple[int, int], list[float]]) -> bool:

@@ -57,6 +57,7 @@ _COMMANDS = (
     ),
     Command("events", "run.events", "Show what happened to runs, and who did what: starts, failures, requeues."),
     Command("report", "run.report", "Write a page about a run that explains itself, or several side by side."),
+    Command("compare", "run.compare", "Show how two runs differ: configuration, curves, throughput, faults."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
     Command("hold", "run.control", "Keep runs that wait in the queue from starting."),
     Command("release", "run.control", "Let held runs start."),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +20,8 @@ import traceback
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from zslurm.core.files import read_json, write_atomically
 from zslurm.core.redact import redact
@@ -91,6 +94,7 @@ def _record_end(
         "exit_code": code,
         "time": time.time(),
         "step": last_step(),
+        "usage": own_usage(),
     }
     if stop.signal_name is not None:
         body["signal"] = stop.signal_name
@@ -101,6 +105,17 @@ def _record_end(
     if isinstance(error, Diverged):
         body["fingerprint"] = error.fingerprint
     write_atomically(attempt.rank_end(body["rank"]), json.dumps(body) + "\n")
+
+
+def own_usage() -> dict[str, float]:
+    """Return what this process and its ended children used: seconds of processors and of the clock, and memory."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {
+        "cpu_s": round(own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, 3),
+        "wall_s": round(time.time() - psutil.Process().create_time(), 3),
+        "max_rss_bytes": own.ru_maxrss * 1024,  # of this process: that of the largest child is not beside it
+        "cores": len(os.sched_getaffinity(0)),
+    }
 
 
 def _message(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """How two runs differ: configuration, curves, throughput and faults.
 
-Curves are compared at the steps that both runs kept, and by tokens where their batches differ. "The same" is bit for
-bit: two runs of one configuration on the same kind of machine have the same losses to the last bit.
+Curves are compared at the steps that both runs kept, and by tokens where their batches differ. "The same" is bit
+for bit: two runs of one configuration on the same kind of machine have the same losses to the last bit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from zslurm.report.efficiency import median
 from zslurm.report.facts import RunFacts, flat
 from zslurm.report.thinning import smooth
 
@@ -186,9 +187,9 @@ def _figures(first: RunFacts, second: RunFacts) -> Iterator[FigureDifference]:
         "steps": lambda facts: facts.state.step,
         "loss, smoothed": _last_loss,
         "validation loss": lambda facts: facts.state.evaluation_loss,
-        "tokens/s, median": lambda facts: _median(facts, "tokens_per_s"),
-        "step time, median (s)": lambda facts: _median(facts, "step_time_s"),
-        "MFU, median": lambda facts: _median(facts, "mfu"),
+        "tokens/s, median": lambda facts: median(facts.metrics, "tokens_per_s"),
+        "step time, median (s)": lambda facts: median(facts.metrics, "step_time_s"),
+        "MFU, median": lambda facts: median(facts.metrics, "mfu"),
         "goodput": lambda facts: facts.timeline.goodput,
         "wall time (s)": lambda facts: facts.timeline.wall_s or None,
         "attempts": lambda facts: len(facts.timeline.attempts),
@@ -207,13 +208,6 @@ def _last_loss(facts: RunFacts) -> float | None:
     return (
         float(smooth(loss, max(5.0, min(200.0, len(loss) / 50)))[-1]) if loss is not None and len(loss) else None
     )
-
-
-def _median(facts: RunFacts, name: str) -> float | None:
-    import numpy as np
-
-    column = facts.metrics.steps.get(name)
-    return float(np.nanmedian(column)) if column is not None and np.isfinite(column).any() else None
 
 
 def _faults(facts: RunFacts) -> list[str]:

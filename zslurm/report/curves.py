@@ -107,7 +107,7 @@ def _evaluations(metrics: Metrics) -> list[Curve]:
 
 
 def _cut(values: NDArray[np.float64]) -> tuple[float | None, str]:
-    """Return where a plot ends above, and a note, where few points are so high that they would flatten the rest."""
+    """Return where a plot ends above, and a note, where a few high points would flatten the rest."""
     import numpy as np
 
     sound = values[np.isfinite(values)]
@@ -135,7 +135,7 @@ def _throughput(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
     if not split:
         return
     curves, rows, below = [], [], None
-    total = metrics.steps["step_time_s"] if "step_time_s" in metrics.steps else None
+    total = metrics.steps.get("step_time_s")
     sums = {name: _sum(metrics.steps[f"time_split_s.{name}"]) for name in split}
     whole = sum(sums.values()) or 1.0
     for index, name in enumerate(split):
@@ -201,7 +201,7 @@ def _routing(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
             x=("expert 0", f"class {classes - 1}"),
             y=f"{len(shares)} layers",
             unit="of the choices of a layer",
-        )  # fmt: skip
+        )
     )
 
 

@@ -1,8 +1,8 @@
 """What a job used of what it asked for, and advice for the next submission.
 
 Sources: the record that each rank leaves when it ends (processor time, highest memory), the metrics of rank 0
-(memory, GPU memory, MFU, the parts of a step), the timeline, and the configuration for what was asked. What was not
-measured is not shown: there is no row for GPUs on a machine without any.
+(memory, GPU memory, MFU, the parts of a step), the timeline, and the configuration for what was asked. What was
+not measured is not shown: there is no row for GPUs on a machine without any.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ def _highest(metrics: Metrics, name: str) -> float:
     return float(np.nanmax(column)) if np.isfinite(column).any() else 0.0
 
 
-def _median(metrics: Metrics, name: str) -> float | None:
+def median(metrics: Metrics, name: str) -> float | None:
+    """Return the median of a column over the kept steps; None where there is no number."""
     import numpy as np
 
     column = metrics.steps.get(name)
@@ -197,13 +198,13 @@ def _median(metrics: Metrics, name: str) -> float | None:
 
 
 def _gpu(metrics: Metrics) -> _Found:
-    mfu = _median(metrics, "mfu")
+    mfu = median(metrics, "mfu")
     if mfu is None:
         return None
     on_gpu = "memory_reserved_bytes" in metrics.steps
     device = "GPUs" if on_gpu else "arithmetic"
     peak = "of the data sheet's peak" if on_gpu else "of the matrix products' rate on these cores"
-    rate = _median(metrics, "tflops_per_rank")
+    rate = median(metrics, "tflops_per_rank")
     used = f"{rate:.3g} TFLOP/s for each rank" if rate is not None else f"{100 * mfu:.1f} %"
     return Use(device, used, f"MFU, {peak}", mfu), ""
 
@@ -324,7 +325,7 @@ def _of_the_timeline(line: Timeline, metrics: Metrics, config: Mapping[str, Any]
 
 def _best_interval(line: Timeline, metrics: Metrics) -> int | None:
     """Return the steps between two saves that lose least: sqrt(2 cost MTBF), Young, CACM 17 (9), 1974."""
-    step_s = _median(metrics, "step_time_s")
+    step_s = median(metrics, "step_time_s")
     stalls = [row.get("stall_s") for row in metrics.rows("checkpoint") if row.get("state") == "COMMITTED"]
     costs = sorted(stall for stall in stalls if isinstance(stall, int | float) and stall > 0)
     if not step_s or not costs or not line.failures:

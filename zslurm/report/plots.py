@@ -1,9 +1,9 @@
 """Curves, bands and heat maps as HTML with inline SVG: no script, no font and no picture from elsewhere.
 
 A plot is as wide as its place on the page, from a phone to a sheet of paper. So the drawing is an SVG that is
-stretched (`preserveAspectRatio="none"`, with lines that keep their width), and all text is HTML beside it, placed by
-percentages. Coordinates are whole numbers from 0 to SIZE; the `data-` attributes of a plot have the ranges that these
-stand for, by which the page's script shows the values under the pointer.
+stretched (`preserveAspectRatio="none"`, with lines that keep their width), and all text is HTML beside it, placed
+by percentages. Coordinates are whole numbers from 0 to SIZE; the `data-` attributes of a plot have the ranges that
+these stand for, by which the page's script shows the values under the pointer.
 """
 
 from __future__ import annotations
@@ -226,7 +226,8 @@ def heat_map(
     Args:
         name: a title.
         values: [rows, columns]; NaN is left transparent.
-        low, high: the values that have the first and the last colour.
+        low: the value that has the first colour.
+        high: the value that has the last one.
         x: what is written below the first and the last column.
         y: what the rows are.
         unit: of the values.

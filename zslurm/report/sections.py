@@ -12,6 +12,7 @@ from zslurm.core.redact import redact
 from zslurm.core.units import show_time, show_value
 from zslurm.report.comparison import compare
 from zslurm.report.curves import curve_sections, curves_together
+from zslurm.report.efficiency import median
 from zslurm.report.facts import RunFacts
 from zslurm.report.parts import Bullets, Drawing, Fold, Item, Report, RunPart, Section, Table, Text, Tile
 from zslurm.report.plots import Block, Marker, band
@@ -56,10 +57,10 @@ def _tiles(facts: RunFacts) -> Iterator[Tile]:
         yield Tile("loss", f"{state.loss:.4f}")
     if state.evaluation_loss is not None:
         yield Tile("validation loss", f"{state.evaluation_loss:.4f}")
-    if state.tokens_per_s is not None:
-        yield Tile("throughput", f"{show_count(state.tokens_per_s)} tokens/s")
-    if state.mfu is not None:
-        yield Tile("MFU", f"{100 * state.mfu:.1f} %")
+    if (rate := median(facts.metrics, "tokens_per_s")) is not None:
+        yield Tile("tokens/s", show_count(rate))
+    if (mfu := median(facts.metrics, "mfu")) is not None:
+        yield Tile("MFU", f"{100 * mfu:.1f} %")
     line = facts.timeline
     if line.goodput is not None:
         yield Tile("goodput", f"{100 * line.goodput:.1f} %")
@@ -110,9 +111,9 @@ def _time(facts: RunFacts) -> Iterator[Item]:
     rows = [
         (PARTS[part], show_duration(line.seconds[part]), f"{100 * line.seconds[part] / line.wall_s:.1f} %")
         for part in PARTS
-        if line.seconds.get(part)
+        if _is_shown(line, part)
     ]
-    looks = [f"p-{part}" for part in PARTS if line.seconds.get(part)]
+    looks = [f"p-{part}" for part in PARTS if _is_shown(line, part)]
     yield Table(("part of the wall time", "time", "share"), rows, numbers=("time", "share"), looks=looks)
     yield Drawing(_attempt_bands(facts))
     shown = line.attempts[-_MOST_ATTEMPTS:]
@@ -120,6 +121,12 @@ def _time(facts: RunFacts) -> Iterator[Item]:
         yield Text(f"The last {len(shown)} of {counted(len(line.attempts), 'attempt')}:")
     columns = ("attempt", "began", "time", "nodes", "steps", "lost", "end")
     yield Table(columns, [_attempt_row(attempt) for attempt in shown], numbers=("attempt", "time", "lost"))
+
+
+def _is_shown(line: Timeline, part: str) -> bool:
+    """Whether a part of the time is worth a row: it took a second, or a thousandth of all time."""
+    seconds = line.seconds.get(part, 0.0)
+    return seconds >= 1 or seconds > line.wall_s / 1000
 
 
 def _goodput_band(line: Timeline) -> Any:
@@ -214,7 +221,8 @@ def _checkpoints(facts: RunFacts) -> Iterator[Item]:
     kept, stall = [save for save in saved if save.kept], sum(save.stall_s for save in saved)
     failed = f" {counted(facts.failed_saves, 'save')} failed." if facts.failed_saves else ""
     yield Text(
-        f"{counted(len(saved), 'checkpoint')} committed, {len(kept)} still there ({show_bytes(sum(s.bytes for s in kept))}). "
+        f"{counted(len(saved), 'checkpoint')} committed, {len(kept)} still there "
+        f"({show_bytes(sum(save.bytes for save in kept))}). "
         f"Training stood still for them for {stall:.3g} s in all.{failed}"
     )
     shown = saved[-_MOST_CHECKPOINTS:]

@@ -20,7 +20,7 @@ COLUMNS = 400
 def keep_extremes(
     x: NDArray[np.float64], y: NDArray[np.float64], columns: int = COLUMNS
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ends, and the lowest and highest point of each column, in order; what is not finite is left out."""
+    """Return the ends, and the lowest and highest point of each column, in order; NaN is left out."""
     import numpy as np
 
     sound = np.isfinite(x) & np.isfinite(y)

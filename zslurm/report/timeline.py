@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from zslurm.run.event import Event
@@ -182,7 +183,7 @@ def _attempts(marks: Sequence[Event], metrics: Metrics, now: float | None) -> li
             if math.isnan(found[number].ended):
                 found[number].ended = float(mine[-1])
     ordered = [found[number] for number in sorted(found)]
-    for attempt, following in zip(ordered, [*ordered[1:], None], strict=True):
+    for attempt, following in zip_longest(ordered, ordered[1:]):
         if attempt.outcome:
             continue
         if following is None and now is not None:
@@ -239,7 +240,7 @@ def _stretches(
     changes = [0, *(np.flatnonzero(np.diff(kept.astype(int))) + 1).tolist(), len(kept)]
     return [
         Span("steps" if kept[low] else "lost", float(begins[low]), float(ends[high - 1]), attempt)
-        for low, high in zip(changes, changes[1:], strict=False)
+        for low, high in pairwise(changes)
     ]
 
 

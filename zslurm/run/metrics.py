@@ -5,11 +5,11 @@
     metrics.frame()                                  # the same as a pandas DataFrame, where pandas is installed
     metrics.frame("evaluation")
 
-A restart repeats the steps after its checkpoint. A step is *kept* where no later line goes back to it or before it:
-the others are work that was lost, and `all_steps` has them too.
+A restart repeats the steps after its checkpoint. A step is *kept* where no later line goes back to it or before
+it: the others are work that was lost, and `all_steps` has them too.
 
-Cost: one pass over the file; a run of a hundred thousand steps takes some seconds and some tens of megabytes. Lists
-in a line (the load of each expert) are kept of at most LOAD_ROWS steps, spread over the run.
+Cost: one pass over the file; a run of a hundred thousand steps takes some seconds and some tens of megabytes.
+Lists in a line (the load of each expert) are kept of at most LOAD_ROWS steps, spread over the run.
 """
 
 from __future__ import annotations

@@ -48,6 +48,20 @@ def newest_rows(path: Path) -> NewestRows:
     return found
 
 
+def newest_steps(path: Path, count: int) -> list[dict[str, Any]]:
+    """The newest rows of steps, oldest first, at most `count`; of a step that was repeated the last counts."""
+    found: list[dict[str, Any]] = []
+    for line in _lines_backwards(path):
+        row = parse_line(line) if b'"step"' in line else None
+        if row is None or row.get("kind") != "step" or not isinstance(row.get("step"), int):
+            continue
+        if not found or row["step"] < found[-1]["step"]:
+            found.append(row)
+        if len(found) == count:
+            break
+    return found[::-1]
+
+
 def last_step_at(path: Path, attempt: int) -> float | None:
     """When an attempt finished its newest step (UNIX seconds); None where it has finished none.
 

@@ -26,6 +26,7 @@ RUN/
     step.log            what that process says: which task failed how
     step.exit           its exit code, by rename
     hostfile            the node of each rank, where leaves are known    supervisor
+    rank-times.json     how long each rank takes for its own work          supervisor
     rendezvous.json     address of rank 0's store, by rename             rank 0
     ranks/00003.json    why rank 3 ended                                 each rank
     logs/rank-00003.log output of rank 3                                 each rank
@@ -84,6 +85,9 @@ class AttemptDir:
     """The directory of the records that ranks leave when they end."""
     logs = _Below("logs")
     """The directory of the ranks' output."""
+
+    rank_times = _Below("rank-times.json")
+    """The step work time of each rank, over the last steps."""
 
     @property
     def number(self) -> int:

@@ -8,11 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.measurements.slow_peers import NOISES, members, peers, rates
 from zslurm.bench.results.peers import (
     FLOOR,
+    Comparison,
     compare_pairs,
     compare_peers,
     exclude_line,
+    fewest_moments,
     nodes_of,
     rounds,
 )
@@ -38,7 +41,7 @@ def test_a_rank_that_is_slowed_by_a_fifth_is_named_and_no_other() -> None:
         rng = random.Random(seed)
         peers = rng.choice([2, 3, 4, 8, 16])
         slowed = rng.randrange(peers)
-        found = compare_peers(drawn(rng, peers, 20, noise=rng.uniform(0, 0.04), slow={slowed: 0.8}))
+        found = compare_peers(drawn(rng, peers, 40, noise=rng.uniform(0, 0.04), slow={slowed: 0.8}))
         assert [each.name for each in found.slow] == [f"gpu{slowed}"], seed
         assert found.slow[0].share == pytest.approx(0.8, abs=0.08)
 
@@ -50,6 +53,24 @@ def test_equal_peers_are_not_named_however_noisy() -> None:
         assert compare_peers(drawn(rng, peers, moments, noise=rng.uniform(0, 0.3))).slow == (), seed
 
 
+@pytest.mark.parametrize("compare", [peers, members])
+@pytest.mark.parametrize("noise", NOISES)
+def test_names_are_right_whatever_the_noise(noise: str, compare: Callable[..., Comparison]) -> None:
+    found = rates(compare, NOISES[noise], 4, moments=40, runs=60, seed=7)
+    # Only disturbances that last for several moments, which look like a slow peer, may be mistaken for one.
+    assert found["false_names"] <= ("correlated" in noise)
+    assert found["named_at_visible"] is None or found["named_at_visible"] >= 0.85 * found["runs"]
+    assert found["named_at_visible"] is not None or "correlated 0.8" in noise
+
+
+def test_a_name_takes_a_few_dozen_moments_of_which_one_in_ten_may_be_disturbed() -> None:
+    assert [fewest_moments(count) for count in (2, 8, 64, 1024)] == [19, 25, 28, 36]
+    samples = {name: [100.0] * 19 for name in "ab"}
+    slow = {**samples, "b": [100.0 if moment in (4, 13) else 80.0 for moment in range(19)]}
+    assert [each.name for each in compare_peers(slow).slow] == ["b"]
+    assert compare_peers({name: values[:10] for name, values in slow.items()}).slow == ()
+
+
 def test_gpus_that_differ_as_cards_do_are_not_named() -> None:
     for seed in range(20):
         rng = random.Random(seed)
@@ -58,7 +79,7 @@ def test_gpus_that_differ_as_cards_do_are_not_named() -> None:
 
 
 def test_several_slow_peers_are_named_the_slowest_first() -> None:
-    samples = {f"gpu{peer}": [100.0] * 5 for peer in range(8)} | {"gpu3": [70.0] * 5, "gpu6": [60.0] * 5}
+    samples = {f"gpu{peer}": [100.0] * 20 for peer in range(8)} | {"gpu3": [70.0] * 20, "gpu6": [60.0] * 20}
     found = compare_peers(samples)
     assert [each.name for each in found.slow] == ["gpu6", "gpu3"]
     assert [each.share for each in found.slow] == pytest.approx([0.6, 0.7])
@@ -66,17 +87,21 @@ def test_several_slow_peers_are_named_the_slowest_first() -> None:
 
 
 def test_times_are_compared_the_other_way_round() -> None:
-    found = compare_peers({"a": [1.0, 1.0], "b": [1.25, 1.25], "c": [1.0, 1.0]}, better="lower")
+    found = compare_peers({"a": [1.0] * 20, "b": [1.25] * 20, "c": [1.0] * 20}, better="lower")
     assert [each.text for each in found.slow] == ["b (20 % slower)"]
 
 
 def test_what_could_not_be_seen_is_stated() -> None:
-    quiet = compare_peers({name: [100.0] * 9 for name in "abcd"})
+    quiet = compare_peers({name: [100.0] * 20 for name in "abcd"})
     assert quiet.line("rail") == "no rail of 4 is slower than its peers (a slowdown of 10 % would be seen)"
-    assert quiet.visible == FLOOR
+    assert quiet.visible == pytest.approx(FLOOR)
     rng = random.Random(1)
-    noisy = compare_peers(drawn(rng, 8, 6, noise=0.3))
-    assert noisy.visible > 0.2
+    noisy = compare_peers(drawn(rng, 8, 40, noise=0.3))
+    assert 0.2 < noisy.visible < 0.9
+    few = compare_peers({name: [100.0] * 6 for name in "abcd"})
+    assert few.line("GPU") == (
+        "no GPU of 4 is slower than its peers (the measurements are too few or too noisy to see one)"
+    )
     assert compare_peers({"a": [1.0]}).line("GPU") == "one GPU alone: there is no peer to compare it with"
 
 
@@ -104,7 +129,7 @@ def _sweep(members: int, speed: Callable[[str, str], float]) -> dict[tuple[str, 
     rng = random.Random(0)
     names = [f"n{index}" for index in range(members)]
     return {
-        (a, b): [40 * speed(a, b) * rng.lognormvariate(0, 0.02) for _ in range(7)]
+        (a, b): [40 * speed(a, b) * rng.lognormvariate(0, 0.02) for _ in range(20)]
         for pairs in rounds(names)
         for a, b in pairs
     }

@@ -32,7 +32,7 @@ KILLED_AS = {"message": "Killed", "rank": 3, "node": "node1", "exit_code": 137}
             [
                 "tiny: attempt 1 failed (exit code 137): rank 3 on node1: Killed",
                 "tiny: failed: rank 3 on node1: Killed",
-                "see: zslurm logs tiny",
+                "what to do: zslurm why tiny    output: zslurm logs tiny",
             ],
         ),
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.stories import Holder, Story
+from tests.run.stories import STEPS, Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.cli.run.watch import changing_facts
 from zslurm.run import index
@@ -80,7 +80,7 @@ def test_all_active_runs_are_watched_until_ctrl_c(tmp_path: Path, out: Path) -> 
         assert "Traceback" not in out.read_text()
 
 
-def test_on_a_terminal_the_table_and_after_ctrl_c_the_cursor(tmp_path: Path) -> None:
+def test_on_a_terminal_the_run_and_after_ctrl_c_the_cursor(tmp_path: Path) -> None:
     with Holder() as holder:
         story = Story(tmp_path / "tiny").submitted(process=holder.pid).started().trained(1)
         ours, theirs = pty.openpty()
@@ -102,7 +102,7 @@ def test_on_a_terminal_the_table_and_after_ctrl_c_the_cursor(tmp_path: Path) -> 
         assert watcher.wait(timeout=DEADLINE_S) == 0
         reader.join(timeout=DEADLINE_S)
         text = b"".join(shown)
-        assert b"1 run, every 1s; Ctrl-C ends the view, not the runs" in text
+        assert f"step 1/{STEPS}".encode() in text, "the run in full"
         assert text.rindex(b"\x1b[?25h") > text.rindex(b"\x1b[?25l"), "the cursor is back"
         assert b"Traceback" not in text
         os.close(ours)

@@ -137,6 +137,17 @@ class Cluster:
         request = {"op": "generation", **json.loads(published.to_json())}
         assert self.server.take(json.dumps(request))
 
+    def shrink(self, lost: list[int], *, deadline_s: float = 60) -> None:
+        """Publish a generation without the lost ranks, and nobody in their places."""
+        size = len(self.members)
+        former = tuple(rank for rank in range(size) if rank not in lost)
+        self.members = [self.members[rank] for rank in former]
+        self.generation += 1
+        published = Generation(
+            self.generation, tuple(self.members), deadline_s=deadline_s, former=former, former_size=size
+        )
+        assert self.server.take(json.dumps({"op": "generation", **json.loads(published.to_json())}))
+
     def outcome(self) -> dict[str, Any]:
         """The result of the newest generation, once it is there."""
         number = self.generation

@@ -31,6 +31,7 @@ from zslurm.aegis.root_cause import roots_of
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
+from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
 from zslurm.aegis.types import AttemptState, Fault
 from zslurm.checkpoint_tools.format.layout import step_of
 from zslurm.core.errors import Exit
@@ -85,6 +86,10 @@ class FaultCollector:
     """An earlier supervisor has asked this attempt to stop."""
     _killed_before: bool = False
     """An earlier supervisor has ended the step."""
+
+    def __post_init__(self) -> None:
+        """Begin to measure the ranks."""
+        self._rank_times = RankTimesWriter(self.attempt)
 
     @property
     def attempt(self) -> AttemptDir:
@@ -258,6 +263,8 @@ class FaultCollector:
             if isinstance(received.report, AgentReport):
                 self._note_of_agent(received.report)
             self.detector.feed(received.report, received.time, time.time() - (time.monotonic() - received.time))
+            self._rank_times.feed(received.report)
+        self._rank_times.write_if_due(self.rank_nodes(), time.monotonic())
         found = self.detector.check(
             time.monotonic(),
             time.time(),

@@ -16,9 +16,6 @@ from zslurm.checkpoint_tools.quantities import counted
 
 Row = dict[str, Any]
 
-FEWEST_MOMENTS = 11
-"""Of a sweep; fewer agree by chance."""
-
 
 @dataclass(frozen=True)
 class Findings:
@@ -100,21 +97,8 @@ def of_mlp(rows: Sequence[Row], machine: Machine) -> Findings:
 
 
 def compare_members(samples: Mapping[Pair, Sequence[float]]) -> Comparison:
-    """Compare the members of pairs, with moments as long as makes the smallest slowdown visible.
-
-    A busy machine disturbs most of its short moments, and few of its long ones: the best of two, or of four, that
-    follow each other is what a longer moment would have given.
-    """
-    found = []
-    for together in (1, 2, 4):
-        moments = min(len(figures) for figures in samples.values()) // together
-        if together == 1 or moments >= FEWEST_MOMENTS:
-            longer = {
-                pair: [max(figures[at * together : (at + 1) * together]) for at in range(moments)]
-                for pair, figures in samples.items()
-            }
-            found.append(compare_peers(member_rates(longer)))
-    return min(found, key=lambda comparison: comparison.visible)
+    """Compare the members of pairs by what each adds to the rates of its pairs."""
+    return compare_peers(member_rates(samples))
 
 
 def member_rates(samples: Mapping[Pair, Sequence[float]]) -> dict[str, list[float]]:

@@ -1,18 +1,32 @@
 """Which of several equal things is slow: GPUs, rails, nodes or pairs of them, each compared with its peers.
 
-Every peer is measured at the same moments as all others, several times. A peer's figure at a moment is divided by
-the median of the others' at that moment, so that what disturbs all of them (a busy machine, a shared link)
-cancels; the median of these ratios over the moments is the peer's share of what is usual. It is slow where that
-share is below 1 - t, t being the largest of
+Every peer is measured at the same moments as all others, n times. A peer's figure at a moment is divided by the
+median of the others' at that moment, so that what disturbs all of them (a busy machine, a shared link) cancels;
+the median of these ratios over the moments is the peer's share of what is usual. A peer is named where both hold:
 
-    FLOOR               equal GPUs differ by a few percent, and less than this is not worth a node
-    NOISE of its own    standard error of its share, from the median absolute deviation of its ratios; with n
-                        moments times 1 + FEW / n, for few figures can agree by chance
-    NOISE of the peers  the median absolute deviation of the others' shares, if there are three of them at least
+    it matters     its share is below 1 - max(FLOOR, SPREAD x the robust deviation of the others' shares): equal
+                   GPUs differ by a few percent, and less than this is not worth a node
+    it is sure     it is TOLERANCE below the lower median of the others at more moments than chance allows
 
-and where it is slow at most moments (MOST of them). So equal peers are not named, however noisy they are; t is
-reported, for a smaller slowdown cannot be seen. With two peers the slower one is named: which of two is right
-cannot be known, only that they differ.
+Chance is a sign test, exact and without a model of the noise. If peers are equal, each of them is below the lower
+median of the others at a moment with probability 1/2 at most, whatever distribution the figures have, as long as
+it is the same for all; so m of n moments or more have the probability
+
+    P(m) = sum over i >= m of C(n, i) / 2^n        of a peer
+
+and a peer is named where P(m) <= FALSE_NAMES / peers: comparing equal peers names one in at most FALSE_NAMES of
+the comparisons (of several compared at once, by Bonferroni's bound). Moments that follow each other are not always
+independent, for a disturbance may last longer than one: n and m are divided by 1 + 2 (r1 + r2 + ...), r being the
+correlations of the sides of the median on which moments are that are 1, 2, ... apart, as far as they are above
+their own error of n^-1/2.
+
+The least slowdown that is named almost surely (`visible`; in 99 of 100 comparisons) follows from the same order
+statistics. With w = how far the moment that decides the test is above the peer's median ratio, which is Z_NAMED
+standard errors of that median, a slowdown of TOLERANCE + w is named every other time, and Z_SEEN standard errors
+more suffice. `python -m benchmarks slow_peers` draws false names and power for many kinds of noise. What cannot be
+told apart: a peer that is slow, and one that is disturbed during the whole measurement.
+
+With two peers the slower one is named: which of two is right cannot be known, only that they differ.
 
 Pairs (of nodes, or of GPUs) are swept in rounds in which everyone has one partner, n - 1 rounds for n members. A
 member most of whose pairs are slow is named itself; the slow pairs that are left are named as pairs.
@@ -24,6 +38,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Literal
 
@@ -31,14 +46,16 @@ from zslurm.checkpoint_tools.quantities import counted
 from zslurm.slurm.hostlist import compress, natural_key
 
 FLOOR = 0.1
-NOISE = 4.0
-FEW = 6
-MOST = 0.8
+TOLERANCE = 0.05
+SPREAD = 4.0
+FALSE_NAMES = 0.001
 """See above."""
+_Z_NAMED, _Z_SEEN = 3.3, 2.33
 _TO_SIGMA = 1.4826
 """The median absolute deviation of a normal distribution times this is its standard deviation."""
-_FEWEST_OTHERS = 3
+_FEWEST_OTHERS = 4
 _MOST_NAMED = 8
+_SEES_NOTHING = 0.9
 
 Better = Literal["higher", "lower"]
 Pair = tuple[str, str]
@@ -69,7 +86,8 @@ class Comparison:
     Attributes:
         peers: how many there were.
         slow: those that are slow, the slowest first.
-        visible: the least slowdown that every peer would be named for, as a share.
+        visible: the least slowdown that every peer would almost surely be named for, as a share; 1 where the
+            moments are too few, or too noisy, to name anyone.
     """
 
     peers: int
@@ -82,6 +100,8 @@ class Comparison:
             return f"one {kind} alone: there is no peer to compare it with"
         if not self.slow:
             seen = f"a slowdown of {100 * self.visible:.0f} % would be seen"
+            if self.visible > _SEES_NOTHING:
+                seen = "the measurements are too few or too noisy to see one"
             return f"no {kind} of {self.peers} is slower than its peers ({seen})"
         named = ", ".join(each.text for each in self.slow[:_MOST_NAMED])
         more = f" and {len(self.slow) - _MOST_NAMED} more" if len(self.slow) > _MOST_NAMED else ""
@@ -111,38 +131,91 @@ def compare_peers(samples: Mapping[str, Sequence[float]], *, better: Better = "h
         name: [math.log(value) if better == "higher" else -math.log(value) for value in values]
         for name, values in samples.items()
     }
-    moments = range(counts.pop())
     ratios: dict[str, list[float]] = {name: [] for name in names}
-    for moment in moments:
+    below: dict[str, list[float]] = {name: [] for name in names}
+    for moment in range(counts.pop()):
         ordered = sorted(logs[name][moment] for name in names)
         for name in names:
             value = logs[name][moment]
-            ratios[name].append(value - _median_without(ordered, value))
+            low, high = _middle_without(ordered, value)
+            ratios[name].append(value - (low + high) / 2)
+            below[name].append(value - low)
     shares = {name: median(values) for name, values in ratios.items()}
     ordered = sorted(shares.values())
-    slow, visible = [], FLOOR
+    slow, visible = [], 0.0
     for name in names:
-        count = len(ratios[name])
-        error = (1 + FEW / count) * _deviation(ratios[name]) * math.sqrt(math.pi / 2 / count)
-        limit = max(FLOOR, NOISE * error)
+        matters = -math.log(1 - FLOOR)
         if len(names) > _FEWEST_OTHERS:
             others = list(ordered)
             others.remove(shares[name])
-            limit = max(limit, NOISE * _deviation(others))
-        visible = max(visible, limit)
-        often = sum(ratio < -FLOOR / 2 for ratio in ratios[name]) >= MOST * count
-        if often and (share := math.exp(shares[name])) < 1 - limit:
-            slow.append(Slow(name, share))
+            matters = max(matters, SPREAD * _deviation(others))
+        decides = _deciding(below[name], len(names))
+        if decides is None:
+            visible = math.inf
+            continue
+        width = max(0.0, decides - shares[name])
+        error = width / _Z_NAMED
+        visible = max(visible, matters + _Z_SEEN * error, TOLERANCE + width + _Z_SEEN * error)
+        if decides < -TOLERANCE and shares[name] < -matters:
+            slow.append(Slow(name, math.exp(shares[name])))
     slow.sort(key=lambda each: (each.share, natural_key(each.name)))
-    return Comparison(len(names), tuple(slow), min(1.0, visible))
+    return Comparison(len(names), tuple(slow), 1 - math.exp(-visible))
 
 
-def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Return the median of sorted values without one of them."""
+def _middle_without(ordered: Sequence[float], value: float) -> tuple[float, float]:
+    """Return the two middle ones of sorted values without one of them; twice the same of an odd number."""
     others, place = len(ordered) - 1, bisect_left(ordered, value)
     low, high = ((others - 1) // 2, others // 2)
     first, second = (ordered[index if index < place else index + 1] for index in (low, high))
-    return (first + second) / 2
+    return first, second
+
+
+def _deciding(values: Sequence[float], peers: int) -> float | None:
+    """Return the order statistic that is below zero where the sign test names; None where no moments suffice."""
+    independent = _independent(values)
+    needed = _needed(independent, FALSE_NAMES / peers)
+    if needed is None:
+        return None
+    return sorted(values)[math.ceil(needed / independent * len(values)) - 1]
+
+
+def _independent(values: Sequence[float]) -> int:
+    """Return how many independent values these are worth, by how long they stay on one side of their median."""
+    count, middle = len(values), median(values)
+    sides = [(value > middle) - (value < middle) for value in values]
+    square = sum(side * side for side in sides)
+    each_is_worth = 1.0
+    for lag in range(1, count // 2):
+        correlation = sum(a * b for a, b in zip(sides, sides[lag:], strict=False)) / max(1, square)
+        if correlation <= 1 / math.sqrt(count):
+            break
+        each_is_worth += 2 * correlation
+    return max(1, int(count / each_is_worth))
+
+
+@lru_cache
+def _needed(count: int, chance: float) -> int | None:
+    """Return the least m with P(m) <= chance, of so many moments; None where all of them would not do."""
+    tail, found = 0.0, None
+    for m in range(count, -1, -1):
+        tail += math.comb(count, m) / 2**count
+        if tail > chance:
+            break
+        found = m
+    return found
+
+
+def fewest_moments(peers: int, disturbed: float = 0.1) -> int:
+    """Return from how many moments on a slow one of so many peers is named, if it is not at some of them.
+
+    Args:
+        peers: that are compared.
+        disturbed: share of the moments at which it need not be slow.
+    """
+    count = 1
+    while (needed := _needed(count, FALSE_NAMES / peers)) is None or needed > (1 - disturbed) * count:
+        count += 1
+    return count
 
 
 def _deviation(values: Sequence[float]) -> float:

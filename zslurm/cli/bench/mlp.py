@@ -43,5 +43,5 @@ def mlp(
     Example: zslurm bench mlp --nodes 16
     """
     options: dict[str, Any] = {"layers": layers, "hidden": hidden, "inner": inner, "tokens": tokens}
-    options |= {"dtype": None if dtype is None else format_of(dtype, FORMATS), "moments": 10 if quick else None}
+    options |= {"dtype": None if dtype is None else format_of(dtype, FORMATS), "moments": 20 if quick else None}
     run_benchmark("mlp", options, Common(cluster, nodes, nodelist, ranks, minutes, out, plot, json))

@@ -70,7 +70,7 @@ def _as_lines(run: RunDir, job_id: str) -> RunState:
     def say_of_run(text: str) -> None:
         say(f"{run.name}: {text}")
 
-    return _watch(run, job_id, show, say_of_run, say_of_run)
+    return _watch(run, job_id, show, say_of_run, lambda text, failed: say_of_run(text))
 
 
 def _on_terminal(run: RunDir, job_id: str) -> RunState:
@@ -93,7 +93,11 @@ def _on_terminal(run: RunDir, job_id: str) -> RunState:
             else:
                 progress.update(task, total=state.total_steps, completed=row["step"], text=_describe(row, state))
 
-        return _watch(run, job_id, show, lambda text: progress.update(task, text=text), console.print)
+        def print_line(text: str, failed: bool) -> None:
+            console.print(text, style="red" if failed else "yellow")
+            progress.update(task, text="the attempt failed" if failed else "recovering")
+
+        return _watch(run, job_id, show, lambda text: progress.update(task, text=text), print_line)
 
 
 def _watch(
@@ -101,12 +105,12 @@ def _watch(
     job_id: str,
     show: Callable[[dict[str, Any], RunState], None],
     show_state: Callable[[str], None],
-    print_line: Callable[[str], None],
+    print_line: Callable[[str, bool], None],
 ) -> RunState:
     """Show what happens until the run rests, or Ctrl-C detaches from a Slurm job.
 
-    `show` shows a new metric, `show_state` a change of state, and `print_line` prints a failure, or what follows
-    from it. What happened in jobs before `job_id` is not shown.
+    `show` shows a new metric, `show_state` a change of state, and `print_line` prints a failure (True), or what
+    happens next (False). What happened in jobs before `job_id` is not shown.
     """
     tail = JsonLinesTail(run.metrics)
     tail.new_records()  # what earlier attempts wrote is not news; a new one takes seconds to its first step
@@ -120,7 +124,7 @@ def _watch(
             jobs.update(known for known in (state.job_id, state.successor) if known)
             for event in events.new_records():
                 if event.get("job_id") in jobs and (line := recovery_line(event)):
-                    print_line(line)
+                    print_line(line, isinstance(from_row(event), AttemptEnded))
             if state.state != last_state and state.state in _WAITING:
                 show_state(state.state + (f" ({state.reason})" if state.reason else ""))
             last_state = state.state
@@ -165,7 +169,7 @@ def _say_end(state: RunState) -> int:
         say(f"{state.run.name}: stopped; {saved(state)}")
     else:
         say(f"{state.run.name}: {state.state}: {why(state) or 'no reason recorded'}")
-        say(f"see: zslurm logs {state.run.name}")
+        say(f"what to do: zslurm why {state.run.name}    output: zslurm logs {state.run.name}")
     if state.state == "failed" and state.exit_code == Exit.STOPPED:
         return Exit.STOPPED
     return int(_EXIT_CODES.get(state.state, Exit.FAILED))

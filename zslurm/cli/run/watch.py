@@ -9,27 +9,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from zslurm.checkpoint_tools.quantities import counted, show_duration
 from zslurm.cli.options import SomeRuns
-from zslurm.cli.run.run_rows import COLUMNS, as_row, stale_line, why
-from zslurm.cli.terminal.screen import columns_of_terminal
-from zslurm.cli.terminal.table import table_lines
+from zslurm.cli.run.run_rows import stale_line, why
+from zslurm.cli.run.watch_terminal import pause_s, watch_on_terminal
 from zslurm.core.errors import Exit
 from zslurm.run.events import describe
 from zslurm.run.find import find_all
 from zslurm.run.index import known_runs
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import RunState, look_all
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-_SLOW = 10.0
-"""Of the time, at most one part in so many is spent asking."""
 
 
 def watch(
@@ -44,52 +36,37 @@ def watch(
 
     Example: zslurm watch my-run
     """
-    states = _looks(find_all(runs) if runs else None, interval)
+    named = find_all(runs) if runs else None
     try:
-        raise typer.Exit(_on_terminal(states, interval) if sys.stdout.isatty() else _as_lines(states))
+        if sys.stdout.isatty():
+            states = watch_on_terminal(lambda seen: _look(named, seen), named, interval)
+        else:
+            states = _as_lines(_looks(named, interval))
     except KeyboardInterrupt:
         return
+    raise typer.Exit(Exit.SLURM_UNAVAILABLE if stale_line(states) else Exit.DONE)
+
+
+def _look(runs: Sequence[RunDir] | None, seen: set[RunDir]) -> tuple[list[RunState], float]:
+    """Return the states of the runs, of all runs those that were active at any look, and the seconds it took."""
+    started = time.monotonic()
+    states = look_all(known_runs() if runs is None else runs, cached=True)
+    seen |= {state.run for state in states if state.active or runs is not None}
+    return [state for state in states if state.run in seen], time.monotonic() - started
 
 
 def _looks(runs: Sequence[RunDir] | None, interval_s: float) -> Iterator[list[RunState]]:
-    """Yield the states of the runs, of all runs those that were active at any look, until the named ones rest."""
+    """Yield the states of the runs again and again, until the named ones rest."""
     seen: set[RunDir] = set()
     while True:
-        started = time.monotonic()
-        states = look_all(known_runs() if runs is None else runs, cached=True)
-        took = time.monotonic() - started
-        seen |= {state.run for state in states if state.active or runs is not None}
-        yield [state for state in states if state.run in seen]
+        states, took_s = _look(runs, seen)
+        yield states
         if runs is not None and not any(state.active for state in states):
             return
-        time.sleep(max(interval_s, _SLOW * took))
+        time.sleep(pause_s(interval_s, took_s))
 
 
-def _on_terminal(looks: Iterator[list[RunState]], interval_s: float) -> int:
-    from rich.console import Console
-    from rich.live import Live
-
-    states: list[RunState] = []
-    with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
-        for states in looks:
-            live.update(_picture(states, interval_s), refresh=True)
-    return _exit_code(states)
-
-
-def _picture(states: Sequence[RunState], interval_s: float) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    width = columns_of_terminal() or sys.maxsize
-    table = [Text.assemble(*line) for line in table_lines(COLUMNS, [as_row(state) for state in states], width)]
-    clock, runs = time.strftime("%H:%M:%S"), counted(len(states), "run")
-    head = f"{clock}  {runs}, every {show_duration(interval_s)}; Ctrl-C ends the view, not the runs"
-    stale = stale_line(states)
-    lines: list[Any] = [Text(head, style="dim"), *([Text(stale, style="bold")] if stale else [])]
-    return Group(*lines, *table)
-
-
-def _as_lines(looks: Iterator[list[RunState]]) -> int:
+def _as_lines(looks: Iterator[list[RunState]]) -> list[RunState]:
     shown: dict[str, tuple[str, ...]] = {}
     states: list[RunState] = []
     stale = False
@@ -103,7 +80,7 @@ def _as_lines(looks: Iterator[list[RunState]]) -> int:
         if bool(message := stale_line(states)) != stale:
             print(f"zslurm: {message or 'the Slurm controller answers again'}", file=sys.stderr, flush=True)
             stale = not stale
-    return _exit_code(states)
+    return states
 
 
 def changing_facts(state: RunState) -> tuple[str, ...]:
@@ -114,7 +91,3 @@ def changing_facts(state: RunState) -> tuple[str, ...]:
         f"saved step {state.checkpoint_step}" if state.checkpoint_step is not None else "",
         *(dict.fromkeys(describe(event) for event in (state.aegis.last_decision, state.last_event) if event)),
     )
-
-
-def _exit_code(states: Sequence[RunState]) -> int:
-    return Exit.SLURM_UNAVAILABLE if stale_line(states) else Exit.DONE

@@ -18,7 +18,7 @@ Line = list[tuple[str, str]]
 
 _WORDS = re.compile(r"\s*\S+\s*$|\s*\S+")
 _ASCII = str.maketrans(
-    {"─": "-", "│": "|", "├": "|", "└": "`", "…": "~", "█": "#", "░": "-", "·": "."}
+    {"─": "-", "│": "|", "├": "|", "└": "`", "…": "~", "█": "#", "░": ".", "▒": "-", "▓": "+", "·": "."}
     | dict(zip("▁▂▃▄▅▆▇", "_..--=+", strict=True))
 )
 
@@ -71,7 +71,11 @@ def encodable(text: str) -> str:
 
 def shorten_to(text: str, width: int) -> str:
     """Return text in at most `width` columns of one line, with an ellipsis where something is left out."""
-    text = " ".join(text.split())
+    return cut(" ".join(text.split()), width)
+
+
+def cut(text: str, width: int) -> str:
+    """Return a line in at most `width` columns, with an ellipsis where something is left out."""
     return text if len(text) <= width else text[: max(width - 1, 0)].rstrip() + ("…" if has_unicode() else "~")
 
 

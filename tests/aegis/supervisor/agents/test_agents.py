@@ -28,6 +28,8 @@ from zslurm.run.supervisor_lease import read, take
 
 FAKES = TESTS / "aegis"
 NODES = ["node0", "node1", "node2"]
+SILENT_S = 4.0
+"""Many times longer than what lies between two reports, also where they share the processors with much else."""
 
 
 class SteeredAgents:
@@ -36,7 +38,7 @@ class SteeredAgents:
     def __init__(self, directory: Path, *, slurm: bool, program: tuple[str, ...] | None = None) -> None:
         self.directory = directory
         cluster = {"name": "lab", "launcher": "slurm", "gpus_per_node": 8} if slurm else {}
-        self.spec: RunSpec = run_spec(directory, cluster=cluster, aegis={"heartbeat_timeout_s": 1.0})
+        self.spec: RunSpec = run_spec(directory, cluster=cluster, aegis={"heartbeat_timeout_s": SILENT_S})
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
         self.run.config.write_text(self.spec.model_dump_json())
