@@ -76,9 +76,7 @@ class Progress:
 class ProgressWriter:
     """Keeps this rank's record up to date. Does nothing where ZSLURM_PROGRESS_DIR is unset."""
 
-    def __init__(
-        self, rank: int, attempt: int, directory: str | None = None, pid: int | None = None
-    ) -> None:
+    def __init__(self, rank: int, attempt: int, directory: str | None = None, pid: int | None = None) -> None:
         """Open the record of global rank `rank` in `directory`, by default ZSLURM_PROGRESS_DIR.
 
         Args:
@@ -123,8 +121,8 @@ class ProgressWriter:
             self._step = _last_step = step
         if self._fd is not None:
             record = RECORD.pack(
-                _MAGIC, _VERSION, self._attempt, self._rank, self._pid or os.getpid(), self._phase, self._checkpoint,
-                waiting, self._step, self._committed, time.monotonic_ns(), self._work_ns,
+                _MAGIC, _VERSION, self._attempt, self._rank, self._pid or os.getpid(), self._phase,
+                self._checkpoint, waiting, self._step, self._committed, time.monotonic_ns(), self._work_ns,
             )  # fmt: skip
             os.pwrite(self._fd, record, 0)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from zslurm.config.text import one_line
-from zslurm.train.section import Positive, Section
+from zslurm.train.section import Count, Positive, Section
 
 PLACEHOLDERS = (
     "nodes",
@@ -74,6 +74,7 @@ class TrainerSection(Section):
     directory: Word = Field(".", description="its working directory")
     env: dict[VariableName, Word] = Field(default_factory=dict, description="environment variables for it")
     progress: ProgressSource = Field(ProgressSource(), description="where its progress is read")
+    steps: Count | None = Field(None, description="steps of the whole run, for the time that is left")
     checkpoints: Word | None = Field(
         None,
         description="pattern of the paths of complete checkpoints, e.g. out/checkpoint-*/trainer_state.json; the "

@@ -1,11 +1,11 @@
 """`python -m zslurm.job.command_rank RUN_DIR ATTEMPT`: one rank of a run whose trainer is another program.
 
 Sets torchrun's variables, agrees with the other ranks on an address for their rendezvous, starts the command,
-follows its progress (program_progress.py), passes a request to save and stop on as the signal that the program wants,
-and ends as the program ended. Nothing here needs torch.
+follows its progress (program_progress.py), passes a request to save and stop on as the signal that the program
+wants, and ends as the program ended. Nothing here needs torch.
 
-The program has a process group of its own. What it starts beyond that, in other sessions, bears ATTEMPT_VARIABLE like
-every process of an attempt, by which the agents find and end it.
+The program has a process group of its own. What it starts beyond that, in other sessions, bears ATTEMPT_VARIABLE
+like every process of an attempt, by which the agents find and end it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
 _POLL_S = 0.1
+SAFE_PATH = "PYTHONSAFEPATH"
 _TAIL = 1 << 16
 _TRACEBACK = re.compile(r"^(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):$", re.MULTILINE)
 _ERROR = re.compile(
@@ -84,8 +85,10 @@ def program_environment(
     own = str(Path(sys.executable).parent)
     # The Python of cluster.venv comes first where one is named; else what is active where the run was submitted.
     path = f"{own}:{path}" if spec.cluster.venv is not None else f"{path}:{own}"
+    # Ours keep a user's files out of Python's path; a program finds the modules beside it.
+    kept = {name: value for name, value in environ.items() if name != SAFE_PATH or name in spec.cluster.env}
     return {
-        **environ,
+        **kept,
         "PATH": path,
         "NNODES": str(nodes),
         "NODE_RANK": environ["GROUP_RANK"],
@@ -199,7 +202,7 @@ def record_end(
         "step": step,
     }
     if stop.asked:
-        # However it ends after the request, it was interrupted: programs exit with 0, by the signal, or with a code.
+        # However it ends after the request, it was interrupted: programs exit with 0, a code, or by the signal.
         body["exit_code"] = code = Exit.INTERRUPTED
         if stop.signal_name is not None:
             body["signal"] = stop.signal_name

@@ -2,8 +2,8 @@
 
 Read are, in this order: the file of `zslurm.progress.step` (ZSLURM_PROGRESS_FILE), lines of the rank's log that
 match `trainer.progress.pattern`, and the growth of a file (`trainer.progress.grows`). Rank 0 also writes
-metrics.jsonl, so that `zslurm status`, `watch` and `report` have steps, their time and the figures that the program
-gives; and a line for each new checkpoint that `trainer.checkpoints` matches.
+metrics.jsonl, so that `zslurm status`, `watch` and `report` have steps, their time and the figures that the
+program gives; and a line for each new checkpoint that `trainer.checkpoints` matches.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
 from zslurm.aegis.types import AttemptState, Fault
 from zslurm.checkpoint_tools.format.layout import step_of
+from zslurm.config.spec import RunSpec
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
-from zslurm.config.spec import RunSpec
 from zslurm.run.event import select
 from zslurm.run.events import FaultDetected, RanksEnded, RecoveredInMemory, StepKilled, StopAsked
 from zslurm.run.metrics_tail import last_step_at, newest_rows
