@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import zslurm
 from tests.cli.commands import Shell, fresh_python
 from zslurm.bench.measurement import BENCHMARKS
 from zslurm.cli.commands import COMMANDS as TABLE
-from zslurm.cli.commands import load
+from zslurm.cli.commands import HEADINGS, load
 from zslurm.core.errors import Exit
 
 MODULES_OF = """
@@ -88,6 +89,47 @@ def test_a_commands_help_describes_every_option(shell: Shell, path: tuple[str, .
     assert "Example: zslurm " in done.stdout
     for parameter in COMMANDS[path].params:
         assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_has_words_for_values_and_no_types_of_python(shell: Shell, path: tuple[str, ...]) -> None:
+    text = shell.zslurm(*path, "--help").stdout
+    assert not re.search(r"<\w+( range)?>|list\[|x>=|<=x|\{[A-Z]", text), text
+
+
+GROUPS = [(), *{path[:-1] for path in COMMANDS if len(path) > 1}]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_no_line_of_a_list_of_commands_is_cut(shell: Shell, group: tuple[str, ...]) -> None:
+    text = shell.zslurm(*group, "--help").stdout
+    assert "..." not in text.replace("[ARGS]...", "")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_every_command_is_under_a_heading(shell: Shell) -> None:
+    text = shell.zslurm("--help").stdout
+    assert [text.index(f"\n{heading}:\n") for heading in HEADINGS] == sorted(
+        text.index(f"\n{heading}:\n") for heading in HEADINGS
+    )
+    assert set(TABLE) <= {name for names in HEADINGS.values() for name in names.split()}
+
+
+def test_commands_that_only_scripts_call_are_not_listed(shell: Shell) -> None:
+    assert "\n  run " not in shell.zslurm("aegis", "--help").stdout
+    assert "Supervise" in shell.zslurm("aegis", "run", "--help").stdout
+
+
+def test_the_short_options_are_those_of_sbatch(shell: Shell) -> None:
+    shell.write_run(cluster={"launcher": "slurm"})
+    short = ("-N", "3", "-p", "gpu", "-A", "lab", "-t", "60", "-w", "node[0-2]", "-x", "node9", "-J", "mine")
+    names = "--nodes --partition --account --time --nodelist --exclude --job-name".split()
+    long = [word for name, value in zip(names, short[1::2], strict=True) for word in (name, value)]
+    shown = shell.zslurm("submit", "--dry-run", "run.yaml", *short)
+    assert shown.stdout == shell.zslurm("submit", "--dry-run", "run.yaml", *long).stdout
+    for line in ("--nodes=3", "--partition=gpu", "--account=lab", "--nodelist=node[0-2]", "--exclude=node9"):
+        assert f"#SBATCH {line}\n" in shown.stdout, line
+    assert "/runs/mine" in shown.stdout
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("-h",)])

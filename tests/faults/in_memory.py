@@ -115,6 +115,8 @@ _DIFFERENT: dict[int, dict[str, Any]] = {
     4: VICTIM_REPLACED,
     5: {"why": "is lost together with rank"},
     6: VICTIM_REPLACED,
+    7: {"why": "uncorrectable memory error of a GPU: every rank must be started again"},
+    8: {"why": "the link of a NIC is down"},
     10: VICTIM_REPLACED,
     13: VICTIM_REPLACED,
     17: VICTIM_REPLACED,

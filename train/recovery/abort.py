@@ -2,8 +2,9 @@
 
 gloo     has no call for it (pytorch/pytorch#130345): an operation waits for its whole timeout, and only the ring's
          neighbours of a dead rank notice at once. Here the sockets that gloo opened are shut down: whatever waits
-         on one of them raises. They are those that appeared while a group was made; never the store's, nor those
-         of the copies, which are told apart by their ports.
+         on one of them raises, and so does every other wait for one of its operations (waits.py). They are those
+         that appeared while a group was made; never the store's, nor those of the copies, which are told apart by
+         their ports.
 NCCL     `_abort_process_group` aborts all communicators in one group call. Known to crash are NCCL 2.28.3 to
          2.28.8 (so ROCm 7.11 to 7.13, whose RCCL is 2.28.3): refused, with the version.
 
@@ -20,7 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+
+from zslurm.train.recovery.waits import WAITS
 
 _CRASHES = ((2, 28, 3), (2, 28, 8))
 NCCL_VARIABLES = {
@@ -57,6 +59,8 @@ class Abort:
         self._groups: dict[int, str] = {}  # gloo's sockets, as descriptor and inode
         self._before: dict[int, str] | None = None  # what was open before the groups that are being made
         self._stores: dict[int, str] = {}  # connections to the store that only these groups use
+        if not self._on_gpu:
+            WAITS.install()
 
     def add_port(self, port: int) -> None:
         """Leave connections to or from this port alone."""
@@ -65,6 +69,7 @@ class Abort:
     @contextmanager
     def making_groups(self) -> Iterator[None]:
         """Note the sockets that are opened in the block as those of groups."""
+        WAITS.resume()
         with self._lock:
             self._before = _open_sockets()
         try:
@@ -78,6 +83,7 @@ class Abort:
         """Leave the connections to the store alone again: all groups are there."""
         with self._lock:
             self._stores = {}
+        WAITS.drop_groups()
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
@@ -89,6 +95,7 @@ class Abort:
 
     def __call__(self) -> None:
         """Abort; from any thread, as often as one likes."""
+        WAITS.abort()
         if self._on_gpu:
             from torch.distributed.distributed_c10d import _abort_process_group
 
@@ -125,9 +132,8 @@ class Abort:
 
 def leave_groups() -> None:
     """Drop all groups of this process; what waited in them has raised."""
-    if dist.is_initialized():
-        with suppress(RuntimeError):  # an aborted communicator may complain
-            dist.destroy_process_group()
+    with suppress(RuntimeError):  # an aborted communicator may complain
+        WAITS.leave_groups()
 
 
 def _open_sockets() -> dict[int, str]:

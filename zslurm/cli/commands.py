@@ -11,8 +11,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_group
+
+from zslurm.cli.help import HelpCommand, HelpGroup, with_help
 
 SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,
@@ -38,24 +40,18 @@ class Command(NamedTuple):
 
 _COMMANDS = (
     Command("init", "cluster.init", "Write a cluster profile from what Slurm reports."),
-    Command(
-        "doctor", "cluster.doctor", "Check this machine and the nodes: GPUs, network, limits, software, storage."
-    ),
+    Command("doctor", "cluster.doctor", "Check this machine and the nodes."),
     Command(
         "rails",
         "cluster.rails",
-        "Draw which GPU sends through which NIC, where rails are incomplete or differ, and the switches behind.",
+        "Draw which GPU sends through which NIC, and what is wrong.",
     ),
-    Command(
-        "env", "cluster.env", 'Print the environment of RCCL or NCCL on a cluster, for `eval "$(zslurm env)"`.'
-    ),
+    Command("env", "cluster.env", "Print a cluster's environment for RCCL or NCCL."),
     Command("submit", "run.submit", "Submit a run, or continue it."),
     Command("status", "run.status", "Show your runs, or everything about one."),
     Command("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
-    Command(
-        "logs", "logs.logs", "Print the output of ranks: one rank's as it is, that of several with time and rank."
-    ),
-    Command("events", "run.events", "Show what happened to runs, and who did what: starts, failures, requeues."),
+    Command("logs", "logs.logs", "Print the output of ranks."),
+    Command("events", "run.events", "Show what happened to runs, and who did what."),
     Command("report", "run.report", "Write a page about a run that explains itself, or several side by side."),
     Command("compare", "run.compare", "Show how two runs differ: configuration, curves, throughput, faults."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
@@ -65,13 +61,13 @@ _COMMANDS = (
     Command(
         "generate",
         "checkpoint.generate",
-        "Continue a text with a model; the continuation goes to stdout as it is made.",
+        "Continue a text with a model.",
     ),
-    Command("exec", "run.control", "Run a command once on each node of a running run, beside its ranks."),
+    Command("exec", "run.control", "Run a command on each node of a running run."),
     Command(
         "completion",
         "completion",
-        "Print the script with which a shell completes commands, options, runs and clusters.",
+        "Print the script for completion in your shell.",
     ),
     Command("demo", "demo.demo", "Train a tiny ZAYA1 on real text, on this machine."),
     Command("cluster", "cluster.commands", "Cluster profiles: list, show, edit, check, choose."),
@@ -81,17 +77,15 @@ _COMMANDS = (
     Command(
         "checkpoint",
         "checkpoint.commands",
-        "Checkpoints: list, look into, check, compare, reshape, publish, take in.",
+        "Checkpoints: list, show, verify, compare, reshape, convert.",
     ),
-    Command(
-        "kernels", "kernels", "The kernels on this machine: build them, check them, measure which is fastest."
-    ),
+    Command("kernels", "kernels", "Kernels on this machine: build, check, measure."),
     Command("plan", "plan", "What a run will take, before it is submitted."),
-    Command("size", "size", "Show a run's matrix products, the sizing rules that it breaks, and where time goes."),
+    Command("size", "size", "Show a run's matrix products, and where time goes."),
     Command(
         "bench",
         "bench.commands",
-        "Measure what this machine or a cluster does: links, memory, matrix products, storage.",
+        "Measure links, memory, matrix products and storage.",
     ),
     Command("tune", "tune", "Tune once, offline, what runs then only look up."),
     Command("aegis", "aegis.commands", "The supervisor beside a run: what it does, and would do."),
@@ -100,7 +94,18 @@ _COMMANDS = (
 COMMANDS = {command.name: command for command in _COMMANDS}
 
 
+HEADINGS = {
+    "Begin": "new demo data config template plan size",
+    "Runs": "submit status watch why logs events report compare cancel requeue hold release move exec rm",
+    "Clusters": "init doctor rails env cluster hostlist bench tune kernels",
+    "Models": "checkpoint generate",
+    "More": "aegis completion",
+}
+"""The commands in the order of `zslurm --help`; one that is not here is under the last heading."""
+
+
 RENAMED_OPTIONS = {
+    "exec": {"--node": "--nodelist"},
     "submit": {"--after": "--dependency", "--at-once": "--max-concurrent"},
     "doctor": {"--bars": "--benchmark"},
 }
@@ -123,8 +128,10 @@ def with_current_names(command: str, arguments: list[str]) -> list[str]:
     return words
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(HelpGroup):
     """A group whose commands are placeholders until one is called."""
+
+    headings = HEADINGS
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -146,7 +153,7 @@ def load(name: str) -> Any:
     found = getattr(module, "app", None) or getattr(module, name)
     holder = typer.Typer(add_completion=False, **SETTINGS)
     if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name)
+        holder.add_typer(with_help(found), name=name, cls=HelpGroup)
     else:
-        holder.command(name)(found)
+        holder.command(name, cls=HelpCommand)(found)
     return get_group(holder).commands[name]

@@ -18,7 +18,9 @@ class Shell(StrEnum):
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> None:
-    """Print the script with which a shell completes commands, options, runs and clusters.
+    """Print the script for completion in your shell.
+
+    It completes commands, options, runs, clusters, configuration keys, recipes and templates.
 
     Into the shell's start file: eval "$(zslurm completion bash)"
 

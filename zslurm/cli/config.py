@@ -62,7 +62,7 @@ def recipes(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the recipes that a run file can extend, with the sizes of their models.
+    """List the recipes that a run file can extend. The sizes of their models are shown.
 
     Example: zslurm config recipes zaya1-8b
     """

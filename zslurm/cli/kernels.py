@@ -22,9 +22,7 @@ if TYPE_CHECKING:  # torch is imported by the commands that need it, not to show
     from zslurm.kernels.harness.builds import Built
     from zslurm.kernels.harness.figures import Figure
 
-app = typer.Typer(
-    help="The kernels on this machine: build them, check them, measure which is fastest.", no_args_is_help=True
-)
+app = typer.Typer(help="Kernels on this machine: build, check, measure.", no_args_is_help=True)
 
 Device = Annotated[
     Literal["auto", "cpu", "gpu"], typer.Option(help="Where to run; auto is the GPU, if there is one.")
@@ -43,7 +41,9 @@ def build(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compile all kernels into the cache, for this machine or for another architecture. Exit code 1 on failures.
+    """Compile all kernels into the cache.
+
+    They are compiled for this machine, or for another architecture. Exit code 1 on failures.
 
     Example: zslurm kernels build --arch gfx942
     """
@@ -126,7 +126,7 @@ def bench(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Time every implementation, and write down which is fastest from which size on: runs choose by it.
+    """Time every implementation, and write down which is fastest. Runs choose by it, for each size.
 
     Example: zslurm kernels bench
     """

@@ -42,7 +42,7 @@ def memory(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Show what each rank's memory will hold, and how evenly matrices are divided.
+    """Show what each rank's memory will hold. The table also shows how evenly matrices are divided.
 
     Example: zslurm plan memory run.yaml --dp 8 --dp 1024 --gpu-memory 192
     """
@@ -199,7 +199,7 @@ def io(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Show what a run will ask of its storage: pages a second, and the bytes of checkpoints.
+    """Show what a run will ask of its storage. Pages a second, and the bytes of checkpoints.
 
     Example: zslurm plan io run.yaml --step-time 2.5
     """

@@ -46,7 +46,7 @@ def size(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Show a run's matrix products, the sizing rules that it breaks, and where time goes.
+    """Show a run's matrix products, and where time goes. Sizing rules that the run breaks are named.
 
     Example: zslurm size run.yaml --rates gemm.json --strict
     """

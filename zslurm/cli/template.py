@@ -128,7 +128,7 @@ def _blocks(template: Template) -> dict[str, None]:
 
 @app.command()
 def check(name: Name, run_file: RunFile = None, cluster: Cluster = None, json: Json = False) -> None:
-    """Render a template, check the script as shell, and look for what it must have; exit code 5 on errors.
+    """Check a template: the script, its shell, what it must have. Exit code 5 on errors.
 
     Example: zslurm template check train
     """
@@ -155,7 +155,7 @@ def diff(
     run_file: RunFile = None,
     cluster: Cluster = None,
 ) -> None:
-    """Show how the script of your template differs from that of the shipped one.
+    """Show how your template's script differs from the shipped one's.
 
     Example: zslurm template diff train
     """

@@ -54,7 +54,7 @@ def gemm(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Tune a run's matrix products on one GPU, through torch's TunableOp; `submit` gives every rank the table.
+    """Tune a run's matrix products on one GPU. torch's TunableOp does it; `submit` gives every rank the table.
 
     Example: zslurm tune gemm run.yaml --slurm
     """

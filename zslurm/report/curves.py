@@ -185,7 +185,13 @@ def _routing(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
     low = float(np.floor(20 * np.nanmin(over_time)) / 20)
     yield Drawing(
         heat_map(
-            "Evenness of the load", over_time, low, 1.0, x=ends, y=f"{len(last.entropy)} layers", unit="1 is even"
+            "Evenness of the load",
+            over_time,
+            low,
+            1.0,
+            x=ends,
+            y=counted(len(last.entropy), "layer"),
+            unit="1 is even",
         )
     )
     if len({len(layer) for layer in last.shares}) != 1:
@@ -199,7 +205,7 @@ def _routing(metrics: Metrics, marks: Sequence[Marker]) -> Iterator[Item]:
             0.0,
             float(shares.max()),
             x=("expert 0", f"class {classes - 1}"),
-            y=f"{len(shares)} layers",
+            y=counted(len(shares), "layer"),
             unit="of the choices of a layer",
         )
     )

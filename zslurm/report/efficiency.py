@@ -314,7 +314,7 @@ def _of_the_timeline(line: Timeline, metrics: Metrics, config: Mapping[str, Any]
         )
     if shares.get("lost", 0) > 0.02:
         interval = _best_interval(line, metrics)
-        every = f" about every {interval} steps" if interval else " more often"
+        every = f" about every {counted(interval, 'step')}" if interval else " more often"
         asked = _section(config, "checkpoint").get("every_steps")
         if not interval or not isinstance(asked, int) or interval < asked:
             yield (

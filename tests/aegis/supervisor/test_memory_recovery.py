@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from zslurm.aegis.fault_kinds import NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind
+from zslurm.aegis.fault_kinds import GPU_RAS_UNCORRECTABLE, NODE_DEAD, RANK_HANG, RANK_KILLED, FaultKind
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.warm_pool import WarmPool
@@ -219,6 +219,15 @@ def test_what_the_policy_refuses_goes_down_a_rung_with_its_reason(site: Site) ->
     assert event["reason"].startswith("a rank hangs")
     assert not site.lose(3, 4), "what follows is the next rung's"
     assert len(site.recorded("recovery_failed")) == 1
+
+
+def test_a_fault_that_ends_the_attempt_with_no_rank_lost_leaves_its_reason_once(site: Site) -> None:
+    broken = Fault.of_kind(GPU_RAS_UNCORRECTABLE, 1.0, "kernel_log", "it happened")
+    site.memory.leave(broken)
+    site.memory.leave(broken)
+    (event,) = site.recorded("recovery_failed")
+    assert event["reason"] == "uncorrectable memory error of a GPU: every rank must be started again"
+    assert not site.lose(3)
 
 
 def test_ranks_that_do_not_agree_go_down_a_rung(site: Site) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.train.ranks import in_group
 from tests.waiting import wait_for
 from zslurm.train.recovery import watcher as watcher_module
 from zslurm.train.recovery.abort import Abort
@@ -18,6 +21,7 @@ from zslurm.train.recovery.copies import Copies
 from zslurm.train.recovery.generation import Generation, generation_key
 from zslurm.train.recovery.membership import Membership
 from zslurm.train.recovery.staging import Staging
+from zslurm.train.recovery.waits import WAITS
 from zslurm.train.recovery.watcher import Watcher
 
 
@@ -105,6 +109,42 @@ def test_a_late_abort_spares_the_groups_of_the_new_generation() -> None:
     assert aborts == [1], "once, by the trainer's thread"
     membership.on_generation(Generation(2, ("n0/0",)))
     assert aborts == [1, 1]
+
+
+def _leave_mid_message(_: Any) -> list[str]:
+    """Rank 1 freezes while rank 0 sends it more than the connection holds; both are aborted. What they raise."""
+    abort = Abort(torch.device("cpu"), other_ports=set())
+    with abort.making_groups():
+        group = dist.new_group()
+    pids: list[Any] = [None, None]
+    dist.all_gather_object(pids, os.getpid())
+    rank, raised = dist.get_rank(), []
+    if rank == 1:
+        work = dist.broadcast(torch.zeros(1 << 24), 0, group=group, async_op=True)
+        dist.barrier()
+    else:
+        dist.barrier()
+        os.kill(pids[1], signal.SIGSTOP)
+        work = dist.broadcast(torch.ones(1 << 24), 0, group=group, async_op=True)
+        threading.Timer(0.2, abort).start()
+    for again in range(2):
+        if rank == 1 and not again:
+            abort()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raised.append(str(error))
+    if rank == 0:
+        os.kill(pids[1], signal.SIGCONT)
+    WAITS.resume()  # the barriers are of another group, which nothing has aborted
+    dist.distributed_c10d._world.pg_map.pop(group)
+    return raised
+
+
+def test_a_collective_is_left_in_the_middle_of_a_message() -> None:
+    sender, _ = in_group(_leave_mid_message, 2)
+    assert len(sender) == 2, "also where it is waited for once more"
+    assert all("gloo" in reason for reason in sender)
 
 
 def test_connections_to_the_store_are_cut_until_all_groups_are_made() -> None:

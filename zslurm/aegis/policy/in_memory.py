@@ -103,7 +103,7 @@ def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -
     size = len(ranks.members)
     roots = [fault for fault in faults if fault.role == "root"]
     if other := next((fault for fault in roots if not fault.kind.in_memory), None):
-        return f"{other.kind.message}: {_OF_KIND.get(other.kind, 'every rank must be started again')}"
+        return why_not_in_memory(other)
     if len(ranks.lost) == size:
         return "no rank survived"
     if ranks.step < 0:
@@ -115,6 +115,11 @@ def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -
         if buddy in ranks.lost:
             return f"rank {rank} is lost together with rank {buddy}, which kept the copy of its state"
     return ""
+
+
+def why_not_in_memory(fault: Fault) -> str:
+    """Return why the ranks cannot continue in memory after a fault that ends their attempt."""
+    return f"{fault.kind.message}: {_OF_KIND.get(fault.kind, 'every rank must be started again')}"
 
 
 _OF_KIND: Mapping[FaultKind, str] = {

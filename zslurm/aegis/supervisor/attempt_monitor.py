@@ -284,6 +284,8 @@ class AttemptMonitor:
     def _give_up(self, why: str, root: Fault | None) -> None:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""
         self._examine_collectives()
+        if self._memory is not None and root is not None:
+            self._memory.leave(root)
         about, number = {} if root is None else {"root": root.fields()}, self._running.attempt.number
         self.job.event("step_killed", attempt=number, reason=why, **about)
         if self._agents is None:

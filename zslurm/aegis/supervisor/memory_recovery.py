@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.in_memory import InMemory, Ranks, plan_in_memory
+from zslurm.aegis.policy.in_memory import InMemory, Ranks, plan_in_memory, why_not_in_memory
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.types import Fault
@@ -137,6 +137,11 @@ class MemoryRecovery:
         else:
             self._give_up(plan.reason)
         return self.active
+
+    def leave(self, fault: Fault) -> None:
+        """Record why a fault is not recovered from in memory that ends the attempt with no rank lost yet."""
+        if not self._given_up:
+            self._give_up(why_not_in_memory(fault))
 
     # --- what it does -------------------------------------------------------------------------------------------
 

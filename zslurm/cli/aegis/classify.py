@@ -36,7 +36,9 @@ def classify(
     files: Annotated[list[str], typer.Argument(metavar="FILES... | -", help="Logs of one job, also packed ones.")],
     json: Json = False,
 ) -> None:
-    """Find in logs what went wrong: the root, what followed from it, who is suspect and what to do.
+    """Find in logs what went wrong, and what to do.
+
+    The root cause, what followed from it, and the suspect are shown.
 
     Works on the logs of any job: output of ranks and of srun, dmesg, journalctl, other trainers' logs.
 

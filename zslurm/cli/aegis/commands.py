@@ -18,7 +18,7 @@ from zslurm.submit.resolve import resolve_run
 app = typer.Typer(help="The supervisor beside a run: what it does, and would do.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(hidden=True)
 def run(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's directory.")],
 ) -> None:
@@ -31,7 +31,7 @@ def run(
 
 @app.command()
 def notify(run_file: RunFile, cluster: Cluster = None, overrides: Set = None, slurm: Slurm = False) -> None:
-    """Send a sample event through the hooks of `aegis.notify`, and print whether each took it.
+    """Send a sample event through the hooks of `aegis.notify`. Prints whether each of them took it.
 
     With --slurm from a compute node, which may reach less of the network than this machine.
 

@@ -34,7 +34,9 @@ def replay(
     overrides: Set = None,
     json: Json = False,
 ) -> None:
-    """Show what was done about each attempt of a run, and what another policy would have done.
+    """Show what was done about each attempt of a run.
+
+    Beside it stands what the present or another policy would have done.
 
     The policy is that of the run, changed by --set aegis.KEY=VALUE. It gets each attempt with the history that
     the run really had.

@@ -14,7 +14,7 @@ from zslurm.cli.bench.train import train
 from zslurm.cli.commands import SETTINGS
 
 app = typer.Typer(
-    help="Measure what this machine or a cluster does: links, memory, matrix products, storage.",
+    help="Measure links, memory, matrix products and storage.",
     no_args_is_help=True,
     **SETTINGS,
 )

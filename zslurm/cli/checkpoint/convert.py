@@ -63,7 +63,9 @@ def export(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Write a checkpoint in a format of others: transformers' folder, or torch's distributed checkpoint.
+    """Write a checkpoint for transformers or torch's DCP.
+
+    The formats are transformers' folder and torch's distributed checkpoint.
 
     Example: zslurm checkpoint export my-run --to hf my-run-hf
     """
@@ -114,7 +116,7 @@ def import_(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Make a checkpoint of a published model's weights, or of another trainer's state; prints its path.
+    """Make a checkpoint of a published model or another trainer's. Prints the path of the checkpoint.
 
     Example: zslurm checkpoint import ZAYA1-8B zaya1-8b
     """

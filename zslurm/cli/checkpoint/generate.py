@@ -65,7 +65,7 @@ def generate(
     context: Context = None,
     json: Json = False,
 ) -> None:
-    """Continue a text with a model; the continuation goes to stdout as it is made.
+    """Continue a text with a model. The continuation goes to stdout as it is made.
 
     Example: zslurm generate my-run --prompt 'def main(' --max-tokens 50
     """

@@ -27,7 +27,7 @@ _RANKS_SHOWN = 4
 
 
 def list_(run: Checkpoints, json: Json = False) -> None:
-    """List a run's checkpoints: the whole ones, and what is wrong with the others.
+    """List a run's checkpoints, and what is wrong with any.
 
     Example: zslurm checkpoint ls my-run
     """
@@ -87,7 +87,7 @@ def show(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the tensors of a checkpoint: shape, what is kept of each, and which ranks wrote it.
+    """Show the tensors of a checkpoint. Shape, what is kept of each, and which ranks wrote it.
 
     Example: zslurm checkpoint show my-run --tensor embedding.weight
     """
@@ -187,7 +187,7 @@ def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def verify(checkpoint: Checkpoint, workers: Threads = 2, slurm: Slurm = False, json: Json = False) -> None:
-    """Read every byte of a checkpoint and compare it with its checksum; exit code 5 if something is damaged.
+    """Read a checkpoint and compare it with its checksums. Exit code 5 if something is damaged.
 
     Example: zslurm checkpoint verify my-run
     """
@@ -217,7 +217,7 @@ def diff(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Print in what two checkpoints differ, whatever their numbers of ranks; exit code 5 if their values do.
+    """Print in what two checkpoints differ. Their numbers of ranks may differ. Exit code 5 if their values do.
 
     Example: zslurm checkpoint diff runs/a/checkpoints/step-00000400 runs/b/checkpoints/step-00000400
     """

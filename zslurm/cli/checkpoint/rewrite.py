@@ -35,7 +35,7 @@ def reshape(
     slurm: Slurm = False,
     json: Json = False,
 ) -> None:
-    """Rewrite a checkpoint for another number of ranks, without a GPU; prints the new one's path.
+    """Rewrite a checkpoint for another number of ranks. It needs no GPU, and prints the new checkpoint's path.
 
     Resuming does not need it: a run loads a checkpoint of any number of ranks.
 
@@ -83,7 +83,7 @@ def prune(
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would go; remove nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove old checkpoints of a run that is not being trained; prints the paths of those that went.
+    """Remove old checkpoints of a run that is not being trained. Prints the paths of those that were removed.
 
     A running run does this itself: checkpoint.keep_last and the settings beside it.
 

@@ -91,7 +91,7 @@ def _facts(profile: Profile, *, is_default: bool) -> dict[str, Any]:
 
 @app.command()
 def show(name: Name = None, json: Json = False) -> None:
-    """Print a profile over everything it extends, each value with its origin.
+    """Print a profile, each value with its origin. What the profile extends is included.
 
     Example: zslurm cluster show mi300x-pollara
     """
@@ -100,7 +100,7 @@ def show(name: Name = None, json: Json = False) -> None:
 
 @app.command()
 def edit(name: Name = None) -> None:
-    """Edit a profile with $VISUAL or $EDITOR; it is replaced only by one that is valid.
+    """Edit a profile with $VISUAL or $EDITOR. It is replaced only by one that is valid.
 
     A profile of the site, or one that ships, gets one of yours that extends it.
 
@@ -113,7 +113,7 @@ def edit(name: Name = None) -> None:
 
 @app.command()
 def check(name: Name = None, json: Json = False) -> None:
-    """Check a profile: against its rules, and against Slurm where it is here. Exit code 5 on faults.
+    """Check a profile by its rules, and against Slurm. Exit code 5 on faults.
 
     Example: zslurm cluster check
     """

@@ -55,7 +55,7 @@ def doctor(
     quiet: Annotated[bool, Option("-q", "--quiet", help="Print just the failing nodes, for --exclude.")] = False,
     json: Json = False,
 ) -> None:
-    """Check this machine and the nodes: GPUs, network, limits, software, storage.
+    """Check this machine and the nodes. GPUs, network, limits, software and storage are checked.
 
     Example: zslurm doctor --nodelist node[0-3]
     """

@@ -40,7 +40,7 @@ def env(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the environment of RCCL or NCCL on a cluster, for `eval "$(zslurm env)"`.
+    """Print a cluster's environment for RCCL or NCCL. Into a shell: `eval "$(zslurm env)"`.
 
     Example: zslurm env --cluster mi300x-pollara --explain
     """

@@ -38,7 +38,9 @@ def rails(
     ] = 300,
     json: Json = False,
 ) -> None:
-    """Draw which GPU sends through which NIC, where rails are incomplete or differ, and the switches behind.
+    """Draw which GPU sends through which NIC, and what is wrong.
+
+    Rails that are incomplete or differ between nodes are marked; the switches behind are drawn, too.
 
     A short job on one node, unless --nodes or --nodelist name more. Exit code 5 where a rail is incomplete or a
     node does not answer.

@@ -110,7 +110,7 @@ def _print_preview(preview: Preview, documents: int) -> None:
 
 
 def verify(path: Bundles, workers: Workers = None, slurm: Slurm = False, json: Json = False) -> None:
-    """Read everything and compare it with its checksums; exit code 5 where something is damaged.
+    """Read everything and compare it with its checksums. Exit code 5 where something is damaged.
 
     Example: zslurm data verify data/texts
     """

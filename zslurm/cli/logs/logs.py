@@ -37,7 +37,7 @@ def logs(
     lines: Annotated[int | None, Option("-n", "--lines", min=0, help="Only the last N lines.")] = None,
     json: Json = False,
 ) -> None:
-    """Print the output of ranks: one rank's as it is, that of several with time and rank.
+    """Print the output of ranks. One rank's is printed as it is, that of several with time and rank.
 
     With --json a line of JSON for each line, with its time, attempt and rank.
 

@@ -85,14 +85,15 @@ def cancel(
 def exec(
     run: Run,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.")],
-    node: Annotated[
-        str | None, typer.Option(metavar="NODES", help="Only on these nodes of the job; a hostlist.")
+    nodelist: Annotated[
+        str | None,
+        typer.Option("-w", "--nodelist", metavar="NODES", help="Only on these nodes of the job; a hostlist."),
     ] = None,
 ) -> None:
-    """Run a command once on each node of a running run, beside its ranks.
+    """Run a command on each node of a running run. It runs once on each node, beside the ranks.
 
     Its exit code is the worst of them.
 
-    Example: zslurm exec my-run --node node3 -- rocm-smi --showuse
+    Example: zslurm exec my-run --nodelist node3 -- rocm-smi --showuse
     """
-    raise typer.Exit(exec_on_nodes(find(run), command, node))
+    raise typer.Exit(exec_on_nodes(find(run), command, nodelist))

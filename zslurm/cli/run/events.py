@@ -31,7 +31,7 @@ def events(
     lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last N events.")] = None,
     json: Json = False,
 ) -> None:
-    """Show what happened to runs, and who did what: starts, failures, requeues.
+    """Show what happened to runs, and who did what. Starts, failures, decisions, requeues.
 
     With --json a line of JSON for each event.
 

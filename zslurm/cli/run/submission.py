@@ -17,7 +17,7 @@ from zslurm.submit.resolve import resolve_run
 from zslurm.submit.submit import submit
 from zslurm.submit.sweep import members
 
-_OF_SLURM = ("nodes", "spares", "time", "partition", "account", "qos", "exclude")
+_OF_SLURM = ("nodes", "spares", "time", "partition", "account", "qos", "nodelist", "exclude")
 """Options that are keys of the section `slurm`."""
 
 
@@ -71,6 +71,8 @@ def _overrides(options: SubmitOptions) -> list[str]:
         *(assign(f"slurm.{name}", value) for name, value in slurm.items()),
         *(assign(f"slurm.flags.{name}", value) for name, value in flags.items()),
     ]
+    if options.name is not None:
+        found.append(assign("run.name", options.name))
     if options.checkpoint is not None:
         found.append(f"checkpoint.resume_from={dumps(str(find_checkpoint(options.checkpoint).absolute()))}")
     if options.profile is not None:

@@ -21,18 +21,26 @@ class SubmitOptions:
         Argument(metavar="[-- SBATCH_OPTION...]", help="Any other long option of sbatch, behind `--`."),
     ] = None
     cluster: Cluster = None
-    nodes: Annotated[int | None, Option(min=1, help="Nodes of the job.")] = None
-    spares: Annotated[int | None, Option(min=0, help="Nodes on top, for when one fails; the job outlives it.")] = (
-        None
-    )
-    time: Annotated[str | None, Option(metavar="TIME", help="Time limit: 24:00:00, 2-12, or minutes.")] = None
-    partition: Annotated[str | None, Option(metavar="NAME", help="Partition.")] = None
-    account: Annotated[str | None, Option(metavar="NAME", help="Account to charge.")] = None
+    nodes: Annotated[int | None, Option("-N", "--nodes", metavar="N", min=1, help="Nodes of the job.")] = None
+    spares: Annotated[
+        int | None, Option(metavar="N", min=0, help="Nodes on top, for when one fails; the job outlives it.")
+    ] = None
+    time: Annotated[
+        str | None, Option("-t", "--time", metavar="TIME", help="Time limit: 24:00:00, 2-12, or minutes.")
+    ] = None
+    partition: Annotated[str | None, Option("-p", "--partition", metavar="NAME", help="Partition.")] = None
+    account: Annotated[str | None, Option("-A", "--account", metavar="NAME", help="Account to charge.")] = None
     qos: Annotated[str | None, Option(metavar="NAME", help="Quality of service.")] = None
     reservation: Annotated[str | None, Option(metavar="NAME", help="Reservation to run in.")] = None
-    exclude: Annotated[str | None, Option(metavar="NODES", help="Nodes that must not be used: node[3,7-9].")] = (
-        None
-    )
+    nodelist: Annotated[
+        str | None, Option("-w", "--nodelist", metavar="NODES", help="Nodes that the job must have: node[3,7-9].")
+    ] = None
+    exclude: Annotated[
+        str | None, Option("-x", "--exclude", metavar="NODES", help="Nodes that must not be used: node[3,7-9].")
+    ] = None
+    name: Annotated[
+        str | None, Option("-J", "--job-name", metavar="NAME", help="Name of the run, and of its job.")
+    ] = None
     dependency: Annotated[
         list[str] | None,
         Option(

@@ -1,0 +1,133 @@
+"""Help pages: commands in groups, each with its first sentence, and options with words for values, not types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_RANGE = re.compile(r"(?:; )?(?:(-?[\d.]+)<=)?x(?:[<>]=(-?[\d.]+))?(?=[;\]])|(?:; )?x>=(-?[\d.]+)(?=[;\]])")
+_UNLISTED = ("install_completion", "show_completion")
+"""Options of Typer's that do what `zslurm completion` does."""
+_WORDS = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
+"""What stands for a value of a type where an option names nothing better."""
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help has no names of Python's types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return `[OPTIONS]` and the arguments as they are typed."""
+        arguments = [_argument(each) for each in self.get_params(ctx) if each.param_type_name == "argument"]
+        return [*([self.options_metavar] if self.options_metavar else []), *arguments]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        _write_parameters(self, ctx, formatter)
+
+
+class HelpGroup(TyperGroup):
+    """A group whose commands stand under headings, each with its first sentence, which is never cut.
+
+    Attributes:
+        headings: the names of commands by heading; commands that are in none come last, under `Commands`.
+    """
+
+    headings: Mapping[str, str] = {}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write options, and after them the commands."""
+        self.format_commands(ctx, formatter)
+        _write_parameters(self, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands that are not hidden."""
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        lines = {name: _first_sentence(command) for name, command in shown.items()}
+        longest = max(map(len, lines), default=0)
+        placed = {name for names in self.headings.values() for name in names.split()}
+        rest, last = (
+            [name for name in lines if name not in placed],
+            next(reversed(self.headings or {"Commands": ""})),
+        )
+        for heading, names in (self.headings or {"Commands": ""}).items():
+            listed = [*names.split(), *(rest if heading == last else ())]
+            rows = [(name.ljust(longest), lines[name]) for name in listed if name in lines]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+def with_help(app: typer.Typer) -> typer.Typer:
+    """Have the commands and groups of an application explain themselves with these classes."""
+    for command in app.registered_commands:
+        command.cls = HelpCommand
+    for group in app.registered_groups:
+        group.cls = HelpGroup
+        if group.typer_instance is not None:
+            with_help(group.typer_instance)
+    return app
+
+
+def _first_sentence(command: Any) -> str:
+    return str(command.get_short_help_str(1000)).removesuffix(".")
+
+
+def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
+    arguments, options = [], []
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is None or parameter.name in _UNLISTED:
+            continue
+        text = _RANGE.sub(_range_in_words, record[1]).replace("[; ", "[").replace("  []", "").rstrip()
+        if parameter.param_type_name == "argument":
+            arguments.append((_argument(parameter).strip("[]"), text.replace("  [required]", "")))
+        else:
+            options.append((_option(parameter), text))
+    if arguments:
+        with formatter.section("Arguments"):
+            formatter.write_dl(arguments)
+    if options:
+        with formatter.section("Options"):
+            formatter.write_dl(options)
+
+
+def _range_in_words(match: re.Match[str]) -> str:
+    text = match[0].removeprefix("; ")
+    least, most = re.search(r"(?:^|x>=)(-?[\d.]+)", text), re.search(r"<=(-?[\d.]+)$", text)
+    if most is None:
+        if least is None or float(least[1]) in (0, 1):  # as anybody expects
+            return ""
+        words = f"at least {least[1]}"
+    else:
+        words = f"{least[1]} to {most[1]}" if least else f"at most {most[1]}"
+    return f"{'; ' if match[0].startswith('; ') else ''}{words}"
+
+
+def _argument(parameter: Any) -> str:
+    """Return an argument as the usage names it."""
+    name = parameter.metavar or str(parameter.name).upper()
+    many = parameter.nargs != 1 and "..." not in name
+    if not parameter.required and not name.startswith("["):
+        name = f"[{name}]"
+    return name + ("..." if many else "")
+
+
+def _option(parameter: Any) -> str:
+    """Return an option's names, and the word for its value."""
+    names = ", ".join(sorted(parameter.opts, key=lambda name: (name.startswith("--"), name)))
+    if parameter.secondary_opts:
+        names += f" / {', '.join(parameter.secondary_opts)}"
+    return names if parameter.is_flag or parameter.count else f"{names} {_value(parameter)}"
+
+
+def _value(parameter: Any) -> str:
+    if parameter.metavar is not None:
+        return str(parameter.metavar)
+    described = parameter.display_type(None).strip("<>").removeprefix("list[").removesuffix("]")
+    if "|" in described:
+        return described
+    return _WORDS.get(described.removesuffix(" range"), _WORDS.get(described.title(), described.upper()))
