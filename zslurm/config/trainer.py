@@ -71,7 +71,7 @@ class TrainerSection(Section):
         description="rank: zslurm starts the command once for each rank; node: once on each node, and it starts "
         "its own processes (torchrun, accelerate)",
     )
-    directory: Word = Field(".", description="its working directory")
+    directory: Word = Field(".", description="its working directory; default: where you submit")
     env: dict[VariableName, Word] = Field(default_factory=dict, description="environment variables for it")
     progress: ProgressSource = Field(ProgressSource(), description="where its progress is read")
     steps: Count | None = Field(None, description="steps of the whole run, for the time that is left")
