@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from zslurm.config.text import one_line
+from zslurm.config.text import as_word, one_line
 from zslurm.train.section import Count, Positive, Section
 
 PLACEHOLDERS = (
@@ -38,7 +38,7 @@ def _is_pattern(value: str) -> str:
     return value
 
 
-Word = Annotated[str, AfterValidator(one_line)]
+Word = Annotated[str, BeforeValidator(as_word), AfterValidator(one_line)]
 StepPattern = Annotated[str, AfterValidator(_is_pattern)]
 VariableName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 
