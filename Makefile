@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # For example `make test PYTEST_ARGS='-k doctor'`; `-n 0` runs all in one process.
+# PyTorch's own index of wheels, e.g. https://download.pytorch.org/whl/cpu, .../whl/cu130 or .../whl/rocm7.1; where it
+# is empty torch comes from PyPI (or from the index of pip's settings), whose build for Linux on x86-64 brings CUDA.
+TORCH_INDEX ?=
 PYTEST_ARGS ?=
 GPU_ARGS ?=
 # Children compile their byte code once, whatever the caller's shell says.
@@ -12,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak faults lint format docs site bench gpu slurm-up slurm-down clean
+.PHONY: help setup demo test soak faults lint format docs pictures site package bench gpu slurm-up slurm-down clean
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +23,7 @@ help: ## list the commands
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet -c constraints.txt --index-url $(TORCH_INDEX) torch)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -55,8 +59,20 @@ format: $(STAMP) ## let ruff format the code
 docs: $(STAMP) ## write the tables of the documents that come from the program
 	$(BIN)/python -m docs.tables
 
+pictures: $(STAMP) ## draw the pictures of the documents, from results of benchmarks and from commands that run
+	$(BIN)/python -m docs.pictures
+
 site: $(STAMP) ## build the documents as a site, in site/
 	$(BIN)/python -m docs.site site
+
+package: $(STAMP) ## build wheel and sdist in dist/, check both, and install the wheel alone as on a login node
+	@rm -rf dist .package && mkdir .package
+	$(BIN)/python -m hatchling build -t sdist -t wheel
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .package/venv
+	.package/venv/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	cd .package && ../$(BIN)/python ../tests/installed_alone.py venv/bin
+	@rm -rf .package
 
 bench: $(STAMP) ## measure; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks

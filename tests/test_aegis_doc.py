@@ -12,7 +12,18 @@ from tests.config.run_files import PHASES, resolve_text
 from zslurm.config.aegis import NotifySettings
 from zslurm.run.events import KINDS
 
-_ACTIONS = {"submit", "requeue", "exclude", "cancel", "hold", "release", "successor", "notify_test"}
+_ACTIONS = {
+    "submit",
+    "requeue",
+    "exclude",
+    "cancel",
+    "hold",
+    "release",
+    "move",
+    "readmit",
+    "successor",
+    "notify_test",
+}
 """The supervisor writes none of these: they are in submissions.jsonl, or are only sent to a hook."""
 
 

@@ -16,13 +16,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from tests import stand_in
+from tests import bench, stand_in
 from tests.checkout import ROOT
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
+from tests.on_slurm.user import configure
 from tests.waiting import wait_for
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import look
 
 BASE = [ROOT / "README.md", ROOT / "docs" / "start-laptop.md"]
 """Whose commands run first: the others continue from what they leave."""
@@ -96,17 +101,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_locally(block: Block, directory: Path) -> None:
-    ranks = {"PYTHONPATH": str(stand_in.IN_RANKS)} if block.document in STAND_INS else {}
-    environment = (
-        os.environ
-        | ranks
-        | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "XDG_STATE_HOME": str(directory / "state"),
-            "XDG_CONFIG_HOME": str(directory / "config"),
-            "OMP_NUM_THREADS": "1",
-        }
-    )
+    in_ranks = stand_in.IN_RANKS if block.document in STAND_INS else bench.IN_RANKS
+    environment = os.environ | {
+        "PYTHONPATH": str(in_ranks),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(directory / "state"),
+        "XDG_CONFIG_HOME": str(directory / "config"),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False,
@@ -146,7 +148,7 @@ def cluster_directory(slurm_cluster: SlurmCluster, data: Path) -> Iterator[Path]
     env = stand_in.environment({"ZSLURM_TEST_STEP_S": "0.5"}, ranks)
     with (directory / "run.yaml").open("a") as file:
         file.write(f"cluster:\n  env: {json.dumps(env)}\n")
-    slurm_cluster.zslurm("init", "--yes")
+    configure(slurm_cluster)
     yield directory
     slurm_cluster.restore()  # and wait: a job that still ends would write into the next test's directory
     shutil.rmtree(directory, ignore_errors=True)
@@ -162,13 +164,14 @@ def test_cluster_commands_of(document: Path, slurm_cluster: SlurmCluster, cluste
     for block in blocks("bash cluster", document):
         for chunk in re.split(r"^(?=zslurm (?:requeue|exec))", block.text, flags=re.MULTILINE):
             if chunk.startswith(("zslurm requeue", "zslurm exec")):
-                status = partial(_status, slurm_cluster, cluster_directory, chunk.split()[2])
-                wait_for(lambda status=status: "running" in status(), "the run to start")
+                run = RunDir(cluster_directory / "runs" / chunk.split()[2])
+                wait_for(partial(_is_running, slurm_cluster, run), "the run to start", every_s=COMMAND_EVERY_S)
             slurm_cluster.run(["bash", "-euo", "pipefail", "-c", f"{zslurm}\n{chunk}"], cwd=cluster_directory)
 
 
-def _status(cluster: SlurmCluster, directory: Path, run: str) -> str:
-    return cluster.zslurm("status", run, cwd=directory).stdout
+def _is_running(cluster: SlurmCluster, run: RunDir) -> bool:
+    with patch.dict(os.environ, {"SLURM_CONF": str(cluster.slurm_conf)}):
+        return look(run).state == "running"
 
 
 @pytest.mark.parametrize("document", LINKING, ids=lambda path: str(path.relative_to(ROOT)))

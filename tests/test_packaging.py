@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT
+from zslurm.core.extras import EXTRA_OF
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +97,19 @@ def test_it_works_beside_modules_with_the_names_of_its_parts(wheel: Path, tmp_pa
 
 def test_a_torch_that_is_there_is_kept() -> None:
     """Clusters have their own build of torch: any from 2.9 on satisfies us, whatever its local version."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = {name: line for name, lines in extras.items() for line in lines if line.startswith("torch")}
+    assert wanted == {"train": "torch>=2.9"}
+
+
+def test_a_login_node_gets_no_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [line for line in project["dependencies"] if line.startswith("torch")]
-    assert wanted == ["torch>=2.9"]
-    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-    assert not [line for line in extras if line.startswith("torch")]
+    names = {re.split("[^a-z0-9-]", line.lower())[0] for line in project["dependencies"]}
+    assert not names & set(EXTRA_OF), "what has an extra is not installed without it"
+    extras = project["optional-dependencies"]
+    for package, extra in EXTRA_OF.items():
+        brings = {re.split("[^a-z0-9-]", line.lower())[0] for line in extras[extra]}
+        assert package in brings or package == "triton", "torch brings its own triton"
 
 
 def test_the_tests_have_one_torch() -> None:

@@ -34,6 +34,7 @@ from zslurm.train.recovery.facts import Facts, kernel_facts
 from zslurm.train.recovery.no_recovery import NoRecovery
 from zslurm.train.schedule import Plan
 from zslurm.train.shapes import owned_table
+from zslurm.train.telemetry.throughput import own_rate
 
 _LOG = logging.getLogger(__name__)
 _WARM_UP_LIMIT = 1 << 28
@@ -123,6 +124,7 @@ def _run_once(model: Zaya, config: TrainConfig) -> None:
     if on_gpu or config.parallel.compile or sum(weight.numel() for weight in model.parameters()) > _WARM_UP_LIMIT:
         return
     run_model(model, config, torch.device("cpu"), 0)
+    own_rate(DTYPES[config.parallel.dtype])
     state = torch.get_rng_state()
     phase = config.phases[0]
     tokens_BS = torch.zeros(phase.micro_batch, min(phase.context, _WARM_UP_TOKENS), dtype=torch.int64)

@@ -302,6 +302,9 @@ LONGEST_PROFILE = 32
 """Steps that may be profiled at once: a trace holds every operation of every one of them."""
 
 
+TrackerMode = Literal["off", "offline", "online"]
+
+
 class MetricsConfig(Section):
     """What is measured and reported while training."""
 
@@ -311,6 +314,18 @@ class MetricsConfig(Section):
         "metrics.jsonl has all else for every step",
     )
     tensorboard: bool = Field(False, description="also write RUN_DIR/tensorboard (needs the tensorboard package)")
+    wandb: TrackerMode = Field(
+        "off", description="Weights & Biases: `offline` writes RUN_DIR/wandb, for `wandb sync`; `online`, `off`"
+    )
+    mlflow: TrackerMode = Field(
+        "off", description="MLflow: `offline` writes RUN_DIR/mlflow.db; `online` at MLFLOW_TRACKING_URI, `off`"
+    )
+    trackio: TrackerMode = Field(
+        "off", description="trackio: `offline` writes RUN_DIR/trackio; `online` in TRACKIO_SPACE_ID, `off`"
+    )
+    project: str = Field(
+        "zslurm", min_length=1, description="project or experiment under which trackers show the run"
+    )
     profile: str | None = Field(
         None, description="FIRST:LAST steps to profile, e.g. 20:25; rank 0's trace goes to RUN_DIR/profile"
     )

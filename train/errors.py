@@ -25,6 +25,12 @@ class BuildFailed(DataError):
     exit_code = 1
 
 
+class MovedOff(TrainError):
+    """Another process, on another node, continues as this rank, as planned: this one is done."""
+
+    exit_code = 0
+
+
 class Diverged(TrainError):
     """The loss or the gradient is not finite any more.
 

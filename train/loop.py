@@ -298,7 +298,7 @@ class Trainer:
         self.clock.enter(Part.REDUCE)
         self.shards.reduce_gradients()
         signals = [
-            float(targets), float(self.stop.asked), self.recovery.busy(),
+            float(targets), float(self.stop.asked), self.recovery.busy(), self.recovery.moving(),
             *self.saves.signals(), *self.pace.signals(self.step),
         ]  # fmt: skip
         totals = torch.cat([loss_sums, to_device(signals, self.world.device)])
@@ -312,9 +312,9 @@ class Trainer:
         self.clock.enter(Part.REDUCE)
         sums, norm, counts_LC = read_back(totals, norm, counts_MLC.sum(dim=0))
         self.clock.settle()
-        ce_sum, z_sum, targets, asked, copying, busy, overdue, failed, *paces = sums.tolist()
+        ce_sum, z_sum, targets, asked, copying, moving, busy, overdue, failed, *paces = sums.tolist()
         stop, grad_norm, counts_LC = asked > 0, norm.item(), counts_LC.long()
-        self.recovery.agree(copying)
+        self.recovery.agree(copying, moving)
         self.saves.agree((busy, overdue, failed))
         self.pace.agree(paces)
         loss_mean, z_loss = ce_sum / max(1, targets), z_sum / max(1, targets)

@@ -30,9 +30,9 @@ from benchmarks.common import ROOT, write_result
 RANKS = 2
 SIZES = (64 << 10, 4 << 20)
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-TURNS = 15
+TURNS = 11
 RUNS = 10
-_TURN_S = 0.1
+_TURN_S = 0.2
 _RUN_LIMIT_S = 300
 
 

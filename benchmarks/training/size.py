@@ -1,19 +1,21 @@
 """The step time that `zslurm size` expects against a step of the trainer, on this CPU.
 
-Expected: the rates of every product and of attention as `zslurm bench gemm --run` measures them, and the triad of
-`zslurm bench hbm`, read by `zslurm size`. Peer: the run's optimizer step by the trainer, on synthetic tokens, as
-`zslurm bench train` takes it. Both on one thread of this process, in turn, and both in processor time: the machine
-is shared, and by the clock a step of seconds is disturbed more often than a product of milliseconds. The ratio is
-expected over measured.
+Expected: the rates of every product and of attention and the times of the parts of a microbatch as `zslurm bench
+gemm --run` measures them, and the triad of `zslurm bench hbm`, read by `zslurm size`. Peer: the run's optimizer
+step by the trainer, on synthetic tokens, as `zslurm bench train` takes it. Both on one thread of this process, in
+turn, and both in processor time: the machine is shared, and by the clock a step of seconds is disturbed more often
+than a product of milliseconds. The ratio is expected over measured.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ from zslurm.bench.measurement import Point
 from zslurm.bench.ranks import Ranks
 from zslurm.config.spec import RunSpec
 from zslurm.submit.resolve import resolve_run
-from zslurm.submit.run_products import run_products
+from zslurm.submit.run_products import run_parts, run_products
 from zslurm.submit.size import Card, run_size
 from zslurm.train.config import ModelConfig
 from zslurm.train.jsonl import read_jsonl
@@ -43,8 +45,24 @@ from zslurm.train.telemetry.timing import StepClock
 
 TURNS, STEPS = 3, 2
 TRIAD = {"pattern": "triad", "bytes": 64 << 20, "dtype": "fp64"}
-RUNS = (("tiny", TINY, 256, 8, 4),)
-"""Name, model, context, and the sequences of a step and of a microbatch."""
+_POINT_S = 0.2
+_WIDE = {"vocab_size": 2048, "hidden_size": 256, "layers": 2, "experts": 8, "expert_hidden_size": 384}
+_LONG = {"vocab_size": 1024, "hidden_size": 128, "layers": 3, "experts": 2, "expert_hidden_size": 512}
+_WORDS = {"vocab_size": 32768, "hidden_size": 128, "layers": 2, "experts": 4, "expert_hidden_size": 256}
+
+
+def _model(sizes: dict[str, int], query_heads: int, kv_heads: int) -> ModelConfig:
+    heads = {"query_heads": query_heads, "kv_heads": kv_heads, "head_dim": 32}
+    return ModelConfig.model_validate({**sizes, **heads, "router_hidden_size": 32, "skip_rule": "zero"})
+
+
+RUNS = (
+    ("tiny", TINY, 256, 8, 4),
+    ("wide", _model(_WIDE, 8, 2), 128, 16, 8),
+    ("long", _model(_LONG, 4, 1), 1024, 2, 1),
+    ("large vocabulary", _model(_WORDS, 4, 2), 256, 4, 2),
+)
+"""Name, model, context, and the sequences of a step and of a microbatch. Nothing was fitted to any of them."""
 
 
 def run() -> None:
@@ -55,8 +73,11 @@ def run() -> None:
         timeout=timedelta(seconds=600),
     )  # fmt: skip
     dist.init_process_group("gloo", store=dist.PrefixStore("groups", ranks.store), rank=0, world_size=1)
-    with mock.patch("time.perf_counter", time.process_time):
-        rows = [_row(ranks, *each) for each in RUNS]
+    rows = []
+    with mock.patch("time.perf_counter", time.process_time), mock.patch.object(gemm, "_POINT_S", _POINT_S):
+        for each in RUNS:
+            rows.append(_row(ranks, *each))
+            print(f"size: {each[0]}: {rows[-1]['ratio']} of the measured step", file=sys.stderr, flush=True)
     write_result("size", {"torch": torch.__version__, "threads": 1, "clock": "processor time", "runs": rows})
 
 
@@ -67,7 +88,8 @@ def _row(
     phase["micro_batch"] = micro_batch
     with tempfile.TemporaryDirectory() as folder:
         spec = _spec(Path(folder), model, phase)
-        products = [Point({**each, "dtype": "fp32"}, 0.0) for each in run_products(spec, on_cpu=True)]
+        named = [*run_products(spec, on_cpu=True), *run_parts(spec, on_cpu=True)]
+        products = [Point({**each, "dtype": "fp32"}, 0.0) for each in named]
         rates: list[list[dict[str, Any]]] = []
         with _steps(Path(folder), spec, ranks) as steps:
             for _ in range(TURNS):
@@ -75,7 +97,7 @@ def _row(
                 rates.append([each for each in found if each])
                 triad = hbm.run(Point(TRIAD, 0.0), ranks)
                 steps.take()
-        middle = [min(each, key=lambda row: abs(row["tflops"] - median(other["tflops"] for other in each)))
+        middle = [min(each, key=lambda row: abs(row["seconds"] - median(other["seconds"] for other in each)))
                   for each in (list(rows) for rows in zip(*rates, strict=True))]  # fmt: skip
         machine = {"gpu": None, "cpu": "this one"}
         files = [Path(folder, "gemm.json"), Path(folder, "hbm.json")]
@@ -91,9 +113,7 @@ def _row(
         "expected_s": round(size.time.seconds, 4),
         "measured_s": round(measured, 4),
         "ratio": round(size.time.seconds / measured, 3),
-        "expected_parts_s": {
-            part: round(getattr(size.time, part), 4) for part in ("products", "attention", "communication", "rest")
-        },
+        "expected_parts_s": {part: round(seconds, 4) for part, seconds in asdict(size.time).items()},
         "measured_parts_s": {
             part: round(median(row["time_split_s"][part] for row in steps.rows), 4)
             for part in ("data", "forward", "backward", "reduce", "optimizer", "other")

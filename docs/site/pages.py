@@ -1,7 +1,7 @@
 """In which section of the site each page is."""
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Start", ("start-laptop.md", "start-slurm.md", "finetune.md", "concepts.md")),
+    ("Start", ("install.md", "start-laptop.md", "start-slurm.md", "finetune.md", "concepts.md")),
     (
         "Runs",
         (
@@ -10,6 +10,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "continue.md",
             "everyday.md",
             "metrics.md",
+            "trackers.md",
             "report.md",
             "run-directory.md",
             "templates.md",

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.tables import aegis, clusters, flagship, measured, python, recipes, reference, site, source
+from docs.tables import aegis, clusters, failures, flagship, measured, python, recipes, reference, site, source
 from docs.tables.markdown import ROOT
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,7 +27,7 @@ _TABLE = re.compile(
 
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
-    for subject in (aegis, clusters, recipes, flagship, measured, python, reference, site, source)
+    for subject in (aegis, clusters, failures, recipes, flagship, measured, python, reference, site, source)
     for function in subject.TABLES
 }
 """By the name in the documents."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any
 
 from docs.tables.markdown import table
@@ -15,6 +16,7 @@ from zslurm.train.context.bytes import context_bytes
 from zslurm.train.plan.communication import Group, step_traffic
 from zslurm.train.plan.memory import plan_memory
 from zslurm.train.plan.rates import Rates
+from zslurm.train.plan.step_time import PARTS_OF_A_STEP
 
 
 def _flagship(nodes: int, **phase: Any) -> RunSpec:
@@ -62,11 +64,11 @@ def size_steps() -> str:
             time = size.time
             assert time is not None
             assert size.mfu is not None
-            parts = (time.products, time.attention, time.communication, time.rest)
+            parts = astuple(time)
             shares = (f"{100 * part / time.seconds:.0f} %" for part in parts)
             mfu = f"{100 * size.mfu:.0f} %"
             rows.append((nodes, f"`{size.phase.name}`", f"{time.seconds:.2f} s", mfu, *shares))
-    head = ("nodes", "phase", "step", "MFU", "products", "attention", "exposed communication", "rest")
+    head = ("nodes", "phase", "step", "MFU", *PARTS_OF_A_STEP)
     return table(head, rows)
 
 

@@ -11,7 +11,7 @@ import zslurm.run.events as _events  # noqa: F401 - fills CLASSES
 from docs.tables.markdown import table
 from zslurm.run.event import CLASSES, Event
 
-PACKAGES = ("zslurm.checkpoint_tools", "zslurm.train.hub")
+PACKAGES = ("zslurm.run.metrics", "zslurm.checkpoint_tools", "zslurm.train.hub")
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$")
 
 
@@ -39,12 +39,16 @@ def _package(name: str) -> Iterator[str]:
     for public, value in sorted(vars(module).items()):
         if public.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
-        if value.__module__.startswith("zslurm"):
+        if value.__module__.startswith(name):
             yield from _described(public, value, "###")
             if inspect.isclass(value) and not issubclass(value, BaseException):
                 for method, function in vars(value).items():
                     if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
                         yield from _described(f"{public}.{method}", function, "####")
+
+
+def _default(function: re.Match[str]) -> str:
+    return "..." if function[1] == "<lambda>" else function[1]
 
 
 def _first(value: object) -> str:
@@ -55,6 +59,7 @@ def _described(name: str, value: object, level: str) -> Iterator[str]:
     yield f"{level} `{name}`\n"
     if inspect.isfunction(value):
         signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", str(inspect.signature(value)))
+        signature = re.sub(r"<function ([\w.]+|<lambda>) at 0x\w+>", _default, signature)  # no address of memory
         yield f"```text\n{name}{signature}\n```\n"
     text = inspect.getdoc(value) or ""
     if inspect.isclass(value) and text.startswith(f"{value.__name__}("):

@@ -20,6 +20,8 @@ from zslurm.bench.collectives import bus_factor, points
 from zslurm.bench.measurement import BENCHMARKS, CannotMeasure
 from zslurm.bench.results.findings import compare_members, member_rates, of_collectives
 from zslurm.bench.run.timing import is_stable, summarize, time_together
+from zslurm.cli.bench.cells import fit_columns
+from zslurm.cli.bench.choices import sizes_between
 from zslurm.cli.bench.collectives import OPERATIONS
 from zslurm.cli.bench.environments import environments, side_by_side
 from zslurm.core.errors import ConfigError, Exit
@@ -270,3 +272,21 @@ def test_an_operation_that_takes_long_on_a_cpu_is_not_repeated() -> None:
 
     timing = time_together(slow, group=None, device=torch.device("cpu"), seconds=0.001)
     assert (calls, timing.samples) == (1, 1)
+
+
+def test_the_largest_size_is_measured_whatever_the_steps_to_it() -> None:
+    kib = 1 << 10
+    assert sizes_between("1KiB", "1MiB", factor=16) == [kib, 16 * kib, 256 * kib, 1024 * kib]
+    assert sizes_between("1KiB", "16KiB", factor=16) == [kib, 16 * kib]
+
+
+def test_a_size_that_is_none_is_refused_by_the_name_of_its_option() -> None:
+    with pytest.raises(ConfigError, match="--max: '1X' is not a size"):
+        sizes_between("1KiB", "1X", factor=2)
+
+
+def test_a_narrow_terminal_leaves_out_the_columns_that_are_needed_least() -> None:
+    row = {"operation": "reduce_scatter", "bytes": 1 << 20, "algbw_gb_s": 1.5, "busbw_gb_s": 1.25, "spread": 0.02}
+    assert fit_columns(list(row), [row], 80) == (list(row), [])
+    shown, left_out = fit_columns(list(row), [row], 36)
+    assert (shown, left_out) == (["operation", "bytes", "busbw_gb_s"], ["algbw_gb_s", "spread"])

@@ -11,9 +11,13 @@ import torch
 from tests.bench.alone import MACHINE, alone
 from zslurm.bench import gemm
 from zslurm.bench.measurement import Point
+from zslurm.bench.parts import Part
 from zslurm.cli.bench.run_file import run_named
 from zslurm.core.errors import NotFound
-from zslurm.submit.run_products import run_products
+from zslurm.submit.run_products import run_parts, run_products
+from zslurm.submit.size import Card, run_size
+from zslurm.train.plan.parts import PARTS, calls
+from zslurm.train.plan.rates import Rates
 
 DENSE = {"product": "", "pass": "forward", "kind": "dense", "m": 96, "n": 40, "k": 64, "batch": 1, "group": 1}
 CPU = torch.device("cpu")
@@ -100,3 +104,23 @@ def test_a_sweep_has_every_combination() -> None:
 def test_a_recipe_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no file and no recipe has this name; did you mean zaya1-8b\?"):
         run_named("zaya-8b", cluster=None, overrides=[])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_parts_of_a_microbatch_run_with_right_numbers(part: str) -> None:
+    spec = run_named("zaya1-tiny", cluster=None, overrides=["parallel.device=cpu"])
+    rows = [row for row in run_parts(spec, on_cpu=True) if row["product"] == part]
+    assert [row["pass"] for row in rows] == ["forward", "forward and backward"]
+    for row in rows:
+        # A sequence of 16 tokens, not 256: what is computed is the same.
+        made = Part({**row, "m": 32, "n": 16, "dtype": "bf16"}, CPU)
+        made.call()
+        assert made.wrong() == 0
+        assert len(made.out[0].shape) == 0 or made.out[0].numel() % 32 == 0
+
+
+def test_parts_have_all_products_of_a_microbatch() -> None:
+    spec = run_named("zaya1-tiny", cluster=None, overrides=["parallel.device=cpu"])
+    (size,) = run_size(spec, Card(None, None), Rates(None, on_cpu=True), on_cpu=True).phases
+    both = [row for row in run_parts(spec, on_cpu=True) if row["pass"] == "forward and backward"]
+    assert sum(row["flops"] * calls(spec.model, row["product"]) for row in both) == pytest.approx(size.flops)

@@ -59,6 +59,7 @@ GOOD = {
     "runs": "none",
     "checkpoint": "none",
     "run_dir": "none",
+    "nodes": "node1",
     "path": "tokens.h5",
     "sources": "texts",
     "name": "local",
@@ -79,6 +80,7 @@ GOOD = {
     "--run": "run.yaml",
     "--dp": "2",
     "--prompt": "x",
+    "--off": "node3",
     "--step-time": "1",
 }
 """What a required parameter is given while another one is swept."""

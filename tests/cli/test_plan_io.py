@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.commands import Shell
 from tests.cli.test_output import json_of
+from zslurm.cli.plan import _times
 from zslurm.core.errors import Exit
 from zslurm.train.config import ModelConfig
 
@@ -93,3 +94,7 @@ def test_a_step_takes_some_time(shell: Shell, run_file: Path, step_time: str) ->
     code, line = shell.fails("plan", "io", run_file, f"--step-time={step_time}")
     assert code == Exit.USAGE
     assert "'--step-time'" in line
+
+
+def test_large_margins_are_written_in_whole_numbers() -> None:
+    assert [_times(value) for value in (0.977, 8.543, 20_612.4)] == ["0.977", "8.54", "20,612"]

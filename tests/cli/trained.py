@@ -5,21 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.train import runs
 from tests.train.ranks import train_on
 from zslurm.train.data.build.build import build
 
-MODEL = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "layers": 2,
-    "query_heads": 2,
-    "kv_heads": 2,
-    "head_dim": 8,
-    "experts": 3,
-    "expert_hidden_size": 24,
-    "router_hidden_size": 8,
-    "skip_rule": "zero",
-}
+MODEL = runs.MODEL | {"vocab_size": 512, "skip_rule": "zero"}
 CONTEXT = 32
 TEXT = "The quick brown fox jumps over the lazy dog. für 12 €, 東京 🙂\n"
 

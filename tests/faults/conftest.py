@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checks import curve, spread_of_twins
-from tests.faults.harness import NODES, PARTITION, FaultRun, Trainer
+from tests.faults.harness import PARTITION, FaultRun, Trainer
 from tests.faults.nodes import FaultNodes
 from tests.faults.table import Table
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.test_runs import User
+from tests.train.ranks import train_on
 
 
 @pytest.fixture
@@ -33,31 +35,61 @@ def site(slurm_cluster: SlurmCluster) -> Iterator[tuple[User, FaultNodes]]:
 
 
 class Undisturbed:
-    """The runs to which nothing happens: each made once per session, when it is first asked for."""
+    """The run to which nothing happens: made once per session, when it is first asked for."""
 
     def __init__(self, place: Path, trainer: Trainer) -> None:
         self._place, self._trainer = place, trainer
-        self._curves: dict[tuple[int, int], list[float]] = {}
+        self._curve: list[float] | None = None
         self._spread: float | None = None
 
-    def curve(self, user: User, nodes: FaultNodes, ranks: tuple[int, int] = (NODES, 1)) -> list[float]:
-        """The losses of one on so many nodes, with so many ranks on each."""
-        if ranks not in self._curves:
+    def curve(self, user: User, nodes: FaultNodes) -> list[float]:
+        """Its losses."""
+        if self._curve is None:
             run = FaultRun(user, nodes, "undisturbed", trainer=self._trainer)
-            run.submit(pace_s=0, nodes=ranks[0], slurm={"ranks_per_node": ranks[1]})
+            run.submit(pace_s=0)
             assert run.wait_until_over()["outcome"] == "completed", run.story()
-            self._curves[ranks] = curve(run.path)
-            if ranks == (NODES, 1):
-                ignored = shutil.ignore_patterns("checkpoints")
-                shutil.copytree(run.path, self._place / "undisturbed", ignore=ignored)
-                (self._place / "tokens.h5").write_bytes((user.directory / "tokens.h5").read_bytes())
-        return self._curves[ranks]
+            self._curve = curve(run.path)
+            shutil.copytree(run.path, self._place / "undisturbed", ignore=shutil.ignore_patterns("checkpoints"))
+            (self._place / "tokens.h5").write_bytes((user.directory / "tokens.h5").read_bytes())
+        return self._curve
 
     def spread(self) -> float:
         """How far its twins of one rank end up; see `checks.spread_of_twins`."""
         if self._spread is None:
             self._spread = spread_of_twins(self._place / "undisturbed", self._place / "tokens.h5", self._place)
         return self._spread
+
+
+class UndisturbedRanks:
+    """Runs to which nothing happens, by nodes and ranks of each, without Slurm: ranks that were forked."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._curves: dict[tuple[int, int], list[float]] = {}
+        self._spread: float | None = None
+
+    def curve(self, run: FaultRun, ranks: tuple[int, int]) -> list[float]:
+        """The losses of a run that is configured as `run`."""
+        if ranks not in self._curves:
+            place = self._of(ranks)
+            place.mkdir()
+            settings = json.loads((run.path / "config.json").read_text())
+            (self._place / "tokens.h5").write_bytes((run.user.directory / "tokens.h5").read_bytes())
+            settings["data"]["path"] = str(self._place / "tokens.h5")
+            (place / "config.json").write_text(json.dumps(settings))
+            ended = train_on(place, ranks[0] * ranks[1], local_size=ranks[1])
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+            self._curves[ranks] = curve(place)
+        return self._curves[ranks]
+
+    def spread(self, ranks: tuple[int, int]) -> float:
+        """How far twins of one rank end up; see `checks.spread_of_twins`. They differ with the ranks in no way."""
+        if self._spread is None:
+            self._spread = spread_of_twins(self._of(ranks), self._place / "tokens.h5", self._place)
+        return self._spread
+
+    def _of(self, ranks: tuple[int, int]) -> Path:
+        return self._place / f"{ranks[0]}x{ranks[1]}"
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +101,11 @@ def trainer(pytestconfig: pytest.Config) -> Trainer:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, trainer: Trainer) -> Undisturbed:
     return Undisturbed(tmp_path_factory.mktemp("undisturbed"), trainer)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_ranks(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedRanks:
+    return UndisturbedRanks(tmp_path_factory.mktemp("undisturbed-ranks"))
 
 
 @pytest.fixture(scope="session")

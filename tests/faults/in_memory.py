@@ -109,9 +109,9 @@ def _in_memory(number: int, **changes: Any) -> MemoryRow:
 VICTIM_REPLACED: dict[str, Any] = {"recovered": ((VICTIM,),), "actions": ()}
 
 _DIFFERENT: dict[int, dict[str, Any]] = {
-    1: VICTIM_REPLACED | {"sample": True},
+    1: VICTIM_REPLACED | {"sample": True, "nodes": 2},
     2: VICTIM_REPLACED,
-    3: {"why": "a rank hangs"},
+    3: VICTIM_REPLACED,
     4: VICTIM_REPLACED,
     5: {"why": "is lost together with rank"},
     6: VICTIM_REPLACED,
@@ -121,8 +121,7 @@ _DIFFERENT: dict[int, dict[str, Any]] = {
     13: VICTIM_REPLACED,
     17: VICTIM_REPLACED,
     21: {
-        "inject": kill_node_after_node, "recovered": ((VICTIM,),), "actions": ("shrink",),
-        "why": "no spare node has 1 warm process",
+        "inject": kill_node_after_node, "recovered": ((VICTIM,), (2,)), "actions": (),
     },
 }  # fmt: skip
 """Faults that are recovered from in memory, or for which the reason why they are not is known; others end an

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,17 +13,20 @@ from typing import Any
 
 import pytest
 
+from benchmarks import common
 from tests.doctor import samples
 from tests.fake_sysfs import RAILS
+from tests.faults import table
 from tests.faults.checks import curve
 from tests.faults.further import EXITS_0, MOVED_AWAY, PREEMPTED, SAME_NAN
+from tests.faults.in_memory import MEMORY_ROWS
 from tests.faults.matrix import ROWS
 from tests.faults.moments import AT_ONCE
 from tests.faults.pair_table import PairEntry, PairTable
 from tests.faults.pair_table import markdown as pair_markdown
 from tests.faults.pairs import PAIRS, Expected, Pair
-from tests.faults.parts import PARTS
-from tests.faults.table import Entry, markdown
+from tests.faults.parts import PARTS, InMemory
+from tests.faults.table import Entry, MemoryEntry, Table, markdown, memory_markdown
 from tests.train.runs import clean_environment, make_corpus, make_run
 from zslurm.hardware import amd_smi
 from zslurm.train.jsonl import read_jsonl
@@ -165,3 +170,55 @@ def test_the_table_shows_what_was_measured() -> None:
     row = markdown([entry.fields()]).splitlines()[-1]
     assert row.startswith("| 4 | node dies | node_dead | 8.2 | swap | completed | 6 | 1.0 |")
     assert row.endswith(f"| {len(PARTS)}.0 |")
+
+
+def test_every_fault_of_the_matrix_has_a_rung_of_the_ladder() -> None:
+    numbers = [row.number for row in MEMORY_ROWS]
+    assert numbers[: len(ROWS)] == [row.number for row in ROWS]
+    assert len(set(numbers)) == len(numbers)
+    assert sum(row.sample for row in MEMORY_ROWS) == 1
+    assert all(row.recovered or row.actions or row.kinds for row in MEMORY_ROWS if row.number > len(ROWS))
+
+
+def test_the_table_shows_the_rungs_that_were_taken() -> None:
+    entry = MemoryEntry(
+        number=21, fault="spares used up", detected_as="node_dead", detect_s=1.31, rungs=("memory", "shrink"),
+        replaced=(1,), why="no spare node", ended="completed", wrongly_excluded=(), lost_steps=(1, 6),
+        found=InMemory(regroup_s=0.512, first_step_s=1.987, rolled_back=(1,)),
+    )  # fmt: skip
+    row = memory_markdown([entry.fields()]).splitlines()[-1]
+    assert row.startswith(
+        "| 21 | spares used up | node_dead | 1.3 | memory, shrink | 1 | no spare node | completed |"
+    )
+    assert row.endswith("| 1, 6 | 0.51 | 1.99 |")
+
+
+def test_a_mode_that_was_injected_whole_replaces_its_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+
+    def written(rows: Table) -> tuple[int, int]:
+        rows.write_what_is_whole()
+        body = json.loads((tmp_path / "faults.json").read_text())
+        return len(body["rows"]), len(body["in_memory"])
+
+    restart, memory = Table(), Table()
+    for row in ROWS:
+        restart.add(Entry(row.number, row.fault, None, None, (), "completed", (), (), (), {}))
+    for row in MEMORY_ROWS[1:]:
+        memory.add(MemoryEntry(row.number, row.fault, None, None, (), (), "", "completed", (), (), None))
+    assert written(restart) == (len(ROWS), 0)
+    assert written(memory) == (len(ROWS), 0), "one is missing"
+    memory.add(MemoryEntry(1, "", None, None, (), (), "", "completed", (), (), None))
+    assert written(memory) == (len(ROWS), len(MEMORY_ROWS))
+    assert "in_memory" not in (tmp_path / "faults.md").read_text()
+    assert "aegis.recovery: memory" in (tmp_path / "faults.md").read_text()
+
+
+def test_the_methods_in_which_ranks_are_killed_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZSLURM_TEST_FAULTS", raising=False)
+    hook = runpy.run_path(str(HOOK / "sitecustomize.py"))
+    for module, name, method in hook["_KILLS"].values():
+        assert callable(getattr(getattr(importlib.import_module(module), name), method))

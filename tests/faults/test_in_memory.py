@@ -1,7 +1,7 @@
 """Every fault of the matrix, and some more, in a run that recovers in memory: the rungs of the ladder it takes.
 
 Whatever the rung, the losses are those of a run to which nothing happens, bit for bit, wherever the number of
-ranks is the same. `make faults` and `make soak` run all of them, `make test` one.
+ranks is the same. `make faults` and `make soak` run all of them, `make test` one: they need the trainer itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults import checks
-from tests.faults.conftest import Undisturbed
+from tests.faults.conftest import UndisturbedRanks
 from tests.faults.harness import FaultRun
 from tests.faults.in_memory import MEMORY_ROWS, MemoryRow
 from tests.faults.matrix import Injected
@@ -24,17 +24,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 _ALL = [pytest.param(row, id=row.id, marks=() if row.sample else pytest.mark.faults) for row in MEMORY_ROWS]
 
 
-@pytest.fixture(scope="session")
-def undisturbed_trainer(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Of the trainer itself, whatever the other tests run: stand-ins for ranks recover nothing."""
-    return Undisturbed(tmp_path_factory.mktemp("undisturbed"), "real")
-
-
 @pytest.mark.parametrize("row", _ALL)
 def test_the_run_survives_in_memory(
-    row: MemoryRow, site: tuple[User, FaultNodes], undisturbed_trainer: Undisturbed, table: Table
+    row: MemoryRow, site: tuple[User, FaultNodes], undisturbed_ranks: UndisturbedRanks, table: Table
 ) -> None:
-    curve = undisturbed_trainer.curve(*site, row.ranks)
     with run_of(row, site, "real") as run:
         injected = inject(row, run)
         if row.after is not None:
@@ -44,10 +37,12 @@ def test_the_run_survives_in_memory(
         table.add(_measure(row, run, injected, end["outcome"]))
         check(row, run, injected, end["outcome"])
         _took_the_rungs(row, run)
-        if row.ends == "completed" and row.same_size:
-            checks.same_curve(run, curve)
-        elif row.ends == "completed":
-            checks.close_curve(run, curve, undisturbed_trainer.spread())
+        if row.ends == "completed":
+            curve = undisturbed_ranks.curve(run, row.ranks)
+            if row.same_size:
+                checks.same_curve(run, curve)
+            else:
+                checks.close_curve(run, curve, undisturbed_ranks.spread(row.ranks))
 
 
 def _took_the_rungs(row: MemoryRow, run: FaultRun) -> None:

@@ -15,6 +15,9 @@ from tests.on_slurm.layout import Instance
 
 DEFAULT_TIMEOUT_S = 180.0
 
+COMMAND_EVERY_S = 0.3
+"""Between two looks that each cost a command of Slurm or of zslurm: the runs want the processor too."""
+
 
 class CommandFailed(AssertionError):
     """A command of a test ended with a code other than zero; the message carries all it said."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.on_slurm import config_files, hosts_file, ordinary_user, processes
-from tests.on_slurm.as_user import RunsAsUser
+from tests.on_slurm.as_user import COMMAND_EVERY_S, RunsAsUser
 from tests.on_slurm.config_files import Timing
 from tests.on_slurm.daemons import PATH, Daemons
 from tests.on_slurm.layout import Instance, this_process
@@ -126,7 +126,9 @@ class SlurmCluster(RunsAsUser):
         self._daemons.start_controller()
         for name in self.node_names:
             self._daemons.start_node(name)
-        wait_for(lambda: set(self.node_states().values()) == {"idle"}, "every node to be idle")
+        wait_for(
+            lambda: set(self.node_states().values()) == {"idle"}, "every node to be idle", every_s=COMMAND_EVERY_S
+        )
 
     def stop(self) -> None:
         """Kill all that belongs to the cluster and put the machine back as it was. Safe to call twice."""
@@ -220,7 +222,7 @@ class SlurmCluster(RunsAsUser):
             state = self.node_states().get(name)
             return state is not None and (state in _DOWN_STATES) != up and not (up and state.endswith("*"))
 
-        wait_for(reached, f"{name} to be {'up' if up else 'down'}")
+        wait_for(reached, f"{name} to be {'up' if up else 'down'}", every_s=COMMAND_EVERY_S)
 
     def restore(self) -> None:
         """What a test should leave behind: controller and nodes up, none drained, no jobs."""
@@ -234,18 +236,20 @@ class SlurmCluster(RunsAsUser):
     def _is_at_rest(self) -> bool:
         """Whether all is as it was; what is not is told so again: a job may requeue itself as it is cancelled."""
         own = f"--user={self.user.pw_name}"
-        if self._listed(own, "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"):
+        jobs = self._states_of_jobs(own)
+        if jobs is None or jobs - {"COMPLETING"}:
             self.run(["scancel", own], check=False)  # a job that ends by itself meanwhile is an error
+            return False
         states = self.node_states()
         for name in (name for name, state in states.items() if state.startswith("drain")):
             with contextlib.suppress(subprocess.CalledProcessError):
                 self.run_as_root(["scontrol", "update", f"NodeName={name}", "State=RESUME"])
-        return set(states.values()) == {"idle"} and not self._listed(own)
+        return set(states.values()) == {"idle"} and not jobs and self._states_of_jobs(own) == set()
 
-    def _listed(self, *options: str) -> bool:
-        """Whether squeue lists a job, or does not answer."""
-        listed = self.run(["squeue", "--noheader", *options], check=False)
-        return bool(listed.returncode or listed.stdout)
+    def _states_of_jobs(self, option: str) -> set[str] | None:
+        """The states of the jobs that squeue lists; None where it does not answer."""
+        listed = self.run(["squeue", "--noheader", "--format=%T", option], check=False)
+        return None if listed.returncode else set(listed.stdout.split())
 
     def stop_controller(self) -> None:
         """End slurmctld in its orderly way: jobs run on, every command that asks it fails."""
@@ -255,7 +259,7 @@ class SlurmCluster(RunsAsUser):
         """Start slurmctld again; it takes its jobs up from its state directory."""
         if not processes.daemons(self.instance, "slurmctld"):
             self._daemons.start_controller()
-        wait_for(self.node_states, "slurmctld to answer")
+        wait_for(self.node_states, "slurmctld to answer", every_s=COMMAND_EVERY_S)
 
 
 def dismantle(wanted: Callable[[Instance], bool]) -> list[Instance]:

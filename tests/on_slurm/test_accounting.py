@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, at_work
 from tests.waiting import wait_for
@@ -25,7 +26,7 @@ def _wait_until_forgotten(user: User, job_id: str) -> None:
         listed = user.cluster.run(["squeue", "--noheader", "--states=all", "--format=%i"]).stdout.split()
         return job_id not in listed
 
-    wait_for(forgotten, f"the controller to forget job {job_id}")
+    wait_for(forgotten, f"the controller to forget job {job_id}", every_s=COMMAND_EVERY_S)
 
 
 def test_finished_jobs_keep_their_state(user: User) -> None:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.checkout import ROOT
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.submit.specs import run_spec
 from tests.waiting import wait_for
@@ -30,18 +31,20 @@ from zslurm.train.jsonl import read_jsonl
 pytestmark = pytest.mark.slurm
 
 N_NODES = 4
+SOON_S, NEVER_S = 15.0, 600.0
+"""When the deputy acts: where it is to act, much later than a heartbeat that only comes slowly."""
 
 
 class WatchedJob:
     """A job with --no-kill whose batch script watches ranks that walk in step (agent_driver.py)."""
 
-    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+    def __init__(self, cluster: SlurmCluster, directory: Path, standby_s: float) -> None:
         self.cluster = cluster
         spec = run_spec(
             directory,
             cluster={"name": "lab", "launcher": "slurm", "gpus_per_node": 8, "gpu_type": "mi300x"},
             slurm={"nodes": N_NODES},
-            aegis={"standby_s": 6.0},
+            aegis={"standby_s": standby_s},
         )
         self.run = RunDir(directory / "runs" / "tiny")
         self.run.create(group_readable=False)
@@ -115,9 +118,9 @@ class WatchedJob:
 
 
 @pytest.fixture
-def job(slurm_cluster: SlurmCluster) -> Iterator[WatchedJob]:
+def job(slurm_cluster: SlurmCluster, request: pytest.FixtureRequest) -> Iterator[WatchedJob]:
     directory = slurm_cluster.user_dir("agent-test")
-    watched = WatchedJob(slurm_cluster, directory)
+    watched = WatchedJob(slurm_cluster, directory, getattr(request, "param", NEVER_S))
     yield watched
     slurm_cluster.restore()
     shutil.rmtree(directory, ignore_errors=True)
@@ -168,6 +171,7 @@ def test_a_killed_supervisor_is_replaced_and_its_agents_with_it(job: WatchedJob)
     assert job.events("deputy_acted") == [], "nobody acts where a supervisor is there"
 
 
+@pytest.mark.parametrize("job", [SOON_S], indirect=True)
 def test_the_deputy_requeues_a_job_whose_batch_node_died(job: WatchedJob) -> None:
     """Slurm itself leaves a job with --no-kill running without its batch script."""
     job.wait_for_row("agents_started")
@@ -185,7 +189,11 @@ def test_the_deputy_requeues_a_job_whose_batch_node_died(job: WatchedJob) -> Non
         return job.cluster.run(["squeue", "-h", "-t", "all", "-j", job.job_id, "-o", "%T"]).stdout.strip()
 
     started_again = job.run.path / "started-again"
-    wait_for(lambda: state() == "PENDING" or started_again.exists(), "the job to be back in the queue")
+    wait_for(
+        lambda: state() == "PENDING" or started_again.exists(),
+        "the job to be back in the queue",
+        every_s=COMMAND_EVERY_S,
+    )
     # Slurm lets a requeued job wait for two minutes, unless it is told otherwise.
     job.cluster.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now+3"], check=False)
     wait_for(lambda: started_again.exists() and started_again.read_text().strip(), "it to start again")

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.aegis.agent_process import AgentProcess, make_run
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 from zslurm.aegis.protocol import MARK, AgentReport, Answer, Command, Heartbeat, ProgressReport
@@ -44,10 +45,10 @@ train_for_ever()
 class Site:
     """A job of three nodes with ranks that only count steps, and agents beside them."""
 
-    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
+    def __init__(self, cluster: SlurmCluster, directory: Path, standby_s: float) -> None:
         self.cluster, self.directory = cluster, directory
         sensors = {"kernel_log": str(directory / "kern-%n.log"), "progress_s": 0.5, "period_s": 0.5}
-        self.run: RunDir = make_run(directory, sensors=sensors, aegis={"standby_s": 5})
+        self.run: RunDir = make_run(directory, sensors=sensors, aegis={"standby_s": standby_s})
         (directory / "rank.py").write_text(RANK)
         (directory / "logs").mkdir()
         for path in (directory, *directory.rglob("*")):
@@ -71,7 +72,7 @@ class Site:
             f"{ranks}\nsleep 3600",
             f"--nodes={NODES}", f"--ntasks-per-node={RANKS_PER_NODE}", "--no-kill", "--output=/dev/null",
         )  # fmt: skip
-        wait_for(lambda: self.state() == "RUNNING", "the job to run")
+        wait_for(lambda: self.state() == "RUNNING", "the job to run", every_s=COMMAND_EVERY_S)
 
     def state(self) -> str:
         return self.cluster.run(["squeue", "--noheader", "--format=%T", f"--jobs={self.job_id}"]).stdout.strip()
@@ -119,9 +120,10 @@ class Site:
 
 
 @pytest.fixture
-def site(slurm_cluster: SlurmCluster) -> Iterator[Site]:
+def site(slurm_cluster: SlurmCluster, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Agents that wait for a heartbeat for so many seconds as a test passes, by default longer than any test."""
     directory = slurm_cluster.user_dir("agents-test")
-    made = Site(slurm_cluster, directory)
+    made = Site(slurm_cluster, directory, getattr(request, "param", 600.0))
     made.submit()
     yield made
     made.close()
@@ -183,6 +185,7 @@ def test_agents_beside_the_ranks(site: Site) -> None:
     assert [line for line in agents.other_lines if MARK in line] == [], "no line was cut or mixed with another"
 
 
+@pytest.mark.parametrize("site", [20.0], indirect=True)
 def test_agents_outlive_srun_and_end_by_themselves(site: Site) -> None:
     agents = site.start_agents()
     wait_for(lambda: len(site.nodes) == NODES, "every node's agent to start")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, at_work
 from tests.waiting import DEADLINE_S, wait_for
@@ -83,7 +84,7 @@ def test_a_node_that_is_killed_leaves_a_part_of_the_result_and_is_named(user: Us
     result = read_result(out)
     assert (result.complete, result.lost_nodes) == (False, [victim])
     assert result.rows
-    wait_for(lambda: not jobs_left(user), "the job to be gone")
+    wait_for(lambda: not jobs_left(user), "the job to be gone", every_s=COMMAND_EVERY_S)
 
 
 def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(user: User) -> None:
@@ -96,7 +97,7 @@ def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(user: User) -> None:
     assert "not complete: stopped by Ctrl-C" in err
     result: BenchResult = read_result(out)
     assert (result.complete, bool(result.rows), result.lost_nodes) == (False, True, [])
-    wait_for(lambda: not jobs_left(user), "the job to be gone")
+    wait_for(lambda: not jobs_left(user), "the job to be gone", every_s=COMMAND_EVERY_S)
 
 
 def test_nodes_that_are_not_there_are_refused(user: User) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import directory_of
 from tests.waiting import wait_for
@@ -47,7 +48,7 @@ def reaches(client: SlurmClient, job_id: str, state: JobState) -> JobRecord:
         job = client.job(job_id)
         return job if job and job.state is state else None
 
-    return wait_for(there, f"job {job_id} to be {state}")
+    return wait_for(there, f"job {job_id} to be {state}", every_s=COMMAND_EVERY_S)
 
 
 def test_a_job_that_waits_says_why(client: SlurmClient, submit: Submit) -> None:
@@ -74,7 +75,9 @@ def test_how_jobs_ended_is_told_apart_with_one_call(client: SlurmClient, submit:
     client.cancel(endless)
     reaches(client, endless, JobState.CANCELLED)
     wait_for(
-        lambda: all(job.state.is_over for job in client.queue([good, bad, killed]).values()), "the jobs to end"
+        lambda: all(job.state.is_over for job in client.queue([good, bad, killed]).values()),
+        "the jobs to end",
+        every_s=COMMAND_EVERY_S,
     )
 
     jobs = client.queue([good, bad, killed, endless, "99999"])
@@ -133,9 +136,11 @@ def test_a_dead_node_fails_a_job_or_requeues_it(
 
 def test_one_step_of_a_job_is_killed_by_its_name(client: SlurmClient, submit: Submit) -> None:
     job_id = submit("srun -n1 --overlap -J 'one step' sleep 600 & srun -n1 --overlap -J other sleep 600 & wait")
-    wait_for(lambda: {"one step", "other"} <= set(client.steps(job_id).values()), "both steps")
+    wait_for(
+        lambda: {"one step", "other"} <= set(client.steps(job_id).values()), "both steps", every_s=COMMAND_EVERY_S
+    )
     client.kill_step(job_id, "one step")
-    wait_for(lambda: "one step" not in client.steps(job_id).values(), "the step to end")
+    wait_for(lambda: "one step" not in client.steps(job_id).values(), "the step to end", every_s=COMMAND_EVERY_S)
     assert "other" in client.steps(job_id).values()
     client.kill_step(job_id, "no such step")
 
@@ -196,7 +201,7 @@ def test_accounting_remembers_every_run_and_what_the_controller_forgot(
     client.start_in(job_id, RESTART_PAUSE_S)
     reaches(client, job_id, JobState.FAILED)
 
-    wait_for(lambda: not client.queue([job_id]), "the controller to forget the job")
+    wait_for(lambda: not client.queue([job_id]), "the controller to forget the job", every_s=COMMAND_EVERY_S)
 
     first, second = client.history([job_id])[job_id]
     assert (first.state, first.restarts) == (JobState.REQUEUED, 0)

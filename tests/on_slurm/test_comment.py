@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.waiting import wait_for
 from zslurm.slurm.client import SlurmClient
@@ -64,7 +65,7 @@ WRITTEN = (
 
 def test_the_owner_writes_the_cause_and_nothing_else_changes(slurm_cluster: SlurmCluster, submit: Submit) -> None:
     job_id = submit()
-    wait_for(lambda: comment_state(slurm_cluster, job_id) == "RUNNING", "the job")
+    wait_for(lambda: comment_state(slurm_cluster, job_id) == "RUNNING", "the job", every_s=COMMAND_EVERY_S)
     assert tell(slurm_cluster, job_id) == ""
     comment = comment_of(slurm_cluster, job_id)
     assert comment.startswith("zslurm: ")
@@ -101,4 +102,4 @@ def test_where_slurm_says_no_the_reason_is_told_and_nothing_raised(
         assert tell(slurm_cluster, job_id).startswith("job comment: the Slurm controller does not answer")
     finally:
         slurm_cluster.start_controller()
-    wait_for(lambda: tell(slurm_cluster, job_id) == "", "Slurm to answer again")
+    wait_for(lambda: tell(slurm_cluster, job_id) == "", "Slurm to answer again", every_s=COMMAND_EVERY_S)

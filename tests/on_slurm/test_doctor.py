@@ -14,6 +14,7 @@ import pytest
 
 from tests.checkout import DOCS
 from tests.doctor import rccl_logs
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.doctor_site import PROFILE, Site
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import directory_of
@@ -139,7 +140,9 @@ def test_a_driver_that_hangs_holds_up_only_its_own_checks(site: Site) -> None:
 
 def test_a_node_that_waits_in_the_queue_says_why(site: Site) -> None:
     busy = site.cluster.sbatch("sleep 600", "--exclusive", "-w", "node2", cwd=site.directory)
-    wait_for(lambda: site.cluster.node_states().get("node2") == "allocated", "node2 to be busy")
+    wait_for(
+        lambda: site.cluster.node_states().get("node2") == "allocated", "node2 to be busy", every_s=COMMAND_EVERY_S
+    )
     done = site.doctor("--nodelist", "node2", "--timeout", "8")
     assert done.returncode == Exit.SLURM_UNAVAILABLE
     assert "waits in the queue (" in done.stderr
@@ -150,7 +153,9 @@ def test_a_node_that_waits_in_the_queue_says_why(site: Site) -> None:
 
 def test_ctrl_c_cancels_the_job_that_waits(site: Site) -> None:
     site.cluster.sbatch("sleep 600", "--exclusive", "-w", "node2", cwd=site.directory)
-    wait_for(lambda: site.cluster.node_states().get("node2") == "allocated", "node2 to be busy")
+    wait_for(
+        lambda: site.cluster.node_states().get("node2") == "allocated", "node2 to be busy", every_s=COMMAND_EVERY_S
+    )
     user = site.cluster.user
     argv = [str(site.cluster.installation().python), "-P", "-m", "zslurm", "doctor", "--cluster", "mi"]
     doctor = subprocess.Popen(
@@ -164,11 +169,11 @@ def test_ctrl_c_cancels_the_job_that_waits(site: Site) -> None:
     def waits() -> bool:
         return JOB_PREFIX in site.cluster.run(["squeue", "--noheader", "--format=%j"]).stdout
 
-    wait_for(waits, "the doctor's job to be in the queue")
+    wait_for(waits, "the doctor's job to be in the queue", every_s=COMMAND_EVERY_S)
     doctor.send_signal(signal.SIGINT)
     _, err = doctor.communicate(timeout=DEADLINE_S)
     assert (doctor.returncode, err.splitlines()[-1]) == (Exit.FAILED, "zslurm: stopped")
-    wait_for(lambda: not waits(), "the job to be gone")
+    wait_for(lambda: not waits(), "the job to be gone", every_s=COMMAND_EVERY_S)
     assert not list(site.directory.glob(".zslurm-doctor-*"))
 
 

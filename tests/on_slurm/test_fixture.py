@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.on_slurm import fixtures, hosts_file, processes
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.installation import CHECKOUT, mirror
 from tests.on_slurm.layout import Instance
 from tests.on_slurm.slurm_cluster import SlurmCluster
@@ -71,7 +72,11 @@ def test_with_accounting_sacct_remembers_a_job(slurm_cluster_with_accounting: Sl
     cluster = slurm_cluster_with_accounting
     job = cluster.sbatch("exit 3")
     sacct = ["sacct", "-X", "-j", job, "--noheader", "--parsable2", "--format=State,ExitCode"]
-    wait_for(lambda: cluster.run(sacct).stdout.strip() == "FAILED|3:0", "sacct to know the job's end")
+    wait_for(
+        lambda: cluster.run(sacct).stdout.strip() == "FAILED|3:0",
+        "sacct to know the job's end",
+        every_s=COMMAND_EVERY_S,
+    )
 
 
 def test_the_ordinary_user_can_run_zslurm(slurm_cluster: SlurmCluster) -> None:
@@ -107,7 +112,7 @@ def test_a_killed_node_is_down_and_its_job_is_requeued(slurm_cluster: SlurmClust
     assert not processes.step_daemons(slurm_cluster.instance, "node1")
     assert processes.tasks(slurm_cluster.instance, "node0"), "another node's processes were killed too"
     slurm_cluster.wait_for_node("node1", up=False)
-    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued")
+    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued", every_s=COMMAND_EVERY_S)
     assert "Restarts=1" in slurm_cluster.run(["scontrol", "show", "job", job]).stdout
 
 
@@ -115,12 +120,12 @@ def test_a_test_may_tell_the_controller_of_a_dead_node(slurm_cluster: SlurmClust
     job = slurm_cluster.sbatch("srun sleep 600", "-N2", "--requeue", cwd=job_directory)
     wait_for(lambda: processes.tasks(slurm_cluster.instance, "node0"), "the task on node0")
     slurm_cluster.kill_node("node0", noticed_at_once=True)
-    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued")
+    wait_for(lambda: job_state(slurm_cluster, job) == "PENDING", "the job to be requeued", every_s=COMMAND_EVERY_S)
 
 
 def test_the_controller_can_be_away_for_a_while(slurm_cluster: SlurmCluster, job_directory: Path) -> None:
     job = slurm_cluster.sbatch("sleep 600", cwd=job_directory)
-    wait_for(lambda: job_state(slurm_cluster, job) == "RUNNING", "the job to run")
+    wait_for(lambda: job_state(slurm_cluster, job) == "RUNNING", "the job to run", every_s=COMMAND_EVERY_S)
     slurm_cluster.stop_controller()
     assert not processes.daemons(slurm_cluster.instance, "slurmctld")
     slurm_cluster.start_controller()

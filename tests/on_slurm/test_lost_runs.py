@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import ENDLESS, User, at_work
 from tests.waiting import wait_for
@@ -60,7 +61,9 @@ def test_a_copy_is_left_alone_by_the_original_and_a_job_without_a_directory_is_e
     assert (code, f"`scancel {job_id}` ends it" in message) == (3, True)
     user.zslurm("cancel", job_id)
     client = SlurmClient(user.cluster.environment)
-    wait_for(lambda: (job := client.job(job_id)) is None or job.state.is_over, "the job to end")
+    wait_for(
+        lambda: (job := client.job(job_id)) is None or job.state.is_over, "the job to end", every_s=COMMAND_EVERY_S
+    )
 
 
 def test_a_run_that_is_not_in_the_index_is_found_by_its_job(user: User) -> None:

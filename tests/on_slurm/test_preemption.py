@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.fixtures import running
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import COMMAND_EVERY_S, ENDLESS, User, at_work
+from tests.on_slurm.user import ENDLESS, User, at_work
 from tests.submit.local_runs import TAKES_SIGNALS
 from tests.waiting import wait_for
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.rail_nodes import NICS, RailNodes
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import directory_of
@@ -175,7 +176,11 @@ def enforcing(slurm_cluster_with_accounting: SlurmCluster) -> Iterator[SlurmClus
         cluster.stop_controller()
         cluster.slurm_conf.write_text(text)
         cluster.start_controller()
-        wait_for(lambda: set(cluster.node_states().values()) == {"idle"}, "every node to be idle")
+        wait_for(
+            lambda: set(cluster.node_states().values()) == {"idle"},
+            "every node to be idle",
+            every_s=COMMAND_EVERY_S,
+        )
         if text != before:
             yield cluster
 

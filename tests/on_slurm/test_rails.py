@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.rail_nodes import NICS, RailNodes
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.on_slurm.user import User, directory_of
@@ -182,5 +183,5 @@ def _start_soon(user: RailUser, job_id: str) -> None:
         shown = user.cluster.run(["squeue", "--noheader", "--format=%T %r", "--jobs", job_id]).stdout
         return shown.split() == ["PENDING", "BeginTime"]
 
-    wait_for(waits, "the job to wait in the queue")
+    wait_for(waits, "the job to wait in the queue", every_s=COMMAND_EVERY_S)
     user.cluster.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now+5"])

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
-from tests.on_slurm.user import COMMAND_EVERY_S, ENDLESS, STEPS, User, at_work, rank_process
+from tests.on_slurm.user import ENDLESS, STEPS, User, at_work, rank_process
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -51,7 +52,11 @@ def test_a_run_that_completes_needs_no_successor(user: User) -> None:
     job_id, successor = submit(user, "done", cluster=poor_nodes(user, "scancel"))
     assert f"successor   job {successor} continues the run if this one ends early" in user.zslurm("status", "done")
     assert user.wait_for_state("done", "completed", "failed")["state"] == "completed"
-    wait_for(lambda: slurm_state(user, successor).startswith("COMPLETED"), "the successor to end")
+    wait_for(
+        lambda: slurm_state(user, successor).startswith("COMPLETED"),
+        "the successor to end",
+        every_s=COMMAND_EVERY_S,
+    )
     state = user.state("done")
     assert (state["state"], state["job_id"], state["step"], state["attempt"]) == ("completed", job_id, STEPS, 1)
     assert f"job {successor} had nothing to continue: the run came to its end in job {job_id}" in user.zslurm(
@@ -66,7 +71,11 @@ def test_the_job_in_which_a_run_fails_cancels_its_successor(user: User) -> None:
     rank_process(user, "fails", rank=1).kill()
     state = user.wait_for_state("fails", "failed", "completed")
     assert (state["state"], state["job_id"], state["cause"]["rank"]) == ("failed", job_id, 1)
-    wait_for(lambda: slurm_state(user, successor).startswith("CANCELLED"), "the successor to be cancelled")
+    wait_for(
+        lambda: slurm_state(user, successor).startswith("CANCELLED"),
+        "the successor to be cancelled",
+        every_s=COMMAND_EVERY_S,
+    )
 
 
 def test_where_the_time_is_up_the_successor_continues(user: User) -> None:

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import psutil
 
 from tests import stand_in
+from tests.on_slurm.as_user import COMMAND_EVERY_S
 from tests.on_slurm.slurm_cluster import SlurmCluster
 from tests.run_state import state_of
 from tests.train.runs import MODEL, STEP_TOKENS, make_corpus
@@ -27,10 +28,6 @@ STEPS = 12
 
 ENDLESS = 100_000
 """Steps of a run that a test stops: no machine is so fast, and no test so slow, that it ends by itself."""
-
-
-COMMAND_EVERY_S = 0.3
-"""Between two looks that each cost a command of Slurm or of zslurm: the runs want the processor too."""
 
 
 class User:
@@ -148,20 +145,19 @@ def directory_of(cluster: SlurmCluster, name: str) -> Iterator[Path]:
 def at_work(cluster: SlurmCluster, name: str) -> Iterator[User]:
     """The user in such a directory, with a profile that `zslurm init` wrote."""
     with directory_of(cluster, name) as directory:
-        user = User(cluster, directory)
-        _configure(user)
-        yield user
+        configure(cluster)
+        yield User(cluster, directory)
 
 
-def _configure(user: User) -> None:
+def configure(cluster: SlurmCluster) -> None:
     """Leave the user with the configuration that `zslurm init` writes, which is asked once for each cluster."""
-    config = user.cluster.instance.user / "home" / ".config" / "zslurm"
-    written = user.cluster.instance.directory / "written-by-init"
+    config = cluster.instance.user / "home" / ".config" / "zslurm"
+    written = cluster.instance.directory / "written-by-init"
     shutil.rmtree(config, ignore_errors=True)
     if written.is_dir():
-        user.cluster.run(["cp", "-r", written, config])
+        cluster.run(["cp", "-r", written, config])
     else:
-        user.zslurm("init", "--yes")
+        cluster.zslurm("init", "--yes")
         shutil.copytree(config, written)
 
 

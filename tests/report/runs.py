@@ -48,6 +48,14 @@ def step_row(step: int, attempt: int, time: float, *, loss: float | None = None)
 class TimedStory(Story):
     """A story whose clock is set by hand, so that where its time went is known."""
 
+    def submitted_at(self, when: float, job_id: str = "local-1", *, process: int | None = None) -> TimedStory:
+        """The launcher took it then (UNIX seconds)."""
+        self.submitted(job_id, process=process)
+        rows = [json.loads(line) for line in self.run.submissions.read_text().splitlines()]
+        self.run.submissions.write_text("".join(json.dumps(row | {"time": when}) + "\n" for row in rows))
+        self.clock = when
+        return self
+
     def at(self, seconds: float) -> TimedStory:
         """It is this long after the submission."""
         self.clock = 1_780_000_000.0 + seconds - 1
@@ -70,11 +78,7 @@ class TimedStory(Story):
 
 def submitted_at_zero(directory: Path) -> TimedStory:
     """A run that was submitted at second 0 of its own clock."""
-    story = TimedStory(directory)
-    story.submitted()
-    rows = [json.loads(line) for line in story.run.submissions.read_text().splitlines()]
-    story.run.submissions.write_text("".join(json.dumps(row | {"time": 1_780_000_000.0}) + "\n" for row in rows))
-    return story
+    return TimedStory(directory).submitted_at(1_780_000_000.0)
 
 
 def failed_once(directory: Path) -> TimedStory:

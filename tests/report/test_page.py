@@ -40,7 +40,7 @@ def test_a_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
 def test_a_run_that_failed_once_is_shown_from_its_goodput_to_its_configuration(tmp_path: Path) -> None:
     text = text_of(html_of(failed_once(tmp_path / "run")))
     for part in (
-        "completed",
+        "completed last failure: rank 1 on node1 after step 100: GPU 3 reported an uncorrectable error",
         "Goodput is 73.6 %",
         "71.9 % with the time in the queue",
         "steps that were lost and taken again 40s 9.0 %",

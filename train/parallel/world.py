@@ -24,6 +24,7 @@ import torch.distributed as dist
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.train.config import ParallelConfig
 from zslurm.train.errors import ConfigError
+from zslurm.train.parallel.store_connections import CONNECTIONS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -52,7 +53,11 @@ class World:
 
     def second_store(self) -> dist.Store:
         """Return another connection to the store, for another thread: an operation holds its connection."""
-        return self.store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
+        if "MASTER_ADDR" not in os.environ:
+            return self.store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        timeout: timedelta = self.store.timeout  # type: ignore[attr-defined]  # not in torch's stubs
+        return dist.PrefixStore(_prefix(self.generation), CONNECTIONS.take(host, port, timeout))
 
     @property
     def is_first(self) -> bool:
@@ -101,22 +106,21 @@ def overlaps(config: ParallelConfig, device: torch.device) -> bool:
 def _store(rank: int, timeout: timedelta) -> dist.Store:
     if "MASTER_ADDR" not in os.environ:
         return dist.HashStore()
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=rank == 0 and not hosted,
-        wait_for_workers=False,
-        timeout=timeout,
-    )
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return CONNECTIONS.take(host, port, timeout)
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout)
 
 
 def _open_store(rank: int, timeout: timedelta, generation: int) -> dist.Store:
     """Return a connection to the store, with the keys of this start and generation."""
+    return dist.PrefixStore(_prefix(generation), _store(rank, timeout))
+
+
+def _prefix(generation: int) -> str:
     # torchrun keeps its store through restarts of the workers: each start has its own keys.
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"train/{start}" if not generation else f"generation-{generation}"
-    return dist.PrefixStore(prefix, _store(rank, timeout))
+    return f"train/{start}" if not generation else f"generation-{generation}"
 
 
 def _open_group(world_size: int, rank: int, device: torch.device, store: dist.Store, timeout: timedelta) -> None:

@@ -4,7 +4,8 @@ The rates are read from results of `zslurm bench gemm` (docs/bench-gpus.md), a r
 Its columns are, among others,
 
     product, pass     name of a product of a run and its pass; no name in a sweep
-    kind              `attention` for scores and values together; other kinds are products with M, N, K and batch
+    kind              `attention` for scores and values together; `part` for a part of a microbatch (parts.py) of M
+                      tokens in sequences of N and width K; other kinds are products with M, N, K and batch
     m, n, k, batch    sizes of a product
     flops, tflops     FLOPs of the call, and its rate
     dtype             format of the operands
@@ -13,7 +14,8 @@ A result of `zslurm bench hbm` beside it gives the rate of memory: the triad of 
 
 A product has the rate of the row with its sizes and its pass, else of one with its sizes. Without one it has that
 of the nearest row, if none of M, N, K and batch is more than twice or less than half as large there. All others
-have the median of the table, or without a table ASSUMED_TFLOPS on a GPU.
+have the median of the table, or without a table ASSUMED_TFLOPS on a GPU. A part has its measured time where width
+and length of the sequences are the same, in proportion to the tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from pydantic import Field, ValidationError
 
 from zslurm.checkpoint_tools.plain import Unexpected, load_json
 from zslurm.train.errors import ConfigError
-from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.matmuls import Matmul, Microbatch
+from zslurm.train.plan.parts import PartPass
 from zslurm.train.section import Count, Positive, Section
 
 ASSUMED_TFLOPS = 250.0
@@ -54,6 +57,17 @@ class GemmRate(Section):
     tflops: Positive = Field(description="10^12 floating-point operations a second")
 
 
+class PartTime(Section):
+    """A measured part of a microbatch."""
+
+    part: str = Field(description="its name")
+    pass_name: PartPass = Field(description="its pass")
+    tokens: Count = Field(description="tokens of the microbatch")
+    length: Count = Field(description="tokens of each of its sequences")
+    width: Count = Field(description="hidden_size of the model")
+    seconds: Positive = Field(description="of one run")
+
+
 class RateTable(Section):
     """A table of measured rates."""
 
@@ -61,6 +75,7 @@ class RateTable(Section):
     dtype: Literal["bf16", "fp32", "fp64"] = Field("bf16", description="format of the operands")
     source: str = Field("", description="where the figures come from")
     gemm: tuple[GemmRate, ...] = Field(min_length=1, description="measured calls")
+    parts: tuple[PartTime, ...] = Field((), description="measured parts of a microbatch")
     attention_tflops: Positive | None = Field(None, description="of attention; default: as other products")
     memory_gb_s: Positive | None = Field(None, description="10^9 bytes that are read and written in a second")
 
@@ -73,7 +88,12 @@ class Rate(NamedTuple):
 
 
 class Rates:
-    """The rates of a device; `table` is what was measured, `on_cpu` leaves nothing to be assumed."""
+    """The rates of a device; `table` is what was measured, `on_cpu` leaves nothing to be assumed.
+
+    Attributes:
+        large: TFLOPS of all measured products together, for large products that are in no table.
+        memory_gb_s: what memory gives.
+    """
 
     def __init__(self, table: RateTable | None, *, on_cpu: bool) -> None:
         self.table = table
@@ -81,9 +101,16 @@ class Rates:
         self._of_pass = {
             (row.m, row.n, row.k, row.batch, row.pass_name): row.tflops for row in (table.gemm if table else ())
         }
+        self._parts = {
+            (row.part, row.pass_name, row.length, row.width): row for row in (table.parts if table else ())
+        }
         self._default: Rate | None = None if on_cpu else Rate(ASSUMED_TFLOPS, "assumed")
         if table:
             self._default = Rate(statistics.median(row.tflops for row in table.gemm), "median")
+        self.large: float | None = None if self._default is None else self._default.tflops
+        if table:
+            flops = [2e-12 * row.m * row.n * row.k * row.batch for row in table.gemm]
+            self.large = sum(flops) / sum(each / row.tflops for each, row in zip(flops, table.gemm, strict=True))
         self.memory_gb_s: float | None = None if on_cpu else ASSUMED_MEMORY_GB_S
         if table and table.memory_gb_s:
             self.memory_gb_s = table.memory_gb_s
@@ -104,6 +131,11 @@ class Rates:
             return Rate(self._exact[sizes], "measured")
         distance, nearest = min((_distances(sizes, other), other) for other in self._exact)
         return Rate(self._exact[nearest], "near") if distance[0] <= _NEAR else self._default
+
+    def part_s(self, part: str, pass_name: PartPass, microbatch: Microbatch, width: int) -> float | None:
+        """Return the seconds of a part of a microbatch; None where it was not measured."""
+        row = self._parts.get((part, pass_name, microbatch.local, width))
+        return None if row is None else row.seconds * microbatch.tokens / row.tokens
 
     @property
     def default(self) -> Rate | None:
@@ -144,8 +176,8 @@ def load_rates(paths: Sequence[Path], dtype: str) -> RateTable:
 
 
 def _of_products(path: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the products of a result, with those found before, and the rate of attention."""
-    products, flops, seconds = list(found["gemm"]), 0.0, 0.0
+    """Return products and parts of a result, with those found before, and the rate of attention."""
+    products, parts, flops, seconds = list(found["gemm"]), list(found.get("parts", ())), 0.0, 0.0
     for row in rows:
         if row["dtype"] != found["dtype"]:
             raise Unexpected(
@@ -154,11 +186,14 @@ def _of_products(path: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[s
             )
         if row["kind"] == "attention":
             flops, seconds = flops + row["flops"], seconds + row["flops"] / (row["tflops"] * 1e12)
+        elif row["kind"] == "part":
+            about = {"tokens": row["m"], "length": row["n"], "width": row["k"], "seconds": row["seconds"]}
+            parts.append({"part": row["product"], "pass_name": row["pass"], **about})
         else:
             sizes = {name: row[name] for name in ("m", "n", "k", "batch", "tflops")}
             products.append({"product": row["product"], "pass_name": row["pass"], **sizes})
     attention = {"attention_tflops": flops / seconds / 1e12} if seconds else {}
-    return {"gemm": products, **attention}
+    return {"gemm": products, "parts": parts, **attention}
 
 
 def _of_memory(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,29 +2,40 @@
 
     products        each call of forward and backward at its rate (rates.py), what is recomputed included
     attention       scores and values, at the rate of attention
+    operations      what is not one of these: convolutions, norms, activations, sorting rows, softmax and cross
+                    entropy. Where every part of a microbatch was measured (parts.py), it is the parts' time less
+                    that of the products and of attention in them. Else every activation that is kept is written
+                    once, read once, and its gradient written once, and convolutions count as products
     communication   what is exposed of ZeRO-1's, by the model of communication.py, and of context groups
-    rest            reading and writing: every activation that is kept is written once, read once, and its gradient
-                    written once; the optimizer's state, weights and gradients are read and written once a step;
-                    and Muon's Newton-Schulz products on the rank with most of them, as fast as unmeasured products
+    optimizer       reading and writing: the gradients of each microbatch are added to a sum, which is read and
+                    written; the optimizer's state, weights and gradients are read and written once a step; and
+                    Muon's Newton-Schulz products on the rank with most of them, as fast as all measured
+                    products together
 
-Times add up: nothing but communication runs beside anything else. The host, waiting for data, kernel launches,
-evaluation and saves are left out. Nothing of this was measured on an MI300X.
+Times add up: nothing but communication runs beside anything else. Waiting for data, evaluation and saves are left
+out; so is the start of kernels where parts were not measured. Nothing of this was measured on an MI300X.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from zslurm.train.config import TrainConfig
 from zslurm.train.parallel.memory import ITEMSIZE
 from zslurm.train.phases import PhaseConfig
 from zslurm.train.plan.communication import StepTraffic, context_traffic
-from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.matmuls import Matmul, Microbatch
 from zslurm.train.plan.memory import MemoryPlan
+from zslurm.train.plan.parts import PARTS, PASSES, calls, is_recomputed
 from zslurm.train.plan.rates import Rates
 from zslurm.train.shapes import owned_table
 
 _TERA, _GIGA = 1e12, 1e9
+
+
+PARTS_OF_A_STEP = ("products", "attention", "other operations", "exposed communication", "optimizer")
+"""What users read, in the order of the fields of `StepTime`."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +44,14 @@ class StepTime:
 
     products: float
     attention: float
+    operations: float
     communication: float
-    rest: float
+    optimizer: float
 
     @property
     def seconds(self) -> float:
         """Return the time of the step."""
-        return self.products + self.attention + self.communication + self.rest
+        return self.products + self.attention + self.operations + self.communication + self.optimizer
 
 
 def step_time(
@@ -59,9 +71,13 @@ def step_time(
     default = rates.default
     if default is None:
         return None
-    microbatches = sequences / min(phase.micro_batch, sequences)
+    microbatch = Microbatch.of(phase, sequences)
+    microbatches = sequences / microbatch.sequences
+    parts = _parts_s(config, microbatch, memory.recomputed, rates)
     dense = attention = forward = backward = 0.0
     for product in products:
+        if parts is not None and product.kind == "convolution":
+            continue
         rate = rates.of(product)
         assert rate is not None
         seconds = product.total_flops / (rate.tflops * _TERA)
@@ -73,11 +89,38 @@ def step_time(
             forward += seconds
         else:
             backward += seconds
-    moved = 3 * activation_bytes * microbatches + 2 * _state_bytes(config, memory)
-    rest = moved / (rates.memory_gb_s * _GIGA) if rates.memory_gb_s else 0.0
-    rest += newton_schulz_flops(config, memory) / (default.tflops * _TERA)
+    if parts is None:
+        operations = 3 * activation_bytes / (rates.memory_gb_s * _GIGA) if rates.memory_gb_s else 0.0
+    else:
+        forward, backward = parts
+        operations = max(0.0, forward + backward - dense - attention)
+    optimizer = _optimizer_bytes(config, memory, microbatches) / (rates.memory_gb_s or math.inf) / _GIGA
+    optimizer += newton_schulz_flops(config, memory) / ((rates.large or default.tflops) * _TERA)
     exposed = traffic.exposed_s(forward, backward) + context_traffic(config, phase, sequences).seconds
-    return StepTime(dense * microbatches, attention * microbatches, exposed, rest)
+    return StepTime(
+        products=dense * microbatches,
+        attention=attention * microbatches,
+        operations=operations * microbatches,
+        communication=exposed,
+        optimizer=optimizer,
+    )
+
+
+def _parts_s(
+    config: TrainConfig, microbatch: Microbatch, recomputed: int, rates: Rates
+) -> tuple[float, float] | None:
+    """Return the measured seconds of a microbatch forward and backward; None where a part was not measured."""
+    model, forward, backward = config.model, 0.0, 0.0
+    for part in PARTS:
+        once, both = (rates.part_s(part, pass_name, microbatch, model.hidden_size) for pass_name in PASSES)
+        if once is None or both is None:
+            return None
+        count = calls(model, part)
+        forward += count * once
+        backward += count * (both - once)
+        if is_recomputed(part):
+            backward += count * once * recomputed / model.layers
+    return forward, backward
 
 
 def newton_schulz_flops(config: TrainConfig, memory: MemoryPlan) -> float:
@@ -96,11 +139,12 @@ def newton_schulz_flops(config: TrainConfig, memory: MemoryPlan) -> float:
     return flops / memory.ranks * uneven
 
 
-def _state_bytes(config: TrainConfig, memory: MemoryPlan) -> int:
-    """Return the bytes that the optimizer updates on a rank, with all weights and gradients."""
+def _optimizer_bytes(config: TrainConfig, memory: MemoryPlan, microbatches: float) -> float:
+    """Return the bytes that move for sums of gradients, and for what the optimizer updates on a rank."""
     owned = sum(
         memory.resident.get(name, 0) for name in ("master weights", "reduced gradients", "optimizer state")
     )
     elements = sum(row.numel for row in owned_table(config.model, config.optim))
-    both = ITEMSIZE[config.parallel.dtype] + ITEMSIZE[config.parallel.gradient_dtype]
-    return owned + elements * both
+    weights, gradients = ITEMSIZE[config.parallel.dtype], ITEMSIZE[config.parallel.gradient_dtype]
+    added = microbatches * elements * (weights + 2 * gradients)
+    return added + 2 * (owned + elements * (weights + gradients))

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from zslurm.train.parallel.store_connections import CONNECTIONS, sockets
 from zslurm.train.recovery.waits import WAITS
 
 _CRASHES = ((2, 28, 3), (2, 28, 8))
@@ -71,7 +72,7 @@ class Abort:
         """Note the sockets that are opened in the block as those of groups."""
         WAITS.resume()
         with self._lock:
-            self._before = _open_sockets()
+            self._before = sockets()
         try:
             yield
         finally:
@@ -88,10 +89,12 @@ class Abort:
     @contextmanager
     def connecting(self) -> Iterator[None]:
         """Note the connections opened in the block: cut until groups are `made`, where a peer may never appear."""
-        before = _open_sockets()
-        yield
+        before = sockets()
+        with CONNECTIONS.noting() as taken:
+            yield
         with self._lock:
-            self._stores = {fd: inode for fd, inode in _open_sockets().items() if before.get(fd) != inode}
+            new = {fd: inode for fd, inode in sockets().items() if before.get(fd) != inode}
+            self._stores = new | taken
 
     def __call__(self) -> None:
         """Abort; from any thread, as often as one likes."""
@@ -113,7 +116,7 @@ class Abort:
         before = self._before
         return {
             descriptor: inode
-            for descriptor, inode in _open_sockets().items()
+            for descriptor, inode in sockets().items()
             if before.get(descriptor) != inode and not self._is_other(descriptor)
         }
 
@@ -134,16 +137,6 @@ def leave_groups() -> None:
     """Drop all groups of this process; what waited in them has raised."""
     with suppress(RuntimeError):  # an aborted communicator may complain
         WAITS.leave_groups()
-
-
-def _open_sockets() -> dict[int, str]:
-    found = {}
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            target = str(path.readlink())
-            if target.startswith("socket:"):
-                found[int(path.name)] = target
-    return found
 
 
 def _shut_down(descriptor: int, inode: str) -> None:

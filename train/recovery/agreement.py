@@ -12,8 +12,11 @@ from zslurm.checkpoint_tools.checksum import crc32
 from zslurm.train.recovery.generation import Generation, here_key
 from zslurm.train.recovery.staging import Slot
 
-PAUSE_S = (0.001, 0.02)
+PAUSE_S = (0.001, 0.005)
 """Seconds between two looks at a key: first, and at most."""
+
+_PAUSE_PER_RANK_S = 0.00005
+"""Of many ranks each looks more seldom, so that the store answers some ten thousand questions a second at most."""
 
 
 def whole_step(own: Sequence[Sequence[int]], held: Sequence[Sequence[int]], buddies: Sequence[int | None]) -> int:
@@ -77,6 +80,7 @@ def check_in(store: dist.Store, generation: Generation, rank: int, over: Callabl
     count, everyone = here_key(generation.number, -1), here_key(generation.number, -2)
     if store.add(count, 1) == len(generation.members):
         store.set(everyone, "")
+    longest = max(PAUSE_S[1], _PAUSE_PER_RANK_S * len(generation.members))
     pause, deadline = PAUSE_S[0], time.monotonic() + generation.deadline_s
     while not store.check([everyone]):
         if over():
@@ -84,4 +88,4 @@ def check_in(store: dist.Store, generation: Generation, rank: int, over: Callabl
         if time.monotonic() > deadline:
             raise RuntimeError(f"not all members left the old generation within {generation.deadline_s:g} s")
         time.sleep(pause)
-        pause = min(2 * pause, PAUSE_S[1])
+        pause = min(2 * pause, longest)

@@ -93,17 +93,21 @@ class StepCopies:
         if self._may_copy and self._taken is not None:
             self.whole, self._taken = self._taken.step, None
 
-    def copy(self, trainer: Trainer) -> None:
-        """Begin a copy at a step's boundary, where one is due, and the last one is whole everywhere."""
+    def copy(self, trainer: Trainer, *, at_once: bool = False) -> Slot | None:
+        """Begin a copy at a step's boundary, where one is due, or wanted at once, and the last one is whole.
+
+        Returns:
+            The copy that was begun; None where none was.
+        """
         self._done = trainer.step
-        if not self._may_copy or (trainer.step % self._config.every_steps and self.whole >= 0):
-            return
-        if self.whole == trainer.step:
-            return
+        due = at_once or trainer.step % self._config.every_steps == 0 or self.whole < 0
+        if not self._may_copy or not due or self.whole == trainer.step:
+            return None
         cursor, extras = trainer.capture()
         self._taken = self.staging.take(trainer.step, cursor, extras, self.whole)
         self._may_copy = False
         self.copies.send(self._taken)
+        return self._taken
 
     def stop(self, trainer: Trainer) -> None:
         """Break off what is under way: the other ends are in a generation that is over."""

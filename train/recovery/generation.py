@@ -8,6 +8,9 @@ process is another one than before. Everything between the server and the proces
     generation/N    the generation, as JSON                               server, before `newest`
     here/N/R        rank R has left its collectives, and is ready         each member of N
     result/N        how it ended, as JSON: the first answer counts        rank 0, or who failed
+    move/N          generation N is to follow at a step's boundary        server; the ranks are all alive
+    held/N          how many ranks hold at that boundary, copied whole    each rank adds 1
+    boundary/N      the step at which all of them hold                    the last of them; then comes generation N
     warm            how many warm processes have registered               each of them adds 1
     warm/I          the member's name of the I-th one, from 1             that process
     facts           what the ranks agreed on at the start, as JSON        rank 0 of generation 0
@@ -51,6 +54,21 @@ def result_key(number: int) -> str:
     return f"{PREFIX}result/{number}"
 
 
+def move_key(number: int) -> str:
+    """Return the key by which the ranks learn that a generation is to follow at a step's boundary."""
+    return f"{PREFIX}move/{number}"
+
+
+def held_key(number: int) -> str:
+    """Return the key that counts the ranks that hold for a generation."""
+    return f"{PREFIX}held/{number}"
+
+
+def boundary_key(number: int) -> str:
+    """Return the key with the step at which all ranks hold for a generation."""
+    return f"{PREFIX}boundary/{number}"
+
+
 def warm_key(index: int) -> str:
     """Return the key under which the index-th warm process, from 1, leaves its name."""
     return f"{WARM}/{index}"
@@ -67,6 +85,7 @@ class Generation:
         former: where the number of ranks changes, the rank that each member had before; else empty.
         former_size: how many ranks there were before; 0 where their number stays.
         deadline_s: seconds after which a recovery that is not complete has failed.
+        left: nodes that the ranks leave as planned: processes there that are no members end in order.
     """
 
     number: int
@@ -75,6 +94,7 @@ class Generation:
     deadline_s: float = 10.0
     former: tuple[int, ...] = ()
     former_size: int = 0
+    left: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Generation:
@@ -89,6 +109,7 @@ class Generation:
             lost = tuple(sorted({int(rank) for rank in fields.get("lost", ())}))
             former = tuple(int(rank) for rank in fields.get("former", ()))
             former_size = int(fields.get("former_size", 0))
+            left = tuple(str(node) for node in fields.get("left", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"a generation needs number, members and lost; {error!r} is wrong") from error
         if not members or len(set(members)) != len(members):
@@ -97,7 +118,7 @@ class Generation:
             raise ValueError(f"lost must be ranks below {len(members)}, the number of members")
         if former and not (len(set(former)) == len(members) and set(former) <= set(range(former_size))):
             raise ValueError("former must be a rank below former_size for each member")
-        return cls(number, members, lost, deadline_s, former, former_size)
+        return cls(number, members, lost, deadline_s, former, former_size, left)
 
     @classmethod
     def of_json(cls, text: str | bytes) -> Generation:
@@ -123,6 +144,10 @@ class Generation:
     def rank_of(self, member: str) -> int | None:
         """Return the rank of a process; None where it is not a member."""
         return self.members.index(member) if member in self.members else None
+
+    def leaves(self, member: str) -> bool:
+        """Return whether a process is on a node that the ranks leave as planned, and is no rank any more."""
+        return member.rpartition("/")[0] in self.left and self.rank_of(member) is None
 
 
 def buddy_of(rank: int, size: int, per_node: int) -> int | None:

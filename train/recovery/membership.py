@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zslurm.train.parallel.store_connections import CONNECTIONS
 from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.agreement import check_in
 from zslurm.train.recovery.generation import (
@@ -24,8 +25,12 @@ from zslurm.train.recovery.generation import (
     member_name,
     result_key,
 )
+from zslurm.train.recovery.moves import PlannedMoves
 from zslurm.train.recovery.no_recovery import RecoveryFailed
 from zslurm.train.recovery.watcher import Watcher
+
+_CONNECTIONS = 3
+"""Connections to the store that a new generation needs: for its groups, beside them, and for the next save."""
 
 _LOG = logging.getLogger(__name__)
 BROKEN = (RuntimeError, ValueError)
@@ -39,6 +44,7 @@ class Membership:
         rank: of this process.
         size: number of ranks.
         local_size: ranks of this node.
+        moves: its part in planned moves.
         member: name of this process among the members.
         number: the present generation.
         joins: the generation that this process joins, until it trains; None in one that began the run.
@@ -69,6 +75,8 @@ class Membership:
         self._abort = Abort(device, other_ports={port})
         self._leaving = threading.Lock()  # the collectives of a generation
         self._watcher = Watcher(_connect(host, port), self.member, self.size, self.on_generation, generation)
+        CONNECTIONS.keep(host, port, _CONNECTIONS)
+        self.moves = PlannedMoves(self.store, self._watcher, self.member)
 
     @property
     def newest(self) -> Generation | None:
@@ -118,6 +126,7 @@ class Membership:
     def groups_made(self) -> None:
         """Leave the connections to the store alone again: all groups are there."""
         self._abort.made()
+        CONNECTIONS.refill()
 
     @contextmanager
     def connecting(self, generation: Generation) -> Iterator[None]:
@@ -192,7 +201,7 @@ def own_name() -> str:
 
 
 def _connect(host: str, port: int) -> dist.Store:
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    return CONNECTIONS.take(host, port, timedelta(seconds=60))
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -108,8 +108,12 @@ class NoRecovery:
         """Return this rank's number in the sums of a step: 1 while its last copy is not whole."""
         return 0.0
 
-    def agree(self, busy: float) -> None:
-        """Take the sum of these numbers."""
+    def moving(self) -> float:
+        """Return this rank's number in the sums of a step: 1 where it knows of a planned move."""
+        return 0.0
+
+    def agree(self, busy: float, moving: float) -> None:
+        """Take the sums of these numbers."""
 
     def copy(self, trainer: Trainer) -> None:
         """Begin a copy at a step's boundary, where one is due."""

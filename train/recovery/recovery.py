@@ -47,6 +47,7 @@ from zslurm.train.recovery.generation import (
     ward_of,
 )
 from zslurm.train.recovery.membership import BROKEN, Membership
+from zslurm.train.recovery.moves import leave_if_moved
 from zslurm.train.recovery.no_recovery import (
     HandedOver,
     NoRecovery,
@@ -134,14 +135,27 @@ class Recovery(NoRecovery):
         """Return this rank's number in the sums of a step: 1 while its last copy is not whole."""
         return float(self._copying is not None and self._copying.copies.busy)
 
-    def agree(self, busy: float) -> None:
-        """Take the sum of these numbers: at 0 the last copy is whole everywhere, and the next may begin."""
+    def moving(self) -> float:
+        """Return this rank's number in the sums of a step: 1 where it knows of a planned move."""
+        return self._membership.moves.signal()
+
+    def agree(self, busy: float, moving: float) -> None:
+        """Take the sums of these numbers: of `busy` at 0 the last copy is whole everywhere, the next may begin."""
         if self._copying is not None:
             self._copying.agree(busy)
+        self._membership.moves.agree(moving, self._membership.size, may_copy=busy == 0)
 
     def copy(self, trainer: Trainer) -> None:
-        """Begin a copy at a step's boundary, where one is due, and the last one is whole everywhere."""
-        self._prepared.copy(trainer)
+        """Begin a copy at a step's boundary, where one is due, and the last one is whole everywhere.
+
+        Raises:
+            RuntimeError: ranks move to other nodes at this boundary.
+            MovedOff: this one does.
+        """
+        moves = self._membership.moves
+        taken = self._prepared.copy(trainer, at_once=moves.due)
+        if moves.due and taken is not None and moves.hold(trainer.step, lambda: taken.whole):
+            raise RuntimeError(f"ranks move to other nodes after step {trainer.step}")
 
     def wait_for_copy(self) -> float:
         """Wait, before the optimizer changes the state, until the copy has it; returns the seconds waited."""
@@ -223,6 +237,7 @@ class Recovery(NoRecovery):
         while True:
             generation = membership.newest
             assert generation is not None
+            leave_if_moved(generation, membership.member)
             membership.adopt(generation)
             if generation.resizes:
                 self._prepared.stop(trainer)

@@ -15,7 +15,9 @@ _POLL_S = 0.01
 
 
 def wait_to_join(store: dist.Store, member: str, over: Callable[[], bool]) -> Generation | None:
-    """Register as a warm process, and return the generation that names `member`; None once `over` returns true.
+    """Register as a warm process, and return the generation that names `member`.
+
+    None once `over` returns true, and where the ranks leave this node as planned.
 
     Raises:
         RuntimeError: the store is gone.
@@ -29,6 +31,8 @@ def wait_to_join(store: dist.Store, member: str, over: Callable[[], bool]) -> Ge
             # A newer one may not name it any more: only the newest counts.
             if generation.rank_of(member) is not None and not store.check([generation_key(number + 1)]):
                 return generation
+            if generation.leaves(member):
+                return None
         else:
             time.sleep(_POLL_S)
     return None

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from zslurm.train.recovery.generation import Generation, generation_key
+from zslurm.train.recovery.generation import Generation, generation_key, move_key
 
 LEASE_S = 1.0
 REPLACED = 1
@@ -28,6 +28,10 @@ REPLACED = 1
 
 _POLL_S = 0.01
 _POLL_PER_RANK_S = 0.0001
+_MOVES_S = 0.25
+"""Seconds between two questions whether a move is planned: it waits for a step's boundary anyway."""
+_LEAVES_S = 10.0
+"""Seconds that a process whose rank has moved elsewhere as planned gets to end in order."""
 
 
 class Watcher:
@@ -35,6 +39,7 @@ class Watcher:
 
     Attributes:
         newest: the newest generation that this process knows of; None before the first after the start.
+        planned: number of the generation that is to follow at a step's boundary; 0 where none is.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Watcher:
         `newest` is known already.
         """
         self.newest = newest
+        self.planned, self._asked_for_moves = 0, 0.0
         self._store, self._member, self._on_generation = store, member, on_generation
         self._pause = max(_POLL_S, ranks * _POLL_PER_RANK_S)
         self._looked = time.monotonic()
@@ -86,6 +92,7 @@ class Watcher:
         while not self._over.wait(self._pause):
             try:
                 self._look()
+                self._look_for_move()
             except RuntimeError as error:  # DistStoreError, DistNetworkError
                 if not self._over.is_set():
                     line = str(error).partition("\n")[0]
@@ -94,6 +101,12 @@ class Watcher:
         self._over.set()
         with self._changed:
             self._changed.notify_all()
+
+    def _look_for_move(self) -> None:
+        now, number = time.monotonic(), self.number + 1
+        if self.planned != number and now - self._asked_for_moves >= _MOVES_S:
+            self._asked_for_moves = now
+            self.planned = number if self._store.check([move_key(number)]) else 0
 
     def _look(self) -> None:
         with self._lock:
@@ -107,11 +120,15 @@ class Watcher:
             if found is None:
                 return
             generation = Generation.of_json(self._store.get(generation_key(found)))
-            if generation.rank_of(self._member) is None:
+            leaves = generation.leaves(self._member)
+            if generation.rank_of(self._member) is None and not leaves:
                 _leave(self._member, generation.number)
             with self._changed:
                 self.newest = generation
                 self._changed.notify_all()
+            if leaves:  # with the lock: `fence` returns in no process that is not a member any more
+                time.sleep(_LEAVES_S)
+                os._exit(0)
         self._on_generation(generation)
 
 

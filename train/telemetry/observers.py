@@ -16,12 +16,12 @@ from zslurm.train.telemetry.metrics_file import MetricsFile
 from zslurm.train.telemetry.observer import ObservedRun, Observer, StepResult
 from zslurm.train.telemetry.profiler import Profiler
 from zslurm.train.telemetry.step_metrics import StepMetrics
-from zslurm.train.telemetry.tensorboard import TensorBoard
 from zslurm.train.telemetry.timing import Part
+from zslurm.train.telemetry.trackers.observer import Trackers
 
 OBSERVERS: tuple[type[Observer], ...] = (
     MetricsFile,
-    TensorBoard,
+    Trackers,
     StepMetrics,
     EvaluationCommand,
     Profiler,

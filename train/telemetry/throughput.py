@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -48,19 +49,30 @@ def device_peak(config: TrainConfig, world: World) -> float | None:
 
 def _measured(dtype: torch.dtype, world: World) -> float:
     """Measure the FLOP/s of a square matmul on a rank's threads, the mean over ranks; draws no random numbers."""
+    if world.joined:  # the other ranks train already
+        return own_rate(dtype)
     left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
     matmul(left, left)
-    if not world.joined:
-        dist.barrier(group=world.group)
-    started, calls = time.perf_counter(), 0
-    while time.perf_counter() - started < _MEASURED_S:
-        matmul(left, left)
-        calls += 1
-    rate = torch.tensor(calls * 2 * _MEASURED_SIZE**3 / (time.perf_counter() - started), dtype=torch.float64)
-    if world.joined:  # the other ranks train already
-        return rate.item()
+    dist.barrier(group=world.group)
+    rate = torch.tensor(_rate_of(left), dtype=torch.float64)
     dist.all_reduce(rate, group=world.group)
     return rate.item() / dist.get_world_size(world.group)
+
+
+@cache
+def own_rate(dtype: torch.dtype) -> float:
+    """Return the FLOP/s of a square matmul in this process; measured once, by a warm process while it waits."""
+    left = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
+    matmul(left, left)
+    return _rate_of(left)
+
+
+def _rate_of(square: torch.Tensor) -> float:
+    started, calls = time.perf_counter(), 0
+    while time.perf_counter() - started < _MEASURED_S:
+        matmul(square, square)
+        calls += 1
+    return calls * 2 * _MEASURED_SIZE**3 / (time.perf_counter() - started)
 
 
 class ThroughputMeter:

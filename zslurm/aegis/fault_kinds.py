@@ -353,6 +353,9 @@ CLOCK_JUMP = FaultKind(
 ZOMBIES = FaultKind(
     "zombies", "advisory", "node", "zombie processes", reports_end=True, advisory=True,
 )
+NODE_DRAINED = FaultKind(
+    "node_drained", "advisory", "node", "the site drains the node", reports_end=True, advisory=True,
+)
 HOST_ADVISORY = FaultKind(
     "host_advisory", "advisory", "node", "the host is set up unfavourably", advisory=True,
     advice="The node is not set up as it should be. Nothing now; tell the site.",

@@ -31,9 +31,9 @@ BATCH_NODE = "ZSLURM_BATCH_NODE"
 _LONGEST_TEXT = 260
 _LONGEST_NAME = 64
 
-CommandName = Literal["stacks", "clean_up", "check", "reach", "quit"]
+CommandName = Literal["stacks", "clean_up", "check", "reach", "end_rank", "ras", "quit"]
 """What an agent can do: dump the ranks' stacks, kill orphans of an attempt, check its node, try whether a port of
-another node answers, end."""
+another node answers, kill one rank, ask the collective library's RAS service, end."""
 
 
 # --- from agents to the supervisor ------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ class Answer:
         values: particulars. Of stacks: `ranks`, those that were signalled, and `missed`, those that could not be.
             Of clean_up: `killed` and `left` ([[pid, state, name], ...]), `seconds`, `gpu_released` (None: not
             known), `gpu_used` (bytes of each GPU) and `progress_removed`. Of check: `problems` and `notes`. Of
-            reach: `port` (zslurm.core.reach.Reach).
+            reach: `port` (zslurm.core.reach.Reach). Of end_rank: `pid`. Of ras: `there`, `version` and `found`, a
+            line for each finding, and `behind`, ranks by number.
         done: false where further lines of the same answer follow; see `joined`.
     """
 
@@ -241,6 +242,7 @@ class Command:
         attempt: that it is about; 0 where it is about none.
         kill: of clean_up: kill what is found; otherwise it is only counted.
         address: of reach: the IP address and the port.
+        rank: of end_rank: which one.
         nodes: for which nodes; empty for all: srun gives every line to every agent.
     """
 
@@ -250,6 +252,7 @@ class Command:
     kill: bool = True
     nodes: tuple[str, ...] = ()
     address: tuple[str, int] | None = None
+    rank: int = -1
 
 
 def encode_command(command: Heartbeat | Command) -> str:
@@ -262,6 +265,7 @@ def encode_command(command: Heartbeat | Command) -> str:
         body = {"do": command.do, "id": command.id, "attempt": command.attempt, "kill": command.kill}
         body |= {"nodes": list(command.nodes)} if command.nodes else {}
         body |= {"address": list(command.address)} if command.address else {}
+        body |= {"rank": command.rank} if command.rank >= 0 else {}
     return _dump(body) + "\n"
 
 
@@ -284,6 +288,7 @@ def decode_command(line: str | bytes) -> Heartbeat | Command | None:
             kill=bool(body.get("kill", True)),
             nodes=tuple(str(node) for node in body.get("nodes", ())),
             address=(str(host), int(port)) if host else None,
+            rank=int(body.get("rank", -1)),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -10,7 +10,9 @@ in memory decides which kernel runs, so each pass of a linear map, with weights 
 Kinds of products: `dense` by `zslurm.kernels.matmul`, with fp32 results in the head's forward
 (`zslurm.kernels.head`); `grouped`, the experts' (`zslurm.kernels.grouped_gemm`), with equally many rows each;
 `attention`, scores and values in one kernel (`train/model/sdpa.py`), counted with its causal mask, where `group`
-query heads share a key head.
+query heads share a key head. Of a run there are also rows of the kind `part`: whole parts of a microbatch with all
+that they do besides products (parts.py), for m tokens of sequences of n, of width k, with the FLOPs of their
+products.
 
 Operands are normal random numbers: others take less power, and a GPU at its power limit is faster with them. Each
 result is checked by the sums of its rows (Freivalds' check with a vector of ones).
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 
 from zslurm.bench.measurement import Options, Plan, Point, Row
+from zslurm.bench.parts import Part
 from zslurm.bench.ranks import Ranks
 from zslurm.bench.result import Machine, Skipped
 from zslurm.bench.run.local import rates_of_all, time_alone
@@ -43,6 +46,7 @@ SWEEP = {
 """Sizes where the user names none."""
 
 _POINT_S = 0.5
+_NOT_SHOWN = ("model", "rope_base", "peak_bytes")  # of a part: what its module is made of
 # FLOP/s for the first estimate of how long a point takes.
 _GUESS = {"cuda": 2e14, "cpu": 2e10}
 
@@ -61,7 +65,8 @@ def points(options: Options, machine: Machine) -> Plan:
         if lacks or needed > 0.9 * machine.gpu_memory:
             free = show_bytes(machine.gpu_memory)
             reason = lacks or f"its operands take {show_bytes(needed)} for each rank, of {free} that are free"
-            skipped.append(Skipped(point=values, reason=reason))
+            point = {name: value for name, value in values.items() if name not in _NOT_SHOWN}
+            skipped.append(Skipped(point=point, reason=reason))
             continue
         once = values["flops"] / _GUESS[machine.device]
         found.append(Point(values, max(0.1, min(_POINT_S, 60 * once), 7 * once)))
@@ -88,6 +93,8 @@ def _lacks(dtype: str, machine: Machine) -> str:
 def _bytes(values: dict[str, Any]) -> int:
     m, n, k, batch = (values[name] for name in ("m", "n", "k", "batch"))
     itemsize = DTYPES[values["dtype"]].itemsize
+    if values["kind"] == "part":
+        return int(values["peak_bytes"])
     if values["kind"] == "attention":
         return int(batch * 12 * m * k * itemsize + (batch * m * n * 4 if values["dtype"] == "fp64" else 0))
     return int(batch * (m * k + k * n + m * n) * itemsize + 2 * m * n * 4)
@@ -96,11 +103,12 @@ def _bytes(values: dict[str, Any]) -> int:
 def run(point: Point, ranks: Ranks) -> Row | None:
     """Measure a product on every rank at the same time; the row is rank 0's."""
     values = point.values
-    product = Attention(values, ranks.device) if values["kind"] == "attention" else Product(values, ranks.device)
+    product = _MADE_BY.get(values["kind"], Product)(values, ranks.device)
     timing = time_alone(product.call, ranks, _POINT_S)
     tflops = values["flops"] / timing.seconds / 1e12
     row = rates_of_all(tflops, timing, ranks, "tflops", wrong=product.wrong())
-    return None if row is None else {**values, **row, "us": row["seconds"] * 1e6}
+    shown = {name: value for name, value in values.items() if name not in _NOT_SHOWN}
+    return None if row is None else {**shown, **row, "us": row["seconds"] * 1e6}
 
 
 class Product:
@@ -203,3 +211,10 @@ class Attention:
     def wrong(self) -> int:
         """Return how many rows of the result are not finite numbers."""
         return int((~self.out.detach().isfinite().all(dim=-1)).sum().item())
+
+
+_MADE_BY: dict[str, Callable[[dict[str, Any], torch.device], Product | Attention | Part]] = {
+    "attention": Attention,
+    "part": Part,
+}
+"""By kind; all others are products."""

@@ -53,12 +53,16 @@ _COMMANDS = (
     Command("watch", "run.watch", "Show your active runs, or those that are named until they rest."),
     Command("logs", "logs.logs", "Print the output of ranks."),
     Command("events", "run.events", "Show what happened to runs, and who did what."),
-    Command("report", "run.report", "Write a page about a run that explains itself, or several side by side."),
-    Command("compare", "run.compare", "Show how two runs differ: configuration, curves, throughput, faults."),
+    Command("report", "run.report", "Write one page about a run, or several side by side."),
+    Command("why", "run.why", "Explain in one paragraph why a run died, and what to do."),
+    Command("rm", "run.remove", "Remove runs with their checkpoints, metrics and logs."),
+    Command("new", "new", "Write a commented run file from a recipe."),
+    Command("compare", "run.compare", "Show how two runs differ."),
     Command("cancel", "run.control", "Let runs save and stop; `submit` continues them."),
     Command("hold", "run.control", "Keep runs that wait in the queue from starting."),
     Command("release", "run.control", "Let held runs start."),
     Command("requeue", "run.control", "Put a run's job back into the queue."),
+    Command("move", "run.control", "Move a run's ranks off nodes, at a step's boundary and without a restart."),
     Command(
         "generate",
         "checkpoint.generate",
@@ -107,6 +111,8 @@ HEADINGS = {
 
 RENAMED_OPTIONS = {
     "exec": {"--node": "--nodelist"},
+    "logs": {"--lines": "--tail"},
+    "events": {"--lines": "--tail"},
     "submit": {"--after": "--dependency", "--at-once": "--max-concurrent"},
     "doctor": {"--bars": "--benchmark"},
 }

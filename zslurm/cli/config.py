@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from zslurm.checkpoint_tools.quantities import show_count
-from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.options import Cluster, Json, RunFile, Set, complete_recipes
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values, without_secrets
 from zslurm.config import load, yaml12
 from zslurm.core.console import print_json
-from zslurm.core.errors import NotFound
+from zslurm.core.errors import ConfigError, NotFound
 from zslurm.core.redact import redact_mapping
 from zslurm.core.units import show_value
 from zslurm.submit.resolve import resolve_run
@@ -30,6 +31,9 @@ def show(
     cluster: Cluster = None,
     overrides: Set = None,
     origin: Annotated[bool, typer.Option("--origin", help="Add where each value came from.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only what is no default, as YAML that is a run file again.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Print every value of a run as it would be submitted.
@@ -37,13 +41,39 @@ def show(
     Example: zslurm config show run.yaml --origin
     """
     resolved = resolve_run(run_file, cluster=cluster, overrides=overrides or [])
-    if origin:
+    if changed:
+        if origin:
+            raise ConfigError("--changed prints YAML; leave --origin out")
+        given = redact_mapping(changed_values(resolved))
+        if json:
+            print_json(given)
+        else:
+            sys.stdout.write(yaml12.dump(given))
+    elif origin:
         print_values(resolved.rows(), as_json=json)
     elif json:
         print_json(redact_mapping(resolved.spec.model_dump(mode="json")))
     else:
         for key, value, _ in without_secrets(resolved.rows()):
             print(f"{key} = {show_value(value)}")
+
+
+def changed_values(resolved: load.Resolved) -> dict[str, Any]:
+    """Return the values of a run that are no defaults, as sections of a run file; a list is there as a whole."""
+    body = resolved.spec.model_dump(mode="json")
+    values: dict[str, Any] = {}
+    for path, _, origin in resolved.rows():
+        if origin.layer == "default":
+            continue
+        keys = list(takewhile(lambda key: isinstance(key, str), path))
+        value: Any = body
+        for key in keys:
+            value = value[key]
+        place = values
+        for key in keys[:-1]:
+            place = place.setdefault(str(key), {})
+        place[str(keys[-1])] = value
+    return values
 
 
 @app.command()
@@ -58,7 +88,10 @@ def schema() -> None:
 @app.command()
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's file, comments and all.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Print this recipe's file, comments and all.", autocompletion=complete_recipes
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

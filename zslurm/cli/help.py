@@ -49,11 +49,10 @@ class HelpGroup(TyperGroup):
         lines = {name: _first_sentence(command) for name, command in shown.items()}
         longest = max(map(len, lines), default=0)
         placed = {name for names in self.headings.values() for name in names.split()}
-        rest, last = (
-            [name for name in lines if name not in placed],
-            next(reversed(self.headings or {"Commands": ""})),
-        )
-        for heading, names in (self.headings or {"Commands": ""}).items():
+        rest = [name for name in lines if name not in placed]
+        headings = dict(self.headings) or {"Commands": ""}
+        last = list(headings)[-1]
+        for heading, names in headings.items():
             listed = [*names.split(), *(rest if heading == last else ())]
             rows = [(name.ljust(longest), lines[name]) for name in listed if name in lines]
             if rows:
@@ -127,7 +126,7 @@ def _option(parameter: Any) -> str:
 def _value(parameter: Any) -> str:
     if parameter.metavar is not None:
         return str(parameter.metavar)
-    described = parameter.display_type(None).strip("<>").removeprefix("list[").removesuffix("]")
+    described: str = parameter.display_type(None).strip("<>").removeprefix("list[").removesuffix("]")
     if "|" in described:
         return described
     return _WORDS.get(described.removesuffix(" range"), _WORDS.get(described.title(), described.upper()))

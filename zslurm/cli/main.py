@@ -67,6 +67,14 @@ def _run() -> int:
         return error.exit_code
     except typer.Abort:
         _complain("stopped")
+    except ModuleNotFoundError as error:
+        from zslurm.core.extras import missing_extra
+
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        _complain(str(missing))
+        return missing.exit_code
     except OSError as error:
         from zslurm.checkpoint_tools.plain import reason_of
 
@@ -75,7 +83,8 @@ def _run() -> int:
 
 
 def _complain(text: str) -> None:
+    from zslurm.core.console import say
     from zslurm.core.redact import redact
 
     for line in redact(text).splitlines():
-        print(f"zslurm: {line}", file=sys.stderr)
+        say(f"zslurm: {line}")

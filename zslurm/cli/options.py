@@ -47,6 +47,83 @@ def complete_clusters(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+def complete_recipes(incomplete: str) -> list[str]:
+    """Return the recipes that a run file can extend."""
+    from zslurm.config.load import recipes
+
+    return sorted(name for name in recipes() if name.startswith(incomplete))
+
+
+def complete_templates(incomplete: str) -> list[str]:
+    """Return the templates of job scripts, your own ones too."""
+    from zslurm.submit.script.templates import own_templates, shipped_templates
+
+    names = {name for name in (*own_templates(), *shipped_templates()) if not name.startswith("_")}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_checks(incomplete: str) -> list[tuple[str, str]]:
+    """Return the checks of `zslurm doctor` with what they are about."""
+    from zslurm.doctor.check import all_checks
+
+    return [(check.name, check.about) for check in all_checks() if check.name.startswith(incomplete)]
+
+
+def complete_tensors(incomplete: str) -> list[str]:
+    """Return the tensors of the checkpoint that is typed already.
+
+    Typer has read no argument where the last word is an option without its value: so the words are read.
+    """
+    from zslurm.checkpoint_tools import Checkpoint as Opened
+    from zslurm.checkpoint_tools import CheckpointError
+    from zslurm.core.errors import ZslurmError
+    from zslurm.run.checkpoints import find_newest
+
+    words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()
+    typed = [word for word in words[words.index("show") + 1 :] if word[0] != "-"] if "show" in words else []
+    try:
+        with Opened.open(find_newest(typed[0]), check_files=False) as opened:
+            return [tensor.name for tensor in opened.manifest.tensors if tensor.name.startswith(incomplete)]
+    except (IndexError, OSError, ZslurmError, CheckpointError):
+        return []
+
+
+def complete_keys(incomplete: str) -> list[tuple[str, str]]:
+    """Return the keys of a run file with what they are, each with `=`; for those of phases the first phase's."""
+    from zslurm.config.load import run_file_schema
+
+    found = _keys(run_file_schema(), "")
+    return [(f"{key}=", about) for key, about in found if f"{key}=".startswith(incomplete)]
+
+
+def _keys(schema: dict[str, Any], prefix: str, root: dict[str, Any] | None = None) -> list[tuple[str, str]]:
+    """Return the leaves of a JSON schema as dotted keys."""
+    root = schema if root is None else root
+    found: list[tuple[str, str]] = []
+    for name, given in schema.get("properties", {}).items():
+        part, key = _resolved(given, root), f"{prefix}{name}"
+        items = _resolved(part.get("items", {}), root)
+        if part.get("properties"):
+            found += _keys(part, f"{key}.", root)
+        elif items.get("properties"):
+            found += _keys(items, f"{key}[0].", root)
+        else:
+            found.append((key, given.get("description", "")))
+    return found
+
+
+def _resolved(part: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """Follow references, and of several types that which is an object or a list."""
+    while True:
+        if "$ref" in part:
+            part = root["$defs"][part["$ref"].rsplit("/", 1)[-1]]
+        elif options := [each for name in ("anyOf", "oneOf", "allOf") for each in part.get(name, ())]:
+            richer = [each for each in options if "$ref" in each or each.get("type") in ("object", "array")]
+            part = (richer or options)[0]
+        else:
+            return part
+
+
 def complete_states(incomplete: str) -> list[str]:
     """Return the states of runs, for the last of those that are typed."""
     from zslurm.run.state import STATES
@@ -93,7 +170,12 @@ Cluster = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. phases[0].lr=3e-4 (repeatable)."),
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a value, e.g. phases[0].lr=3e-4 (repeatable).",
+        autocompletion=complete_keys,
+    ),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Follow = Annotated[bool, Option("-f", "--follow", help="Keep printing until the run has ended.")]

@@ -1,4 +1,4 @@
-"""`zslurm plan`: the memory and the storage traffic that a run will take."""
+"""`zslurm plan`: the memory and the storage traffic that a run will take; plan_run.py has its time and cost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.errors import as_user_errors
 from zslurm.cli.options import Cluster, Json, RunFile, Set
+from zslurm.cli.plan_run import run
 from zslurm.cli.terminal.table import print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -19,6 +20,7 @@ from zslurm.train.plan.io import PUBLISHED_BUDGET, Reads, StoragePlan, plan_stor
 from zslurm.train.plan.memory import LEFT_FREE, MemoryPlan, plan_memory, with_least_recompute
 
 app = typer.Typer(help="What a run will take, before it is submitted.", no_args_is_help=True)
+app.command()(run)
 
 
 BUNDLED, FRAGMENTED = 2.0, 8.0
@@ -247,13 +249,17 @@ def _budget(spec: RunSpec, asked: float | None) -> tuple[float, str]:
 
 def _margin_line(reads: Reads, budget: float) -> str:
     (own, margin), (worst, least) = (
-        (_seconds(reads.break_even(sigma, budget)), f"{reads.margin(sigma, budget):.3g}")
+        (_seconds(reads.break_even(sigma, budget)), _times(reads.margin(sigma, budget)))
         for sigma in (reads.sigma, FRAGMENTED)
     )
     return (
         f"break-even at steps of {own}, margin {margin} "
         f"({worst} and {least} for fragmented data, sigma {FRAGMENTED:g})"
     )
+
+
+def _times(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _seconds(value: float) -> str:

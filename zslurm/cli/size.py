@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import typer
 from zslurm.checkpoint_tools.quantities import counted, show_count
 from zslurm.cli.options import Cluster, Json, RunFile, Set
 from zslurm.cli.plan import trains_on_cpus
-from zslurm.cli.terminal.table import print_table
+from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError, Exit
@@ -23,6 +24,7 @@ from zslurm.train.errors import ConfigError as TrainConfigError
 from zslurm.train.plan.matmuls import Matmul
 from zslurm.train.plan.rates import ASSUMED_MEMORY_GB_S, ASSUMED_TFLOPS, Rates, RateTable, load_rates
 from zslurm.train.plan.shape_search import Shape
+from zslurm.train.plan.step_time import PARTS_OF_A_STEP
 
 FEWEST_PARAMETERS, MOST_PARAMETERS = 1e5, 1e13
 
@@ -101,6 +103,11 @@ def _assumptions(spec: RunSpec, found: RunSize, card: Card, rates: Rates, *, on_
             f"measured rates: {known} of {counted(len(products), 'product')}; the others are taken to make the "
             f"table's median, {rates.default.tflops:.3g} TFLOPS"
         )
+        if not rates.table.parts:
+            lines.append(
+                "parts of a microbatch were not measured: other operations are what moves at the memory's rate; "
+                "`zslurm bench gemm --run RUN` measures them"
+            )
     elif not on_cpu:
         lines.append(
             f"not measured, assumed: every product makes {ASSUMED_TFLOPS:g} TFLOPS, and memory gives "
@@ -137,16 +144,33 @@ def _same_products(phases: list[PhaseSize]) -> list[tuple[str, PhaseSize]]:
     return groups
 
 
+_PRODUCT_COLUMNS = (
+    *(Column(name) for name in ("product", "pass", "M", "N", "K")),
+    Column("batch", drop=4),
+    Column("calls", drop=3),
+    Column("GFLOP", drop=5),
+    Column("share", drop=2),
+    Column("TFLOPS", drop=1),
+)
+
+
 def _print_products(found: RunSize, rates: Rates) -> None:
-    rows = []
+    """Print the products: on a terminal a table for each phase, elsewhere one for all."""
+    tables: dict[str, list[list[str]]] = {}
     for name, phase in _same_products(found.phases):
+        rows = tables.setdefault(name, [])
         for product in phase.products:
             sizes = [f"{each:,}" for each in (product.m, product.n, product.k, product.batch, product.calls)]
             share = f"{100 * product.total_flops / phase.all_flops:.2f} %"
             cells = [*sizes, f"{product.flops / 1e9:,.4g}", share, _rate(product, rates)]
-            rows.append([name, product.name, product.pass_name, *cells])
-    columns = ["phase", "product", "pass", "M", "N", "K", "batch", "calls", "GFLOP", "share", "TFLOPS"]
-    print_table(columns, rows)
+            rows.append([product.name, product.pass_name, *cells])
+    if not sys.stdout.isatty():
+        all_rows = [[name, *row] for name, rows in tables.items() for row in rows]
+        print_table([Column("phase"), *_PRODUCT_COLUMNS], all_rows)
+        return
+    for name, rows in tables.items():
+        print(f"phase {name}")
+        print_table(_PRODUCT_COLUMNS, rows)
 
 
 def _rate(product: Matmul, rates: Rates) -> str:
@@ -161,7 +185,7 @@ def _print_steps(found: RunSize) -> None:
     for size in found.phases:
         row = [size.phase.name, f"{size.microbatch.tokens:,}", f"{size.sequences:,}"]
         if size.time is None:
-            rows.append([*row, *["not measured"] * 6])
+            rows.append([*row, *["not measured"] * (2 + len(PARTS_OF_A_STEP))])
             continue
         parts = asdict(size.time).values()
         mfu = "-" if size.mfu is None else f"{100 * size.mfu:.1f} %"
@@ -169,7 +193,7 @@ def _print_steps(found: RunSize) -> None:
         rows.append([*row, f"{size.time.seconds:.4g} s", mfu, *shares])
     columns = ["phase", "tokens of a microbatch", "sequences of a rank", "step", "MFU"]
     print()
-    print_table([*columns, "products", "attention", "exposed communication", "rest"], rows)
+    print_table([*columns, *PARTS_OF_A_STEP], rows)
 
 
 def _facts(found: RunSize, rates: Rates, card: Card, assumptions: list[str], *, on_cpu: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 from jinja2 import nodes
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.options import Cluster, Json
+from zslurm.cli.options import Cluster, Json, complete_templates
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.config.spec import RunSpec
 from zslurm.core.console import print_json, say
@@ -35,7 +35,10 @@ from zslurm.submit.submit import run_dir_of
 
 app = typer.Typer(help="The templates of job scripts.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a template, or a path.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of a template, or a path.", autocompletion=complete_templates),
+]
 RunFile = Annotated[
     Path | None, typer.Option("--run", metavar="RUN_FILE", help="Try it on this run; default: a sample run.")
 ]

@@ -66,7 +66,10 @@ def gemm(
     path = out or own_table_path(spec.cluster.name)
     _check_writable(path)
     run_locally_or_as_job(slurm, workers_option=None, gpus=1)
-    table, skipped = _tune(calls, minutes, solution_ms)
+    elsewhere = "--slurm tunes on a GPU of the cluster's nodes"
+    if spec.cluster.launcher == "local":
+        elsewhere = "name the cluster whose GPUs train with --cluster, and --slurm"
+    table, skipped = _tune(calls, minutes, solution_ms, elsewhere)
     try:
         older = load_table(path)
         if not older.differences(table.device, table.validators):
@@ -117,8 +120,12 @@ def _check_writable(path: Path) -> None:
         ) from error
 
 
-def _tune(calls: list[LinearCall], minutes: float, solution_ms: int) -> tuple[GemmTable, list[str]]:
+def _tune(
+    calls: list[LinearCall], minutes: float, solution_ms: int, elsewhere: str
+) -> tuple[GemmTable, list[str]]:
     """Tune in another process, which has torch; returns the table, and a line for each product that was left out.
+
+    `elsewhere` is the advice where this machine has no GPU.
 
     Raises:
         ConfigError: this machine has no GPU.
@@ -146,7 +153,7 @@ def _tune(calls: list[LinearCall], minutes: float, solution_ms: int) -> tuple[Ge
         messages.seek(0)
         errors = messages.read().strip().splitlines()
     if process.returncode == _NO_GPU:
-        raise ConfigError("torch sees no GPU on this machine; --slurm tunes on a GPU of the cluster's nodes")
+        raise ConfigError(f"torch sees no GPU on this machine; {elsewhere}")
     if process.returncode or not lines or "results" not in lines[-1]:
         raise ZslurmError(f"tuning failed: {errors[-1] if errors else f'exit code {process.returncode}'}")
     return table_from(calls, lines), _skipped(calls, lines)

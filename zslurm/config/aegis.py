@@ -100,6 +100,12 @@ class AegisSection(Section):
     recovery_s: Positive = Field(
         10.0, description="seconds that a recovery in memory may take before the ranks are restarted instead"
     )
+    planned_moves: bool = Field(
+        True,
+        description="with recovery in `memory` and a spare node: leave a node at a step's boundary, before it "
+        "costs a step, when the site drains it, when a GPU of it corrects ever more memory errors, and, with "
+        "`straggler.act`, when a rank of it is slower than its peers",
+    )
     grace_s: Positive = Field(
         30.0,
         description="seconds in which the cause may still show where ranks only complain of lost peers",

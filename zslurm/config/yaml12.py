@@ -120,6 +120,25 @@ def parse(text: str, name: str) -> Document:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.2 would read as another value than PyYAML does."""
+
+    def text(self, value: str) -> yaml.Node:
+        """Return the node of a string."""
+        quoted = plain_scalar(value) != value or not value
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _Dumper.text)
+
+
+def dump(value: Any) -> str:
+    """Return YAML that `parse` reads as the same value."""
+    return yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
+    )
+
+
 def called(path: Path) -> str:
     """Return what messages and origins call a file."""
     return "standard input" if path == STDIN else str(path)

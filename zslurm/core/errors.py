@@ -1,6 +1,6 @@
 """Errors that a user of the command line can act on, each with its documented exit code.
 
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 not found, 4 Slurm unavailable,
+Exit codes: 0 done, 1 failed, 2 usage or configuration, or an extra is missing, 3 not found, 4 Slurm unavailable,
 5 check failed, 75 interrupted after saving (submit again to continue), 93 stopped for good: do not requeue.
 """
 

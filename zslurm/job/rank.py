@@ -32,7 +32,7 @@ from zslurm.job.stop_request import StopListener, address_of
 from zslurm.run.log_times import keep_times
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.train.allocator import set_allocator
-from zslurm.train.errors import Diverged, TrainError
+from zslurm.train.errors import Diverged, MovedOff, TrainError
 from zslurm.train.progress import last_step
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
@@ -133,6 +133,16 @@ def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, TrainError) else 1
 
 
+def log_as(attempt: AttemptDir, rank: int) -> None:
+    """Write to a rank's log from now on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(attempt.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+
+
 def run_rank(
     run: RunDir, attempt: AttemptDir, stop: StopRequest, join: Callable[[], tuple[Any, Any]] | None = None
 ) -> int:
@@ -169,21 +179,32 @@ def run_rank(
         if rank == 0:
             listener = _listen_for_stop(environ, stop)
         generation, model = join() if join is not None else (None, None)
-        code = int(train(run.path, stop, generation, model))
+
+        def become(rank: int) -> None:
+            nonlocal listener
+            log_as(attempt, rank)
+            keep_times(attempt.rank_log(rank), attempt.rank_log_times(rank))
+            if rank == 0 and listener is None:
+                listener = _listen_for_stop(environ, stop)
+
+        code = int(train(run.path, stop, generation, model, become))
     except BaseException as raised:
         error, code = raised, _exit_code(raised)
-        if isinstance(raised, TrainError):
+        if isinstance(raised, MovedOff):
+            print(raised, flush=True)
+        elif isinstance(raised, TrainError):
             print(f"error: {raised}", file=sys.stderr, flush=True)
         else:
             traceback.print_exc()
-    with contextlib.suppress(OSError):  # the run directory is away, or was moved: the log has the reason
-        _record_end(attempt, environ, code, error, stop)
+    if not isinstance(error, MovedOff):  # then its end is that of the process which continues as this rank
+        with contextlib.suppress(OSError):  # the run directory is away, or was moved: the log has the reason
+            _record_end(attempt, environ, code, error, stop)
     close_progress(progress, int(environ["RANK"]))
     sys.stdout.flush()
     sys.stderr.flush()
     if error is not None:
         # Threads of a broken process group may wait for dead peers for ever: leave without asking them.
-        os._exit(code or 1)
+        os._exit(code if isinstance(error, MovedOff) else code or 1)
     if listener is not None:
         listener.close()
     del store

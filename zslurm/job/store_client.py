@@ -101,6 +101,10 @@ class StoreClient:
         """Publish a generation; returns False where the server is gone, and the recovery has failed."""
         return self._send({"op": "generation", **asdict(generation)})
 
+    def move(self, generation: Generation) -> bool:
+        """Have a generation published at the next step's boundary; returns False where the server is gone."""
+        return self._send({"op": "move", **asdict(generation)})
+
     def poll(self) -> list[dict[str, Any]]:
         """Return the events since the last call, oldest first; never waits."""
         return [self._events.get() for _ in range(self._events.qsize())]

@@ -4,15 +4,17 @@ The supervisor starts one on the batch host for each attempt with `aegis.recover
 JSON with it (zslurm/job/store_client.py is its side). What it sends, to standard input:
 
     {"op": "generation", "number": 1, "members": ["n0/0", "n1/w0"], "lost": [1], "deadline_s": 10}
+    {"op": "move", "number": 1, "members": [...], "lost": [1], "left": ["n1"]}      the same at a step's boundary
     {"op": "stop"}                                                       end
 
 and what it gets, from standard output:
 
     {"event": "listening", "host": "n0", "port": 40123}                  once
     {"event": "warm", "member": "n1/w0"}                                 a warm process is ready
+    {"event": "boundary", "number": 1, "step": 41}       all ranks hold for a move: the generation is published
     {"event": "recovered", "number": 1, "step": 41, "rolled_back": 0, "seconds": 0.3}
     {"event": "failed", "number": 1, "rank": 1, "reason": "..."}         also at the deadline: who did not come
-    {"event": "refused", "reason": "..."}                                a line that is no request
+    {"event": "refused", "number": 1, "reason": "..."}                   a line that is no request, or is too late
 
 With --rendezvous the address is written to a file, where ranks and the supervisor's request to stop find it. When
 the supervisor dies its store stays, for the ranks train on: then the server ends once the file of --until exists,
@@ -41,9 +43,11 @@ from zslurm.job.stop_request import address_of
 from zslurm.train.recovery.generation import (
     NEWEST,
     Generation,
+    boundary_key,
     failed,
     generation_key,
     here_key,
+    move_key,
     result_key,
     warm_key,
 )
@@ -62,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--until", type=Path, help="after the end of standard input, serve until this file exists")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to the whole job; they are meant for the ranks
     from torch.distributed import DistNetworkError, TCPStore
 
@@ -101,6 +105,7 @@ class StoreServer:
         self._store = store
         self._warm = 0
         self._pending: Generation | None = None
+        self._move: Generation | None = None
         self._deadline = 0.0
         self._newest = 0
         self._heard = True
@@ -117,7 +122,7 @@ class StoreServer:
         """Answer requests until one of them is to stop, or the supervisor and its step are gone."""
         listening = True
         while True:
-            pause = _RECOVERING_S if self._pending is not None else _IDLE_S
+            pause = _IDLE_S if self._pending is None and self._move is None else _RECOVERING_S
             try:
                 line = lines.get(timeout=pause)
             except Empty:
@@ -125,7 +130,7 @@ class StoreServer:
                     return
             else:
                 if line is None:
-                    listening = False
+                    listening, self._move = False, None  # its ranks train on; who would know where they are?
                 elif not self.take(line):
                     return
             self.look()
@@ -137,17 +142,24 @@ class StoreServer:
             operation = request.get("op") if isinstance(request, dict) else None
             if operation == "stop":
                 return False
-            if operation != "generation":
-                raise ValueError(f"expected op to be generation or stop, got {json.dumps(operation)}")
-            self._publish(Generation.of(request))
+            if operation not in ("generation", "move"):
+                raise ValueError(f"expected op to be generation, move or stop, got {json.dumps(operation)}")
+            generation = Generation.of(request)
         except ValueError as error:
             self.emit({"event": "refused", "reason": " ".join(str(error).split())})
+            return True
+        if generation.number <= self._newest:
+            why = f"generation {generation.number} is not after {self._newest}, the newest"
+            self.emit({"event": "refused", "number": generation.number, "reason": why})
+        elif operation == "move":
+            self._move = generation
+            self._store.set(move_key(generation.number), "")
+        else:
+            self._publish(generation)
         return True
 
     def _publish(self, generation: Generation) -> None:
-        if generation.number <= self._newest:
-            raise ValueError(f"generation {generation.number} is not after {self._newest}, the newest")
-        self._newest, self._pending = generation.number, generation
+        self._newest, self._pending, self._move = generation.number, generation, None
         self._deadline = time.monotonic() + generation.deadline_s
         self._store.set(generation_key(generation.number), generation.to_json())
         self._store.set(NEWEST, str(generation.number))
@@ -157,6 +169,10 @@ class StoreServer:
         while self._store.check([warm_key(self._warm + 1)]):
             self._warm += 1
             self.emit({"event": "warm", "member": self._store.get(warm_key(self._warm)).decode()})
+        if (move := self._move) is not None and self._store.check([boundary_key(move.number)]):
+            step = int(self._store.get(boundary_key(move.number)))
+            self._publish(move)
+            self.emit({"event": "boundary", "number": move.number, "step": step})
         pending = self._pending
         if pending is None:
             return

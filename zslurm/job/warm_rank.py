@@ -17,11 +17,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from zslurm.job.rank import rendezvous, run_rank
+from zslurm.job.rank import log_as, rendezvous, run_rank
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.train.errors import TrainError
 from zslurm.train.recovery.generation import MEMBER_VARIABLE, RECOVERY_VARIABLE, member_name
 from zslurm.train.stop import StopRequest
+
+_CONNECTIONS = 5
+"""Connections to the store that a process opens when it takes a place."""
 
 
 def main(argv: list[str]) -> int:
@@ -51,7 +54,7 @@ def main(argv: list[str]) -> int:
         return 0
     rank = int(environ["RANK"])
     print(f"{environ[MEMBER_VARIABLE]} takes the place of rank {rank}", flush=True)
-    _log_as(attempt, rank)
+    log_as(attempt, rank)
     return run_rank(run, attempt, stop, lambda: found)
 
 
@@ -63,6 +66,7 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
     import zslurm.train.loop  # noqa: F401  # imported now, not when there is a place to take
     from zslurm.train.assembly import initial_model, warm_up
     from zslurm.train.config import load_train_config
+    from zslurm.train.parallel.store_connections import CONNECTIONS
     from zslurm.train.parallel.world import cpu_threads
     from zslurm.train.recovery.warm import take_place, wait_to_join
 
@@ -74,21 +78,12 @@ def _wait(run: RunDir, attempt: AttemptDir, stop: StopRequest) -> tuple[Any, Any
     rendezvous(attempt, environ)
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    CONNECTIONS.keep(host, port, _CONNECTIONS)
     generation = wait_to_join(store, environ[MEMBER_VARIABLE], over=lambda: stop.asked)
     if generation is None:
         return None
     take_place(store, environ[MEMBER_VARIABLE], generation)
     return generation, model
-
-
-def _log_as(attempt: AttemptDir, rank: int) -> None:
-    """Write to a rank's log from now on."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log = os.open(attempt.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.close(log)
 
 
 if __name__ == "__main__":

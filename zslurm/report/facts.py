@@ -99,9 +99,11 @@ class RunFacts:
 
     @property
     def cause(self) -> str:
-        """The root of the run's failure, or of its last one, in one line; empty where there is none."""
+        """The root of the run's failure in one line, or of one that it survived; empty where there is none."""
         cause = self.state.cause or self.state.aegis.last_cause
-        return redact(describe_cause(cause)) if cause and cause.get("message") else ""
+        if not cause or not cause.get("message"):
+            return ""
+        return f"{'' if self.state.cause else 'last failure: '}{redact(describe_cause(cause))}"
 
 
 def read_runs(runs: Sequence[RunDir]) -> list[RunFacts]:

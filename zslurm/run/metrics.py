@@ -57,6 +57,10 @@ class Metrics:
     """The lines of a run's metrics.jsonl, by kind.
 
     Attributes:
+        steps: the kept steps by number: a column (numpy) for each number in their lines.
+        all_steps: the same of every step line, in the order of the file.
+        kept: for each line of `all_steps`, whether its step was kept.
+        phases: the phase of each line of `all_steps`.
         path: the file.
         damaged: lines that were skipped because they are not whole or not sound.
         load: of some steps, how evenly the experts were used.

@@ -8,7 +8,7 @@ Where Slurm does not answer, a state may be as old as `RunState.as_of`, or unkno
 from __future__ import annotations
 
 import getpass
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,11 +17,13 @@ from zslurm.core.errors import ZslurmError
 from zslurm.core.files import read_json
 from zslurm.core.processes import ProcessRecord
 from zslurm.run.event import Event, from_row
+from zslurm.run.event_text import node_names
 from zslurm.run.events import (
     AttemptStarted,
     Cancelled,
     Decided,
     Ended,
+    Readmitted,
     RequeuedByUser,
     Submitted,
     SuccessorSubmitted,
@@ -132,6 +134,8 @@ class _Job:
     """The job that waits for the end of this one, to continue the run (job/successor.py)."""
     acted: float = 0.0
     """When a user last did something to it."""
+    readmitted: Mapping[str, float] = field(default_factory=dict)
+    """Excluded nodes that a user allowed again, and when."""
     original: Path | None = None
     """The directory that the job works in, where the run is a copy of that."""
 
@@ -150,10 +154,13 @@ def recorded_job(run: RunDir) -> _Job | None:
     """The newest job in the files of a run, be it that of the run which it is a copy of."""
     job: _Job | None = None
     submission: dict[str, Any] = {}
+    readmitted: dict[str, float] = {}
     for row in read_jsonl(run.submissions):
         if not row.keys() >= _SUBMISSION:
             continue  # damaged
         event = from_row(row)
+        if isinstance(event, Readmitted):
+            readmitted |= dict.fromkeys(node_names(event.nodes), event.time)
         if isinstance(event, Submitted):
             process = ProcessRecord.of_fields(row)
             user = event.user or getpass.getuser()
@@ -165,7 +172,7 @@ def recorded_job(run: RunDir) -> _Job | None:
             job = replace(job, successor=event.successor)
         elif isinstance(event, Cancelled | RequeuedByUser):  # a requeue takes an earlier cancel back
             job = replace(job, cancelled=isinstance(event, Cancelled))
-        job = replace(job, acted=event.time)
+        job = replace(job, acted=event.time, readmitted=dict(readmitted))
     return job if job is None else replace(job, original=original_of(run, submission))
 
 
@@ -234,7 +241,7 @@ def _state(run: RunDir, job: _Job | None, seen: QueueView) -> RunState:
         state, reason = _unanswered_state(job, end, problem)
     else:
         state, reason = _forgotten_state(job, end)
-    aegis = aegis_view(events.events, job.job_id)
+    aegis = aegis_view(events.events, job.job_id, readmitted=job.readmitted)
     if state == "interrupted" and aegis.preempted is not None:
         state = "preempted"
     ended = end if state not in ACTIVE else None

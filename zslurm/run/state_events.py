@@ -24,6 +24,7 @@ from zslurm.run.events import (
     ExclusionFailed,
     NodesExcluded,
     Preempted,
+    RanksMoved,
     RecoveredInMemory,
     RunEnded,
 )
@@ -85,6 +86,7 @@ class AegisView:
         preempted: the event `preempted` of this job, where no attempt has started since.
         restarts_in_place: how often the ranks were started again without Slurm's queue, in this job.
         recovered_in_memory: how often lost ranks were replaced while the others continued, in this job.
+        planned_moves: how often ranks moved off a node at a step's boundary, in this job.
     """
 
     last_cause: dict[str, Any] | None = None
@@ -93,19 +95,26 @@ class AegisView:
     preempted: dict[str, Any] | None = None
     restarts_in_place: int = 0
     recovered_in_memory: int = 0
+    planned_moves: int = 0
 
 
-def aegis_view(events: Sequence[Event], job_id: str, now: float | None = None) -> AegisView:
-    """Return what the state-changing events show of a run's present job, and of its nodes now (UNIX seconds)."""
+def aegis_view(
+    events: Sequence[Event], job_id: str, now: float | None = None, readmitted: Mapping[str, float] | None = None
+) -> AegisView:
+    """Return what the state-changing events show of a run's present job, and of its nodes now (UNIX seconds).
+
+    `readmitted` are nodes that a person allowed again, and when.
+    """
     mine = [event for event in events if event.job_id == job_id]
     decisions = [event for event in mine if isinstance(event, Decided)]
     return AegisView(
         last_cause=_last_cause(mine),
         last_decision=without_replay_fields(decisions[-1].row) if decisions else None,
         preempted=_preempted(mine),
-        excluded=_excluded(events, job_id, time.time() if now is None else now),
+        excluded=_excluded(events, job_id, time.time() if now is None else now, readmitted or {}),
         restarts_in_place=sum(decision.acted and decision.action in IN_PLACE for decision in decisions),
         recovered_in_memory=sum(isinstance(event, RecoveredInMemory) for event in mine),
+        planned_moves=sum(isinstance(event, RanksMoved) for event in mine),
     )
 
 
@@ -148,7 +157,9 @@ def _last_cause(events: Sequence[Event]) -> dict[str, Any] | None:
     return cause
 
 
-def _excluded(events: Sequence[Event], job_id: str, now: float) -> tuple[str, ...]:
+def _excluded(
+    events: Sequence[Event], job_id: str, now: float, readmitted: Mapping[str, float]
+) -> tuple[str, ...]:
     """Nodes whose exclusion has not expired; one without an end holds for the job that excluded them."""
     until: dict[str, float] = {}
     for event in events:
@@ -156,7 +167,8 @@ def _excluded(events: Sequence[Event], job_id: str, now: float) -> tuple[str, ..
             expires = event.expires
             if expires is None:
                 expires = float("inf") if event.job_id == job_id else 0.0
-            until |= dict.fromkeys(node_names(event.nodes), expires)
+            nodes = [node for node in node_names(event.nodes) if event.time > readmitted.get(node, -1.0)]
+            until |= dict.fromkeys(nodes, expires)
         elif isinstance(event, ExclusionFailed):
             until |= dict.fromkeys(node_names(event.nodes), 0.0)
     return tuple(node for node, end in until.items() if end > now)

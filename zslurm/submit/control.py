@@ -209,6 +209,38 @@ def requeue(run: RunDir, *, now: bool = False, exclude: str | None = None) -> Re
     return Requeued(job_id, action)
 
 
+def readmit(run: RunDir, nodes: str) -> list[str]:
+    """Let a run use excluded nodes again: from its next attempt on, and where its job waits, in Slurm's list.
+
+    Returns:
+        The nodes that were excluded, of those named.
+
+    Raises:
+        ConfigError: `nodes` is no hostlist.
+        NotFound: none of the nodes is excluded, or the run was never submitted.
+        SlurmUnavailable, SlurmRefused: from Slurm, before anything is recorded.
+    """
+    named = expand(nodes)
+    job = last_job(run)
+    if job is None:
+        raise NotFound(f"{run.name}: it was never submitted, and excludes no node")
+    state = look(run)
+    known = set(state.aegis.excluded)
+    client, job_id = SlurmClient(), state.job_id or job.job_id
+    listed: list[str] = []
+    record = client.job(job_id) if job.launcher == "slurm" and state.active else None
+    if record is not None and record.state.is_waiting:
+        listed = expand(client.excluded_nodes(job_id))
+    if not (found := [node for node in named if node in known or node in listed]):
+        raise NotFound(
+            f"{run.name}: {nodes} is not excluded; `zslurm cluster exclude ls {run.name}` lists what is"
+        )
+    if set(listed) & set(found):
+        client.update(job_id, ExcNodeList=compress(node for node in listed if node not in found))
+    record_action(run, "readmit", job_id, spec_of(run), nodes=compress(found))
+    return found
+
+
 def _nodes_to_exclude(client: SlurmClient, exclude: str, spec: RunSpec) -> list[str]:
     """Return the nodes of a hostlist, checked before anything is done to the job."""
     nodes = expand(exclude)

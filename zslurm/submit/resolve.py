@@ -57,8 +57,8 @@ def resolve_run(
         NotFound: the run file or the profile does not exist.
     """
     if program:
-        name = [f"run.name={_name_of(program)}"] if run_file is None else []
-        overrides = [*name, f"trainer.command={json.dumps(list(program))}", *overrides]
+        named = [f"run.name={_name_of(program)}"] if run_file is None else []
+        overrides = [*named, f"trainer.command={json.dumps(list(program))}", *overrides]
     document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()
     if cluster is not None:

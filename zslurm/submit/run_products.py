@@ -1,4 +1,4 @@
-"""The matrix products of a run as `zslurm bench gemm` measures them: each once, by name."""
+"""The matrix products of a run, and the parts of a microbatch, as `zslurm bench gemm` measures them: each once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from zslurm.config.spec import RunSpec
 from zslurm.submit.size import Card, run_size
 from zslurm.train.plan.matmuls import Matmul
+from zslurm.train.plan.parts import PARTS, PASSES, calls, part_flops
 from zslurm.train.plan.rates import Rates
 
 
@@ -17,7 +18,8 @@ def run_products(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
     share sequences has parts of several sizes, and is left out.
     """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for size in run_size(spec, Card(None, None), Rates(None, on_cpu=on_cpu), on_cpu=on_cpu).phases:
+    run = run_size(spec, Card(None, None), Rates(None, on_cpu=on_cpu), on_cpu=on_cpu)
+    for size in run.phases:
         for product in size.products:
             if product.kind == "convolution" or product.pass_name == "recompute":
                 continue
@@ -33,6 +35,26 @@ def run_products(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
             else:
                 continue
             found.setdefault(_key(row), row)
+    return list(found.values())
+
+
+def run_parts(spec: RunSpec, *, on_cpu: bool) -> list[dict[str, Any]]:
+    """Return each part of a microbatch, forward and backward; none of phases whose ranks share sequences."""
+    run = run_size(spec, Card(None, None), Rates(None, on_cpu=on_cpu), on_cpu=on_cpu)
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for size, memory in zip(run.phases, run.memory.microbatches, strict=True):
+        if size.phase.context_parallel > 1:
+            continue
+        for part in PARTS:
+            for pass_name in PASSES:
+                row = {
+                    "product": part, "pass": pass_name, "kind": "part", "m": size.microbatch.tokens,
+                    "n": size.microbatch.local, "k": spec.model.hidden_size, "batch": 1, "group": 1,
+                    "flops": sum(part_flops(product, part, pass_name) for product in size.products)
+                    / calls(spec.model, part),
+                }  # fmt: skip
+                about = {"rope_base": size.phase.rope_base, "peak_bytes": memory.peak}
+                found.setdefault(_key(row), {**row, "model": spec.model.model_dump(mode="json"), **about})
     return list(found.values())
 
 

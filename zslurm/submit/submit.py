@@ -21,6 +21,7 @@ from zslurm.cluster.gemm_tables import table_of
 from zslurm.config.load import load_spec
 from zslurm.config.spec import RunSection, RunSpec
 from zslurm.core.errors import ConfigError, ZslurmError
+from zslurm.core.extras import require
 from zslurm.job.code_copy import copied_code
 from zslurm.job.successor import cancel_last_successor, successor_spec
 from zslurm.run import index
@@ -209,6 +210,8 @@ def _launcher(spec: RunSpec) -> Launch:
 
         check_slurm(spec)
         return submit_to_slurm
+    if spec.cluster.venv is None and spec.cluster.container is None:
+        require("torch")  # of the environment in which the ranks will run, which is this one
     from zslurm.submit.local_launcher import submit_here
 
     return submit_here

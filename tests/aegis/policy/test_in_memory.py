@@ -12,6 +12,7 @@ from zslurm.aegis.policy.in_memory import Ranks, plan_in_memory
 from zslurm.aegis.types import Fault
 
 NODES = ("n0", "n0", "n1", "n1", "n2", "n2")
+NO_SPARE = "no spare node has 2 warm processes, and fewer nodes are not used: aegis.min_nodes is not set"
 WARM = {"n0": ["n0/w1"], "n1": ["n1/w2"], "n2": ["n2/w3"], "n3": ["n3/w4", "n3/w5"]}
 
 
@@ -58,8 +59,8 @@ def test_a_killed_rank_and_a_dead_node_at_once() -> None:
 @pytest.mark.parametrize(
     ("ranks", "reason"),
     [
-        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n3": ["n3/w4"]}), "no spare node has 2 warm processes"),
-        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n1": ["a", "b"]}), "no spare node has 2 warm processes"),
+        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n3": ["n3/w4"]}), NO_SPARE),
+        (_ranks(2, 3, dead=frozenset({"n1"}), warm={"n1": ["a", "b"]}), NO_SPARE),
         (_ranks(0, 2), "rank 0 is lost together with rank 2, which kept the copy of its state"),
         (_ranks(5, 1), "rank 5 is lost together with rank 1, which kept the copy of its state"),
         (_ranks(*range(6)), "no rank survived"),
@@ -69,6 +70,35 @@ def test_a_killed_rank_and_a_dead_node_at_once() -> None:
 )
 def test_what_goes_down_a_rung(ranks: Ranks, reason: str) -> None:
     assert _reason(ranks) == reason
+
+
+def test_without_a_spare_the_ranks_of_the_other_nodes_move_up_where_fewer_nodes_may_be_used() -> None:
+    dead = _ranks(2, 3, dead=frozenset({"n1"}), warm={"n0": ["n0/w1"]})
+    asked: list[int] = []
+
+    def may(nodes: int) -> str:
+        asked.append(nodes)
+        return ""
+
+    plan = plan_in_memory(dead, _faults("node_dead"), most_tries=3, why_not_fewer=may)
+    assert asked == [2]
+    assert plan.members == ("n0/0", "n0/1", "n2/0", "n2/1")
+    assert plan.nodes == ("n0", "n0", "n2", "n2")
+    assert plan.former == (0, 1, 4, 5)
+
+
+def test_a_dead_node_without_a_spare_and_a_killed_rank_go_down_a_rung() -> None:
+    """The process that would take the killed rank's place knows nothing of the number of ranks before."""
+    both = replace(
+        _ranks(2, 7, dead=frozenset({"n1"}), warm={"n3": ["n3/w1"]}),
+        members=tuple(f"n{node}/0" for node in range(8)),
+        nodes=tuple(f"n{node}" for node in range(8)),
+        per_node=1,
+        dead=frozenset({"n2"}),
+        warm={"n7": ["n7/w1"]},
+    )
+    plan = plan_in_memory(both, _faults("node_dead", "rank_killed"), most_tries=3, why_not_fewer=lambda _: "")
+    assert plan.reason == "ranks were lost on several nodes, and not all of them can be replaced"
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,19 @@ def _monitor(
     return AttemptMonitor(FaultCollector(job, running, cast(Agents, agents), detector), spares=2)
 
 
+def test_ends_of_tasks_are_of_the_ranks_that_the_recoveries_left(tmp_path: Path, running: RunningAttempt) -> None:
+    """Task 1 was replaced, then the ranks that were 0 and 2 got new numbers; a task keeps its own."""
+    collected = _monitor(tmp_path, running, Speakers({})).collected
+    assert collected.rank_of(4) == 4
+    collected.overcome([1], ())
+    assert [collected.rank_of(task) for task in range(5)] == [0, None, 2, 3, 4]
+    collected.lost = {0, 3}
+    collected.overcome([0, 2], ["node0"], left_out=True)
+    assert [collected.rank_of(task) for task in range(5)] == [None, None, None, 1, 2]
+    assert collected.lost == {1}
+    assert collected.dead_nodes == {"node0"}
+
+
 def _dead(tmp_path: Path, running: RunningAttempt, agents: Speakers) -> list[str | None]:
     """Nodes that are dead when the attempt is over."""
     monitor = _monitor(tmp_path, running, agents)

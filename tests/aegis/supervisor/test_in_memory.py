@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,3 +47,31 @@ def test_killed_ranks_are_replaced_while_the_other_continues(user: LocalUser) ->
     state = user.wait_for_end("lives")
     assert state["attempt"] == 1
     assert state["recovered_in_memory"] == 2
+
+
+@pytest.mark.soak
+def test_a_rank_that_hangs_is_killed_alone_and_replaced(user: LocalUser) -> None:
+    hang = {"setup_s": 600, "step_s": 20}
+    run = user.write_run(
+        "hangs", ranks=2, trainer="real", aegis={"recovery": "memory", "recovery_s": 60, "hang": hang}
+    )
+    user.zslurm("submit", run)
+    wait_for(lambda: user.events("hangs", "recovery_ready"), "warm processes", deadline_s=300)
+    survivor = user.rank(0).pid
+    user.rank(1).send_signal(signal.SIGSTOP)
+    wait_for(
+        lambda: user.events("hangs", "recovered_in_memory"),
+        f"a recovery; so far {user.events('hangs', 'recovery_failed')}",
+        deadline_s=300,
+    )
+    (ended,) = user.events("hangs", "hanging_ranks_ended")
+    assert ended["ranks"] == [1]
+    assert "its process stopped" in ended["reason"]
+    (recovered,) = user.events("hangs", "recovered_in_memory")
+    assert (recovered["ranks"], recovered["rolled_back"] <= 1) == ([1], True)
+    user.wait_for_step("hangs", recovered["step"] + 3)
+    assert user.rank(0).pid == survivor
+    for kind in ("step_killed", "decision", "ras_answered"):
+        assert user.events("hangs", kind) == []
+    user.zslurm("cancel", "hangs")
+    assert user.wait_for_end("hangs")["attempt"] == 1

@@ -29,6 +29,7 @@ class Store:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.generations: list[Generation] = []
+        self.moves: list[Generation] = []
         self.alive = True
 
     def poll(self) -> list[dict[str, Any]]:
@@ -39,6 +40,10 @@ class Store:
         self.generations.append(generation)
         return self.alive
 
+    def move(self, generation: Generation) -> bool:
+        self.moves.append(generation)
+        return self.alive
+
     def stop(self) -> None: ...
 
 
@@ -46,7 +51,7 @@ class Pool(WarmPool):
     """A pool whose processes a test declares to be there or gone."""
 
     def __init__(self) -> None:
-        self.waiting = {}
+        self.waiting, self._left = {}, set()
         self.coming = Counter()
         self._came: set[str] = set()
         self.asked: list[tuple[tuple[str, ...], int]] = []
@@ -150,6 +155,34 @@ def test_a_dead_node_s_ranks_move_to_the_spare(site: Site) -> None:
     assert site.memory.nodes == ["n0", "n0", "n3", "n3", "n2", "n2"]
     assert site.memory.take_recovered() == ({2, 3}, {"n1"})
     assert site.recorded("recovered_in_memory")[0]["nodes"] == "n[0,3],n2"
+
+
+def test_without_a_spare_the_others_get_new_numbers_on_fewer_nodes(site: Site) -> None:
+    site.pool.take(["n3/w4", "n3/w5"])
+    site.memory.why_not_fewer = lambda nodes: "" if nodes == 2 else "too few"
+    assert site.lose(dead=("n1",), kind=NODE_DEAD)
+    (generation,) = site.store.generations
+    assert generation.members == ("n0/0", "n0/1", "n2/0", "n2/1")
+    assert (generation.former, generation.former_size, generation.lost) == ((0, 1, 4, 5), 6, ())
+    site.recover(1)
+    assert site.memory.nodes == ["n0", "n0", "n2", "n2"]
+    assert site.memory.resized
+    (event,) = site.recorded("recovered_in_memory")
+    assert (event["ranks"], event["world_size"], event["nodes"]) == ([2, 3], 4, "n[0,2]")
+    assert site.lose(3, step=9), "rank 3 is what was rank 5"
+    assert site.store.generations[-1].members == ("n0/0", "n0/1", "n2/0", "n2/w3")
+    site.recover(2, step=9)
+    assert not site.memory.resized
+
+
+def test_a_process_that_waited_on_a_node_that_died_before_takes_no_place(site: Site) -> None:
+    """Slurm may report its end late."""
+    site.lose(dead=("n1",), kind=NODE_DEAD)
+    site.recover(1)
+    assert "n1" in site.pool.waiting
+    site.reports({"event": "warm", "member": "n1/w8"}, step=9)
+    assert not site.lose(dead=("n2",), kind=NODE_DEAD, step=9)
+    assert site.recorded("recovery_failed")[0]["reason"].startswith("no spare node has 2 warm processes")
 
 
 def test_a_further_loss_while_they_regroup_makes_a_further_generation(site: Site) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import Zslurm
 from tests.run.stories import Holder, Story
 from tests.waiting import DEADLINE_S, wait_for
 from zslurm.cli.logs.rank_log import print_logs
@@ -112,3 +114,34 @@ def test_bytes_that_are_no_text_pass_unchanged(tmp_path: Path) -> None:
         [sys.executable, "-c", program, "logs", str(story.run.path)], capture_output=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, b"\xff\x00caf\xe9\r\n")
+
+
+def noted(story: Story, *pairs: tuple[int, float]) -> None:
+    """Note of rank 0's newest log how long it was when."""
+    path = story.run.attempt(2).rank_log_times(0)
+    path.write_bytes(b"".join(struct.pack("<Qd", length, when) for length, when in pairs))
+
+
+@pytest.mark.parametrize(
+    ("since", "text"), [(0.0, "one\ntwo\nthree\n"), (150.0, "two\nthree\n"), (250.0, "three\n"), (9e9, "")]
+)
+def test_lines_since_a_time(story: Story, capsys: pytest.CaptureFixture[str], since: float, text: str) -> None:
+    noted(story, (4, 100.0), (8, 200.0), (14, 300.0))
+    assert printed(story, capsys, since=since) == text
+
+
+def test_the_previous_attempt_and_the_last_lines_by_command(
+    story: Story, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zslurm = Zslurm(monkeypatch, capsys)
+    run = story.run.path
+    assert zslurm.ok("logs", run, "--previous").stdout == "first attempt\n"
+    assert zslurm.ok("logs", run, "--tail", "1").stdout == "three\n"
+    old = zslurm.ok("logs", run, "--lines", "1")
+    assert (old.stdout, "--lines is called --tail now" in old.stderr) == ("three\n", True)
+    assert zslurm.ok("logs", run, "--since", "2999-01-01").stdout == ""
+    merged = zslurm.ok("logs", run, "--rank", "all", "--since", "2000-01-01").stdout
+    assert [line.split(": ", 1)[1] for line in merged.splitlines()] == ["one", "two", "three"]
+    assert "leave --attempt" in zslurm("logs", run, "--previous", "--attempt", "1").stderr
+    fresh = Story(run.parent / "fresh").submitted().started().run.path
+    assert "no attempt before the newest" in zslurm("logs", fresh, "--previous").stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import Shell
 from tests.run.stories import STEPS, Holder, Story
 from zslurm.aegis.policy.outcome import Cause
 from zslurm.cli.run.run_rows import COLUMNS, as_json, as_row
@@ -180,6 +182,7 @@ def test_as_json_everything_is_there(tmp_path: Path) -> None:
         "excluded": [],
         "restarts_in_place": 0,
         "recovered_in_memory": 0,
+        "planned_moves": 0,
         "preempted": None,
     }
 
@@ -344,3 +347,27 @@ def test_a_run_that_completed_after_all_has_no_note_but_its_story(tmp_path: Path
     state = look(story.run)
     assert (state.state, cells(state)["note"]) == ("completed", "")
     assert any(line.startswith("  last cause  ") for line in lines_of(state))
+
+
+def test_runs_are_chosen_by_state_and_by_time(shell: Shell) -> None:
+    runs = shell.directory / "runs"
+    Story(runs / "old").submitted().started().ended("failed", 1, NO_SPACE)
+    Story(runs / "done").submitted("local-2").started().ended("completed", 0)
+    Story(runs / "new").submitted("local-3").started().ended("failed", 1, NO_SPACE)
+    submissions = runs / "old" / "submissions.jsonl"
+    row = json.loads(submissions.read_text())
+    submissions.write_text(json.dumps(row | {"time": 1_000_000_000.0}) + "\n")
+    (runs / "old" / "events.jsonl").write_text(
+        (runs / "old" / "events.jsonl").read_text().replace("17800", "10000")
+    )
+
+    def names(*arguments: str) -> set[str]:
+        return {row["run"] for row in shell.zslurm.ok("status", "--json", *arguments).json}
+
+    assert names() == {"old", "done", "new"}
+    assert names("--state", "failed") == {"old", "new"}
+    assert names("--state", "failed,completed", "--since", "1h") == {"new", "done"}
+    assert names("--state", "failed", "--since", "2020-01-01") == {"new"}
+    assert shell.zslurm.ok("status", "--state", "running").stderr == "no such runs\n"
+    assert "did you mean failed" in shell.fails("status", "--state", "faled")[1]
+    assert "expected 30m" in shell.fails("status", "--since", "yesterday")[1]

@@ -28,8 +28,8 @@ _TESTS_A_GPU = "zslurm.aegis.supervisor.gpu_test"
 _KILLS = {
     "kill_in_all_gather": ("zslurm.train.parallel.comm", "Comm", "all_gather"),
     "kill_in_reduce_scatter": ("zslurm.train.parallel.comm", "Comm", "reduce_scatter"),
-    "kill_in_regroup": ("zslurm.train.recovery.recovery", "Recovery", "_check_in"),
-    "kill_in_restore": ("zslurm.train.recovery.recovery", "Recovery", "_slot_of"),
+    "kill_in_regroup": ("zslurm.train.recovery.membership", "Membership", "check_in"),
+    "kill_in_restore": ("zslurm.train.recovery.copying", "StepCopies", "slot_of"),
 }
 """Faults that kill a rank where it calls a method, while its peers wait for it there."""
 

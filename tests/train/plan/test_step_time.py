@@ -12,7 +12,9 @@ from tests.train.plan.test_matmuls import PHASE, config, of_a_microbatch
 from zslurm.train.config import TrainConfig
 from zslurm.train.errors import ConfigError
 from zslurm.train.plan.communication import Group, step_traffic
+from zslurm.train.plan.matmuls import Microbatch
 from zslurm.train.plan.memory import plan_memory
+from zslurm.train.plan.parts import BOTH, FORWARD, PARTS
 from zslurm.train.plan.rates import ASSUMED_TFLOPS, Rates, RateTable, load_rates
 from zslurm.train.plan.step_time import StepTime, newton_schulz_flops, step_time
 
@@ -63,7 +65,7 @@ def test_products_and_attention_take_their_flops_over_their_rates() -> None:
     assert time.attention == pytest.approx(2 * attention / 50e12)  # of two microbatches
     assert time.products == pytest.approx(2 * others / 100e12)
     assert time.communication == pytest.approx(0, abs=1e-12)  # of a single rank
-    assert time.seconds == time.products + time.attention + time.rest
+    assert time.seconds == time.products + time.attention + time.operations + time.optimizer
 
 
 def test_several_ranks_wait_for_communication_and_update_less() -> None:
@@ -72,7 +74,30 @@ def test_several_ranks_wait_for_communication_and_update_less() -> None:
     assert many is not None
     assert many.products == alone.products
     assert many.communication > 0
-    assert many.rest < alone.rest
+    assert many.operations == alone.operations
+    assert many.optimizer < alone.optimizer
+
+
+def part(name: str, pass_name: str, seconds: float, tokens: int) -> dict[str, Any]:
+    sizes = {"tokens": tokens, "length": PHASE["context"], "width": config().model.hidden_size}
+    return {"part": name, "pass_name": pass_name, "seconds": seconds, **sizes}
+
+
+def test_measured_parts_give_the_time_of_a_microbatch() -> None:
+    run = config()
+    tokens = Microbatch.of(run.phases[0], 8).tokens
+    # Measured with half of the tokens: the times are in proportion to them.
+    measured = [part(name, *each, tokens // 2) for name in PARTS for each in ((FORWARD, 1.0), (BOTH, 3.0))]
+    time = times(Rates(table(TINY, attention_tflops=50.0, parts=measured), on_cpu=False))
+    unmeasured = times(Rates(table(TINY, attention_tflops=50.0, parts=measured[1:]), on_cpu=False))
+    assert time is not None
+    assert unmeasured is not None
+    runs = 2 + 3 * run.model.layers + 2 * run.model.layers + 1
+    of_parts = time.products + time.attention + time.operations
+    assert of_parts == pytest.approx(2 * 2 * 3.0 * runs)  # two microbatches of twice the tokens
+    convolutions = sum(each.total_flops for each in of_a_microbatch(run) if each.kind == "convolution")
+    assert unmeasured.products - time.products == pytest.approx(2 * convolutions / 100e12)
+    assert unmeasured.operations < time.operations
 
 
 def test_a_cpu_without_a_table_has_no_time() -> None:
@@ -108,6 +133,7 @@ def test_results_of_gemm_and_hbm_are_one_table(tmp_path: Path) -> None:
         row(PROJECTION, product="attention.projection"),
         row(attention, flops=1e12, tflops=100.0),
         row(attention, flops=2e12, tflops=400.0) | {"pass": "backward"},
+        row({"m": 64, "n": 16, "k": 8}, kind="part", product="router", tflops=0.0, seconds=0.5),
     ]
     triads = [{"pattern": "triad", "bytes": size, "gb_s": size / 2} for size in (8000, 8)]
     paths = [tmp_path / "gemm.json", tmp_path / "hbm.json"]
@@ -115,6 +141,7 @@ def test_results_of_gemm_and_hbm_are_one_table(tmp_path: Path) -> None:
     paths[1].write_text(json.dumps(result(*triads, {"pattern": "dot", "bytes": 10**9}, benchmark="hbm")))
     found = load_rates(paths, "bf16")
     assert [(each.m, each.tflops, each.product) for each in found.gemm] == [(16384, 400.0, "attention.projection")]
+    assert [(each.part, each.tokens, each.seconds) for each in found.parts] == [("router", 64, 0.5)]
     assert found.attention_tflops == pytest.approx(3 / (1 / 100 + 2 / 400))
     assert (found.memory_gb_s, found.device) == (4000.0, "AMD Instinct MI300X")
 

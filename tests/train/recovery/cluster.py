@@ -137,6 +137,17 @@ class Cluster:
         request = {"op": "generation", **json.loads(published.to_json())}
         assert self.server.take(json.dumps(request))
 
+    def move(self, ranks: list[int], by: list[str], *, deadline_s: float = 60) -> list[str]:
+        """Plan a move at the next boundary; returns the processes that leave. Processes are on the node ``."""
+        members = list(self.members)
+        for rank, name in zip(ranks, by, strict=True):
+            members[rank] = name
+        left, self.members = [self.members[rank] for rank in ranks], members
+        self.generation += 1
+        planned = Generation(self.generation, tuple(members), tuple(ranks), deadline_s, left=("",))
+        assert self.server.take(json.dumps({"op": "move", **json.loads(planned.to_json())}))
+        return left
+
     def shrink(self, lost: list[int], *, deadline_s: float = 60) -> None:
         """Publish a generation without the lost ranks, and nobody in their places."""
         size = len(self.members)
@@ -154,7 +165,9 @@ class Cluster:
 
         def look() -> dict[str, Any] | None:
             self.pump()
-            return next((event for event in self.events if event.get("number") == number), None)
+            kinds = ("recovered", "failed", "refused")
+            mine = (event for event in self.events if event.get("number") == number)
+            return next((event for event in mine if event["event"] in kinds), None)
 
         return wait_for(look, f"the outcome of generation {number}", every_s=0.002)
 
@@ -215,7 +228,8 @@ def _process(run: Path, member: str, environment: dict[str, str], fault: str | N
         warm_up(model, config)
         store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
         generation = wait_to_join(store, member, over=lambda: False)
-        assert generation is not None
+        if generation is None:  # the ranks leave this node
+            os._exit(0)
         take_place(store, member, generation)
     code = 1
     try:

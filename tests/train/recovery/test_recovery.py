@@ -191,7 +191,7 @@ def test_a_rank_that_froze_touches_nothing_when_it_wakes_up_after_it_was_replace
 
 @pytest.mark.soak
 def test_two_hundred_kills_at_random_in_one_run(corpus: Path, tmp_path: Path) -> None:
-    """A rank or two that are no pair, whenever and wherever it hits them."""
+    """A rank or two that are no pair, whenever and wherever it hits them; TEST_KILLS makes them fewer."""
     kills = int(os.environ.get("TEST_KILLS", "200"))
     expected = tiny_run(tmp_path / "undisturbed", corpus, steps=kills * 4)
     assert train_on(expected, 4, local_size=1).returncode == 0

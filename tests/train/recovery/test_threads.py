@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 from tests.train.ranks import in_group
 from tests.waiting import wait_for
+from zslurm.train.parallel.store_connections import StoreConnections
 from zslurm.train.recovery import watcher as watcher_module
 from zslurm.train.recovery.abort import Abort
 from zslurm.train.recovery.copies import Copies
@@ -182,3 +185,20 @@ def test_a_copy_arrives_and_only_with_the_token() -> None:
     wait_for(lambda: second.held_steps == [3], "the copy")
     first.close()
     second.close()
+
+
+def test_connections_are_ready_before_they_are_needed_and_one_that_was_cut_is_not_used() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    connections, timeout = StoreConnections(), timedelta(seconds=60)
+    connections.keep("127.0.0.1", server.port, 2)
+    wait_for(lambda: len(connections._ready) == 2, "connections")
+    cut, kept = (dict(sockets) for _, sockets in reversed(connections._ready))
+    for descriptor in cut:
+        socket.socket(fileno=os.dup(descriptor)).shutdown(socket.SHUT_RDWR)
+    with connections.noting() as taken:
+        store = connections.take("127.0.0.1", server.port, timeout)
+        store.set("key", "value")
+    assert (taken, len(connections._ready)) == (kept, 0), "the other one"
+    assert connections.take("127.0.0.1", server.port, timeout).get("key") == b"value", "opened now"
+    connections.refill()
+    wait_for(lambda: len(connections._ready) == 2, "connections")

@@ -1,11 +1,13 @@
-"""What an agent does at the supervisor's command: dump stacks, clean up orphans, check its node, try a port."""
+"""What an agent does at the supervisor's command: dump stacks, clean up orphans, check its node, end one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from zslurm.aegis.agent.one_rank import end_rank
 from zslurm.aegis.agent.orphans import clean_up
+from zslurm.aegis.agent.ras import ask_ras
 from zslurm.aegis.agent.sensor import NodeContext
 from zslurm.aegis.agent.stacks import dump_stacks
 from zslurm.aegis.protocol import Command
@@ -59,9 +61,20 @@ def _reach(_context: NodeContext, command: Command) -> Handled:
     return port != "unknown", "" if port != "unknown" else "the connection could not be tried", {"port": port}
 
 
+def _end_rank(context: NodeContext, command: Command) -> Handled:
+    ended = end_rank(context, context.run.attempt(command.attempt), command.rank)
+    return not ended.why, ended.why, {"pid": ended.pid}
+
+
+def _ras(context: NodeContext, command: Command) -> Handled:
+    return True, "", ask_ras(context, context.run.attempt(command.attempt)).values()
+
+
 _HANDLERS: dict[str, Callable[[NodeContext, Command], Handled]] = {
     "stacks": _stacks,
     "clean_up": _clean_up,
     "check": _check,
     "reach": _reach,
+    "end_rank": _end_rank,
+    "ras": _ras,
 }

@@ -68,6 +68,8 @@ class Detector:
     def move(self, rank: int, node: str) -> None:
         """Note that another process, on this node, is a rank of the attempt from now on."""
         self._progress.move(rank, node)
+        self._stragglers.move(rank, node)
+        self._hangs.forget(rank)
 
     def feed(self, report: Report, now: float, wall: float | None = None) -> None:
         """Take a report; its faults come with the next `check`.

@@ -31,6 +31,10 @@ class Hangs:
         self._progress = progress
         self._named: set[int | None] = set()
 
+    def forget(self, rank: int) -> None:
+        """Know of no hang of a rank any more: another process is that rank now."""
+        self._named -= {rank, None}
+
     def is_suspected(self, now: float) -> bool:
         """Return whether a rank has passed its limit, or should have begun by now and has left no sign of it."""
         progress = self._progress

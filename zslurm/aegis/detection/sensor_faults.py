@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zslurm.aegis.fault_kinds import SENSOR_UNAVAILABLE
+from zslurm.aegis.fault_kinds import GPU_RAS_CORRECTABLE, SENSOR_UNAVAILABLE
 from zslurm.aegis.protocol import SensorReport
 from zslurm.aegis.types import Fault
 
@@ -80,7 +80,7 @@ class SensorFaults:
                 self._recorded.add((key, fault.line))
                 self._new.append(fault)
             return
-        if key in self._open or not self._may_pass(fault, now):
+        if (key in self._open and not _rises(self._open[key], fault)) or not self._may_pass(fault, now):
             return
         self._open[key] = fault
         self._recorded.add((key, fault.line))
@@ -132,6 +132,11 @@ class SensorFaults:
 def _key(fault: Fault) -> _Key:
     """What is broken, and where."""
     return fault.kind, fault.node, fault.gpu, fault.nic, fault.rank
+
+
+def _rises(known: Fault, fault: Fault) -> bool:
+    """Whether a counter has grown so much since it was recorded that its sensor reports it once more."""
+    return fault.kind == GPU_RAS_CORRECTABLE and fault.source == known.source == "gpu" and fault.line != known.line
 
 
 def _has_an_end(fault: Fault) -> bool:

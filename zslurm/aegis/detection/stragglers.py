@@ -23,7 +23,7 @@ class StragglerDetector:
 
     def __init__(self, limits: StragglerLimits, rank_nodes: Sequence[str]) -> None:
         """Begin an attempt; `rank_nodes` is the node of each rank."""
-        self._limits, self._nodes = limits, tuple(rank_nodes)
+        self._limits, self._nodes = limits, list(rank_nodes)
         self._rows: dict[int, RankProgress] = {}
         self._window_began: float | None = None
         self._window: dict[int, tuple[int, float]] = {}
@@ -74,6 +74,12 @@ class StragglerDetector:
                 self._slow.add(number)
                 found.append(self._straggler(number, rate / median, wall))
         return found
+
+    def move(self, rank: int, node: str) -> None:
+        """Note that another process, on this node, is a rank from now on: nothing is known of how fast it is."""
+        self._nodes[rank] = node
+        self._slow.discard(rank)
+        self.forget_window()
 
     def forget_window(self) -> None:
         """Time has passed in which the ranks may have been stopped: compare from now on."""

@@ -13,14 +13,14 @@ from zslurm.aegis.types import Action, Exclusion, Fault, History, Incident, Role
 from zslurm.config.aegis import AegisSection
 from zslurm.run.event import select
 from zslurm.run.event_text import node_names
-from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, Requeued
+from zslurm.run.events import AttemptStarted, Decided, FaultDetected, NodesExcluded, Readmitted, Requeued
 
 _ENDS: tuple[Action, ...] = ("finish", "stop")
 NOTHING_SAVED = -1
 
 
 def history_of(events: Iterable[Mapping[str, Any]]) -> History:
-    """Return the history of a run from the rows of events.jsonl, oldest first.
+    """Return the history of a run from the rows of events.jsonl, oldest first, and those of submissions.jsonl.
 
     An incident is a decision that was acted on; without a `committed_step`, that of the one before counts.
     """
@@ -28,9 +28,10 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     exclusions: list[Exclusion] = []
     starts: list[float] = []
     waits: list[float] = []
+    readmitted: dict[str, float] = {}
     requeued: Requeued | None = None
     saved = NOTHING_SAVED
-    for event in select(events, AttemptStarted, NodesExcluded, Decided, Requeued):
+    for event in select(events, AttemptStarted, NodesExcluded, Decided, Requeued, Readmitted):
         if "time" not in vars(event):  # damaged
             continue
         if isinstance(event, AttemptStarted):
@@ -40,6 +41,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             requeued = None
         elif isinstance(event, Requeued):
             requeued = event
+        elif isinstance(event, Readmitted):
+            readmitted |= dict.fromkeys(node_names(event.nodes), event.time)
         elif isinstance(event, NodesExcluded):
             reason = event.reason or ""
             exclusions.extend(Exclusion(node, event.time, reason) for node in node_names(event.nodes))
@@ -51,6 +54,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             exclusions.extend(
                 Exclusion(node, event.time, event.reason or "") for node in incident.excluded if node not in known
             )
+    exclusions = [each for each in exclusions if each.since > readmitted.get(each.node, -1.0)]
     return History(tuple(incidents), tuple(exclusions), tuple(starts), tuple(waits))
 
 

@@ -1,5 +1,7 @@
 """Whether a fault is recovered from in memory: survivors stay alive, other processes take the lost ranks' places.
 
+A planned move off a node that is alive is made in the same way, at a step's boundary.
+
 The first rung of the ladder, with `aegis.recovery: memory`. What it cannot do is left to the next one: every rank
 is started again, from a copy on its node or from the newest checkpoint. The reason is an event then.
 
@@ -8,7 +10,7 @@ Pure: who was lost, who waits and what was noticed come from the caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zslurm.aegis.fault_kinds import GPU_HANG_RESET, GPU_MEMORY_FAULT, RANK_HANG, FaultKind
@@ -26,11 +28,12 @@ class Ranks:
         nodes: the node of each rank.
         per_node: ranks of a node.
         lost: ranks whose process is gone, or whose node is dead.
-        dead: dead nodes among these.
+        dead: nodes that must not be used: dead ones among these, and those that the ranks have left.
         warm: processes that wait to take a rank's place, by node.
         coming: how many of them are being started, by node.
         step: the last step that is finished in this attempt; -1 before the first.
         tries: recoveries since that step was finished.
+        ended: ranks that hung, and that were killed alone for that (policy/hanging.py).
     """
 
     members: tuple[str, ...]
@@ -42,6 +45,7 @@ class Ranks:
     coming: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
     tries: int = 0
+    ended: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class InMemory:
     Attributes:
         members: of the next generation, by rank; empty where the recovery is not possible.
         nodes: of them, by rank.
+        former: the rank that each of them had; empty where the number of ranks stays.
         reason: why it is not possible; empty where it is, or may be later.
         start: processes to start, by node: there are too few, and the ranks that survived wait for them.
         waits: whether processes that are being started, or are to be, are waited for.
@@ -58,6 +63,7 @@ class InMemory:
 
     members: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    former: tuple[int, ...] = ()
     reason: str = ""
     start: Mapping[str, int] = field(default_factory=dict)
     waits: bool = False
@@ -68,13 +74,21 @@ class InMemory:
         return bool(self.members)
 
 
-def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) -> InMemory:
+def plan_in_memory(
+    ranks: Ranks,
+    faults: Collection[Fault],
+    *,
+    most_tries: int,
+    why_not_fewer: Callable[[int], str] = lambda nodes: "aegis.min_nodes is not set",
+) -> InMemory:
     """Return who takes the places of lost ranks, or why that is not possible.
 
     Args:
         ranks: as they are.
         faults: what was noticed since the last recovery.
         most_tries: recoveries without a finished step between them, after which the ranks are started again.
+        why_not_fewer: returns why the ranks must not continue on so many nodes, where a dead node has no spare;
+            empty where they may.
     """
     reason = _blocking_reason(ranks, faults, most_tries)
     if reason:
@@ -82,11 +96,17 @@ def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) 
     members, nodes = list(ranks.members), list(ranks.nodes)
     free = {node: list(waiting) for node, waiting in ranks.warm.items() if node not in ranks.dead}
     start, waits = {}, False
+    left_out: set[int] = set()
     for node in dict.fromkeys(ranks.nodes[rank] for rank in sorted(ranks.lost)):
         lost = [rank for rank in sorted(ranks.lost) if ranks.nodes[rank] == node]
         place = node if node not in ranks.dead else _spare_for(len(lost), free, ranks)
         if place is None:
-            return InMemory(reason=f"no spare node has {counted(len(lost), 'warm process', 'warm processes')}")
+            fewer = len(set(ranks.nodes) - ranks.dead)
+            if why := why_not_fewer(fewer):
+                has = counted(len(lost), "warm process", "warm processes")
+                return InMemory(reason=f"no spare node has {has}, and fewer nodes are not used: {why}")
+            left_out |= set(lost)
+            continue
         if (missing := len(lost) - len(free.get(place, ()))) > 0:
             waits = True
             if (more := missing - ranks.coming.get(place, 0)) > 0:
@@ -96,12 +116,42 @@ def plan_in_memory(ranks: Ranks, faults: Collection[Fault], *, most_tries: int) 
             members[rank], nodes[rank] = free[place].pop(0), place
     if waits:
         return InMemory(start=start, waits=True)
+    if left_out and ranks.lost != left_out:
+        # A process that joins and fewer ranks at once: the copies are of another number of ranks than it knows.
+        return InMemory(reason="ranks were lost on several nodes, and not all of them can be replaced")
+    if not left_out:
+        return InMemory(tuple(members), tuple(nodes))
+    former = tuple(rank for rank in range(len(members)) if rank not in left_out)
+    return InMemory(tuple(members[rank] for rank in former), tuple(nodes[rank] for rank in former), former)
+
+
+def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemory:
+    """Return who continues as the ranks of a node that they are to leave, or why that is not possible now.
+
+    Args:
+        ranks: as they are; those of the node are alive, so it matters to nobody who keeps their copies.
+        node: which they leave.
+        unfit: nodes that must not take its place.
+    """
+    moved = [rank for rank, at in enumerate(ranks.nodes) if at == node]
+    if not moved:
+        return InMemory(reason=f"no rank is on {node}")
+    if len(moved) == len(ranks.members):
+        return InMemory(reason=f"every rank is on {node}, so no other node keeps their state")
+    free = {name: list(warm) for name, warm in ranks.warm.items() if name not in {*ranks.dead, *unfit, node}}
+    place = _spare_for(len(moved), free, ranks)
+    if place is None:
+        return InMemory(reason=f"no spare node has {counted(len(moved), 'warm process', 'warm processes')}")
+    members, nodes = list(ranks.members), list(ranks.nodes)
+    for rank in moved:
+        members[rank], nodes[rank] = free[place].pop(0), place
     return InMemory(tuple(members), tuple(nodes))
 
 
 def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:
     size = len(ranks.members)
-    roots = [fault for fault in faults if fault.role == "root"]
+    over = [fault for fault in faults if fault.kind == RANK_HANG and fault.rank in ranks.ended]
+    roots = [fault for fault in faults if fault.role == "root" and fault not in over]
     if other := next((fault for fault in roots if not fault.kind.in_memory), None):
         return why_not_in_memory(other)
     if len(ranks.lost) == size:

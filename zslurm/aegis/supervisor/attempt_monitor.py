@@ -14,14 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from zslurm.aegis.detection.rank_exits import forget_former_end, rank_ends
-from zslurm.aegis.fault_kinds import HANG_HEARTBEAT, RANK_HANG, RCCL_TIMEOUT, STRAGGLER
+from zslurm.aegis.fault_kinds import STRAGGLER
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause, attempt_outcome
 from zslurm.aegis.policy.policy import alarm
 from zslurm.aegis.root_cause import without_overcome
 from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.fault_collector import FaultCollector, read_step_log
-from zslurm.aegis.supervisor.flight_dumps import described, examine, hangs
+from zslurm.aegis.supervisor.hanging_ranks import HangingRanks, dump_stacks
+from zslurm.aegis.supervisor.planned_moves import PlannedMoves, spares_for_alarm
 from zslurm.aegis.supervisor.stop_forwarder import StopForwarder
 from zslurm.aegis.supervisor.teardown import clear, patience_s
 from zslurm.aegis.types import Alarm, Fault
@@ -30,10 +31,6 @@ from zslurm.core.pauses import Pauses
 from zslurm.job.step import kill_step
 from zslurm.slurm.hostlist import compress
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes
-
-_STACKS_S = 5.0
-_WAITS = (RANK_HANG, RCCL_TIMEOUT, HANG_HEARTBEAT)
-"""Kinds of faults after which flight recorders may show who was waited for."""
 
 _WATCHFUL_S, _RECOVERING_S = 0.1, 0.02
 """Seconds between two looks where lost ranks are replaced in memory, and while they are."""
@@ -75,6 +72,8 @@ class AttemptMonitor:
         self.collected, self._spares = collected, spares
         self.job, self._agents = collected.job, collected.agents
         self._memory = collected.running.memory
+        self._hanging = HangingRanks(collected, collected.agents, self._memory)
+        self._moves = PlannedMoves(self.job, collected.attempt.number, self._memory)
         self.overdue = False
         self._history = self.job.history()
         self._pauses = Pauses(_PAUSED_S)
@@ -91,6 +90,7 @@ class AttemptMonitor:
         try:
             return self._until_end()
         finally:
+            self._moves.close()
             if self._memory is not None:
                 self._memory.close()
 
@@ -108,7 +108,10 @@ class AttemptMonitor:
             if self._recover_in_memory():
                 time.sleep(_RECOVERING_S)
                 continue
+            collected.note(self._moves.tend(collected.faults))
             why, root = self._why_give_up()
+            if why is not None and self._hanging.replace(root):
+                why = None
             if why is not None:
                 collected.note_cancelled()
                 self._give_up(why, root)
@@ -147,15 +150,22 @@ class AttemptMonitor:
         memory.tend(step)
         if memory.recovered:
             replaced, dead = memory.take_recovered()
-            for rank in replaced:
-                forget_former_end(self._running.attempt, rank, memory.members[rank])
-            collected.overcome(replaced, dead)
+            members = memory.members
+            for rank in range(len(members) + len(replaced)) if memory.resized else replaced:
+                forget_former_end(self._running.attempt, rank, members[rank] if rank < len(members) else "")
+            collected.overcome(replaced, dead, left=memory.left, left_out=memory.resized)
+            self._alarm, self._assessed = Alarm(give_up=False), -1
+            self._hanging.replaced()
             if dead:
                 self._exclude(dead)
             nodes = tuple(dict.fromkeys(memory.nodes))
             collected.running = replace(collected.running, nodes=nodes)
-            for rank in replaced:
-                collected.detector.move(rank, memory.nodes[rank])
+            if memory.resized:
+                number, now = self._running.attempt.number, time.monotonic()
+                collected.detector.begin(number, memory.nodes, now, adopted=True)
+            else:
+                for rank in replaced:
+                    collected.detector.move(rank, memory.nodes[rank])
             if self._agents is not None and dead:
                 self._agents.liveness.forget(dead)
         # After the recovery is taken: a process that was lost since then is not one that it has replaced.
@@ -166,7 +176,9 @@ class AttemptMonitor:
     def _exclude(self, dead: Iterable[str]) -> None:
         """Record that nodes which died are not used from now on, as after an attempt that they end."""
         nodes, expires = compress(sorted(dead)), time.time() + self.job.spec.aegis.exclude_for_s
-        reason = f"{nodes} died, and its ranks continue on a spare"
+        resized = self._memory is not None and self._memory.resized
+        how = "the ranks of the others go on" if resized else "its ranks continue on a spare"
+        reason = f"{nodes} died, and {how}"
         self.job.event(
             "nodes_excluded", nodes=nodes, reason=reason, expires=expires, attempt=self._running.attempt.number
         )
@@ -277,33 +289,19 @@ class AttemptMonitor:
         if any(fault.role in _SERIOUS or fault.kind == STRAGGLER for fault in collected.faults):
             attempt_state, aegis = collected.attempt_state(), self.job.spec.aegis
             if aegis.mode == "act":
-                self._alarm = alarm(attempt_state, self._history, aegis, spares=self._spares)
+                spares = spares_for_alarm(self._moves, collected.faults, self._spares)
+                self._alarm = alarm(attempt_state, self._history, aegis, spares=spares)
             collected.faults = without_overcome(attempt_state, aegis)
         self._assessed, self._assess_at = len(collected.faults), now + _ASSESS_S
 
     def _give_up(self, why: str, root: Fault | None) -> None:
         """Record it, and have every rank that is left write the stacks of its threads to its log."""
-        self._examine_collectives()
+        self._hanging.examine()
         if self._memory is not None and root is not None:
             self._memory.leave(root)
         about, number = {} if root is None else {"root": root.fields()}, self._running.attempt.number
         self.job.event("step_killed", attempt=number, reason=why, **about)
-        if self._agents is None:
-            return
-        answers = self._agents.ask("stacks", self.collected.alive(), timeout_s=_STACKS_S)
-        if ranks := sorted(rank for answer in answers.values() for rank in answer.values.get("ranks", ())):
-            self.job.event("stacks_dumped", attempt=number, nodes=sorted(answers), ranks=ranks)
-
-    def _examine_collectives(self) -> None:
-        """Read the flight recorders' dumps, and note which ranks the others wait for."""
-        collected = self.collected
-        if not any(fault.kind in _WAITS for fault in collected.faults):
-            return
-        culprits, dumps = examine(self._running.attempt, collected.rank_nodes())
-        if dumps:
-            number = self._running.attempt.number
-            self.job.event("collectives_examined", attempt=number, dumps=dumps, found=described(culprits))
-            collected.note(hangs(culprits, collected.rank_nodes()))
+        dump_stacks(self.collected, self._agents)
 
     # --- the end ------------------------------------------------------------------------------------------------
 

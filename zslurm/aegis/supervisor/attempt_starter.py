@@ -11,11 +11,13 @@ from typing import Any
 
 from zslurm.aegis.fault_kinds import NODE_DEAD
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
+from zslurm.aegis.policy.shrinking import expected_wait_s, weigh
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.memory_recovery import MemoryRecovery
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.rails_check import check_rails
 from zslurm.aegis.supervisor.warm_pool import WarmPool
+from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import Decision
 from zslurm.checkpoint_tools import CheckpointError, Holder, acquire, holder_of
 from zslurm.core.errors import ZslurmError
@@ -34,6 +36,7 @@ from zslurm.run.events import (
     Decided,
     DeputyActed,
     FaultDetected,
+    RanksMoved,
     RecoveredInMemory,
     RequeuedByUser,
 )
@@ -42,7 +45,9 @@ from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.topology import hostlist_in_order
+from zslurm.train.errors import ConfigError
 from zslurm.train.jsonl import read_jsonl
+from zslurm.train.schedule import check_ranks
 
 
 @dataclass(frozen=True)
@@ -207,12 +212,17 @@ class AttemptStarter:
                 memory.close()
             raise
 
+    @property
+    def _wants_memory(self) -> bool:
+        aegis = self._job.spec.aegis
+        return aegis.recovery == "memory" and aegis.mode == "act"
+
     def _memory_recovery(
         self, attempt: AttemptDir, nodes: tuple[str, ...], python: Interpreter
     ) -> MemoryRecovery | None:
         """Start the store server of an attempt; None where no recovery in memory is wanted, or possible."""
-        job, aegis = self._job, self._job.spec.aegis
-        if aegis.recovery != "memory" or aegis.mode != "act":
+        job = self._job
+        if not self._wants_memory:
             return None
         ranks = [node for node in nodes for _ in range(job.spec.ranks_per_node)]
         reason = ""
@@ -234,7 +244,28 @@ class AttemptStarter:
             job.event("recovery_unavailable", attempt=attempt.number, reason=reason)
             return None
         spares = tuple(node for node in self._nodes.usable(job.excluded()) if node not in nodes)
-        return MemoryRecovery(job, attempt, store, WarmPool(job, attempt, python), ranks, spares)
+        return MemoryRecovery(
+            job, attempt, store, WarmPool(job, attempt, python), ranks, spares,
+            why_not_fewer=lambda count: self._why_not_fewer(count, len(nodes)),
+        )  # fmt: skip
+
+    def _why_not_fewer(self, count: int, in_use: int) -> str:
+        """Return why ranks on `in_use` nodes must not continue on `count` of them; empty where they may."""
+        job, aegis = self._job, self._job.spec.aegis
+        if aegis.min_nodes is None or count < aegis.min_nodes:
+            least = "is not set" if aegis.min_nodes is None else f"is {aegis.min_nodes}"
+            return f"aegis.min_nodes {least}"
+        try:
+            check_ranks(job.spec.phases, count * job.spec.ranks_per_node, job.spec.ranks_per_node)
+        except ConfigError as error:
+            return str(error)
+        if not self._nodes.can_requeue:
+            return ""
+        work = work_left(job.run, job.spec, committed_step(job.run, job.spec), self._nodes.job_left_s())
+        assert work is not None  # recovery in memory is that of zslurm's own trainer
+        wait_s = expected_wait_s(job.history(), aegis)
+        weighed = weigh(work, count, self._nodes.needed, in_use, wait_s)
+        return "" if weighed.shrinks else str(weighed)
 
     def left_over(self) -> RunningAttempt | PendingDecision | None:
         """Find where an earlier supervisor of this start of the job left off; its dead nodes stay dead.
@@ -246,7 +277,9 @@ class AttemptStarter:
         if not attempts:
             return None
         last = attempts[-1]
-        kinds = (AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory)
+        kinds = (
+            AttemptStarted, AttemptEnded, Decided, DeputyActed, FaultDetected, RecoveredInMemory, RanksMoved,
+        )  # fmt: skip
         events = list(select(read_jsonl(self._job.run.events), *kinds))
         self._nodes.dead |= self._died(events)
         ended = [e for e in events if isinstance(e, AttemptEnded) and e.attempt == last.number]
@@ -256,8 +289,12 @@ class AttemptStarter:
                 return pending
             process = DetachedProcess.adopt(last.step_process, last.step_exit)
             if process is not None:
-                moved = [e for e in events if isinstance(e, RecoveredInMemory) and e.attempt == last.number]
+                replaced = [e for e in events if isinstance(e, RecoveredInMemory | RanksMoved)]
+                moved = [e for e in replaced if e.attempt == last.number]
                 nodes = moved[-1].nodes if moved and moved[-1].nodes else described.get("nodes", "")
+                if self._wants_memory:
+                    reason = "the supervisor that started the attempt is gone, and its connection to their store"
+                    self._job.event("recovery_unavailable", attempt=last.number, reason=reason)
                 return RunningAttempt(last, process, tuple(expand(str(nodes))), adopted=True)
         if not ended:
             cause = Cause(why_lost(self._job, last, events))

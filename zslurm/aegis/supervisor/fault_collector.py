@@ -7,7 +7,7 @@ written to the events as it is noticed. What they mean together is the policy's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,16 +32,21 @@ from zslurm.aegis.supervisor.agents.agents import Agents
 from zslurm.aegis.supervisor.attempt_starter import RunningAttempt
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.rank_times_writer import RankTimesWriter
+from zslurm.aegis.supervisor.work_left import committed_step
 from zslurm.aegis.types import AttemptState, Fault
-from zslurm.checkpoint_tools.format.layout import step_of
-from zslurm.config.spec import RunSpec
 from zslurm.core.errors import Exit
 from zslurm.core.files import read_json
 from zslurm.run.event import select
-from zslurm.run.events import FaultDetected, RanksEnded, RecoveredInMemory, StepKilled, StopAsked
+from zslurm.run.events import (
+    FaultDetected,
+    RanksEnded,
+    RanksMoved,
+    RecoveredInMemory,
+    StepKilled,
+    StopAsked,
+)
 from zslurm.run.metrics_tail import last_step_at, newest_rows
-from zslurm.run.program_checkpoints import newest_step
-from zslurm.run.run_dir import AttemptDir, RunDir
+from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.srun_output import TaskFailure, failed_nodes, task_failures
 from zslurm.train.jsonl import read_jsonl
 
@@ -80,6 +85,8 @@ class FaultCollector:
     lost: set[int] = field(default_factory=set)
     replaced: set[int] = field(default_factory=set)
     overcome_nodes: set[str] = field(default_factory=set)
+    _changes: list[tuple[frozenset[int], bool]] = field(default_factory=list)
+    """The ranks that each recovery has replaced, and whether it has left them out instead."""
     _read: int = 0
     """How many ends of ranks were taken from srun's output."""
     _asked_before: bool = False
@@ -172,13 +179,15 @@ class FaultCollector:
         It may have died between the two records of a failure, the end of the ranks and the fault.
         """
         recorded, explained = 0, True
-        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory)
+        kinds = (FaultDetected, RanksEnded, StepKilled, StopAsked, RecoveredInMemory, RanksMoved)
         for event in select(read_jsonl(self.job.run.events), *kinds):
             if event.row.get("attempt") != self.attempt.number:
                 continue
             if isinstance(event, RecoveredInMemory):
-                self.overcome(event.ranks or (), self.dead_nodes)
+                self.overcome(event.ranks or (), self.dead_nodes, left_out=event.world_size is not None)
                 explained = True
+            elif isinstance(event, RanksMoved):
+                self.overcome(event.ranks, (), left={event.off})
             elif isinstance(event, RanksEnded):
                 if not event.row.get("warm"):
                     recorded += 1
@@ -191,7 +200,7 @@ class FaultCollector:
         self.detector.restore(self.faults)
         self._read = recorded
         taken = task_failures(read_step_log(self.attempt))[:recorded]
-        self.failures = [failure for failure in taken if not set(failure.ranks) <= self.replaced]
+        self.failures = [known for failure in taken if (known := self._of_ranks(failure)) is not None]
         if self.failures and not explained and not self._stopped_in_order(self.failures[-1]):
             self._note_failure(self.failures[-1])
         if any(not self._stopped_in_order(failure) for failure in self.failures):
@@ -201,12 +210,28 @@ class FaultCollector:
         """Take everything new from srun, the ranks and the agents."""
         for failure in task_failures(read_step_log(self.attempt))[self._read :]:
             self._read += 1
-            # Of a rank that was replaced the step has the former process only: it froze, or was cut off, and ends
-            # when it finds out; or Slurm learns late that its node is dead. The rank trains elsewhere.
-            ranks = tuple(rank for rank in failure.ranks if rank not in self.replaced)
-            if ranks:
-                self.note_end(replace(failure, ranks=ranks))
+            if (known := self._of_ranks(failure)) is not None:
+                self.note_end(known)
         self.collect_from_nodes()
+
+    def _of_ranks(self, failure: TaskFailure) -> TaskFailure | None:
+        """Return a failure of tasks of the step as one of ranks; None where they are none any more.
+
+        Of a rank that was replaced the step has the former process only: it froze, or was cut off, and ends when
+        it finds out; or Slurm learns late that its node is dead. The rank trains elsewhere.
+        """
+        ranks = [self.rank_of(task) for task in failure.ranks]
+        left = tuple(rank for rank in ranks if rank is not None)
+        return replace(failure, ranks=left) if left else None
+
+    def rank_of(self, task: int) -> int | None:
+        """Return the rank that a task of the step is now; None where it is none."""
+        rank = task
+        for gone, left_out in self._changes:
+            if rank in gone:
+                return None
+            rank -= sum(other < rank for other in gone) if left_out else 0
+        return rank
 
     def note_end(self, failure: TaskFailure, **more: Any) -> None:
         """Take the bad end of ranks; `more` are further fields of its event."""
@@ -222,17 +247,29 @@ class FaultCollector:
         self.note_cancelled()
         self._note_failure(failure)
 
-    def overcome(self, ranks: Iterable[int], dead: Iterable[str]) -> None:
-        """Forget what took these ranks and nodes: other processes are in their place, and the others continue."""
+    def overcome(
+        self, ranks: Iterable[int], dead: Iterable[str], *, left: Collection[str] = (), left_out: bool = False
+    ) -> None:
+        """Forget what took these ranks and nodes: other processes are in their place, and the others continue.
+
+        Of the nodes that the ranks have `left` as planned nothing matters any more. Where they are `left_out`
+        nobody is in their place, and the others have the numbers from 0 on.
+        """
         gone = set(ranks)
         self.replaced |= gone
         self.lost -= gone
+        self._changes.append((frozenset(gone), left_out))
+        if left_out:
+            self.lost = {rank - sum(other < rank for other in gone) for rank in self.lost}
         self.overcome_nodes |= set(dead)
         self.failures = [failure for failure in self.failures if not set(failure.ranks) <= gone]
         self.faults = [
             fault
             for fault in self.faults
-            if not fault.kind.in_memory and fault.role not in ("cascade", "teardown")
+            if not fault.kind.in_memory
+            and fault.role not in ("cascade", "teardown")
+            and fault.node not in left
+            and not (fault.kind == RANK_HANG and fault.rank in gone)
         ]
         if not self.lost:
             self.failed_at = None
@@ -323,17 +360,6 @@ class FaultCollector:
         if newest.get("attempt") == self.attempt.number:
             known.append(int(newest["step"]))
         return max(known) if max(known) >= 0 else None
-
-
-def committed_step(run: RunDir, spec: RunSpec) -> int:
-    """Return the step of a run's newest checkpoint by the names of its directories; -1 where there is none."""
-    if spec.trainer is not None:
-        return newest_step(spec.trainer)
-    try:
-        steps = [step_of(path.name) for path in run.checkpoints.iterdir()]
-    except OSError:
-        return -1
-    return max((step for step in steps if step is not None), default=-1)
 
 
 def read_step_log(attempt: AttemptDir) -> str:

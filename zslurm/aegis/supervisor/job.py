@@ -158,7 +158,7 @@ class Job:
 
     def history(self) -> History:
         """Return what the run went through until now."""
-        return history_of(read_jsonl(self.run.events))
+        return history_of([*read_jsonl(self.run.events), *read_jsonl(self.run.submissions)])
 
     def excluded(self) -> set[str]:
         """Return the nodes that the run must not use now."""

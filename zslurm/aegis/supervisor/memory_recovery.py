@@ -2,6 +2,8 @@
 
     lost ranks -> policy/in_memory.py -> next generation to the store server -> recovered, or failed -> next rung
 
+    a node to leave -> plan_move -> the same generation at a step's boundary -> moved       (planned_moves.py)
+
 The ranks do the rest (zslurm/train/recovery). While they regroup the attempt is not given up. What fails, or takes
 longer than aegis.recovery_s, leaves the attempt as it would have been without: it is ended, and started again.
 """
@@ -9,11 +11,17 @@ longer than aegis.recovery_s, leaves the attempt as it would have been without: 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from zslurm.aegis.logs.signatures import Signatures
-from zslurm.aegis.policy.in_memory import InMemory, Ranks, plan_in_memory, why_not_in_memory
+from zslurm.aegis.policy.in_memory import (
+    InMemory,
+    Ranks,
+    plan_in_memory,
+    plan_move,
+    why_not_in_memory,
+)
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.warm_pool import WarmPool
 from zslurm.aegis.types import Fault
@@ -25,6 +33,27 @@ from zslurm.train.recovery.generation import Generation, member_name
 
 _ANSWER_S = 1.0
 """Seconds beyond the deadline that the store server gets to report that it has passed."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A planned move.
+
+    Attributes:
+        off: the node that ranks leave.
+        plan: who continues as them.
+        ranks: which they are.
+        number: of the generation in which they do.
+        reason: why.
+        request: the request that it answers, where a person asked.
+    """
+
+    off: str
+    plan: InMemory
+    ranks: tuple[int, ...]
+    number: int
+    reason: str
+    request: str | None = None
 
 
 @dataclass
@@ -39,6 +68,9 @@ class MemoryRecovery:
         nodes: the node of each rank now.
         spares: nodes without ranks that may be used.
         dead: nodes that died, and whose ranks are elsewhere now.
+        left: nodes that ranks have left as planned.
+        ended: ranks that hung, and were killed alone, since the last recovery.
+        move: the planned move for which a boundary is waited for, or that is being made; None where there is none.
     """
 
     job: Job
@@ -48,8 +80,15 @@ class MemoryRecovery:
     nodes: list[str]
     spares: tuple[str, ...] = ()
     dead: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    move: Move | None = None
     number: int = 0
     """Number of the newest generation."""
+    why_not_fewer: Callable[[int], str] = lambda nodes: "aegis.min_nodes is not set"
+    """Returns why the ranks must not continue on so many nodes; empty where they may."""
+    resized: bool = False
+    """Whether the last recovery that was taken has left out ranks."""
 
     def __post_init__(self) -> None:
         """Name the members of the first generation."""
@@ -64,6 +103,7 @@ class MemoryRecovery:
         self._awaits_warm = False  # too few processes are ready, and more are being started
         self._recovered_at_step, self._tries = -1, 0
         self._new: tuple[set[int], set[str]] = (set(), set())
+        self._overtaken: Move | None = None  # by a fault, before the ranks came to its boundary, perhaps
 
     # --- what the monitor asks ----------------------------------------------------------------------------------
 
@@ -87,6 +127,12 @@ class MemoryRecovery:
                 self._announce()
             elif kind == "recovered" and event.get("number") == self.number and self.active:
                 self._recovered(int(event.get("step", -1)), int(event.get("rolled_back", 0)))
+            elif kind == "boundary":
+                self._begin_move(int(event.get("number", 0)))
+            elif (
+                kind == "refused" and self._overtaken is not None and event.get("number") == self._overtaken.number
+            ):
+                continue  # a fault's generation came too late: that of a move was there; the next one has both
             elif kind in ("failed", "refused") and event.get("number", self.number) == self.number and self.active:
                 self._give_up(str(event.get("reason", "the ranks gave no reason")))
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -127,9 +173,12 @@ class MemoryRecovery:
             self._tries = 0
         ranks = Ranks(
             tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(self._lost),
-            frozenset(self._lost_nodes), self.warm.waiting, self.warm.coming, step, self._tries,
+            frozenset(self._lost_nodes | self.dead | self._leaving), self.warm.waiting, self.warm.coming, step,
+            self._tries, ended=frozenset(self.ended),
         )  # fmt: skip
-        plan = plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries))
+        plan = plan_in_memory(
+            ranks, faults, most_tries=max(1, self.job.spec.aegis.retries), why_not_fewer=self.why_not_fewer
+        )
         if plan.waits:
             self._start_more(plan)
         elif plan.possible:
@@ -142,6 +191,79 @@ class MemoryRecovery:
         """Record why a fault is not recovered from in memory that ends the attempt with no rank lost yet."""
         if not self._given_up:
             self._give_up(why_not_in_memory(fault))
+
+    def why_not(self, lost: Collection[int], faults: Sequence[Fault], step: int) -> str:
+        """Return why ranks could not be replaced if they were lost now; empty where they could."""
+        ranks = Ranks(
+            tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(lost),
+            frozenset(self.dead | self.left), self.warm.waiting, self.warm.coming, step, self._tries,
+            ended=frozenset(lost),
+        )  # fmt: skip
+        return plan_in_memory(ranks, faults, most_tries=max(1, self.job.spec.aegis.retries)).reason
+
+    def refuse(self, ranks: Collection[int], reason: str) -> None:
+        """Give recovery in memory up for this attempt: these ranks cannot be replaced."""
+        self._lost |= set(ranks)
+        self._give_up(reason)
+
+    # --- planned moves ------------------------------------------------------------------------------------------
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nothing is recovered in memory in this attempt any more."""
+        return self._given_up
+
+    @property
+    def _leaving(self) -> set[str]:
+        """Nodes that ranks have left, or leave now."""
+        return self.left | (
+            {self.move.off} if self.move is not None and self.move.number <= self.number else set()
+        )
+
+    def plan_move(self, off: str, unfit: Collection[str]) -> InMemory:
+        """Return who would continue as the ranks of a node, or why that is not possible now."""
+        ranks = Ranks(
+            tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(),
+            frozenset(self.dead | self.left), self.warm.waiting,
+        )  # fmt: skip
+        return plan_move(ranks, off, unfit=unfit)
+
+    def begin_move(self, off: str, plan: InMemory, reason: str, request: str | None = None) -> bool:
+        """Have the ranks of a node move at the next step's boundary; returns False where the store is gone."""
+        ranks = tuple(rank for rank, node in enumerate(self.nodes) if node == off)
+        self.move = move = Move(off, plan, ranks, self.number + 1, reason, request)
+        self.job.event(
+            "move_planned", attempt=self.attempt.number, off=off, to=plan.nodes[ranks[0]], ranks=list(ranks),
+            reason=reason, request=request,
+        )  # fmt: skip
+        limit = self.job.spec.aegis.recovery_s
+        if self.store.move(Generation(move.number, plan.members, ranks, limit, left=(off,))):
+            return True
+        self.move = None
+        return False
+
+    def _begin_move(self, number: int) -> None:
+        """Note that all ranks hold at the boundary of a move, and that its generation is published."""
+        move = self.move or self._overtaken
+        if move is None or move.number != number or self._given_up:
+            return
+        now = time.monotonic()
+        if self.move is None:  # a fault was noticed at the same moment: one more generation has both
+            self.move, self._again = move, True
+        else:
+            self.number, self._planned, self._asked_at = number, move.plan, now
+            self._deadline = now + self.job.spec.aegis.recovery_s + _ANSWER_S
+        self._lost |= set(move.ranks)
+
+    def _moved(self, move: Move, step: int, rolled_back: int, seconds: float) -> None:
+        """Record a move that was made, perhaps together with a recovery from a fault."""
+        self.left.add(move.off)
+        self.warm.leave(move.off)
+        self.job.event(
+            "ranks_moved", attempt=self.attempt.number, generation=self.number, off=move.off,
+            ranks=list(move.ranks), step=step, rolled_back=rolled_back, seconds=seconds,
+            nodes=hostlist_in_order(tuple(dict.fromkeys(self.nodes))), reason=move.reason, request=move.request,
+        )  # fmt: skip
 
     # --- what it does -------------------------------------------------------------------------------------------
 
@@ -166,45 +288,59 @@ class MemoryRecovery:
         """Record once that every node has a process which waits."""
         if not self._ready and set(self.nodes) <= self.warm.waiting.keys():
             self._ready = True
-            nodes = hostlist_in_order(tuple(self.warm.waiting))
+            nodes = hostlist_in_order(tuple(node for node in self.warm.waiting if node not in self.dead))
             self.job.event("recovery_ready", attempt=self.attempt.number, nodes=nodes)
 
     def _publish(self, plan: InMemory) -> None:
         """Have the ranks regroup with the members of a plan."""
         now, recovery_s = time.monotonic(), self.job.spec.aegis.recovery_s
+        if self.move is not None and self.move.number > self.number:
+            self._overtaken, self.move = self.move, None
         self.number += 1
         self._planned, self._asked_at, self._awaits_warm = plan, self._asked_at or now, False
         self._deadline = now + recovery_s + _ANSWER_S
         lost = tuple(sorted(self._lost))
         self.job.event(
             "recovery_started", attempt=self.attempt.number, generation=self.number, ranks=list(lost),
-            members=[plan.members[rank] for rank in lost],
+            members=None if plan.former else [plan.members[rank] for rank in lost],
         )  # fmt: skip
-        if not self.store.generation(Generation(self.number, plan.members, lost, recovery_s)):
+        generation = Generation(
+            self.number, plan.members, () if plan.former else lost, recovery_s, left=tuple(sorted(self._leaving)),
+            former=plan.former, former_size=len(self.members) if plan.former else 0,
+        )  # fmt: skip
+        if not self.store.generation(generation):
             self._give_up("the store server is gone")
 
     def _recovered(self, step: int, rolled_back: int) -> None:
         assert self._asked_at is not None
         plan, lost = self._planned, sorted(self._lost)
-        taken = {plan.members[rank] for rank in lost}
-        self.warm.take(taken)
+        self.resized = bool(plan.former)
+        if not self.resized:
+            self.warm.take({plan.members[rank] for rank in lost})
         self.dead |= self._lost_nodes
         self._new = (self._new[0] | self._lost, self._new[1] | self._lost_nodes)
         self.members, self.nodes = list(plan.members), list(plan.nodes)
         self.spares = tuple(node for node in self.spares if node not in self.nodes)
         seconds = round(time.monotonic() - self._asked_at, 3)
-        self.job.event(
-            "recovered_in_memory", attempt=self.attempt.number, generation=self.number, ranks=lost, step=step,
-            rolled_back=rolled_back, seconds=seconds,
-            nodes=hostlist_in_order(tuple(dict.fromkeys(self.nodes))),
-        )  # fmt: skip
+        move, self.move, self._overtaken = self.move, None, None
+        if move is not None:
+            self._moved(move, step, rolled_back, seconds)
+        if by_fault := sorted(self._lost.difference(() if move is None else move.ranks)):
+            self.job.event(
+                "recovered_in_memory", attempt=self.attempt.number, generation=self.number, ranks=by_fault,
+                step=step, rolled_back=rolled_back, seconds=seconds,
+                nodes=hostlist_in_order(tuple(dict.fromkeys(self.nodes))),
+                world_size=len(self.members) if self.resized else None,
+            )  # fmt: skip
         self._lost, self._lost_nodes, self._deadline, self._asked_at = set(), set(), None, None
+        self.ended = set()
         self._recovered_at_step, self._tries, self._ready = step, self._tries + 1, False
-        used = dict.fromkeys(plan.nodes[rank] for rank in lost)
+        used = {} if self.resized else dict.fromkeys(plan.nodes[rank] for rank in lost)
         self.warm.start([node for node in used if not (self.warm.waiting.get(node) or self.warm.coming[node])])
 
     def _give_up(self, reason: str) -> None:
         self._deadline, self._given_up = None, True
+        self.move = None
         self.job.event(
             "recovery_failed", attempt=self.attempt.number, generation=self.number, ranks=sorted(self._lost),
             reason=reason,

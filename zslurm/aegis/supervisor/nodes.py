@@ -71,6 +71,11 @@ class Nodes:
         """Nodes that the ranks are meant to have: fewer than the run asks for where its job was shrunk."""
         return min(self._spec.slurm.nodes, len(self.every)) if self.on_slurm else 1
 
+    @property
+    def can_requeue(self) -> bool:
+        """Whether the job can come back later, with other nodes."""
+        return self.on_slurm and (SlurmClient(self._environ).can_control() or self._spec.wants_successor)
+
     def slurm_is_away(self) -> str | None:
         """Return why no step can be started now, because the controller does not answer; None where it does."""
         client = self._client()
@@ -117,7 +122,7 @@ class Nodes:
             in_use,
             self.needed,
             outlives_nodes=self._spec.outlives_nodes,
-            can_requeue=SlurmClient(self._environ).can_control() or self._spec.wants_successor,
+            can_requeue=self.can_requeue,
             elsewhere=self._elsewhere(excluded) if look_elsewhere else None,
             demanded=frozenset(expand(self._spec.slurm.nodelist or "")),
             asked=len(self.every),

@@ -16,12 +16,12 @@ from zslurm.aegis.policy.history import active_exclusions
 from zslurm.aegis.policy.outcome import AttemptOutcome, Cause
 from zslurm.aegis.policy.policy import decide
 from zslurm.aegis.supervisor.agents.agents import Agents
-from zslurm.aegis.supervisor.fault_collector import FaultCollector, committed_step
+from zslurm.aegis.supervisor.fault_collector import FaultCollector
 from zslurm.aegis.supervisor.gpu_test import try_gpu
 from zslurm.aegis.supervisor.job import Job
 from zslurm.aegis.supervisor.nodes import Nodes
 from zslurm.aegis.supervisor.requeue import requeue_job
-from zslurm.aegis.supervisor.work_left import work_left
+from zslurm.aegis.supervisor.work_left import committed_step, work_left
 from zslurm.aegis.types import AttemptState, Decision, Fault, Resources, WorkLeft
 from zslurm.core.errors import Exit, ZslurmError
 from zslurm.run.state_events import IN_PLACE
@@ -90,8 +90,8 @@ class Recovery:
 
     def _work_left(self, committed: int) -> WorkLeft | None:
         """Return what is left to train after a checkpoint, where the run may continue with fewer nodes."""
-        if self.settings.min_nodes is None or not self.job.on_slurm or self.job.spec.trainer is not None:
-            return None  # of another program's batches nothing is known
+        if self.settings.min_nodes is None or not self.job.on_slurm:
+            return None
         return work_left(self.job.run, self.job.spec, committed, self.nodes.job_left_s())
 
     def _gpu_fails(self, decision: Decision, collected: FaultCollector) -> bool:

@@ -40,6 +40,7 @@ class WarmPool:
         self._steps: list[_Step] = []
         self._next = 1
         self.waiting: dict[str, list[str]] = {}
+        self._left: set[str] = set()
         self.coming: Counter[str] = Counter()
         self._came: set[str] = set()
 
@@ -80,7 +81,14 @@ class WarmPool:
     def add(self, member: str) -> None:
         """Note that a process is ready."""
         self._come(member)
-        self.waiting.setdefault(member.rpartition("/")[0], []).append(member)
+        node = member.rpartition("/")[0]
+        if node not in self._left:
+            self.waiting.setdefault(node, []).append(member)
+
+    def leave(self, node: str) -> None:
+        """Note that the ranks have left a node: processes that wait there end by themselves."""
+        self._left.add(node)
+        self.waiting.pop(node, None)
 
     def take(self, members: Iterable[str]) -> None:
         """Note that these processes are ranks now, or gone."""

@@ -11,22 +11,22 @@ import json
 import logging
 import math
 import os
-import queue
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from zslurm.bench.result import BenchResult, Machine, ResultWriter, Skipped
 from zslurm.bench.results.findings import add_findings
-from zslurm.bench.run.messages import BEAT_S, Message, Receiver, Task
+from zslurm.bench.run.following import Following
+from zslurm.bench.run.messages import BEAT_S, Message, Task
+from zslurm.bench.run.nodes import named_nodes, srun_options
+from zslurm.bench.run.request import Progress, Request
 from zslurm.checkpoint_tools.quantities import counted
 from zslurm.cluster.rccl.environment import variables_of
 from zslurm.cluster.site import Site
-from zslurm.core.errors import ConfigError, NotFound, SlurmRefused, SlurmUnavailable, ZslurmError
+from zslurm.core.errors import ConfigError, SlurmRefused, SlurmUnavailable, ZslurmError
 from zslurm.slurm.client import SlurmClient
 from zslurm.slurm.hostlist import compress, expand
 from zslurm.slurm.node_tasks import NodeTasks, start_here, start_on_nodes
@@ -35,56 +35,10 @@ from zslurm.slurm.srun_output import failed_nodes
 
 _LOG = logging.getLogger(__name__)
 
-LOST_AFTER_S = 20.0
-"""Without a heartbeat for so long a node is lost; they come every two seconds."""
 JOB_PREFIX = "zslurm-bench-"
 _NODE = "zslurm.bench.run.node"
 _CPU_RANKS = 2
-_LOOK_S = 0.2
 _QUEUE_REPORTED_EVERY_S = 30.0
-_DEFAULT_LIMIT_MIN, _START_MIN = 60, 5
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a user asked for.
-
-    Attributes:
-        benchmark: its name.
-        options: of the benchmark.
-        command: the command line, for the result.
-        nodes: so many nodes of the cluster, of Slurm's choice; with neither this nor a list, this machine.
-        nodelist: exactly these.
-        ranks: on each node; default: one for each GPU, two without GPUs.
-        minutes: for all points together.
-        environments: variables to measure with, one after the other, each in fresh processes.
-        lost_after_s: see LOST_AFTER_S.
-    """
-
-    benchmark: str
-    options: dict[str, Any]
-    command: Sequence[str]
-    nodes: int | None = None
-    nodelist: str | None = None
-    ranks: int | None = None
-    minutes: float | None = None
-    environments: Sequence[Mapping[str, str]] = ({},)
-    lost_after_s: float = LOST_AFTER_S
-
-    @property
-    def on_cluster(self) -> bool:
-        """Return whether nodes were asked for."""
-        return self.nodes is not None or self.nodelist is not None
-
-
-class Progress:
-    """What happens while a benchmark runs; the command line overrides what it shows."""
-
-    def planned(self, points: int, seconds: float) -> None:
-        """So many points are to be measured, estimated to take so long."""
-
-    def advanced(self, done: int, points: int, left_s: float) -> None:
-        """So many points are measured; the rest will take about `left_s`."""
 
 
 class _Ended(Exception):
@@ -99,45 +53,6 @@ class _Node:
     index: int
     gpus: int
     heard: float = field(default_factory=time.monotonic)
-
-
-class _Following:
-    """Reads what the nodes write, in threads, so that waiting for it can end."""
-
-    def __init__(self, tasks: NodeTasks) -> None:
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._receiver = Receiver()
-        self.errors: list[tuple[float, str]] = []
-        threading.Thread(target=self._read, args=(tasks,), daemon=True).start()
-        self._err = threading.Thread(target=self._read_errors, args=(tasks,), daemon=True)
-        self._err.start()
-        self.over = False
-
-    def _read(self, tasks: NodeTasks) -> None:
-        for line in tasks.process.stdout or ():
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def _read_errors(self, tasks: NodeTasks) -> None:
-        for line in tasks.process.stderr or ():
-            self.errors.append((time.time(), line))
-
-    @property
-    def error_text(self) -> str:
-        """Return what srun printed so far."""
-        return "".join(line for _, line in list(self.errors))
-
-    def next(self) -> tuple[str, Message] | None:
-        """Return the next message; None where there is none within a moment, or ever (`over`)."""
-        try:
-            line = self._lines.get(timeout=_LOOK_S)
-        except queue.Empty:
-            return None
-        if line is None:
-            self._err.join(1.0)
-            self.over = True
-            return None
-        return self._receiver.read(line)
 
 
 class _Run:
@@ -166,7 +81,7 @@ class _Run:
             raise
         ended: BaseException | None = None
         try:
-            self.following = _Following(tasks)
+            self.following = Following(tasks)
             self.tasks = tasks
             self._wait_for_nodes()
             for number, environ in enumerate(self.request.environments):
@@ -210,9 +125,9 @@ class _Run:
         inside = os.environ.get("SLURM_JOB_ID")
         return start_on_nodes(
             _NODE,
-            nodes=_named(request, site) if inside is None else expand(request.nodelist or ""),
+            nodes=named_nodes(request, site) if inside is None else expand(request.nodelist or ""),
             count=request.nodes,
-            options=_srun_options(request, site, inside=inside is not None),
+            options=srun_options(request, site, inside=inside is not None),
             job_id=inside,
             setup=site.cluster.setup,
             environ=environ,
@@ -406,42 +321,6 @@ def _why(message: Message) -> str | None:
         return str(message["why"])
     lines = [line for line in message["stderr"].splitlines() if line.strip()]
     return lines[-1].strip() if lines else f"it ended with {message['code']}"
-
-
-def _named(request: Request, site: Site) -> list[str]:
-    """Return the nodes of the list, after looking whether Slurm has them; none where Slurm is to choose.
-
-    Raises:
-        NotFound: a named node does not exist.
-        ConfigError: there are not so many usable nodes.
-    """
-    nodes = {node.name: node for node in SlurmClient().nodes()}
-    if request.nodelist is not None:
-        names = list(dict.fromkeys(expand(request.nodelist)))
-        if unknown := [name for name in names if name not in nodes]:
-            raise NotFound(f"{compress(unknown)}: Slurm has no such node; its nodes: {compress(nodes)}")
-        return names
-    partition = site.slurm.partition
-    members = [node for node in nodes.values() if partition is None or partition in node.partitions]
-    usable = sum(node.is_usable for node in members)
-    if (request.nodes or 0) > usable:
-        raise ConfigError(
-            f"--nodes {request.nodes}: of the {counted(len(members), 'node')} of {partition or 'the cluster'} "
-            f"{usable} {'is' if usable == 1 else 'are'} usable"
-        )
-    return []
-
-
-def _srun_options(request: Request, site: Site, *, inside: bool) -> list[str]:
-    """Return options of srun: whole nodes with all their GPUs."""
-    options = site.cluster.srun_gpu_options()
-    if inside:
-        return options
-    limit = math.ceil(request.minutes) + _START_MIN if request.minutes else _DEFAULT_LIMIT_MIN
-    options += ["--exclusive", "--mem=0", f"--time={limit}", *site.submit_options()]
-    if reservation := site.slurm.flags.get("reservation"):
-        options.append(f"--reservation={reservation}")
-    return options
 
 
 def launch(request: Request, site: Site, writer: ResultWriter, progress: Progress) -> BenchResult:

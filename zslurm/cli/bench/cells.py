@@ -15,6 +15,19 @@ _TITLES = {
     "tflops_per_rank": "TFLOPS each", "tokens_per_s": "tokens/s",
 }  # fmt: skip
 
+_LEAST_NEEDED = (
+    "algbw_gb_s",
+    "nodes",
+    "least_gb_s",
+    "least_tflops",
+    "slowest",
+    "spread",
+    "us",
+    "other_s",
+    "data_s",
+)
+"""Columns that a narrow terminal leaves out, in this order."""
+
 
 def title(name: str) -> str:
     """Return what a column is called in a table."""
@@ -43,3 +56,20 @@ def split_columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tu
     """
     same = [name for name in names if len(rows) > 1 and len({str(row.get(name)) for row in rows}) == 1]
     return [name for name in names if name not in same], same
+
+
+def fit_columns(
+    names: Sequence[str], rows: Sequence[Mapping[str, Any]], width: int
+) -> tuple[list[str], list[str]]:
+    """Return the columns that fit beside each other, and those that are left out, the least needed ones."""
+
+    def needed(name: str) -> int:
+        return 2 + max(len(title(name)), *(len(cell(name, row.get(name))) for row in rows))
+
+    shown = list(names)
+    for name in _LEAST_NEEDED:
+        if sum(map(needed, shown)) - 2 <= width:
+            break
+        if name in shown:
+            shown.remove(name)
+    return shown, [name for name in names if name not in shown]

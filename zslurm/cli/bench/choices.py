@@ -33,18 +33,30 @@ def format_of(given: str, known: Sequence[str]) -> str:
 
 
 def sizes_between(smallest: str, largest: str, *, factor: int) -> list[int]:
-    """Return sizes in bytes, each `factor` times the one before.
+    """Return sizes in bytes, each `factor` times the one before, and the largest.
 
     Raises:
         ConfigError: these are no sizes, or the first is the larger one.
     """
-    least, most = parse_size(smallest), parse_size(largest)
+    least, most = size_of("--min", smallest), size_of("--max", largest)
     if least > most:
         raise ConfigError(f"--min {smallest} is more than --max {largest}")
     sizes = [least]
     while sizes[-1] * factor <= most:
         sizes.append(sizes[-1] * factor)
-    return sizes
+    return sizes if sizes[-1] == most else [*sizes, most]
+
+
+def size_of(option: str, text: str) -> int:
+    """Return a size in bytes.
+
+    Raises:
+        ConfigError: it is none; the message names the option.
+    """
+    try:
+        return parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def numbers(option: str, given: str | None) -> list[int] | None:

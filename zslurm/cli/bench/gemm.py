@@ -14,7 +14,7 @@ from zslurm.cli.bench.run_file import run_named
 from zslurm.cli.options import Cluster, Json, Set
 from zslurm.cli.plan import trains_on_cpus
 from zslurm.core.errors import ConfigError
-from zslurm.submit.run_products import run_products
+from zslurm.submit.run_products import run_parts, run_products
 
 FORMATS = ("bf16", "fp32", "fp64")
 _QUICK = {"m": [1024, 4096], "n": [1024, 4096], "k": [1024]}
@@ -56,7 +56,8 @@ def gemm(
         if m or n or k or quick:
             raise ConfigError("--run has its own sizes: leave out --m, --n, --k and --quick")
         spec = run_named(run, cluster=cluster, overrides=overrides or [])
-        products, chosen = run_products(spec, on_cpu=trains_on_cpus(spec)), spec.parallel.dtype
+        on_cpu, chosen = trains_on_cpus(spec), spec.parallel.dtype
+        products = [*run_products(spec, on_cpu=on_cpu), *run_parts(spec, on_cpu=on_cpu)]
     run_benchmark(
         "gemm",
         {"run": run, "products": products, **sizes, "dtype": format_of(dtype or chosen, FORMATS)},

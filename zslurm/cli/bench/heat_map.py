@@ -9,6 +9,9 @@ from zslurm.cli.bench.run import show_table
 
 _COLORS = (17, 18, 24, 30, 36, 71, 107, 143, 179, 220)
 """Of the 256 of a terminal, from dark to light, as viridis goes."""
+_BLACK, _WHITE = "color(16)", "color(231)"  # by number: `black` is what a theme makes of it, often grey
+_BLACK_FROM = 4
+"""From this colour on black digits have more contrast than white ones."""
 
 
 def show_products(result: BenchResult) -> None:
@@ -27,18 +30,21 @@ def show_products(result: BenchResult) -> None:
     for k in ks:
         table = Table(box=None, pad_edge=False, padding=0, header_style="bold")
         table.add_column("M \\ N", justify="right")
+        width = 1 + max(*(len(f"{rate:.3g}") for rate in rates.values()), *(len(str(n)) for n in ns))
         for n in ns:
-            table.add_column(f" {n}", justify="right", no_wrap=True)
+            table.add_column(f"{n}", justify="right", no_wrap=True, min_width=width)
         for m in ms:
             cells = [Text(f"{m} ", style="bold")]
             for n in ns:
                 rate = rates.get((k, m, n))
                 share = 0.0 if rate is None else rate / highest
-                color = _COLORS[min(len(_COLORS) - 1, int(share * len(_COLORS)))]
-                style = f"{'black' if share > 0.5 else 'white'} on color({color})"
-                cells.append(Text(" -" if rate is None else f" {rate:.3g}", style="" if rate is None else style))
+                level = min(len(_COLORS) - 1, int(share * len(_COLORS)))
+                style = f"{_BLACK if level >= _BLACK_FROM else _WHITE} on color({_COLORS[level]})"
+                # As wide as the column: a cell is coloured as far as its text goes.
+                text = f"{'-' if rate is None else f'{rate:.3g}':>{width}}"
+                cells.append(Text(text, style="" if rate is None else style))
             table.add_row(*cells)
         console.print(f"TFLOPS, {swept[0]['dtype']}, K = {k}")
-        console.print(table)
+        console.print(table, "")
     wrong = sum(bool(row["wrong"]) for row in swept)
     console.print(f"{len(swept)} products, {wrong} of them wrong; highest {highest:.4g} TFLOPS")

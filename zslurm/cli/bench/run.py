@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,10 @@ from zslurm.bench.result import BenchResult, ResultWriter, default_path
 from zslurm.bench.results.apply import settings_from
 from zslurm.bench.results.plots import NoPlots
 from zslurm.bench.results.published import beside
-from zslurm.bench.run.launch import Progress, Request, launch
+from zslurm.bench.run.launch import launch
+from zslurm.bench.run.request import Progress, Request
 from zslurm.checkpoint_tools.quantities import counted, show_duration
-from zslurm.cli.bench.cells import cell, split_columns, title
+from zslurm.cli.bench.cells import cell, fit_columns, split_columns, title
 from zslurm.cli.bench.environments import show_side_by_side
 from zslurm.cli.bench.results import apply_to_profile, draw_plots
 from zslurm.cli.terminal.table import print_table
@@ -169,6 +171,10 @@ def show_table(result: BenchResult) -> None:
             print_table(["", ""], [[title(name), cell(name, rows[0].get(name))] for name in columns])
             return
         columns, same = split_columns(columns, rows)
+        columns, left_out = fit_columns(columns, rows, shutil.get_terminal_size().columns)
+        if left_out:
+            names = ", ".join(title(name) for name in left_out)
+            say(f"not shown, as the terminal is narrow: {names} (--json has all)")
         if same:
             print(", ".join(f"{title(name)} {cell(name, rows[0].get(name))}" for name in same))
     print_table(

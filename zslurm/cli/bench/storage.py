@@ -11,11 +11,11 @@ from typer import Option
 
 from zslurm.bench.run.work_directory import PREFIX
 from zslurm.bench.storage_space import refusal
+from zslurm.cli.bench.choices import size_of
 from zslurm.cli.bench.options import Apply, Minutes, Nodelist, Nodes, Out, Plot, Quick, Ranks
 from zslurm.cli.bench.run import Common, run_benchmark
 from zslurm.cli.options import Cluster, Json
 from zslurm.core.errors import ConfigError
-from zslurm.core.units import parse_size
 
 _LEAST_BYTES = 4 << 20
 _MOST_DEPTH = 1024
@@ -77,7 +77,7 @@ def _check(path: Path, options: dict[str, object], ranks: int, nodes: int) -> No
 
 def _size(option: str, text: str) -> int:
     """Return a size in bytes, a multiple of the largest block."""
-    size = parse_size(text)
+    size = size_of(option, text)
     if size < _LEAST_BYTES:
         raise ConfigError(f"{option} {text}: at least 4MiB")
     return size // _LEAST_BYTES * _LEAST_BYTES

@@ -16,7 +16,7 @@ from zslurm.checkpoint_tools import Comparison, Manifest, Statistics, compare, s
 from zslurm.checkpoint_tools.quantities import counted, show_bytes, show_count, show_duration
 from zslurm.cli.checkpoint.options import Checkpoint, Checkpoints, Threads
 from zslurm.cli.errors import as_user_errors
-from zslurm.cli.options import Json, Slurm, run_locally_or_as_job
+from zslurm.cli.options import Json, Slurm, complete_tensors, run_locally_or_as_job
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import CheckFailed, ConfigError
@@ -83,7 +83,12 @@ def _size_and_age(path: Path) -> dict[str, Any]:
 def show(
     checkpoint: Checkpoint,
     tensor: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Statistics of this tensor's values instead (repeatable).")
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Statistics of this tensor's values instead (repeatable).",
+            autocompletion=complete_tensors,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

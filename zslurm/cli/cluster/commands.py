@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from zslurm.cli.options import Json
+from zslurm.cli.cluster import exclude
+from zslurm.cli.options import Json, complete_clusters
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.cli.values import print_values
 from zslurm.cluster.edit import edit_profile, run_editor
@@ -22,7 +23,12 @@ from zslurm.submit.profile_check import check_profile
 app = typer.Typer(help="Cluster profiles: list, show, edit, check, choose.", no_args_is_help=True)
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Name of a profile; default: the one that is used.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="Name of a profile; default: the one that is used.",
+        autocompletion=complete_clusters,
+    ),
 ]
 
 _COLUMNS = (
@@ -36,6 +42,9 @@ _COLUMNS = (
     Column("network", drop=3),
     Column("problem", "below"),
 )
+
+
+app.add_typer(exclude.app, name="exclude")
 
 
 @app.command("ls")
@@ -130,7 +139,7 @@ def check(name: Name = None, json: Json = False) -> None:
 
 
 @app.command()
-def use(name: Annotated[str, typer.Argument(help="Name of a profile.")]) -> None:
+def use(name: Annotated[str, typer.Argument(help="Name of a profile.", autocompletion=complete_clusters)]) -> None:
     """Make a profile the one that is used where none is named.
 
     Example: zslurm cluster use local

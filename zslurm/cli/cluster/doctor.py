@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.cli.options import Cluster, Json
+from zslurm.cli.options import Cluster, Json, complete_checks
 from zslurm.cli.terminal.table import Column, print_table
 from zslurm.core import log
 from zslurm.core.console import print_json, say
@@ -39,8 +39,14 @@ def doctor(
     nodelist: Annotated[
         str | None, Option(metavar="LIST", help="Check these nodes; default: all that are idle.")
     ] = None,
-    only: Annotated[list[str] | None, Option(metavar="CHECK", help="Run only this check (repeatable).")] = None,
-    skip: Annotated[list[str] | None, Option(metavar="CHECK", help="Leave this check out (repeatable).")] = None,
+    only: Annotated[
+        list[str] | None,
+        Option(metavar="CHECK", help="Run only this check (repeatable).", autocompletion=complete_checks),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        Option(metavar="CHECK", help="Leave this check out (repeatable).", autocompletion=complete_checks),
+    ] = None,
     benchmark: Annotated[
         bool, Option("--benchmark", help="Measure the GPUs too: matrix product, memory, all-reduce.")
     ] = False,

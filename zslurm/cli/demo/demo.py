@@ -24,6 +24,7 @@ from zslurm.cli.data.build import describe_summary, make_bundle
 from zslurm.cli.demo.size import FEWEST_TOKENS, LARGE_BATCH, MOST_TOKENS, affordable_tokens, batch_for, measure
 from zslurm.core.console import say
 from zslurm.core.errors import ConfigError, Exit
+from zslurm.core.extras import require
 from zslurm.run.run_dir import RunDir
 from zslurm.run.state import look
 from zslurm.submit.resolve import resolve_run
@@ -70,6 +71,7 @@ def demo(
 
     Example: zslurm demo
     """
+    require("torch")
     started = time.monotonic()
     _prepare(directory)
     say("1. Real text: the Python standard library's sources, tokenized with a BPE that is trained on them.")

@@ -9,8 +9,8 @@ from typer import Option
 from zslurm.checkpoint_tools.plain import shorten
 from zslurm.cli.logs.log_errors import COLUMNS, attempt_with_errors, details_of_root, rank_errors
 from zslurm.cli.logs.merged_logs import print_merged
-from zslurm.cli.logs.rank_log import chosen_attempt, no_log, print_logs
-from zslurm.cli.options import Follow, Json, Run
+from zslurm.cli.logs.rank_log import chosen_attempt, no_log, previous_attempt, print_logs
+from zslurm.cli.options import TIMES, Follow, Json, Run, parse_since
 from zslurm.cli.terminal.table import print_table
 from zslurm.core.console import print_json, say
 from zslurm.core.errors import ConfigError
@@ -34,7 +34,11 @@ def logs(
     supervisor: Annotated[
         bool, Option("--supervisor", help="The job's own output (batch script and supervisor) instead.")
     ] = False,
-    lines: Annotated[int | None, Option("-n", "--lines", min=0, help="Only the last N lines.")] = None,
+    tail: Annotated[int | None, Option("-n", "--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
+    since: Annotated[
+        str | None, Option(metavar="TIME", help=f"Only lines that were written since: {TIMES}.")
+    ] = None,
+    previous: Annotated[bool, Option("--previous", help="The attempt before the newest.")] = False,
     json: Json = False,
 ) -> None:
     """Print the output of ranks. One rank's is printed as it is, that of several with time and rank.
@@ -44,18 +48,29 @@ def logs(
     Example: zslurm logs -f my-run --rank 0,8-15
     """
     ranks = parse_ranks(rank)
+    earliest = None if since is None else parse_since(since)
     found = find(run)
+    if previous:
+        if attempt is not None or follow or supervisor:
+            raise ConfigError("--previous is an attempt that is over; leave --attempt, -f and --supervisor out")
+        attempt = previous_attempt(found).number
     if errors:
         if follow or supervisor:
             raise ConfigError("--errors looks at an attempt as it is; leave -f and --supervisor out")
         _print_errors(run=found, attempt=attempt, as_json=json)
+    elif supervisor and earliest is not None:
+        raise ConfigError("--supervisor: the job's own output has no times; leave --since out")
     elif supervisor and json:
         raise ConfigError("--supervisor: the job's own output has no ranks and no times; leave --json out")
     elif supervisor or (ranks is not None and len(ranks) == 1 and not json):
         one = ranks[0] if ranks else 0
-        print_logs(found, rank=one, attempt=attempt, supervisor=supervisor, last_lines=lines, follow=follow)
+        print_logs(
+            found, rank=one, attempt=attempt, supervisor=supervisor, last_lines=tail, since=earliest, follow=follow
+        )
     else:
-        print_merged(found, ranks=ranks, attempt=attempt, last_lines=lines, follow=follow, as_json=json)
+        print_merged(
+            found, ranks=ranks, attempt=attempt, last_lines=tail, since=earliest, follow=follow, as_json=json
+        )
 
 
 def _print_errors(run: RunDir, attempt: int | None, as_json: bool) -> None:

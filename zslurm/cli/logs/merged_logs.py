@@ -82,12 +82,14 @@ def print_merged(
     ranks: Sequence[int] | None,
     attempt: int | None,
     last_lines: int | None,
+    since: float | None = None,
     follow: bool,
     as_json: bool,
 ) -> None:
     """Print the logs of several ranks, merged, to standard output.
 
-    Without `ranks` all; `attempt`, `last_lines`, `follow` as in `print_logs`; with `as_json` a line of JSON each.
+    Without `ranks` all; `attempt`, `last_lines`, `since`, `follow` as in `print_logs`; with `as_json` each line is
+    one of JSON.
 
     Raises:
         NotFound: there is no such attempt or rank, or no log and none to be expected.
@@ -99,6 +101,8 @@ def print_merged(
     if not logs and not active:
         raise no_log(run)
     merged: Iterable[LogLine] = heapq.merge(*(log.lines(whole=not active) for log in logs.values()))
+    if since is not None:
+        merged = (line for line in merged if line.when >= since)
     _print(merged if last_lines is None else deque(merged, maxlen=last_lines), chosen, as_json)
     for active in states:
         newest = chosen_attempt(run, attempt)

@@ -10,6 +10,7 @@ from pathlib import Path
 from zslurm.cli.run.polling import looks
 from zslurm.core.errors import NotFound
 from zslurm.core.files import read_json
+from zslurm.run.log_times import LogTimes
 from zslurm.run.run_dir import AttemptDir, RunDir
 from zslurm.run.state import recorded_job
 
@@ -27,6 +28,18 @@ def chosen_attempt(run: RunDir, number: int | None) -> AttemptDir | None:
         if attempt.number == number:
             return attempt
     raise NotFound(f"{run.name}: there is no attempt {number}")
+
+
+def previous_attempt(run: RunDir) -> AttemptDir:
+    """Return the attempt before the newest.
+
+    Raises:
+        NotFound: there is none.
+    """
+    attempts = run.attempt_dirs()
+    if len(attempts) < 2:
+        raise NotFound(f"{run.name}: there is no attempt before the {'newest' if attempts else 'first'}")
+    return attempts[-2]
 
 
 def ranks_with_logs(run: RunDir, attempt: AttemptDir, ranks: Sequence[int] | None) -> list[int]:
@@ -64,12 +77,19 @@ def _log_path(run: RunDir, rank: int, attempt: int | None, supervisor: bool) -> 
 
 
 def print_logs(
-    run: RunDir, *, rank: int, attempt: int | None, supervisor: bool, last_lines: int | None, follow: bool
+    run: RunDir,
+    *,
+    rank: int,
+    attempt: int | None,
+    supervisor: bool,
+    last_lines: int | None,
+    since: float | None = None,
+    follow: bool,
 ) -> None:
     """Print a log to standard output: a rank's, or with `supervisor` the job's own.
 
     Without `attempt` that of the newest, also when a newer one begins while following, until the run has ended; of
-    what is there already only `last_lines`.
+    what is there already only `last_lines`, and only lines written `since` then (UNIX seconds; of ranks only).
 
     Raises:
         NotFound: there is no such log, and none is to be expected.
@@ -78,7 +98,7 @@ def print_logs(
     states = looks([run], follow=follow)
     if not next(states) and path is None:
         raise no_log(run)
-    offset = _print_tail(path, last_lines) if path else 0
+    offset = _print_tail(path, last_lines, since) if path else 0
     for active in states:
         newest = _log_path(run, rank, attempt, supervisor)
         if newest is not None and newest != path:
@@ -89,13 +109,26 @@ def print_logs(
             break
 
 
-def _print_tail(path: Path, last_lines: int | None) -> int:
+def _print_tail(path: Path, last_lines: int | None, since: float | None) -> int:
     """Print the file, or its last lines; returns how far it was read."""
     with path.open("rb") as file:
+        if since is not None:
+            file.seek(_offset_at(path, since))
         block: bytes = file.read() if last_lines is None else b"".join(deque(file, maxlen=last_lines))
         end = file.tell()
     _write(block)
     return end
+
+
+def _offset_at(path: Path, since: float) -> int:
+    """Return where the lines of a rank's log begin that were written at a time or later."""
+    times, offset = LogTimes(path, path.with_suffix(".times")), 0
+    with path.open("rb") as file:
+        for line in file:
+            if times.of(offset + len(line)) >= since:
+                break
+            offset += len(line)
+    return offset
 
 
 def _print_from(path: Path, offset: int) -> int:

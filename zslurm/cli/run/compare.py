@@ -16,9 +16,10 @@ _MOST_FAULTS = 10
 
 
 def compare(first: Run, second: Run, json: Json = False) -> None:
-    """Show how two runs differ: configuration, curves, throughput, faults.
+    """Show how two runs differ.
 
-    Curves are compared at the steps that both runs kept, or by tokens where their batches differ.
+    In configuration, curves, throughput and faults. Curves are compared at the steps that both runs kept, or by
+    tokens where their batches differ.
 
     Example: zslurm compare my-run other-run
     """

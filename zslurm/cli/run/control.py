@@ -1,4 +1,4 @@
-"""`zslurm cancel|hold|release|requeue`, and `zslurm exec`: act on runs that were submitted."""
+"""`zslurm cancel|hold|release|requeue|move`, and `zslurm exec`: act on runs that were submitted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import typer
 
 from zslurm.cli.options import Run, Runs
 from zslurm.core.console import say
+from zslurm.core.errors import Exit
 from zslurm.job.exec_command import exec_on_nodes
 from zslurm.run.find import OrphanJob, find, find_to_change
 from zslurm.submit import control
+from zslurm.submit.move import answers_to, ask_to_move
 
 if TYPE_CHECKING:
     from zslurm.run.run_dir import RunDir
@@ -80,6 +82,37 @@ def cancel(
             continue
         job_id = control.cancel(run, wait=wait)
         say(f"cancelled job {job_id} of {run.name}" if job_id else f"{run.name} is not active; nothing to cancel")
+
+
+def move(
+    run: Run,
+    off: Annotated[str, typer.Option("--off", metavar="NODES", help="A hostlist of nodes that the ranks leave.")],
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when the ranks have moved, or when they do not.")
+    ] = True,
+) -> None:
+    """Move a run's ranks off nodes, at a step's boundary and without a restart.
+
+    Spares of the job take the places of the nodes, one after the other; no step is lost, and the run does not use
+    these nodes any more. It needs recovery in memory (aegis.recovery: memory) and spares (slurm.spares). Ctrl-C
+    ends the wait, not the move.
+
+    Example: zslurm move my-run --off node3
+    """
+    found = find(run)
+    asked = ask_to_move(found, off)
+    if not wait:
+        say(f"asked job {asked.job_id} of {found.name} to move off {off}; `zslurm events {found.name}` shows it")
+        return
+    refused = 0
+    try:
+        for answer in answers_to(found, asked):
+            say(answer.line)
+            refused += not answer.moved
+    except KeyboardInterrupt:
+        say(f"not waiting any more; `zslurm events {found.name}` shows what comes of it")
+        raise typer.Exit(130) from None
+    raise typer.Exit(Exit.FAILED if refused else Exit.DONE)
 
 
 def exec(

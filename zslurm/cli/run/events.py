@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zslurm.cli.options import Follow, Json, SomeRuns
+from zslurm.cli.options import TIMES, Follow, Json, SomeRuns, parse_since
 from zslurm.cli.run.polling import looks
 from zslurm.cli.terminal.screen import columns_of_terminal, print_styled
 from zslurm.cli.terminal.table import HEAD, QUIET, Column, print_table
@@ -28,7 +28,10 @@ _OF_ONE_RUN = (Column("time"), Column("run", drop=2), Column("event", drop=1), C
 def events(
     runs: SomeRuns = None,
     follow: Follow = False,
-    lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last N events.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("-n", "--tail", metavar="N", min=0, help="Only the last N events.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only events since: {TIMES}.")] = None,
     json: Json = False,
 ) -> None:
     """Show what happened to runs, and who did what. Starts, failures, decisions, requeues.
@@ -38,7 +41,8 @@ def events(
     Example: zslurm events my-run -f
     """
     chosen = find_all(runs) if runs else known_runs()
-    found = recorded_events(chosen, lines, follow=follow)
+    earliest = None if since is None else parse_since(since)
+    found = recorded_events(chosen, tail, follow=follow, since=earliest)
     if not follow and not json:
         print_table(COLUMNS if len(chosen) > 1 else _OF_ONE_RUN, [as_row(*pair) for pair in found])
         return
@@ -71,14 +75,14 @@ def as_json(run: RunDir, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded_events(
-    runs: Sequence[RunDir], last: int | None = None, *, follow: bool = False
+    runs: Sequence[RunDir], last: int | None = None, *, follow: bool = False, since: float | None = None
 ) -> Iterator[tuple[RunDir, dict[str, Any]]]:
     """Yield the events of several runs in order of time, and what people did: the `last` of those that are there.
 
     When following, those that are added, too, until none of the runs is active any more.
     """
     tails = [(run, JsonLinesTail(path)) for run in runs for path in (run.submissions, run.events)]
-    there = _news(tails)
+    there = [pair for pair in _news(tails) if since is None or _time(pair[1]) >= since]
     yield from there if last is None else there[len(there) - min(last, len(there)) :]
     states = looks(runs, follow=follow)
     next(states)

@@ -95,7 +95,7 @@ def _on_terminal(run: RunDir, job_id: str) -> RunState:
 
         def print_line(text: str, failed: bool) -> None:
             console.print(text, style="red" if failed else "yellow")
-            progress.update(task, text="the attempt failed" if failed else "recovering")
+            progress.update(task, text="the attempt failed" if failed else "after a failure")
 
         return _watch(run, job_id, show, lambda text: progress.update(task, text=text), print_line)
 

@@ -37,9 +37,10 @@ def report(
         Format | None, typer.Option("--format", help="html or md; default: by the ending of --out.")
     ] = None,
 ) -> None:
-    """Write a page about a run that explains itself, or several side by side.
+    """Write one page about a run, or several side by side.
 
-    The page needs no network and opens from a file, on a phone too.
+    Curves, where the time went, faults and actions, checkpoints, configuration, and what the job used of what it
+    asked for. The page needs no network and opens from a file, on a phone too.
 
     Example: zslurm report my-run --out my-run.html
     """

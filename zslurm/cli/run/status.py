@@ -202,6 +202,11 @@ def _facts(state: RunState, excluded: str | None) -> Iterator[tuple[str, str | N
         yield "restarts", f"{aegis.restarts_in_place} in place, {state.restarts} by Slurm"
     if times := aegis.recovered_in_memory:
         yield "recovered", f"{'once' if times == 1 else f'{times} times'} in memory, without a restart"
+    if times := aegis.planned_moves:
+        yield (
+            "moved",
+            f"{'once' if times == 1 else f'{times} times'} to another node, as planned; no step was lost",
+        )
 
 
 def _checkpoint_steps(run: RunDir) -> list[int]:

@@ -58,6 +58,8 @@ class Placement:
         if self.oversubscription is None:
             return "oversubscription unknown (cluster.fabric.uplinks is not given)"
         ports = f"{counted(self.ports_up, 'port')} of a slice {'sends' if self.ports_up == 1 else 'send'} up"
+        if self.oversubscription < 1:
+            return f"not oversubscribed: {ports}, {100 * self.oversubscription:.2g} % of what its uplinks carry"
         return f"oversubscription {self.oversubscription:.3g}:1 ({ports})"
 
     def _unlisted(self) -> str:

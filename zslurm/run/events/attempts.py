@@ -90,6 +90,19 @@ class CollectivesExamined(Event, name="collectives_examined"):
         return f"{counted(self.dumps, 'flight-recorder dump')}: {found}"
 
 
+class RasAnswered(Event, name="ras_answered"):
+    """The RAS service of the collective library was asked about a hang; `found` has what it shows, a line each."""
+
+    attempt: int
+    node: str
+    version: str = ""
+    found: list[str] | None = None
+
+    def _sentence(self) -> str:
+        found = "; ".join(self.found) if self.found else "no rank is behind the others"
+        return f"the RAS service on {self.node}{f' (NCCL {self.version})' if self.version else ''}: {found}"
+
+
 class StacksDumped(Event, name="stacks_dumped"):
     """Ranks wrote the stacks of their threads to their logs."""
 

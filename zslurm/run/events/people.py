@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zslurm.run.event import Event
+from zslurm.run.event import Event, Nodes
+from zslurm.run.event_text import node_list
 
 
 class Action(Event):
@@ -37,10 +38,28 @@ class ExcludedByUser(Action, name="exclude"):
     TEXT = "changed"
 
 
+class Readmitted(Action, name="readmit"):
+    """Excluded nodes may be used again."""
+
+    def _sentence(self) -> str:
+        who = f", by {self.user}" if self.user else ""
+        return f"{self.node_list} may be used again{who}"
+
+
 class Cancelled(Action, name="cancel"):
     """The job was cancelled."""
 
     TEXT = "cancelled"
+
+
+class MoveAsked(Action, name="move"):
+    """Somebody asked that the ranks leave the nodes `off`; `request` is in the events that answer it."""
+
+    off: Nodes
+    request: str
+
+    def _sentence(self) -> str:
+        return f"asked{f' by {self.user}' if self.user else ''} to move off {node_list(self.off)}"
 
 
 class Held(Action, name="hold"):

@@ -22,6 +22,16 @@ class RecoveryReady(Event, name="recovery_ready"):
     attempt: int
 
 
+class HangingRanksEnded(Event, name="hanging_ranks_ended"):
+    """Ranks that hang were killed, and no others: these continue with other processes in their place."""
+
+    attempt: int
+    ranks: list[int]
+
+    def _sentence(self) -> str:
+        return f"{rank_list(self.ranks)}{self.on_nodes} killed alone, for the others can continue{self.because}"
+
+
 class RecoveryStarted(Event, name="recovery_started"):
     """Ranks were lost, and the others regroup with warm processes in their place."""
 
@@ -36,7 +46,7 @@ class RecoveryStarted(Event, name="recovery_started"):
 
 
 class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
-    """The ranks train on; `nodes` are those that they are on now."""
+    """The ranks train on; `nodes` are those that they are on now, `world_size` how many where there are fewer."""
 
     attempt: int
     generation: int
@@ -44,13 +54,13 @@ class RecoveredInMemory(Event, name="recovered_in_memory", changes_state=True):
     step: int
     rolled_back: int = 0
     seconds: float | None = None
+    world_size: int | None = None
 
     def _sentence(self) -> str:
         lost = f", {counted(self.rolled_back, 'step')} lost" if self.rolled_back else ", no step lost"
         took = "" if self.seconds is None else f" after {self.seconds:.2f} s"
-        return (
-            f"recovered in memory{took}: trains on from step {self.step}{lost}; {rank_list(self.ranks)} replaced"
-        )
+        done = "replaced" if self.world_size is None else f"left out, {counted(self.world_size, 'rank')} go on"
+        return f"recovered in memory{took}: trains on from step {self.step}{lost}; {rank_list(self.ranks)} {done}"
 
 
 class RecoveryFailed(Event, name="recovery_failed"):
@@ -61,3 +71,44 @@ class RecoveryFailed(Event, name="recovery_failed"):
     reason: str
     generation: int = 0
     ranks: list[int] | None = None
+
+
+class MovePlanned(Event, name="move_planned"):
+    """Ranks are to leave the node `off` for the node `to` at the next step's boundary; nothing was lost."""
+
+    attempt: int
+    off: str
+    to: str
+    ranks: list[int]
+    reason: str
+    request: str | None = None
+
+    def _sentence(self) -> str:
+        return f"{rank_list(self.ranks)} move from {self.off} to {self.to} after this step: {self.reason}"
+
+
+class RanksMoved(Event, name="ranks_moved", changes_state=True):
+    """A planned move was made; `nodes` are those that the ranks are on now, `seconds` how long training paused."""
+
+    attempt: int
+    generation: int
+    off: str
+    ranks: list[int]
+    step: int
+    rolled_back: int = 0
+    seconds: float | None = None
+    request: str | None = None
+
+    def _sentence(self) -> str:
+        lost = f"{counted(self.rolled_back, 'step')} lost" if self.rolled_back else "no step lost"
+        took = "" if self.seconds is None else f", a pause of {self.seconds:.2f} s"
+        return f"{rank_list(self.ranks)} moved off {self.off} after step {self.step}, {lost}{took}{self.because}"
+
+
+class MoveRefused(Event, name="move_refused"):
+    """A planned move was not made; the ranks train on where they are."""
+
+    TEXT = "the ranks do not move off {event.off}: {event.reason}"
+    off: str
+    reason: str
+    request: str | None = None

@@ -63,7 +63,7 @@ def _excluded_nodes(spec: RunSpec, run: RunDir) -> str | None:
     A node that the run asks for by name is never excluded.
     """
     try:
-        history = history_of(read_jsonl(run.events))
+        history = history_of([*read_jsonl(run.events), *read_jsonl(run.submissions)])
     except OSError:  # the supervisor, which writes there, reports it
         history = History()
     found = active_exclusions(history, time.time(), spec.aegis)

@@ -76,9 +76,11 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def free_port() -> Iterator[int]:
+    """A port at which nothing listens, and that no other program gets meanwhile: it is bound."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
 
 
 def test_a_silent_node_is_asked_about(site: Site, free_port: int) -> None:

@@ -240,6 +240,7 @@ class Agents:
         timeout_s: float,
         attempt: int | None = None,
         kill: bool = True,
+        rank: int = -1,
     ) -> dict[str, Answer]:
         """Give these nodes' agents a command, and wait for their answers.
 
@@ -251,13 +252,14 @@ class Agents:
             timeout_s: seconds to wait; an agent that has not answered then is missing in the result.
             attempt: the attempt that it is about; default: the present one.
             kill: of `clean_up`.
+            rank: of `end_rank`.
         """
         with self._lock:
             known = set(self.liveness.nodes)
         asked = set(nodes or known) & known
         named = () if asked == known else tuple(sorted(asked))
         about = self.attempt if attempt is None else attempt
-        return self._ask(Command(do, attempt=about, kill=kill, nodes=named), asked, timeout_s)
+        return self._ask(Command(do, attempt=about, kill=kill, nodes=named, rank=rank), asked, timeout_s)
 
     def _ask(self, command: Command, asked: Set[str], timeout_s: float) -> dict[str, Answer]:
         with self._answers.collected() as number:

@@ -1,0 +1,243 @@
+"""Recovery in memory at 64 and 1,024 ranks: how much of it is our own work, by messages; no model and no groups.
+
+The supervisor's plan, the store server and the ranks' parts are the program's own; the ranks are threads of a few
+processes on this machine, each with its own watcher, and two connections to the store, as a rank has. One rank is
+lost:
+
+    plan        who takes its place (policy/in_memory.py)
+    messages    from the generation's publication until every rank has seen it, has checked in, and has been told
+                that all others have, and rank 0's report is with the supervisor; all ranks share these cores
+    agreement   what a rank computes from what all ranks have: its part of the gathering, the step, its buddy
+
+What a library does is not in it: to abort collectives, to make groups (gloo's and NCCL's), and to move bytes. On a
+cluster each rank has a core of its own, so that there the messages cost the store's time and one rank's.
+Beside that, the memory of a rank: its copies of zaya1-8b, and what this process takes for a rank's connections.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.distributed import TCPStore
+
+from benchmarks.common import write_result
+from benchmarks.training.models import recipe
+from zslurm.aegis.fault_kinds import RANK_KILLED
+from zslurm.aegis.policy.in_memory import Ranks, plan_in_memory
+from zslurm.aegis.types import Fault
+from zslurm.checkpoint_tools import partition
+from zslurm.job.store_client import StoreClient
+from zslurm.run.run_dir import AttemptDir
+from zslurm.train.config import OptimConfig
+from zslurm.train.optim.sharded import spans_of
+from zslurm.train.plan.memory import copies_bytes
+from zslurm.train.recovery.agreement import check_in, whole_step
+from zslurm.train.recovery.generation import Generation, buddy_of, recovered, result_key, ward_of
+from zslurm.train.recovery.watcher import Watcher
+from zslurm.train.shapes import owned_table
+
+SIZES = (64, 1024)
+PER_NODE = 8
+PROCESSES = 4
+TURNS = 5
+LIMIT_S = 600.0
+MASTER_BYTES = 4
+
+
+def run() -> None:
+    """Measure, and write the result."""
+    rows = [measure(ranks) for ranks in SIZES]
+    write_result(
+        "recovery_scale",
+        {
+            "what": "one rank of many is lost: seconds of our own work until all have regrouped by messages",
+            "sizes": rows,
+            "load_average": round(os.getloadavg()[0], 1),
+            "note": "all simulated ranks share the cores of this machine; in messages_s their work adds up",
+        },
+    )
+
+
+def measure(ranks: int) -> dict[str, Any]:
+    """The figures of one size."""
+    plan_s = statistics.median(_timed(lambda: _plan(ranks)) for _ in range(TURNS))
+    agreement_s = agreement(ranks)
+    with tempfile.TemporaryDirectory() as directory:
+        attempt = AttemptDir(Path(directory) / "000001")
+        attempt.path.mkdir()
+        found = messages(ranks, attempt)
+    messages_s, store_s, rank_s, rank_bytes = found
+    row = {
+        "ranks": ranks,
+        "plan_s": round(plan_s, 5),
+        "messages_s": [round(seconds, 3) for seconds in messages_s],
+        "store_cpu_s": round(statistics.median(store_s), 4),
+        "cpu_s_per_rank": round(statistics.median(rank_s), 5),
+        "agreement_s_per_rank": round(agreement_s, 5),
+        "own_work_s": round(plan_s + statistics.median(messages_s) + agreement_s, 3),
+        "copies_bytes_per_rank_zaya1_8b": _copies(ranks),
+        "bytes_per_rank_for_connections": rank_bytes,
+    }
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _members(ranks: int) -> tuple[str, ...]:
+    return tuple(f"node{rank // PER_NODE}/{rank % PER_NODE}" for rank in range(ranks))
+
+
+def _plan(ranks: int) -> None:
+    members = _members(ranks)
+    nodes = tuple(member.partition("/")[0] for member in members)
+    warm = {node: (f"{node}/w{number}",) for number, node in enumerate(dict.fromkeys(nodes))}
+    fault = Fault.of_kind(RANK_KILLED, time.time(), "srun", "Killed", rank=5)
+    state = Ranks(members, nodes, PER_NODE, frozenset({5}), warm=warm, step=100)
+    assert plan_in_memory(state, [fault], most_tries=3).possible
+
+
+def agreement(ranks: int) -> float:
+    """Processor seconds that a rank takes to agree on the step, beside the gathering itself."""
+    mine = {
+        "own": [99, 100], "ward": 3, "held": [99, 100], "address": ("10.0.0.17", 40123, "0" * 32),
+        "bytes": 71 << 20, "done": 100, "save": False,
+    }  # fmt: skip
+    message = pickle.dumps(mine)
+
+    def agree() -> None:
+        infos = [pickle.loads(message) | {"ward": ward_of(rank, ranks, PER_NODE)} for rank in range(ranks)]
+        buddies = [buddy_of(rank, ranks, PER_NODE) for rank in range(ranks)]
+        own = [info["own"] if rank != 5 else [] for rank, info in enumerate(infos)]
+        assert whole_step(own, [info["held"] for info in infos], buddies) == 100
+
+    return statistics.median(_timed(agree) for _ in range(TURNS))
+
+
+def messages(ranks: int, attempt: AttemptDir) -> tuple[list[float], list[float], list[float], int]:
+    """Wall seconds of each turn, processor seconds of the store and of a rank, and bytes of memory for a rank."""
+    server = StoreClient.start([sys.executable], host="127.0.0.1", attempt=attempt)
+    assert server.wait_until_listening(LIMIT_S)
+    assert server.port is not None
+    context = multiprocessing.get_context("spawn")
+    pipes, hosts = [], []
+    for number in range(PROCESSES):
+        ours, theirs = context.Pipe()
+        mine = range(number, ranks, PROCESSES)
+        host = context.Process(target=_host, args=(theirs, server.port, ranks, mine), daemon=True)
+        host.start()
+        pipes.append(ours)
+        hosts.append(host)
+    try:
+        empty = [pipe.recv() for pipe in pipes]
+        for pipe in pipes:
+            pipe.send("connect")
+        full = [pipe.recv() for pipe in pipes]
+        store = next(
+            child for child in psutil.Process().children() if "zslurm.job.store_server" in child.cmdline()
+        )
+        walls, stores, per_rank = [], [], []
+        for number in range(1, TURNS + 1):
+            before, started = _cpu(store), time.monotonic()
+            assert server.generation(Generation(number, _members(ranks), (5,), LIMIT_S))
+            _wait_for_result(server, number)
+            walls.append(time.monotonic() - started)
+            for pipe in pipes:
+                per_rank += pipe.recv()
+            stores.append(_cpu(store) - before)
+    finally:
+        for host in hosts:
+            host.kill()
+            host.join()
+        server.stop()
+    return walls, stores, per_rank, (sum(full) - sum(empty)) // ranks
+
+
+def _wait_for_result(server: StoreClient, number: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        for event in server.poll():
+            if event.get("number") == number:
+                assert event["event"] == "recovered", event
+                return
+        time.sleep(0.001)
+    raise TimeoutError(f"generation {number}: no result in {LIMIT_S:g} s")
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _host(pipe: Connection, port: int, ranks: int, mine: range) -> None:
+    """In a process of some ranks: connect when asked to, and take part in each turn."""
+    threading.stack_size(256 << 10)
+    members, own = _members(ranks), psutil.Process()
+
+    def connect() -> TCPStore:
+        return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+    pipe.send(own.memory_info().rss)
+    pipe.recv()
+    seconds: list[float] = []
+    done = threading.Condition()
+
+    def simulate(rank: int) -> None:
+        store = connect()
+        watcher = Watcher(connect(), members[rank], ranks, lambda _: None)
+        with ready:
+            here.append(rank)
+            ready.notify()
+        for number in range(1, TURNS + 1):
+            generation = watcher.wait_after(number - 1, LIMIT_S)
+            assert generation is not None
+            began = time.thread_time()
+            check_in(store, generation, rank, over=lambda: False)
+            if rank == 0:
+                store.compare_set(result_key(number), "", _report(number))
+            with done:
+                seconds.append(time.thread_time() - began)
+                done.notify()
+
+    ready, here = threading.Condition(), list[int]()
+    for rank in mine:
+        threading.Thread(target=simulate, args=(rank,), daemon=True).start()
+    with ready:
+        ready.wait_for(lambda: len(here) == len(mine))
+    pipe.send(own.memory_info().rss)
+    for _ in range(TURNS):
+        with done:
+            done.wait_for(lambda: len(seconds) >= len(mine))
+            taken, seconds[:] = list(seconds), []
+        pipe.send(taken)
+    pipe.recv()  # its threads hold connections: it is ended from outside
+
+
+def _report(number: int) -> str:
+    return json.dumps(recovered(number, 100, 0, 0.0))
+
+
+def _copies(ranks: int) -> int:
+    """Bytes of host memory that the copies of zaya1-8b take on the rank that has most."""
+    layout = partition(owned_table(recipe("zaya1-8b"), OptimConfig()), ranks)
+    spans = (spans_of(layout, rank) for rank in range(ranks))
+    state = max(sum(stop - start for start, stop in each.values()) * MASTER_BYTES for each in spans)
+    return copies_bytes(state, ranks)

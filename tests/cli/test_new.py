@@ -1,0 +1,69 @@
+"""`zslurm new`, and the YAML of `zslurm config show --changed`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from tests.cli.commands import Shell
+
+
+def resolved(shell: Shell, *arguments: str) -> Any:
+    return shell.zslurm.ok("config", "show", *arguments, "--json", "--cluster", "local").json
+
+
+def test_a_new_run_file_is_commented_and_valid_for_each_recipe(shell: Shell) -> None:
+    for recipe in ("zaya1-tiny", "zaya1-8b"):
+        name = f"{recipe}.yaml"
+        shell.zslurm.ok("new", name, "--recipe", recipe, "--data", "tokens.h5", "--nodes", "3")
+        text = (shell.directory / name).read_text()
+        assert text.count("#") > 20
+        spec = resolved(shell, name)
+        assert (spec["run"]["name"], spec["slurm"]["nodes"]) == (recipe, 3)
+        assert spec["data"]["path"] == f"{shell.directory}/tokens.h5"
+
+
+def test_every_commented_key_can_be_taken_in(shell: Shell) -> None:
+    """Each `# key: value` becomes part of the file; what it says is what holds already, or an example."""
+    shell.zslurm.ok("new", "run.yaml", "--recipe", "zaya1-100m")
+    lines = (shell.directory / "run.yaml").read_text().splitlines()
+    taken = []
+    for line in lines:
+        bare = line.replace("# ", "", 1)
+        is_key = line.lstrip().startswith("#") and bare.strip() and _is_key(bare)
+        taken.append(bare if is_key else line)
+    (shell.directory / "taken.yaml").write_text("\n".join(taken) + "\n")
+    spec = resolved(shell, "taken.yaml")
+    assert (spec["slurm"]["time"], spec["slurm"]["partition"], spec["slurm"]["account"]) == (
+        "24:00:00", "gpu", "my-account",
+    )  # fmt: skip
+    before = resolved(shell, "run.yaml")
+    for section in ("model", "phases", "checkpoint", "optim", "parallel", "metrics", "aegis", "evaluation"):
+        assert spec[section] == before[section], section
+
+
+def _is_key(line: str) -> bool:
+    key, colon, value = line.strip().partition(":")
+    return bool(colon) and key.isidentifier() and key != "phases" and (value == "" or value.startswith(" "))
+
+
+def test_a_file_is_not_replaced_and_an_unknown_recipe_is_named(shell: Shell) -> None:
+    shell.write_run()
+    assert "it exists" in shell.fails("new", "run.yaml")[1]
+    assert "no such recipe" in shell.fails("new", "other.yaml", "--recipe", "zaya9")[1]
+    assert shell.zslurm.ok("new", "-").stdout.startswith("# A run of zaya1-tiny: ")
+
+
+def test_what_is_changed_is_a_run_file_of_the_same_run(shell: Shell) -> None:
+    shell.write_run(slurm={"time": "24:00:00", "account": "1e5"}, aegis={"retries": 7})
+    text = shell.zslurm.ok("config", "show", "run.yaml", "--changed", "--set", "run.seed=9").stdout
+    assert "retries: 7" in text
+    assert "grace_s" not in text, "a default"
+    (shell.directory / "again.yaml").write_text(text)
+    assert resolved(shell, "again.yaml") == resolved(shell, "run.yaml", "--set", "run.seed=9")
+    assert yaml.safe_load(text)["run"]["seed"] == 9
+    body = json.loads(shell.zslurm.ok("config", "show", "run.yaml", "--changed", "--json").stdout)
+    assert body["slurm"]["account"] == "1e5"
+    assert "--origin" in shell.fails("config", "show", "run.yaml", "--changed", "--origin")[1]

@@ -1,0 +1,69 @@
+"""Which nodes the ranks should leave before anything breaks: planned moves for advisory faults.
+
+A move to a spare at a step's boundary costs a fraction of a second (supervisor/planned_moves.py), so weaker signs
+are enough for it than for a restart; but it takes a spare, so one sign that may mean nothing is not.
+
+Pure: what was noticed comes from the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from zslurm.aegis.fault_kinds import GPU_RAS_CORRECTABLE, NODE_DRAINED, STRAGGLER
+from zslurm.aegis.types import Fault
+from zslurm.checkpoint_tools.quantities import counted
+
+RISING = 3
+"""Reports of one GPU's corrected memory errors after which they count as rising; a sensor reports a count again
+once it is ten times as high."""
+
+KINDS = (GPU_RAS_CORRECTABLE, NODE_DRAINED, STRAGGLER)
+"""Kinds of faults that a planned move answers."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """A node that the ranks should leave.
+
+    Attributes:
+        node: its name.
+        reason: one line.
+    """
+
+    node: str
+    reason: str
+
+
+def nodes_to_leave(faults: Sequence[Fault], nodes: Collection[str]) -> list[Leave]:
+    """Return which of the ranks' nodes they should leave, in the order in which the first sign was seen.
+
+    Args:
+        faults: those of an attempt, oldest first; of stragglers those count that are roots (`straggler.act`).
+        nodes: where the ranks are.
+    """
+    found: dict[str, str] = {}
+    for index, fault in enumerate(faults):
+        if fault.node is None or fault.node not in nodes or fault.node in found or fault.cleared:
+            continue
+        if reason := _reason(fault, faults[: index + 1], faults[index + 1 :]):
+            found[fault.node] = reason
+    return [Leave(node, reason) for node, reason in found.items()]
+
+
+def _reason(fault: Fault, until: Sequence[Fault], after: Sequence[Fault]) -> str:
+    """Return why a fault is reason to leave its node; empty where it is none, or is over."""
+
+    def is_same(other: Fault) -> bool:
+        return (other.kind, other.node, other.gpu, other.rank) == (fault.kind, fault.node, fault.gpu, fault.rank)
+
+    if any(other.cleared and is_same(other) for other in after):
+        return ""
+    if fault.kind == NODE_DRAINED or (fault.kind == STRAGGLER and fault.role == "root"):
+        return fault.line
+    if fault.kind == GPU_RAS_CORRECTABLE:
+        times = sum(is_same(other) and not other.cleared for other in until)
+        if times >= RISING:
+            return f"corrected memory errors rise, {counted(times, 'report')} so far; the last: {fault.line}"
+    return ""

@@ -1,0 +1,123 @@
+"""`zslurm cluster exclude`: the nodes that runs do not use any more, and how to take them back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from zslurm.aegis.policy.history import active_exclusions, history_of
+from zslurm.cli.options import Json, Run, SomeRuns
+from zslurm.cli.terminal.table import Column, print_table
+from zslurm.core.console import print_json, say
+from zslurm.core.errors import ZslurmError
+from zslurm.core.units import show_time
+from zslurm.run.find import find_all, find_to_change
+from zslurm.run.index import known_runs
+from zslurm.run.run_dir import RunDir
+from zslurm.run.state import RunState, look_all
+from zslurm.slurm.client import SlurmClient
+from zslurm.slurm.commands import Retries
+from zslurm.slurm.hostlist import compress, expand
+from zslurm.submit.control import readmit
+from zslurm.submit.submit import spec_of
+from zslurm.train.jsonl import read_jsonl
+
+app = typer.Typer(help="Nodes that runs do not use any more: list them, allow them again.", no_args_is_help=True)
+
+_COLUMNS = (
+    Column("nodes", most=40),
+    Column("run"),
+    Column("by", drop=1),
+    Column("until", drop=2),
+    Column("why", "text"),
+)
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """Nodes that a run does not use.
+
+    Attributes:
+        nodes: a hostlist.
+        by: `Aegis`, or `job` for those on the list of the run's job in Slurm.
+        since: when Aegis excluded them (UNIX seconds).
+        until: when it will use them again.
+    """
+
+    nodes: str
+    run: str
+    by: str
+    since: float | None
+    until: float | None
+    reason: str
+
+
+@app.command("ls")
+def list_(runs: SomeRuns = None, json: Json = False) -> None:
+    """List the nodes that runs do not use, and why.
+
+    Example: zslurm cluster exclude ls
+    """
+    found = [
+        each
+        for state in look_all(find_all(runs) if runs else known_runs(), cached=True)
+        for each in excluded_nodes(state)
+    ]
+    if json:
+        print_json([asdict(each) for each in found])
+    elif found:
+        rows = [
+            [each.nodes, each.run, each.by, show_time(each.until) if each.until else "-", each.reason]
+            for each in found
+        ]
+        print_table(_COLUMNS, rows)
+    else:
+        say("no run excludes a node")
+
+
+def excluded_nodes(state: RunState) -> Iterator[Excluded]:
+    """Yield the nodes that Aegis excludes from a run now, and those that are on the list of its job besides."""
+    run = state.run
+    by_aegis: set[str] = set()
+    try:
+        settings = spec_of(run).aegis
+    except ZslurmError:
+        return
+    groups: dict[tuple[float, str], list[str]] = {}
+    history = history_of([*read_jsonl(run.events), *read_jsonl(run.submissions)])
+    for node, exclusion in active_exclusions(history, time.time(), settings).items():
+        by_aegis.add(node)
+        groups.setdefault((exclusion.since, exclusion.reason), []).append(node)
+    for (since, reason), nodes in groups.items():
+        yield Excluded(compress(nodes), run.name, "Aegis", since, since + settings.exclude_for_s, reason)
+    if listed := sorted(_on_list_of_job(state) - by_aegis):
+        yield Excluded(compress(listed), run.name, "job", None, None, "slurm.exclude, or requeue --exclude")
+
+
+def _on_list_of_job(state: RunState) -> set[str]:
+    """Ask Slurm for the nodes that an active job must not use; none where it does not answer."""
+    if not state.active or state.launcher != "slurm" or state.as_of is not None:
+        return set()
+    try:
+        return set(expand(SlurmClient(retries=Retries(attempts=1)).excluded_nodes(state.job_id or "")))
+    except ZslurmError:
+        return set()
+
+
+@app.command()
+def rm(
+    run: Run,
+    nodes: Annotated[str, typer.Argument(metavar="NODES", help="A hostlist: node[3,7].")],
+) -> None:
+    """Let a run use excluded nodes again.
+
+    From its next attempt on; of a job that waits in the queue the list is changed as well.
+
+    Example: zslurm cluster exclude rm my-run node[3,7]
+    """
+    found: RunDir = find_to_change(run, "cluster exclude rm")
+    say(f"{found.name} may use {compress(readmit(found, nodes))} again")

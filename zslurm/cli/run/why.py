@@ -1,0 +1,186 @@
+"""`zslurm why`: the cause of a run's death in one paragraph, and the next thing to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zslurm.aegis.fault_kinds import FAULT_KINDS, FaultKind
+from zslurm.aegis.logs.signatures import Signatures
+from zslurm.cli.options import Json, Run
+from zslurm.cli.run.run_rows import note, time_left
+from zslurm.cli.terminal.screen import columns_of_terminal, paragraph, print_styled
+from zslurm.cli.terminal.table import HEAD
+from zslurm.core.console import print_json
+from zslurm.core.errors import Exit
+from zslurm.run.event import from_row
+from zslurm.run.event_text import describe_cause
+from zslurm.run.events import Decided
+from zslurm.run.find import find
+from zslurm.run.state import RunState, look_all
+from zslurm.slurm.reasons import explain
+
+_CONTINUE = "`zslurm submit RUN_FILE` continues {where}"
+_BY_STATE = {
+    "cancelled": ("It was cancelled.", _CONTINUE),
+    "interrupted": ("It was asked to save and stop.", _CONTINUE),
+    "preempted": ("Slurm gave its nodes to another job.", _CONTINUE),
+    "timeout": (
+        "Slurm killed it at its time limit, before it had saved and stopped.",
+        _CONTINUE + "; a longer `--time`, or a successor job, avoids it",
+    ),
+    "node-failed": (
+        "Slurm ended the job because a node failed.",
+        _CONTINUE + "; `zslurm doctor` checks the nodes",
+    ),
+    "out-of-memory": (
+        "The kernel ended it because the job's memory was full.",
+        "ask for more (`slurm.flags.mem`) or use less: `zslurm plan memory RUN_FILE` shows what each rank takes",
+    ),
+    "lost": ("It ended without a record of how.", "`zslurm logs {run} --supervisor` has the job's last output"),
+    "unknown": ("Its state cannot be found out now.", "ask again when Slurm answers"),
+    "prepared": ("It was never accepted by a launcher.", "`zslurm submit RUN_FILE` starts it"),
+}
+"""What is known by the state alone, and what to do."""
+_OUTPUT = "`zslurm logs {run} --errors` shows the traceback, "
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why a run is where it is.
+
+    Attributes:
+        died: it has ended, and not as it should.
+        kind: of the fault that is the root, where it is known.
+        cause: the root in one line; empty where there is none.
+        text: what happened, in sentences.
+        advice: the next thing to do.
+    """
+
+    state: RunState
+    died: bool
+    kind: FaultKind | None
+    cause: str
+    text: str
+    advice: str
+
+
+def why(run: Run, json: Json = False) -> None:
+    """Explain in one paragraph why a run died, and what to do.
+
+    Example: zslurm why my-run
+    """
+    answer = explain_run(look_all([find(run)], cached=True)[0])
+    if json:
+        print_json(as_json(answer))
+        return
+    width = columns_of_terminal()
+    print_styled([*paragraph(answer.text, width), *_next_lines(answer, width)])
+
+
+def _next_lines(answer: Answer, width: int | None) -> list[list[tuple[str, str]]]:
+    if not answer.advice:
+        return []
+    first, *more = paragraph(answer.advice, width, indent=len("next: "))
+    return [[("next: ", HEAD), (first[0][0].lstrip(), "")], *more]
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    """Return the answer as `--json` prints it."""
+    state = answer.state
+    return {
+        "run": state.run.name,
+        "state": state.state,
+        "died": answer.died,
+        "kind": answer.kind,
+        "cause": state.cause or state.aegis.last_cause,
+        "exit_code": state.exit_code,
+        "text": answer.text,
+        "next": answer.advice,
+    }
+
+
+def explain_run(state: RunState) -> Answer:
+    """Return why a run is in its state."""
+    if state.state == "completed":
+        return Answer(state, False, None, "", f"{state.run.name} did not die: it has completed its steps.", "")
+    if state.active and state.state != "unknown":
+        return _alive(state)
+    cause = state.cause or (state.aegis.last_cause if state.state != "cancelled" else None) or {}
+    kind = _kind(state, cause)
+    line = describe_cause(cause) if cause else ""
+    simple, advice = _BY_STATE.get(state.state, ("", ""))
+    sentences = [
+        f"{state.run.name} {_ended(state)}.",
+        simple,
+        _because(line, kind),
+        _decision(state),
+        _saved(state),
+    ]
+    if cause:
+        known = f"{kind.advice} " if kind is not None else ""
+        output = _OUTPUT if cause.get("rank") is not None else ""
+        known = known.replace("{", "{{").replace("}", "}}")
+        advice = f"{known}{output}{'then' if known else 'when it is fixed,'} {_CONTINUE}"
+    text = " ".join(sentence for sentence in sentences if sentence)
+    where = f"from step {state.checkpoint_step}" if state.checkpoint_step is not None else "it from the beginning"
+    return Answer(state, True, kind, line, text, advice.format(run=state.run.name, where=where))
+
+
+def _alive(state: RunState) -> Answer:
+    """Return that a run has not died, and what it waits for or has survived."""
+    sentences = [f"{state.run.name} has not died: it is {state.state}."]
+    if text := note(state):
+        sentences.append(f"{text[0].upper()}{text[1:]}.")
+    elif state.reason:
+        sentences.append(explain(state.reason))
+    if left := time_left(state):
+        sentences.append(f"It is at step {state.step} of {state.total_steps}; {left} left.")
+    return Answer(state, False, None, "", " ".join(sentences), "")
+
+
+def _ended(state: RunState) -> str:
+    attempt = f" in attempt {state.attempt}" if state.attempt else ""
+    step = f" at step {state.step} of {state.total_steps}" if state.step is not None else ""
+    code = f" (exit code {state.exit_code})" if state.exit_code not in (None, Exit.INTERRUPTED) else ""
+    words = {
+        "failed": "has failed",
+        "node-failed": "has ended",
+        "out-of-memory": "has ended",
+        "timeout": "has ended",
+    }
+    verb = words.get(state.state, f"is {state.state}")
+    return f"{verb}{attempt}{step}{code}"
+
+
+def _because(line: str, kind: FaultKind | None) -> str:
+    if not line:
+        return ""
+    named = f" ({kind.message})" if kind is not None and kind.message.lower() not in line.lower() else ""
+    return f"The root cause{named}: {line.rstrip('.')}."
+
+
+def _decision(state: RunState) -> str:
+    """Return what Aegis decided last, where that was an end and has a reason other than the cause."""
+    decision = from_row(state.aegis.last_decision or {})
+    if not isinstance(decision, Decided) or decision.action != "stop" or not decision.reason:
+        return ""
+    cause = str((state.cause or {}).get("message", ""))
+    return (
+        "" if cause and cause in decision.reason else f"Aegis stopped it for good: {decision.reason.rstrip('.')}."
+    )
+
+
+def _saved(state: RunState) -> str:
+    if state.checkpoint_step is None:
+        return "No checkpoint was saved."
+    return f"The newest checkpoint is that of step {state.checkpoint_step}."
+
+
+def _kind(state: RunState, cause: dict[str, Any]) -> FaultKind | None:
+    """Return the kind of the root: as Aegis recorded it, else by the line."""
+    recorded = str((state.aegis.last_cause or {}).get("kind", ""))
+    if recorded in FAULT_KINDS:
+        return FAULT_KINDS[recorded]
+    match = Signatures.load().match(str(cause.get("message", ""))) if cause else None
+    return match.kind if match is not None and match.role == "root" else None

@@ -1,0 +1,340 @@
+"""Simulate a run from its start to its last step, fault by fault.
+
+It is a discrete-event simulation: between two events (a fault, the time limit, the end) the steps and saves that
+were made follow from the time by division, so a run costs as many operations as it has faults, on any number of
+GPUs.
+What happens at a fault follows Aegis (docs/policy.md):
+
+    detect            by the kind of the fault
+    recover           in memory, where the run has it: regroup, and go back to the newest copy that is whole
+    or restart        the ranks start again, and load the newest checkpoint that was committed
+    a lost node       is replaced by a spare; without one the run continues on fewer nodes where `min_nodes` allows
+                      it and that is expected to cost no more than the wait; else its job goes back into the queue,
+                      which gives it all its nodes and spares again
+    the time limit    a save that is waited for, and the queue
+
+Nodes of the job fail while they train and while ranks start; a fault during a restart begins another one. A save
+is committed `write_s` after training continues, and what a fault interrupts is lost. A save that is due while the
+last one is written waits for it: the interval is then longer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from zslurm.plan.failures import Fault, Faults, Kind
+
+_ABANDONED_AFTER = 50.0
+"""Times as long as without faults, after which a simulated run is given up."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run on its cluster. Times are in seconds.
+
+    Attributes:
+        steps: of the whole run.
+        step_s: of a step on all nodes.
+        nodes: that train.
+        spares: nodes of the job on top.
+        every: steps between two saves.
+        stall_s: that training stands still for a save.
+        write_s: from then until the checkpoint is committed.
+        detect_s: from a fault until Aegis acts, by kind.
+        restart_s: from there to where the ranks train again, from a checkpoint.
+        regroup_s: the same for recovery in memory; None: the run restarts its ranks.
+        copy_every: steps between two copies for recovery in memory.
+        copy_s: from the end of a step until its copy is whole.
+        wait_s: that a requeued job waits for its nodes.
+        repair_s: that a lost node is away, on average (exponential); matters with `cluster_nodes` only.
+        cluster_nodes: nodes that this run can get; None: there are always others.
+        min_nodes: fewest nodes to continue with; None: all.
+        limit_s: from the start of a job until it saves for its time limit; None: there is none.
+        slowdown: a step's time on n nodes as a multiple of that on all; by default nodes / n.
+        horizon_s: of the simulation; None: to the end of the run.
+    """
+
+    steps: int
+    step_s: float
+    nodes: int
+    spares: int = 0
+    every: int = 500
+    stall_s: float = 0.0
+    write_s: float = 0.0
+    detect_s: Mapping[Kind, float] = field(default_factory=dict)
+    restart_s: float = 0.0
+    regroup_s: float | None = None
+    copy_every: int = 1
+    copy_s: float = 0.0
+    wait_s: float = 0.0
+    repair_s: float = 0.0
+    cluster_nodes: int | None = None
+    min_nodes: int | None = None
+    limit_s: float | None = None
+    slowdown: Callable[[int], float] | None = None
+    horizon_s: float | None = None
+
+    @property
+    def ideal_s(self) -> float:
+        """Return the seconds of the steps alone."""
+        return self.steps * self.step_s
+
+    @property
+    def period(self) -> int:
+        """Return the steps between two saves, as the time of writing allows them."""
+        return max(self.every, math.ceil(self.write_s / self.step_s - 1e-9))
+
+    def step_time(self, nodes: int) -> float:
+        """Return the seconds of a step on so many nodes."""
+        if nodes == self.nodes:
+            return self.step_s
+        return self.step_s * (self.slowdown(nodes) if self.slowdown else self.nodes / nodes)
+
+
+PARTS = (
+    "kept steps",
+    "saving",
+    "lost steps",
+    "detection",
+    "recovery in memory",
+    "restart",
+    "queue",
+    "fewer nodes",
+)
+"""What the time of a run consists of."""
+
+
+@dataclass
+class Outcome:
+    """What a simulated run took.
+
+    Attributes:
+        wall_s: from its first start to its end, waits included.
+        parts_s: the same by what it was spent on; `kept steps` is what it would have taken without anything else.
+        node_s: seconds of nodes that were allocated to it, spares included.
+        faults: by kind.
+        actions: how often each was taken: memory, restart, swap, shrink, requeue, time limit.
+        steps: that were made and kept.
+        finished: it came to its end.
+    """
+
+    wall_s: float = 0.0
+    parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    node_s: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)
+    actions: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    finished: bool = False
+
+    @property
+    def goodput(self) -> float:
+        """Return the share of the time that became steps that were kept."""
+        return self.parts_s["kept steps"] / self.wall_s if self.wall_s else 1.0
+
+
+class _GivenUp(Exception):
+    """The run does not come to its end, or the horizon is reached."""
+
+
+def simulate(scenario: Scenario, faults: Faults) -> Outcome:
+    """Return what a run takes that meets these faults."""
+    return _Simulation(scenario, faults).run()
+
+
+class _Simulation:
+    def __init__(self, scenario: Scenario, faults: Faults) -> None:
+        self.scenario, self.faults, self.out = scenario, faults, Outcome()
+        self.step = self.committed = 0
+        self.copied: int | None = None  # step of the newest copy that is whole on every rank
+        self.in_use, self.spares, self.allocated = scenario.nodes, scenario.spares, 0
+        self.job_began = 0.0
+        self.repairs: list[tuple[float, int]] = []  # when a lost node is back
+        self._order = count()
+        horizon = scenario.horizon_s
+        self.horizon = _ABANDONED_AFTER * (scenario.ideal_s + 1) if horizon is None else horizon
+
+    def run(self) -> Outcome:
+        self.allocated = self.scenario.nodes + self.scenario.spares
+        try:
+            self._recover_from(self._pass(self.scenario.restart_s, "restart"))
+            while (event := self._train()) != "done":
+                if event == "limit":
+                    self._save_for_limit()
+                else:
+                    self._recover_from(self.faults.pop())
+            self.out.finished = True
+        except _GivenUp:
+            pass
+        self.out.steps = self.step
+        return self.out
+
+    def _count(self, name: str) -> None:
+        self.out.actions[name] = self.out.actions.get(name, 0) + 1
+
+    def _spend(self, seconds: float, part: str) -> None:
+        """Let time pass; at the horizon the simulation ends."""
+        left = self.horizon - self.out.wall_s
+        spent = min(seconds, left)
+        self.out.wall_s += spent
+        self.out.parts_s[part] += spent
+        self.out.node_s += spent * self.allocated
+        if seconds >= left:
+            raise _GivenUp
+
+    def _pass(self, seconds: float, part: str) -> Fault | None:
+        """Let time pass in which nodes may fail; return the fault that cut it short."""
+        until = self.faults.next_in(self.out.wall_s, self.in_use)
+        if until < seconds:
+            self._spend(until, part)
+            return self.faults.pop()
+        self._spend(seconds, part)
+        self.faults.expose(seconds, self.in_use)
+        return None
+
+    def _train(self) -> str:
+        """Train to the next event, and return which: a fault, limit or done."""
+        s, now = self.scenario, self.out.wall_s
+        step_s, period = s.step_time(self.in_use), s.period
+        first = min((self.step // period + 1) * period, s.steps) - self.step  # steps to the first save
+        left = s.steps - self.step
+        saves = 1 + (left - 1 - first) // period if left > first else 0  # before the last one
+        to_end = left * step_s + (saves + 1) * s.stall_s + s.write_s
+        to_fault = self.faults.next_in(now, self.in_use)
+        to_limit = math.inf if s.limit_s is None else max(0.0, self.job_began + s.limit_s - now)
+        spent = min(to_end, to_fault, to_limit)
+        cut = self.horizon - now
+        event = "horizon" if cut <= spent else "done" if to_end <= min(to_fault, to_limit) else ""
+        event = event or ("fault" if to_fault <= to_limit else "limit")
+        spent = min(spent, cut)
+
+        to_first, cycle = first * step_s + s.stall_s, period * step_s + s.stall_s
+        made, stalled = self._made(spent, first, step_s, left)
+        written = spent - s.write_s
+        if written >= to_first:
+            passed = first + int((written - to_first) / cycle) * period
+            self.committed = self.step + min(passed, left)
+        if s.regroup_s is not None:
+            whole, _ = self._made(max(0.0, spent - s.copy_s), first, step_s, left)
+            newest = max(self.step, (self.step + whole) // s.copy_every * s.copy_every)
+            self.copied = newest if spent >= s.copy_s else None
+        began, self.step = self.step, self.step + made
+        if event == "done":
+            stalled = (saves + 1) * s.stall_s + s.write_s
+        self._account(spent, began, step_s, stalled)
+        self.faults.expose(spent, self.in_use)
+        if event == "horizon":
+            raise _GivenUp
+        return event
+
+    def _made(self, spent: float, first: int, step_s: float, left: int) -> tuple[int, float]:
+        """Return the steps that are done after so long, and the seconds of it that were stalls."""
+        s = self.scenario
+        to_first, cycle = first * step_s + s.stall_s, s.period * step_s + s.stall_s
+        if spent < to_first:
+            made = min(first, int(spent / step_s + 1e-9))
+            return made, max(0.0, spent - first * step_s)
+        saves = int((spent - to_first) / cycle)
+        rest = spent - to_first - saves * cycle
+        made = first + saves * s.period + min(s.period, int(rest / step_s + 1e-9))
+        return min(made, left), (1 + saves) * s.stall_s + max(0.0, rest - s.period * step_s)
+
+    def _account(self, spent: float, began: int, step_s: float, stalled: float) -> None:
+        """Book time of training; steps that are lost later are moved by `_go_back`."""
+        out, made = self.out, self.step - began
+        out.wall_s += spent
+        out.node_s += spent * self.allocated
+        out.parts_s["kept steps"] += made * self.scenario.step_s
+        out.parts_s["fewer nodes"] += made * (step_s - self.scenario.step_s)
+        out.parts_s["saving"] += stalled
+        out.parts_s["lost steps"] += spent - made * step_s - stalled
+
+    def _go_back(self, to: int) -> None:
+        lost = (self.step - to) * self.scenario.step_s
+        self.out.parts_s["kept steps"] -= lost
+        self.out.parts_s["lost steps"] += lost
+        self.step = to
+
+    def _recover_from(self, fault: Fault | None) -> None:
+        """Handle a fault, and those that come while it is handled, until the ranks train again."""
+        memory = self.copied is not None
+        while fault is not None:
+            self.out.faults[fault.kind] = self.out.faults.get(fault.kind, 0) + 1
+            following = self._pass(self.scenario.detect_s.get(fault.kind, 0.0), "detection")
+            action = self._act(fault)
+            memory = memory and action in ("restart", "swap") and fault.kind != "restart"
+            if following is None:
+                following = self._start(memory)
+            fault = following
+
+    def _start(self, memory: bool) -> Fault | None:
+        """Go back to the newest copy or checkpoint, and let the ranks start; return a fault meanwhile."""
+        if memory:
+            assert self.scenario.regroup_s is not None and self.copied is not None
+            self._go_back(self.copied)
+            self._count("memory")
+            return self._pass(self.scenario.regroup_s, "recovery in memory")
+        self._go_back(self.committed)
+        self.copied = None
+        self._count("restart")
+        return self._pass(self.scenario.restart_s, "restart")
+
+    def _act(self, fault: Fault) -> str:
+        """Take a lost node out of the run; return how it continues."""
+        s = self.scenario
+        if fault.kind != "node":
+            return "restart"
+        heapq.heappush(self.repairs, (self.out.wall_s - s.repair_s * math.log1p(-fault.draw), next(self._order)))
+        action = "requeue"
+        if self.spares:
+            self.spares -= 1
+            action = "swap"
+        elif self._shrinks():
+            self.in_use -= 1
+            action = "shrink"
+        self._count(action)
+        if action == "requeue":
+            self._requeue()
+        return action
+
+    def _shrinks(self) -> bool:
+        """Return whether fewer nodes cost no more than the expected wait, as Aegis weighs it."""
+        s, fewer = self.scenario, self.in_use - 1
+        if s.min_nodes is None or fewer < s.min_nodes:
+            return False
+        ratio = s.step_time(fewer) / s.step_s
+        ahead = (s.steps - self.step) * s.step_time(fewer)
+        if s.limit_s is not None:
+            ahead = min(ahead, max(0.0, self.job_began + s.limit_s - self.out.wall_s))
+        return ahead * (1 - 1 / ratio) <= s.wait_s
+
+    def _requeue(self) -> None:
+        """Wait in the queue for as many nodes as there are, and for as many as the run needs."""
+        s, self.allocated = self.scenario, 0
+        self._spend(s.wait_s, "queue")
+        fewest = s.nodes if s.min_nodes is None else min(s.min_nodes, s.nodes)
+        while (healthy := self._healthy()) < fewest:
+            self._spend(max(0.0, self.repairs[0][0] - self.out.wall_s), "queue")
+        self.in_use = min(s.nodes, healthy)
+        self.spares = min(s.spares, healthy - self.in_use)
+        self.allocated = self.in_use + self.spares
+        self.job_began = self.out.wall_s
+
+    def _healthy(self) -> int:
+        """Return the nodes that the run can get now."""
+        s = self.scenario
+        while self.repairs and self.repairs[0][0] <= self.out.wall_s:
+            heapq.heappop(self.repairs)
+        wanted = s.nodes + s.spares
+        return wanted if s.cluster_nodes is None else min(wanted, s.cluster_nodes - len(self.repairs))
+
+    def _save_for_limit(self) -> None:
+        """Save, wait until it is committed, and continue in the next job."""
+        self._count("time limit")
+        self._spend(self.scenario.stall_s + self.scenario.write_s, "saving")
+        self.committed = self.step
+        self._requeue()
+        self._recover_from(self._start(memory=False))
