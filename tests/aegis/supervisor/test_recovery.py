@@ -94,7 +94,7 @@ def test_a_rank_that_exits_once_is_started_again(user: LocalUser) -> None:
 
 
 def test_a_rank_that_hangs_is_named_and_all_stacks_are_kept(user: LocalUser) -> None:
-    hang = {"setup_s": 60, "step_s": 8, "step_factor": 10}  # the first until the time of a step is known
+    hang = {"setup_s": 40, "step_s": 3, "step_factor": 10}  # the first until the time of a step is known
     run = user.write_run("hangs", steps=STEPS, ranks=2, checkpoint=SAVES, aegis={"hang": hang})
     user.zslurm("submit", run)
     user.wait_for_step("hangs", 7)

@@ -253,7 +253,7 @@ class FaultCollector:
         """Forget what took these ranks and nodes: other processes are in their place, and the others continue.
 
         Of the nodes that the ranks have `left` as planned nothing matters any more. Where they are `left_out`
-        nobody is in their place, and the others have the numbers from 0 on.
+        no process is in their place, and the others have the numbers from 0 on.
         """
         gone = set(ranks)
         self.replaced |= gone
