@@ -66,7 +66,7 @@ def test_a_killed_rank_is_named_and_the_program_starts_again_from_what_it_saved(
     )
     assert state["total_steps"] == STEPS
     assert min(row["step"] for row in user.steps("killed") if row["attempt"] == 2) >= 11
-    (decision, _) = user.events("killed", "decision")
+    (decision,) = user.events("killed", "decision")
     assert decision["committed_step"] == 10
     assert "has completed" in user.zslurm("submit", run, exit_code=1).stderr
 
@@ -83,9 +83,9 @@ def test_an_error_of_the_program_is_the_cause_with_its_message(user: LocalUser) 
 
 
 def test_a_rank_that_hangs_is_noticed_by_its_progress(user: LocalUser) -> None:
-    run = write(
-        user, "hangs", STEPS, "hang", 14, 0, aegis={"hang": {"step_s": 2.0}, "sensors": {"progress_s": 0.1}}
-    )
+    limits = {"hang": {"setup_s": 60.0, "step_s": 2.0}, "sensors": {"progress_s": 0.1}}
+    slow = {"env": {"PACE_S": "0.15"}}  # so that the usual time of a step is known before it hangs
+    run = write(user, "hangs", STEPS, "hang", 14, 0, aegis=limits, trainer=slow)
     user.zslurm("submit", run, "--wait")
     assert [kind for kind, _ in roots(user, "hangs")] == ["rank_hang"]
     assert user.state("hangs")["attempt"] == 2

@@ -42,7 +42,7 @@ step = first
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "--deaf" in fault else stop)
 sys.stdout.buffer.write(b"\xff\xfe no text \x00\n")
 for step in range(first, int(steps) + 1):
-    time.sleep(0.02)
+    time.sleep(float(os.environ.get("PACE_S", "0.02")))
     meet(step)
     progress.step(step, loss=1 / step)
     print(f"step={step} loss={1 / step:.4f}", flush=True)

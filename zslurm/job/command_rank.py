@@ -4,13 +4,14 @@ Sets torchrun's variables, agrees with the other ranks on an address for their r
 follows its progress (program_progress.py), passes a request to save and stop on as the signal that the program
 wants, and ends as the program ended. Nothing here needs torch.
 
-The program has a process group of its own. What it starts beyond that, in other sessions, bears ATTEMPT_VARIABLE
-like every process of an attempt, by which the agents find and end it.
+The program has a process group of its own. What it starts beyond that, in other sessions, this process adopts, and
+ends when the program has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -23,6 +24,8 @@ import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from zslurm import progress as protocol
 from zslurm.config.load import load_spec
@@ -41,6 +44,7 @@ from zslurm.train.stop import StopRequest
 
 RENDEZVOUS_TIMEOUT_S = 900.0
 _POLL_S = 0.1
+_PR_SET_CHILD_SUBREAPER = 36
 SAFE_PATH = "PYTHONSAFEPATH"
 _TAIL = 1 << 16
 _TRACEBACK = re.compile(r"^(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):$", re.MULTILINE)
@@ -148,13 +152,30 @@ class Program:
                 self._signal(process.pid, signal.SIGKILL)
             time.sleep(_POLL_S)
         watch.close()
-        self._signal(process.pid, signal.SIGKILL)  # what of its group it has left behind
+        end_descendants()
         return code
 
     @staticmethod
     def _signal(group: int, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signum)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (Linux; prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """Kill what the program has left behind, also in other sessions."""
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        _, alive = psutil.wait_procs(left, timeout=5.0)
+        if alive:  # in uninterruptible sleep: the agents know what to do
+            return
 
 
 def _default_signals() -> None:
@@ -237,6 +258,7 @@ def run_program(run: RunDir, attempt: AttemptDir, stop: StopRequest, environ: Mu
     shown = records / f"shown-{rank:05d}"
     rendezvous(attempt, environ)
     given = program_environment(spec, trainer, run, attempt, environ) | {protocol.VARIABLE: str(shown)}
+    adopt_orphans()
     watch, program = ProgramProgress(trainer, run, attempt, rank, shown), Program(trainer, stop)
     try:
         code = program.run(filled(trainer.command, given), given, watch, records)
