@@ -166,7 +166,7 @@ def test_what_cannot_run_is_refused_in_one_line(user: LocalUser, words: list[str
 def test_a_program_that_cannot_be_started_in_the_job_stops_the_run(user: LocalUser) -> None:
     (user.directory / "broken").write_text("#!/no/such/interpreter\n")
     (user.directory / "broken").chmod(0o755)
-    messages = user.zslurm("submit", "--cluster", "local", "--wait", "--", "./broken", exit_code=93).stderr
+    messages = user.zslurm("submit", "--cluster", "local", "--wait", "--", "./broken", exit_code=1).stderr
     assert "trainer.command cannot be started" in messages
 
 

@@ -22,7 +22,7 @@ from zslurm.slurm.jobs import time_limit
 from zslurm.submit.continuation import refuse_completed
 from zslurm.submit.gemm_tuning import untuned
 from zslurm.submit.measured import off_measured
-from zslurm.submit.program_check import check_program
+from zslurm.submit.program_check import check_program, notes_on_program
 from zslurm.submit.script.render import JobScript, job_environment
 from zslurm.submit.script.template_check import checked_script
 from zslurm.train.context.layout import check_phases
@@ -61,13 +61,14 @@ def _check_time(spec: RunSpec) -> None:
 def check_data(spec: RunSpec) -> DataOrder | None:
     """Open the run's data, and its validation data if it has any, as the trainer will; returns the data's order.
 
-    None for another program than zslurm's trainer, which has its own data.
+    None for another program than zslurm's trainer, which has its own data; the program itself is checked.
 
     Raises:
         ConfigError: there is none, it is damaged, it does not fit the model or the phases, or its parts were made
             with other tokenizers.
     """
     if spec.trainer is not None:
+        check_program(spec)
         return None
     with _as_config_error():
         data = TrainingData.open(spec.data)
@@ -125,13 +126,13 @@ def notes_on(spec: RunSpec, order: DataOrder | None, *, continues: RunDir | None
     """Return what is worth knowing about a run before it is submitted, a line each.
 
     Raises:
-        ConfigError: see `check_steps` and `check_program`.
+        ConfigError: see `check_steps`.
         RunCompleted: nothing is left to train.
     """
     if order is None:
         with _as_config_error():
             _check_gpus(spec)
-        notes = check_program(spec, continues)
+        notes = notes_on_program(spec, continues)
     else:
         notes = check_steps(spec, order, continues=continues)
     cluster = spec.cluster

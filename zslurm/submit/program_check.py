@@ -16,14 +16,13 @@ from zslurm.run.state import look
 _PYTHON = re.compile(r"python[\d.]*")
 
 
-def check_program(spec: RunSpec, continues: RunDir | None) -> list[str]:
-    """Check command and directory; returns what is worth knowing, a line each.
+def check_program(spec: RunSpec) -> None:
+    """Check command and directory.
 
     A program that modules, setup lines, a container or cluster.venv bring may be missing here.
 
     Raises:
         ConfigError: the directory, the program, or the Python script that it runs is not there.
-        RunCompleted: the run has completed, and would do the same again.
     """
     trainer, cluster = spec.trainer, spec.cluster
     assert trainer is not None
@@ -35,6 +34,16 @@ def check_program(spec: RunSpec, continues: RunDir | None) -> list[str]:
     _check_found(trainer, directory, brought=brought)
     if not elsewhere:
         _check_script(trainer, directory)
+
+
+def notes_on_program(spec: RunSpec, continues: RunDir | None) -> list[str]:
+    """Return what is worth knowing about a run of a program, a line each.
+
+    Raises:
+        RunCompleted: the run has completed, and would do the same again.
+    """
+    trainer = spec.trainer
+    assert trainer is not None
     if continues is not None and continues.submitted and look(continues).state == "completed":
         raise RunCompleted(
             f"{continues.name}: the run has completed: its program ended with exit code 0 on every rank; start "

@@ -57,7 +57,7 @@ def resolve_run(
         NotFound: the run file or the profile does not exist.
     """
     if program:
-        named = [f"run.name={_name_of(program)}"] if run_file is None else []
+        named = [f"run.name={json.dumps(_name_of(program))}"] if run_file is None else []
         overrides = [*named, f"trainer.command={json.dumps(list(program))}", *overrides]
     document = yaml12.read(run_file) if run_file is not None else yaml12.Document({}, {})
     name = cluster or _named_by(overrides) or _named_in(document) or default_name()
