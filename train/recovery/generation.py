@@ -39,6 +39,11 @@ def member_name(node: str, slot: int | str) -> str:
     return f"{node}/{slot}"
 
 
+def node_of(member: str) -> str:
+    """Return the node of a member."""
+    return member.rpartition("/")[0]
+
+
 def generation_key(number: int) -> str:
     """Return the key of a generation."""
     return f"{PREFIX}generation/{number}"
@@ -147,7 +152,7 @@ class Generation:
 
     def leaves(self, member: str) -> bool:
         """Return whether a process is on a node that the ranks leave as planned, and is no rank any more."""
-        return member.rpartition("/")[0] in self.left and self.rank_of(member) is None
+        return node_of(member) in self.left and self.rank_of(member) is None
 
 
 def buddy_of(rank: int, size: int, per_node: int) -> int | None:

@@ -47,6 +47,8 @@ class Training:
     """First and last of the steps in which they do."""
     missing: set[int] = field(default_factory=set)
     """Ranks without a record."""
+    moved: dict[int, int] = field(default_factory=dict)
+    """Ranks that were replaced by a process on another node."""
     adopted: bool = False
     known_step_times: tuple[float, ...] = ()
     detector: Detector = field(init=False)
@@ -91,10 +93,16 @@ class Training:
         self.wall += 1.0
         for node in range(self.nodes):
             if node not in self.silent:
-                rows = tuple(self.record(rank) for rank in (2 * node, 2 * node + 1) if rank not in self.missing)
+                here = (rank for rank in range(2 * self.nodes) if self.moved.get(rank, rank // 2) == node)
+                rows = tuple(self.record(rank) for rank in here if rank not in self.missing)
                 self.detector.feed(ProgressReport(self.stamp(node), self.attempt, rows), self.now + 0.1)
         if look:
             self.found += self.detector.check(self.now + 0.2, self.wall, **reported)
+
+    def move(self, rank: int, node: int) -> None:
+        """Another process, on this node, is the rank from now on."""
+        self.moved[rank] = node
+        self.detector.move(rank, f"node{node}")
 
     def run(self, seconds: int, **reported: Any) -> list[Fault]:
         """Time passes; returns the faults that were found meanwhile."""

@@ -125,3 +125,17 @@ def test_an_adopted_attempt_hangs_by_the_step_times_before_its_adoption() -> Non
     assert Training(**stopped).run(90) == []
     known = Training(**stopped, known_step_times=(2.0, 2.1, 40.0))
     assert known.kinds(known.run(30)) == [("rank_hang", "node1", 2)]
+
+
+def test_a_hang_is_found_after_the_ranks_of_a_dead_node_moved_elsewhere() -> None:
+    training = Training(nodes=3)
+    training.run(31)
+    training.silent.add(2)
+    training.stopped |= {4: training.now, 5: training.now}
+    assert training.kinds(training.run(10)) == [("node_dead", "node2", None)]
+    training.stopped.clear()
+    for rank in (4, 5):
+        training.move(rank, 1)
+    training.run(31)
+    training.stopped[3] = training.now
+    assert ("rank_hang", "node1", 3) in training.kinds(training.run(60))

@@ -131,3 +131,35 @@ def test_one_fault_that_cannot_be_survived_decides_for_all() -> None:
 
 def test_consequences_and_advice_decide_nothing() -> None:
     assert _reason(_ranks(2), ("rank_killed", "peer_lost", "nic_errors", "memory_low")) == ""
+
+
+def test_a_process_that_joins_stays_the_rank_that_it_was_to_be() -> None:
+    """Rank 2 is lost while the ranks regroup with another process as rank 3: that one knows its rank already."""
+    begun = ("n0/0", "n0/1", "n1/0", "n1/w2", "n2/0", "n2/1")
+    both = _ranks(2, 3, warm=WARM | {"n1": ["n1/w2", "n1/w6"]}, planned=begun)
+    plan = plan_in_memory(both, _faults("rank_killed"), most_tries=3)
+    assert plan.members == ("n0/0", "n0/1", "n1/w6", "n1/w2", "n2/0", "n2/1")
+    gone = replace(both, warm={"n1": ["n1/w6", "n1/w7"]})
+    assert plan_in_memory(gone, _faults("rank_killed"), most_tries=3).members[2:4] == ("n1/w6", "n1/w7")
+
+
+def test_a_spare_that_was_begun_with_stays_the_place_of_its_node() -> None:
+    """n0 dies while the ranks of n2 move to the first spare, and one of the processes there has failed."""
+    nodes = tuple(f"n{rank // 2}" for rank in range(8))
+    ranks = replace(
+        _ranks(0, 1, 4, 5, dead=frozenset({"n0", "n2"})),
+        members=tuple(f"n{rank // 2}/{rank % 2}" for rank in range(8)),
+        nodes=nodes,
+        warm={"s1": ["s1/w5", "s1/w9"], "s2": ["s2/w6", "s2/w7"]},
+        planned=("n0/0", "n0/1", "n1/0", "n1/1", "s1/w4", "s1/w5", "n3/0", "n3/1"),
+    )
+    plan = plan_in_memory(ranks, _faults("node_dead"), most_tries=3)
+    assert plan.members == ("s2/w6", "s2/w7", "n1/0", "n1/1", "s1/w9", "s1/w5", "n3/0", "n3/1")
+
+
+def test_what_happens_on_a_node_without_ranks_keeps_no_rank_from_being_replaced() -> None:
+    killed = _faults("rank_killed")
+    memory = Fault.of_kind(FAULT_KINDS["gpu_ras_uncorrectable"], 1.0, "sysfs", "an error", node="n9")
+    assert plan_in_memory(_ranks(2), [*killed, memory], most_tries=3).possible
+    here = replace(memory, node="n1")
+    assert not plan_in_memory(_ranks(2), [*killed, here], most_tries=3).possible

@@ -111,6 +111,12 @@ def test_a_rank_that_could_not_be_replaced_is_not_killed(site: Hung) -> None:
     assert [do for do, *_ in site.asked] == ["ras"]
 
 
+def test_once_the_ranks_were_asked_to_stop_none_is_killed_alone(site: Hung) -> None:
+    site.memory.job.stop.asked = True
+    assert not site.hang(3)
+    assert site.asked == [] and site.refused == [], "nothing takes its place any more"
+
+
 def test_a_rank_whose_end_is_never_reported_goes_down_a_rung(site: Hung) -> None:
     assert site.hang(3)
     site.hanging._until = 0.0

@@ -87,6 +87,7 @@ class Site:
         job = SimpleNamespace(
             spec=SimpleNamespace(ranks_per_node=PER_NODE, aegis=settings),
             event=lambda kind, **fields: self.events.append((kind, fields)),
+            stop=SimpleNamespace(asked=False),
         )
         self.memory = MemoryRecovery(
             cast(Job, job), RunDir(directory).attempt(1), cast(StoreClient, self.store), self.pool,

@@ -127,6 +127,6 @@ class Detector:
         unheard = progress.unheard(now)
         if suspects and any(progress.ranks[number].node not in unheard for number in progress.over_limit):
             return self._dead_nodes.by_passed_limit(suspects, now, wall)
-        if suspects or self._dead_nodes.dead:
+        if suspects or self._dead_nodes.dead & progress.ranks_on.keys():  # not one whose ranks are elsewhere now
             return []
         return self._hangs.check(now, wall)

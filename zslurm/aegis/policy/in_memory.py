@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from zslurm.aegis.fault_kinds import GPU_HANG_RESET, GPU_MEMORY_FAULT, RANK_HANG, FaultKind
 from zslurm.aegis.types import Fault
 from zslurm.checkpoint_tools.quantities import counted
-from zslurm.train.recovery.generation import buddy_of
+from zslurm.train.recovery.generation import buddy_of, node_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Ranks:
         step: the last step that is finished in this attempt; -1 before the first.
         tries: recoveries since that step was finished.
         ended: ranks that hung, and that were killed alone for that (policy/hanging.py).
+        planned: the process of each rank in a generation that is still regrouping; empty where none is. One that
+            has taken a rank's place stays that rank.
     """
 
     members: tuple[str, ...]
@@ -46,6 +48,7 @@ class Ranks:
     step: int = 0
     tries: int = 0
     ended: frozenset[int] = frozenset()
+    planned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,16 @@ def plan_in_memory(
     free = {node: list(waiting) for node, waiting in ranks.warm.items() if node not in ranks.dead}
     start, waits = {}, False
     left_out: set[int] = set()
+    kept = _kept(ranks, free)
     for node in dict.fromkeys(ranks.nodes[rank] for rank in sorted(ranks.lost)):
         lost = [rank for rank in sorted(ranks.lost) if ranks.nodes[rank] == node]
-        place = node if node not in ranks.dead else _spare_for(len(lost), free, ranks)
+        for rank in kept.keys() & set(lost):
+            members[rank], nodes[rank] = kept[rank], node_of(kept[rank])
+        place = node
+        if node in ranks.dead:
+            begun = next((nodes[rank] for rank in lost if rank in kept), None)
+            place = begun or _spare_for(len(lost), free, ranks)
+        lost = [rank for rank in lost if rank not in kept]
         if place is None:
             fewer = len(set(ranks.nodes) - ranks.dead)
             if why := why_not_fewer(fewer):
@@ -148,10 +158,26 @@ def plan_move(ranks: Ranks, node: str, *, unfit: Collection[str] = ()) -> InMemo
     return InMemory(tuple(members), tuple(nodes))
 
 
+def _kept(ranks: Ranks, free: dict[str, list[str]]) -> dict[int, str]:
+    """Take the processes that are about to be lost ranks already out of those that are free, by rank."""
+    kept = {}
+    for rank, member in enumerate(ranks.planned):
+        waiting = free.get(node_of(member), [])
+        if rank in ranks.lost and member in waiting:
+            waiting.remove(member)
+            kept[rank] = member
+    return kept
+
+
 def _blocking_reason(ranks: Ranks, faults: Collection[Fault], most_tries: int) -> str:
     size = len(ranks.members)
+
+    def elsewhere(fault: Fault) -> bool:
+        """Return whether it is of a node without ranks, a spare or one that they have left."""
+        return fault.node is not None and fault.node not in ranks.nodes and fault.kind.exclude_after is not None
+
     over = [fault for fault in faults if fault.kind == RANK_HANG and fault.rank in ranks.ended]
-    roots = [fault for fault in faults if fault.role == "root" and fault not in over]
+    roots = [fault for fault in faults if fault.role == "root" and fault not in over and not elsewhere(fault)]
     if other := next((fault for fault in roots if not fault.kind.in_memory), None):
         return why_not_in_memory(other)
     if len(ranks.lost) == size:

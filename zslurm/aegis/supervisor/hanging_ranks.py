@@ -80,8 +80,8 @@ class HangingRanks:
             root: why the attempt would be ended.
         """
         memory = self._memory
-        if memory is None or memory.given_up or root is None or root.kind != RANK_HANG:
-            return False
+        if memory is None or memory.given_up or root is None or root.kind != RANK_HANG or self._job.stop.asked:
+            return False  # nothing is recovered in memory once the ranks were asked to save and stop
         if self._until is not None:
             if time.monotonic() < self._until:
                 return True

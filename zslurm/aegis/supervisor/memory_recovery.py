@@ -174,7 +174,7 @@ class MemoryRecovery:
         ranks = Ranks(
             tuple(self.members), tuple(self.nodes), self.job.spec.ranks_per_node, frozenset(self._lost),
             frozenset(self._lost_nodes | self.dead | self._leaving), self.warm.waiting, self.warm.coming, step,
-            self._tries, ended=frozenset(self.ended),
+            self._tries, ended=frozenset(self.ended), planned=self._regrouping,
         )  # fmt: skip
         plan = plan_in_memory(
             ranks, faults, most_tries=max(1, self.job.spec.aegis.retries), why_not_fewer=self.why_not_fewer
@@ -186,6 +186,11 @@ class MemoryRecovery:
         else:
             self._give_up(plan.reason)
         return self.active
+
+    @property
+    def _regrouping(self) -> tuple[str, ...]:
+        """The members of the generation that is under way; none where it has another number of ranks."""
+        return self._planned.members if self.active and not self._planned.former else ()
 
     def leave(self, fault: Fault) -> None:
         """Record why a fault is not recovered from in memory that ends the attempt with no rank lost yet."""

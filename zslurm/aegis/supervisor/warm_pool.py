@@ -15,6 +15,7 @@ from zslurm.job.step import kill_step
 from zslurm.job.warm_step import warm_local_step, warm_name, warm_slurm_step
 from zslurm.run.run_dir import AttemptDir
 from zslurm.slurm.srun_output import TaskFailure, task_failures
+from zslurm.train.recovery.generation import node_of
 
 
 @dataclass
@@ -81,7 +82,7 @@ class WarmPool:
     def add(self, member: str) -> None:
         """Note that a process is ready."""
         self._come(member)
-        node = member.rpartition("/")[0]
+        node = node_of(member)
         if node not in self._left:
             self.waiting.setdefault(node, []).append(member)
 
@@ -113,7 +114,7 @@ class WarmPool:
 
     def _come(self, member: str) -> None:
         """Note that a process is no longer being started: it is ready, or has failed."""
-        node = member.rpartition("/")[0]
+        node = node_of(member)
         if member not in self._came:
             self._came.add(member)
             self.coming[node] = max(0, self.coming[node] - 1)
