@@ -97,7 +97,7 @@ def test_help_has_words_for_values_and_no_types_of_python(shell: Shell, path: tu
     assert not re.search(r"<\w+( range)?>|list\[|x>=|<=x|\{[A-Z]", text), text
 
 
-GROUPS = [(), *{path[:-1] for path in COMMANDS if len(path) > 1}]
+GROUPS = [(), *sorted({path[:-1] for path in COMMANDS if len(path) > 1})]
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=" ".join)
