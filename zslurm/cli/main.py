@@ -63,7 +63,8 @@ def _run() -> int:
         if message.startswith("Usage: "):  # there were no arguments at all: the help itself
             print(message, file=sys.stderr)
         else:
-            _complain(f"{' '.join(message.split()).rstrip('.')} (see zslurm --help, zslurm COMMAND --help)")
+            plain = " ".join(message.replace("Value error, ", "").split()).rstrip(".")  # pydantic's prefix
+            _complain(f"{plain} (see zslurm --help, zslurm COMMAND --help)")
         return error.exit_code
     except typer.Abort:
         _complain("stopped")
