@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -41,6 +42,8 @@ def _options(
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character gets `?`, and no traceback
     code = _run()
     try:
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Zslurm
+from tests.cli.commands import Zslurm, fresh_zslurm
 from tests.report.runs import failed_once
 
 
@@ -40,6 +40,14 @@ def test_a_report_is_written_as_its_name_says(runs: tuple[Path, Path], tmp_path:
     zslurm.ok("report", run, "--out", tmp_path)
     assert (tmp_path / "first-report.html").read_text().startswith("<!DOCTYPE html>")
     assert zslurm.ok("report", *runs, "--out", "-", "--format", "md").stdout.startswith("# first, second\n")
+
+
+def test_a_locale_without_the_characters_is_no_error(runs: tuple[Path, Path]) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = fresh_zslurm("report", runs[0], "--out", "-", "--format", "md", **ascii_only)
+    assert (done.code, done.stderr) == (0, "")
+    assert "█" in done.stdout, "UTF-8, as the file would be"
+    assert fresh_zslurm("compare", *runs, **ascii_only).code == 0
 
 
 @pytest.mark.parametrize(
