@@ -105,7 +105,7 @@ def plan_in_memory(
         lost = [rank for rank in sorted(ranks.lost) if ranks.nodes[rank] == node]
         for rank in kept.keys() & set(lost):
             members[rank], nodes[rank] = kept[rank], node_of(kept[rank])
-        place = node
+        place: str | None = node
         if node in ranks.dead:
             begun = next((nodes[rank] for rank in lost if rank in kept), None)
             place = begun or _spare_for(len(lost), free, ranks)
